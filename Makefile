@@ -1,0 +1,42 @@
+# make train   train on this machine          make test    run the tests
+# make check   lint, types, layers            make lock    write docker/requirements.lock anew
+# Everything is installed into .venv on the first call; PYTHON picks the interpreter (3.11 or 3.12).
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+BIN := $(VENV)/bin
+LOCK := docker/requirements.lock
+
+.PHONY: help train test check lock
+help:
+	@sed -n 's/^# \(make.*\)/\1/p' Makefile
+
+train: $(VENV)/.train
+	RAY_ADDRESS=local $(BIN)/python -m training --dataset auto $(ARGS)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/ty check
+	$(BIN)/lint-imports
+
+lock: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --output-file $(LOCK) pyproject.toml
+
+# What training runs on is installed from the lock that the image is built from.
+$(VENV)/.train: $(LOCK) pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; ok = (3, 11) <= v < (3, 13); sys.exit(None if ok else f"make: Python {v[0]}.{v[1]} is not supported; set PYTHON to a 3.11 or 3.12")'
+	$(PYTHON) -m venv $(VENV)
+	@echo "installing Ray and PyTorch into $(VENV): some minutes and 6 GB, once"
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement $(LOCK)
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.train requirements.txt
+	$(BIN)/python -m pip install --quiet --requirement requirements.txt --editable '.[dev]'
+	@touch $@
