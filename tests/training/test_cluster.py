@@ -1,0 +1,66 @@
+import psutil
+import pytest
+
+from training import network
+from training.cluster import Placement, plan
+from training.config import TrainingConfig
+
+HEAD = {"CPU": 0.0, "memory": 1e9}
+G5_XLARGE = {"CPU": 4.0, "GPU": 1.0}
+G5_12XLARGE = {"CPU": 48.0, "GPU": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "settings", "expected"),
+    [
+        ([HEAD, G5_XLARGE, G5_XLARGE], {}, Placement(2, True, 4)),
+        ([HEAD, G5_12XLARGE], {}, Placement(4, True, 12)),
+        ([HEAD, G5_12XLARGE], {"num_workers": 2}, Placement(2, True, 24)),
+        ([HEAD, G5_XLARGE, G5_XLARGE], {"device": "cpu"}, Placement(2, False, 4)),
+        ([{"CPU": 8.0}], {}, Placement(2, False, 4)),
+        ([{"CPU": 3.0}, {"CPU": 3.0}], {"num_workers": 3}, Placement(3, False, 1)),
+        ([HEAD], {}, None),
+        ([HEAD, G5_XLARGE], {"num_workers": 2}, None),
+        ([HEAD, {"CPU": 8.0}], {"device": "cuda"}, None),
+        ([], {}, None),
+    ],
+)
+def test_workers_get_the_most_cpus_with_which_all_fit(
+    nodes: list[dict[str, float]], settings: dict[str, object], expected: Placement | None
+) -> None:
+    assert plan(TrainingConfig(**settings), nodes) == expected  # ty: ignore[invalid-argument-type]
+
+
+def test_the_interface_is_the_one_that_leads_to_the_head() -> None:
+    assert network.interface_towards("127.0.0.1") == _loopback(), "the route decides, not the name"
+    assert network.interface_towards("no-such-host.invalid") is None, "no route is no interface"
+
+
+def _loopback() -> str:
+    return next(name for name, found in psutil.net_if_addrs().items() if "127.0.0.1" in [a.address for a in found])
+
+
+@pytest.fixture
+def head_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Context:
+        gcs_address = "127.0.0.1:6379"
+
+    monkeypatch.setattr(network.ray, "get_runtime_context", Context)
+    for name in network.VARIABLES:
+        monkeypatch.setenv(name, "")  # so that what the code sets is taken back after the test
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("head_on_loopback")
+def test_nccl_and_gloo_are_pointed_at_that_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "interface_towards", lambda host: {"127.0.0.1": "eth7"}[host])
+    network.use_route_to_head()
+    assert network.os.environ["NCCL_SOCKET_IFNAME"] == "=eth7", "without '=' NCCL would take eth70 as well"
+    assert network.os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+@pytest.mark.usefixtures("head_on_loopback")
+def test_an_interface_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "mine")
+    network.use_route_to_head()
+    assert network.os.environ["NCCL_SOCKET_IFNAME"] == "mine"

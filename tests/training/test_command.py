@@ -1,0 +1,181 @@
+"""The command as a user types it: a real Ray cluster on this machine, two workers, a real training."""
+
+import io
+import json
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.training.conftest import BUCKET, Run
+from training.model import resnet18_classifier
+
+Train = Callable[..., Run]
+TINY = ("--model", "own:build", "--dataset", "synthetic", "--samples", "256")
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("results")
+
+
+@pytest.fixture(scope="module")
+def finished(train: Train, storage: Path) -> Run:
+    """resnet18 on the digits, from the command line."""
+    return train("--dataset", "digits", "--epochs", "3", "--storage-path", str(storage), "--run-name", "digits")
+
+
+@pytest.fixture(scope="module")
+def run_folder(finished: Run, storage: Path) -> Path:
+    assert finished.returncode == 0, finished.stderr
+    return storage / "digits"
+
+
+def test_two_workers_learn_the_digits(run_folder: Path) -> None:
+    result = json.loads((run_folder / "result.json").read_text())
+    assert result["metrics"]["test_accuracy"] > 0.9, "resnet18 passes 0.9 on the digits in three epochs"
+    assert result["metrics"]["test_samples"] == result["data"]["test_samples"] == 359, "tested on the whole test set"
+    assert result["hardware"]["workers"] == 2, "the default where there is no GPU"
+
+
+def test_the_screen_shows_a_line_a_worker_and_epoch_and_a_table(finished: Run, run_folder: Path) -> None:
+    for epoch in range(3):
+        for rank in range(2):
+            rest = r"Batchsize: 64 \| Steps: 12 \| Total epoch time: [\d.]+\]"
+            line = rf"\[Epoch {epoch} \| CPU: Process rank {rank} \| {rest}"
+            assert len(re.findall(line, finished.stdout)) == 1, f"epoch {epoch} of rank {rank} is shown once"
+    assert "Training result: digits" in finished.stdout
+    assert "over all 359 test images" in finished.stdout, "an accuracy says over what"
+    assert str(run_folder) in finished.stdout, "the user is told where the results lie"
+
+
+def test_everything_promised_is_in_the_storage_path(run_folder: Path) -> None:
+    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    result = json.loads((run_folder / "result.json").read_text())
+    assert [line["epoch"] for line in lines] == [0, 1, 2], "a line an epoch"
+    assert lines[-1] == result["metrics"], "the result is the last epoch"
+    assert result["config"]["epochs"] == 3
+    assert result["versions"]["torch"] == torch.__version__.partition("+")[0]
+    assert result["times"]["training_seconds"] > 0
+    with Image.open(run_folder / "curves.png") as picture:
+        assert picture.size > (600, 200), "a picture large enough to read"
+
+
+def test_the_weights_load_into_the_plain_model(run_folder: Path) -> None:
+    resnet18_classifier(1, 10).load_state_dict(torch.load(run_folder / "model.pt", weights_only=True))
+
+
+def test_the_last_checkpoints_and_the_best_are_kept(run_folder: Path) -> None:
+    kept = sorted(path.name for path in run_folder.glob("checkpoint_0*"))
+    assert kept == ["checkpoint_000000", "checkpoint_000001", "checkpoint_000002"]
+    state = torch.load(run_folder / "best" / "training_state.pt", weights_only=True)
+    best = max(state["history"], key=lambda each: each["test_accuracy"])
+    assert state["history"][-1]["test_accuracy"] == best["test_accuracy"], "best/ is the best epoch's checkpoint"
+
+
+def test_a_finished_run_named_again_says_so_and_trains_nothing(train: Train, run_folder: Path) -> None:
+    before = (run_folder / "result.json").stat().st_mtime_ns
+    again = train("--dataset", "digits", "--storage-path", str(run_folder.parent), "--run-name", "digits")
+    assert again.returncode == 2
+    assert "is finished (3 epochs" in again.stderr
+    assert "another --run-name" in again.stderr, "the way out is named"
+    assert (run_folder / "result.json").stat().st_mtime_ns == before, "its results are untouched"
+
+
+def test_an_interrupted_run_continues_under_its_name(
+    start: Callable[..., subprocess.Popen[str]], train: Train, tmp_path: Path
+) -> None:
+    command = (*TINY, "--epochs", "20", "--storage-path", str(tmp_path), "--run-name", "cut")
+    process = start(*command)
+    _wait_for(tmp_path / "cut" / "metrics.jsonl", process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "continue with --run-name cut" in err.splitlines()[-1], "the user learns how to go on"
+    assert not (tmp_path / "cut" / "result.json").exists(), "the run was cut too late to tell anything"
+    other = train(*command, "--lr", "0.5")
+    assert other.returncode == 2, "a run with another learning rate is another run"
+    assert "--lr 0.001 (now 0.5)" in other.stderr
+    rest = train(*command)
+    assert rest.returncode == 0, rest.stderr
+    assert "[Epoch 0 |" not in rest.stdout, "it goes on from the checkpoint instead of starting anew"
+    epochs = [json.loads(line)["epoch"] for line in (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()]
+    assert epochs == list(range(20)), "every epoch is in the metrics once"
+
+
+def test_a_run_into_a_bucket_leaves_everything_there(
+    train: Train, s3_variables: dict[str, str], s3_client: Any
+) -> None:
+    run = train(
+        *TINY, "--epochs", "2", "--run-name", "in-s3", TRAINING_STORAGE_PATH=f"s3://{BUCKET}/runs", **s3_variables
+    )
+    assert run.returncode == 0, run.stderr
+    found = s3_client.list_objects_v2(Bucket=BUCKET, Prefix="runs/in-s3/")["Contents"]
+    names = {each["Key"].removeprefix("runs/in-s3/") for each in found if each["Size"]}
+    wanted = {"result.json", "metrics.jsonl", "curves.png", "model.pt", "best/model.pt", "checkpoint_000001/model.pt"}
+    assert wanted <= names, f"missing in the bucket: {wanted - names}"
+    weights = s3_client.get_object(Bucket=BUCKET, Key="runs/in-s3/model.pt")["Body"].read()
+    assert set(torch.load(io.BytesIO(weights), weights_only=True)) == {"1.weight", "1.bias"}, (
+        "a model of the user's own"
+    )
+
+
+def test_a_model_that_fails_is_reported_in_one_line_with_the_way_on(train: Train, tmp_path: Path) -> None:
+    run = train(
+        "--model", "own:broken", *TINY[2:], "--max-failures", "0", "--storage-path", str(tmp_path), "--run-name", "bad"
+    )
+    assert run.returncode == 1
+    last = run.stderr.splitlines()[-1]
+    assert last.startswith("training: training failed on rank"), run.stderr
+    assert "RuntimeError" in last, "the cause is named"
+    assert "--run-name bad" in last, "and how to go on"
+
+
+def test_gpus_that_are_not_there_are_an_error_after_the_wait_not_a_hang(train: Train, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    run = train(*TINY, "--device", "cuda", "--num-workers", "2", "--storage-path", str(tmp_path))
+    assert run.returncode == 3
+    assert run.stderr.splitlines()[-1].startswith("training: --num-workers 2 needs a GPU and a CPU for each worker")
+    assert list(tmp_path.iterdir()) == [], "nothing was created"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--epochs", "0"), "--epochs: 0"),
+        (("--dataset", "cifar"), "--dataset: 'cifar'"),
+        (("--dataset", "digits", "--storage-path", "/proc/none/results"), "--storage-path: '/proc/none/results'"),
+        (("--dataset", "digits", "--model", "own:nothing"), "--model: 'own:nothing'"),
+        (("--data-dir", "/no/such/folder"), "--data-dir: '/no/such/folder'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_status_2(train: Train, arguments: tuple[str, ...], named: str) -> None:
+    run = train(*arguments)
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"training: {named}"), run.stderr
+    assert run.stderr.count("\n") == 1, "one line, no traceback"
+    assert run.stdout == ""
+
+
+def test_a_missing_bucket_is_one_line_and_exit_status_2(train: Train, s3_variables: dict[str, str]) -> None:
+    run = train("--dataset", "digits", "--storage-path", "s3://no-such-bucket/runs", **s3_variables)
+    assert run.returncode == 2
+    assert run.stderr.startswith("training: --storage-path: 's3://no-such-bucket/runs'"), run.stderr
+    assert run.stderr.count("\n") == 1
+
+
+def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    for _ in range(240):
+        if path.exists() and len(path.read_text().splitlines()) >= 4:
+            return
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.5)
+    raise AssertionError(f"{path.name} was not written")

@@ -1,0 +1,73 @@
+from dataclasses import fields
+
+import pytest
+
+from training.config import TrainingConfig, environment_variable, flag, parse
+from training.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--epochs", "0"], ["--epochs", "0", "1 or more"]),
+        (["--epochs", "many"], ["--epochs", "many"]),
+        (["--batch-size", "1"], ["--batch-size", "1", "2 or more"]),
+        (["--lr", "0"], ["--lr", "0.0", "above 0"]),
+        (["--lr", "nan"], ["--lr", "nan", "finite"]),
+        (["--num-workers", "0"], ["--num-workers", "0", "1 or more"]),
+        (["--samples", "9"], ["--samples", "9", "10 or more"]),
+        (["--seed", "-1"], ["--seed", "-1", "0 or more"]),
+        (["--seed", str(2**32)], ["--seed", str(2**32), "or less"]),
+        (["--keep-checkpoints", "0"], ["--keep-checkpoints", "1 or more"]),
+        (["--max-failures", "-1"], ["--max-failures", "0 or more"]),
+        (["--wait-seconds", "inf"], ["--wait-seconds", "inf", "finite"]),
+        (["--dataset", "cifar"], ["--dataset", "cifar", "fashion-mnist, digits, synthetic"]),
+        (["--device", "tpu"], ["--device", "tpu", "auto, cuda, cpu"]),
+        (["--run-name", "a/b"], ["--run-name", "a/b", "letters"]),
+        (["--run-name", ".."], ["--run-name", "..", "letters"]),
+        (["--epoch", "3"], ["--epoch", "--help"]),
+    ],
+)
+def test_a_bad_value_is_named_with_its_rule_on_one_line(arguments: list[str], named: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(arguments, {})
+    message = str(caught.value)
+    assert all(word in message for word in named), f"the user must see {named} in: {message}"
+    assert "\n" not in message, "an error is one line"
+
+
+def test_every_setting_has_a_flag_with_a_description() -> None:
+    for spec in fields(TrainingConfig):
+        assert spec.metadata["description"], f"{flag(spec.name)} would be bare in --help"
+
+
+def test_without_flags_the_defaults_of_the_dataclass_hold() -> None:
+    assert parse([], {}) == TrainingConfig(), "the command line must not have defaults of its own"
+
+
+def test_an_environment_variable_sets_the_default_and_a_flag_wins_over_it() -> None:
+    variables = {environment_variable("storage_path"): "s3://bucket/runs", "TRAINING_NUM_WORKERS": "4"}
+    assert parse([], variables).storage_path == "s3://bucket/runs", "the task definition hands over the bucket so"
+    assert parse([], variables).num_workers == 4, "a number from the environment is a number"
+    assert parse(["--num-workers", "2"], variables).num_workers == 2, "what is typed wins"
+
+
+def test_a_bad_environment_variable_is_refused_like_a_flag() -> None:
+    with pytest.raises(UsageError, match="--epochs: 0 is not allowed"):
+        parse([], {"TRAINING_EPOCHS": "0"})
+
+
+def test_a_run_without_a_name_gets_one_that_tells_what_it_is() -> None:
+    name = TrainingConfig(dataset="digits").named().run_name
+    assert name is not None
+    assert name.startswith("resnet18-digits-2"), "a name tells model, data and time"
+    assert TrainingConfig(run_name="mine").named().run_name == "mine", "a given name stays"
+
+
+def test_help_is_quick_and_shows_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse(["--help"], {})
+    shown = capsys.readouterr().out
+    assert stop.value.code == 0, "asking for help is no mistake"
+    assert all(flag(spec.name) in shown for spec in fields(TrainingConfig)), "each setting is in --help"
+    assert "exit status" in shown, "scripts need to know what the exit status means"

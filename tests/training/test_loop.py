@@ -1,0 +1,126 @@
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from training import checkpoint, model
+from training.config import TrainingConfig
+from training.data import Dataset
+from training.errors import UsageError
+from training.loop import Replica
+
+CPU = torch.device("cpu")
+Config = Callable[..., TrainingConfig]
+
+
+@pytest.fixture(autouse=True)
+def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(model.MODELS, "small", small)
+
+
+def small(channels: int, classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(channels, 8, 3, stride=3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(648, classes)
+    )
+
+
+def train_rank(rank: int, ranks: int, config: TrainingConfig, dataset: Dataset, folder: str) -> None:
+    """Two epochs on one of several ranks, each leaving its metrics and weights in `folder`."""
+    model.MODELS["small"] = small
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
+    replica = Replica(config, dataset, CPU)
+    for _ in range(config.epochs):
+        replica.run_epoch()
+    logits = _logits(replica, dataset)
+    torch.save(
+        {"history": replica.history, "weights": replica.model.state_dict(), "logits": logits}, f"{folder}/{rank}"
+    )
+    dist.destroy_process_group()
+
+
+def _logits(replica: Replica, dataset: Dataset) -> torch.Tensor:
+    replica.model.eval()
+    with torch.no_grad():
+        return replica.model(dataset.normalize(dataset.test.images))
+
+
+def test_metrics_are_those_of_all_ranks_and_the_same_on_each(config: Config, digits: Dataset, tmp_path: Path) -> None:
+    settings = config(model="small", epochs=2)
+    mp.spawn(train_rank, (2, settings, digits, str(tmp_path)), nprocs=2)
+    first, second = (torch.load(tmp_path / rank, weights_only=True) for rank in ("0", "1"))
+    for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "test_samples"):
+        assert first["history"][-1][name] == second["history"][-1][name], f"{name} is one rank's, not the run's"
+    assert all(torch.equal(value, second["weights"][name]) for name, value in first["weights"].items()), (
+        "the ranks have drifted apart, batch-norm statistics included"
+    )
+    accuracy = (first["logits"].argmax(1) == digits.test.labels).double().mean().item()
+    assert first["history"][-1]["test_accuracy"] == pytest.approx(accuracy), "not the accuracy of the saved weights"
+    assert first["history"][-1]["test_samples"] == len(digits.test), "test images were left out or counted twice"
+
+
+def test_the_loop_learns_alone_without_ray(config: Config, digits: Dataset) -> None:
+    replica = Replica(config(model="small", epochs=5, lr=1e-2), digits, CPU)
+    for _ in range(5):
+        metrics = replica.run_epoch()
+    assert metrics["test_accuracy"] > 0.9, "a small network reaches 0.9 on digits in a few epochs"
+    assert metrics["train_loss"] < replica.history[0]["train_loss"]
+
+
+def test_the_loop_imports_without_ray() -> None:
+    check = "import sys, training.loop, training.checkpoint; sys.exit('ray' in sys.modules)"
+    status = subprocess.run([sys.executable, "-c", check], cwd=Path(__file__).parents[2], env=dict(os.environ))
+    assert status.returncode == 0, "the step must run under torchrun and alone"
+
+
+def test_a_run_continued_from_its_checkpoint_ends_as_one_that_was_not_cut(
+    config: Config, digits: Dataset, tmp_path: Path
+) -> None:
+    settings = config(model="small", epochs=3)
+    whole = Replica(settings, digits, CPU)
+    whole.run_epoch()
+    checkpoint.save(whole, tmp_path)
+    whole.run_epoch()
+    torch.manual_seed(99)
+    continued = Replica(settings, digits, CPU)
+    checkpoint.load(continued, tmp_path)
+    continued.run_epoch()
+    pairs = zip(whole.model.parameters(), continued.model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs), "optimizer, schedule or order were not restored"
+    assert continued.epoch == 2, "the epochs before the cut count"
+
+
+def test_weights_are_a_plain_state_dict(config: Config, digits: Dataset, tmp_path: Path) -> None:
+    replica = Replica(config(model="small", epochs=1), digits, CPU)
+    replica.run_epoch()
+    checkpoint.save(replica, tmp_path)
+    fresh = small(digits.channels, digits.classes)
+    fresh.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(fresh.state_dict().values(), replica.model.state_dict().values(), strict=True)
+    )
+
+
+def test_every_step_is_announced(config: Config, digits: Dataset) -> None:
+    steps: list[tuple[int, int]] = []
+    replica = Replica(config(model="small", epochs=1), digits, CPU)
+    replica.run_epoch(on_step=lambda step, of: steps.append((step, of)))
+    assert steps == [(n, replica.steps) for n in range(1, replica.steps + 1)], "the progress bar would stand still"
+
+
+def test_resnet18_takes_one_channel_and_gives_a_logit_for_each_class() -> None:
+    network = model.find("resnet18")(1, 10)
+    assert network(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", ["resnet19", "no.such.module:build", "math:nothing"])
+def test_a_model_that_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"--model: '{name}'"):
+        model.find(name)

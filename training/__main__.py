@@ -1,0 +1,41 @@
+"""`python -m training`: the command line, and the exit status of each kind of failure."""
+
+import os
+import sys
+
+from training.config import parse
+from training.errors import TrainingError
+
+# Ray reads these when it is imported.
+RAY_SETTINGS = {
+    # Every rank's lines are shown, each once.
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    # The controller takes one report of an epoch at each look; at Ray's 2 s, short epochs would wait for it.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.3",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+INTERRUPTED = 130
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status (see `--help`)."""
+    try:
+        config = parse(sys.argv[1:] if arguments is None else arguments).named()
+        os.environ.update({**RAY_SETTINGS, **os.environ})
+        from rich.console import Console
+
+        from training.driver import run  # takes seconds: not for --help or a mistyped flag
+
+        run(config, Console())
+    except TrainingError as error:
+        print(f"training: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print(f"training: interrupted; continue with --run-name {config.run_name}", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

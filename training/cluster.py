@@ -1,0 +1,122 @@
+"""The Ray cluster that a run is on: join it or start one on this machine, and find room for the workers."""
+
+import logging
+import math
+import os
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import ray
+from ray import cloudpickle
+from rich.console import Console
+
+from training import network
+from training.config import TrainingConfig
+from training.errors import ResourceError
+
+CPU_WORKERS = 2
+SECONDS_BETWEEN = 2.0
+
+Resources = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The workers of a run: how many, on GPUs or not, and how many CPUs each may use."""
+
+    num_workers: int
+    use_gpu: bool
+    cpus_per_worker: int
+
+    @property
+    def resources_per_worker(self) -> Resources:
+        """What Ray reserves for a worker."""
+        return {"CPU": float(self.cpus_per_worker), **({"GPU": 1.0} if self.use_gpu else {})}
+
+    def __str__(self) -> str:
+        kind = "GPU" if self.use_gpu else "CPU"
+        return f"{self.num_workers} x {kind}, {self.cpus_per_worker} CPU threads each"
+
+
+def connect(config: TrainingConfig) -> bool:
+    """Join the cluster of `RAY_ADDRESS` or one that runs on this machine, or else start one here.
+
+    Returns:
+        Whether the cluster is this machine alone, started for this run.
+
+    Raises:
+        ResourceError: `RAY_ADDRESS` names a cluster that doesn't answer.
+    """
+    address = os.environ.get("RAY_ADDRESS") or "auto"
+    # By value: Ray runs the hook before a worker process can import what lies in the driver's directory.
+    cloudpickle.register_pickle_by_value(network)
+    hook = network.use_route_to_head
+    init = partial(ray.init, runtime_env={"worker_process_setup_hook": hook}, logging_level=logging.ERROR)
+    if address != "local":
+        try:
+            init(address=address)
+            return False
+        except ConnectionError as cause:
+            if address != "auto":
+                raise ResourceError(f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({cause})") from cause
+    cpus = max(os.cpu_count() or 1, config.num_workers or CPU_WORKERS)
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody announces the end of one's own machine
+    init(address="local", num_cpus=cpus)
+    return True
+
+
+def wait_for_workers(config: TrainingConfig, seconds: float, console: Console) -> Placement:
+    """The placement of the run's workers, once the cluster has room for them.
+
+    Raises:
+        ResourceError: It hasn't within `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    with console.status("looking for workers") as status:
+        while not (placement := plan(config, nodes := _nodes())):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise ResourceError(_shortage(config, nodes, seconds))
+            status.update(f"{_offer(nodes)}; waiting up to {left:.0f} s for more")
+            time.sleep(min(SECONDS_BETWEEN, left))
+    return placement
+
+
+def plan(config: TrainingConfig, nodes: list[Resources]) -> Placement | None:
+    """The most CPUs a worker can have so that all workers fit, or None if they don't fit at all.
+
+    Args:
+        config: Says how many workers on which device; by default one a GPU, or two where there is none.
+        nodes: The CPUs and GPUs of each node of the cluster.
+    """
+    gpus = int(sum(node.get("GPU", 0) for node in nodes))
+    use_gpu = config.device == "cuda" or (config.device == "auto" and gpus > 0)
+    workers = config.num_workers or (gpus if use_gpu else CPU_WORKERS)
+    most = int(max((node.get("CPU", 0) for node in nodes), default=0))
+    for cpus in range(most, 0, -1):
+        if 0 < workers <= sum(_room(node, cpus, use_gpu) for node in nodes):
+            return Placement(workers, use_gpu, cpus)
+    return None
+
+
+def _room(node: Resources, cpus: int, use_gpu: bool) -> int:
+    return int(min(node.get("CPU", 0) // cpus, node.get("GPU", 0) if use_gpu else math.inf))
+
+
+def _nodes() -> list[Resources]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _offer(nodes: list[Resources]) -> str:
+    cpus, gpus = (int(sum(node.get(kind, 0) for node in nodes)) for kind in ("CPU", "GPU"))
+    return f"the cluster has {len(nodes)} node{'s' * (len(nodes) != 1)} with {cpus} CPUs and {gpus} GPUs"
+
+
+def _shortage(config: TrainingConfig, nodes: list[Resources], seconds: float) -> str:
+    wanted = f"--num-workers {config.num_workers}" if config.num_workers else "the run"
+    on = {"cuda": "a GPU and a CPU", "cpu": "a CPU", "auto": "a GPU or a CPU"}[config.device]
+    return (
+        f"{wanted} needs {on} for each worker, but {_offer(nodes)}, after a wait of {seconds:.0f} s; "
+        "ask for fewer workers, another --device, or add nodes"
+    )

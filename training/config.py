@@ -1,0 +1,186 @@
+"""The settings of a run: one frozen dataclass, from which come the flags, their help and the saved JSON.
+
+A flag's default can be set by an environment variable, `--storage-path` by `TRAINING_STORAGE_PATH`; that is how the
+cluster's task definition hands over the bucket and the number of GPUs.
+"""
+
+import argparse
+import math
+import os
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+from training.errors import UsageError
+
+ENVIRONMENT_PREFIX = "TRAINING_"
+DATASETS = ("auto", "fashion-mnist", "digits", "synthetic")
+DEVICES = ("auto", "cuda", "cpu")
+
+EPILOG = """\
+examples:
+  python -m training --dataset digits --epochs 3
+  python -m training --data-dir ~/data/fashion-mnist --batch-size 128 --num-workers 4
+  python -m training --storage-path s3://my-bucket/runs --run-name baseline
+
+A run that was cut off continues when it is started again with the same --run-name.
+Every flag has an environment variable that sets its default: --batch-size reads TRAINING_BATCH_SIZE.
+
+exit status: 0 finished, 1 the training failed, 2 a setting or a data set can't be used (nothing was trained),
+3 the cluster had too few free workers in the time given, 130 interrupted.
+"""
+
+
+def setting(default: Any, description: str, **rules: Any) -> Any:
+    """A dataclass field that is also a flag.
+
+    Args:
+        default: The value where neither flag nor environment variable gives one.
+        description: The flag's line in `--help`.
+        **rules: `at_least`, `at_most` (inclusive), `above` (exclusive), `choices`, `metavar`.
+    """
+    return field(default=default, metadata={"description": description, **rules})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Everything that decides a run. Values are checked on construction.
+
+    Raises:
+        UsageError: A value breaks its rule; the message names the flag, the value and the rule.
+    """
+
+    model: str = setting("resnet18", "resnet18, or package.module:function of your own (see the README)")
+    dataset: str = setting(
+        "fashion-mnist", "what to train on; auto: fashion-mnist if it can be had, else digits", choices=DATASETS
+    )
+    data_dir: str | None = setting(
+        None, "folder that holds Fashion-MNIST's four IDX files, gzipped or not, instead of a download", metavar="DIR"
+    )
+    samples: int = setting(60_000, "training images in the synthetic data set", at_least=10)
+    epochs: int = setting(10, "passes over the training set", at_least=1)
+    batch_size: int = setting(
+        64, "most images a step on each worker; the global batch is this times the workers", at_least=2
+    )
+    lr: float = setting(1e-3, "peak learning rate of Adam's one-cycle schedule", above=0.0)
+    num_workers: int | None = setting(
+        None, "worker processes, one a GPU (default: the cluster's GPUs, or 2 on CPUs)", at_least=1
+    )
+    device: str = setting("auto", "auto: cuda where the cluster has GPUs, else cpu", choices=DEVICES)
+    storage_path: str = setting("results", "folder or s3://bucket/prefix that runs are kept under", metavar="PATH")
+    run_name: str | None = setting(
+        None, "folder of this run under the storage path; an unfinished run of this name is continued", metavar="NAME"
+    )
+    seed: int = setting(0, "seed of the weights and of the shuffling", at_least=0, at_most=2**32 - 1)
+    keep_checkpoints: int = setting(3, "checkpoints kept besides the best one", at_least=1)
+    max_failures: int = setting(1, "crashes of a worker after which training is resumed", at_least=0)
+    wait_seconds: float = setting(600.0, "how long to wait for the workers to join the cluster", at_least=0.0)
+
+    def __post_init__(self) -> None:
+        """Hold every value against the rules of its field."""
+        for spec in fields(self):
+            if (value := getattr(self, spec.name)) is not None:
+                _check(spec, value)
+        _check_run_name(self.run_name)
+
+    def named(self) -> "TrainingConfig":
+        """This config with a run name: its own, or one that is unique by the second and the process."""
+        if self.run_name:
+            return self
+        model = re.sub(r"[^A-Za-z0-9]+", "-", self.model)
+        return replace(self, run_name=f"{model}-{self.dataset}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as they are written to result.json."""
+        return asdict(self)
+
+
+def parse(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> TrainingConfig:
+    """The config that a command line and the environment describe.
+
+    Raises:
+        UsageError: A value can't be read or breaks its rule.
+    """
+    return TrainingConfig(**vars(_parser(environment).parse_args(arguments)))
+
+
+def flag(name: str) -> str:
+    """The flag of a setting: `batch_size` is `--batch-size`."""
+    return "--" + name.replace("_", "-")
+
+
+def environment_variable(name: str) -> str:
+    """The environment variable of a setting: `batch_size` is `TRAINING_BATCH_SIZE`."""
+    return ENVIRONMENT_PREFIX + name.upper()
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises one line instead of printing the usage of every flag."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message.removeprefix('argument ')}; see python -m training --help")
+
+
+def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m training",
+        description="Train an image classifier with PyTorch DDP on a Ray cluster, or on this machine.",
+        epilog=textwrap.dedent(EPILOG),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    for spec in fields(TrainingConfig):
+        default = environment.get(environment_variable(spec.name)) or spec.default
+        parser.add_argument(
+            flag(spec.name), type=_type(spec), default=default, metavar=_metavar(spec), help=_help(spec, default)
+        )
+    return parser
+
+
+def _type(spec: Field) -> type:
+    """`int` of a field annotated `int` or `int | None`."""
+    return {"int": int, "float": float}.get(_type_name(spec), str)
+
+
+def _type_name(spec: Field) -> str:
+    return str(getattr(spec.type, "__name__", spec.type)).removesuffix(" | None")
+
+
+def _metavar(spec: Field) -> str:
+    if choices := spec.metadata.get("choices"):
+        return "{" + ",".join(choices) + "}"
+    return spec.metadata.get("metavar", {"int": "N", "float": "X"}.get(_type_name(spec), "NAME"))
+
+
+def _help(spec: Field, default: Any) -> str:
+    shown = "" if default is None else f" (default: {default})"
+    return (spec.metadata["description"] + shown).replace("%", "%%")
+
+
+def _check(spec: Field, value: Any) -> None:
+    rules = spec.metadata
+    if isinstance(value, float) and not math.isfinite(value):
+        _refuse(spec, value, "a finite number")
+    if "at_least" in rules and value < rules["at_least"]:
+        _refuse(spec, value, f"{rules['at_least']} or more")
+    if "at_most" in rules and value > rules["at_most"]:
+        _refuse(spec, value, f"{rules['at_most']} or less")
+    if "above" in rules and value <= rules["above"]:
+        _refuse(spec, value, f"above {rules['above']:g}")
+    if "choices" in rules and value not in rules["choices"]:
+        _refuse(spec, value, f"one of {', '.join(rules['choices'])}")
+
+
+def _refuse(spec: Field, value: Any, rule: str) -> NoReturn:
+    raise UsageError(f"{flag(spec.name)}: {value!r} is not allowed; it must be {rule} ({spec.metadata['description']})")
+
+
+def _check_run_name(name: str | None) -> None:
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
+        raise UsageError(
+            f"--run-name: {name!r} is not allowed; it becomes a folder, so use letters, digits, '.', '_' and '-', "
+            "up to 128, starting with a letter or digit"
+        )

@@ -1,0 +1,179 @@
+"""A run from the command to the result: check everything, let Ray Train train, write what came of it."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.train import (
+    CheckpointConfig,
+    ControllerError,
+    FailureConfig,
+    LoggingConfig,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    WorkerGroupError,
+)
+from ray.train.torch import TorchTrainer
+from rich.console import Console
+
+from training import cluster, data, model, results, worker
+from training.cluster import Placement
+from training.config import TrainingConfig, flag
+from training.errors import ResourceError, TrainingError, UsageError
+from training.progress import Board, ProgressBar
+from training.storage import METRICS, RESULT, SETTINGS, RunStorage
+
+# What may differ when a run is continued: where it is kept and how it is kept going, not what it computes.
+FREE_TO_CHANGE = frozenset({"data_dir", "device", "keep_checkpoints", "max_failures", "storage_path", "wait_seconds"})
+
+
+def run(config: TrainingConfig, console: Console) -> dict[str, Any]:
+    """Train as `config` says and leave the results in the run's folder.
+
+    Returns:
+        The document of `result.json`.
+
+    Raises:
+        UsageError: A setting, folder or data set can't be used; nothing was created.
+        ResourceError: The cluster has no room for the workers.
+        TrainingError: Training failed; the checkpoints so far are kept.
+    """
+    started = datetime.now(UTC)
+    asked_for = config.dataset
+    config, storage = _prepare(config)
+    try:
+        config, placement = _place(config, storage, console)
+        _announce(config, asked_for, storage, placement, console)
+        outcome, checkpoint = _fit(config, storage, placement, console)
+        document = results.write(storage, config, outcome, checkpoint, started)
+    finally:
+        ray.shutdown()
+    _conclude(document, outcome["history"], console)
+    return document
+
+
+def _prepare(config: TrainingConfig) -> tuple[TrainingConfig, RunStorage]:
+    """Check all that can be checked without a cluster."""
+    config = config.named()
+    model.find(config.model)
+    if config.data_dir is not None:  # Ray gives its workers another working directory
+        config = replace(config, data_dir=str(Path(config.data_dir).expanduser().absolute()))
+    config = replace(config, dataset=data.choose(config))
+    storage = RunStorage.open(config.storage_path, str(config.run_name))
+    storage.check_writable()
+    _refuse_finished(storage)
+    return config, storage
+
+
+def _place(config: TrainingConfig, storage: RunStorage, console: Console) -> tuple[TrainingConfig, Placement]:
+    """Find room for the workers and note their number and device in the settings."""
+    alone = cluster.connect(config)
+    placement = cluster.wait_for_workers(config, 0 if alone else config.wait_seconds, console)
+    config = replace(config, num_workers=placement.num_workers, device="cuda" if placement.use_gpu else "cpu")
+    _refuse_other_settings(config, storage)
+    storage.write_json(SETTINGS, config.to_dict())
+    return config, placement
+
+
+def _fit(
+    config: TrainingConfig, storage: RunStorage, placement: Placement, console: Console
+) -> tuple[dict[str, Any], str]:
+    """Train; what the workers returned, and the path of the last checkpoint."""
+    board = Board.remote()
+    trainer = TorchTrainer(
+        worker.train,
+        train_loop_config={"config": config, "storage": storage, "board": board},
+        scaling_config=ScalingConfig(
+            num_workers=placement.num_workers,
+            use_gpu=placement.use_gpu,
+            resources_per_worker=placement.resources_per_worker,
+        ),
+        run_config=RunConfig(
+            name=storage.run_name,
+            storage_path=storage.base,
+            storage_filesystem=storage.filesystem,
+            checkpoint_config=CheckpointConfig(num_to_keep=config.keep_checkpoints),
+            # Without a limit the controller asks for workers that can't be had for ever.
+            failure_config=FailureConfig(max_failures=config.max_failures, controller_failure_limit=0),
+            logging_config=LoggingConfig(log_level="WARNING"),
+        ),
+    )
+    try:
+        with ProgressBar(board, config.epochs, console):
+            result: Any = trainer.fit()
+    except SystemExit as stop:  # Ray Train's own answer to Ctrl-C, after it has stopped the workers
+        raise KeyboardInterrupt from stop
+    except TrainingFailedError as failure:
+        raise _explain(failure, config) from failure
+    return result.return_value, result.checkpoint.path
+
+
+def _refuse_finished(storage: RunStorage) -> None:
+    if (document := storage.read_json(RESULT)) is None:
+        return
+    raise UsageError(
+        f"--run-name: run {storage.run_name!r} is finished ({document['metrics']['epoch'] + 1} epochs, test accuracy "
+        f"{document['metrics']['test_accuracy']:.4f}, results in {storage.uri}); "
+        "to train again give another --run-name, or delete that folder"
+    )
+
+
+def _refuse_other_settings(config: TrainingConfig, storage: RunStorage) -> None:
+    """A run goes on with the settings it was started with, or its curve would be two runs'."""
+    if not storage.exists(METRICS):
+        return
+    before, now = storage.read_json(SETTINGS) or {}, config.to_dict()
+    changed = [name for name in now if name not in FREE_TO_CHANGE and before.get(name) != now[name]]
+    if changed:
+        details = ", ".join(f"{flag(name)} {before.get(name)} (now {now[name]})" for name in changed)
+        raise UsageError(
+            f"--run-name: run {storage.run_name!r} was started with {details}; "
+            "repeat those settings to continue it, or give another --run-name"
+        )
+
+
+def _explain(failure: TrainingFailedError, config: TrainingConfig) -> TrainingError:
+    """The one line for a failed run: a mistake of the user's as it is, else the cause and how to go on."""
+    if isinstance(failure, WorkerGroupError):
+        rank, cause = min(failure.worker_failures.items())
+        cause = getattr(cause, "cause", None) or cause
+        if isinstance(cause, UsageError):
+            return cause
+        reason = f"rank {rank}: {type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"
+        return TrainingError(f"training failed on {reason}; fix it and continue with --run-name {config.run_name}")
+    if isinstance(failure, ControllerError):
+        return ResourceError(
+            f"the workers could not be started ({failure}); are the cluster's CPUs and GPUs in use by another run?"
+        )
+    return TrainingError(str(failure))
+
+
+def _announce(
+    config: TrainingConfig, asked_for: str, storage: RunStorage, placement: Placement, console: Console
+) -> None:
+    instead = asked_for == "auto" and config.dataset == "digits"
+    lines = {
+        "run": config.run_name,
+        "model": f"{config.model}, {config.epochs} epochs",
+        "data": config.dataset + ", for Fashion-MNIST can't be downloaded here" * instead,
+        "workers": f"{placement}, batch size {config.batch_size} each",
+        "results": storage.uri,
+    }
+    for name, value in lines.items():
+        console.print(f"[bold]{name:<9}[/]{value}", highlight=False, soft_wrap=True)
+
+
+def _conclude(document: dict[str, Any], history: list[dict[str, Any]], console: Console) -> None:
+    metrics, samples = document["metrics"], document["data"]["test_samples"]
+    console.print(results.table(document, history))
+    console.print(
+        f"test accuracy [bold]{metrics['test_accuracy']:.4f}[/] over all {samples:,} test images, "
+        f"{document['times']['total_seconds']:.0f} s in all",
+        highlight=False,
+    )
+    console.print("results in " + document["storage_path"], highlight=False, soft_wrap=True)
+    for name in document["files"].values():
+        console.print(f"  {name}", highlight=False)

@@ -1,0 +1,19 @@
+"""What ends a run early, and the exit status each cause has. A bug is none of these and keeps its traceback."""
+
+
+class TrainingError(Exception):
+    """The run failed while it trained; the message says what is left and how to go on."""
+
+    exit_status = 1
+
+
+class UsageError(TrainingError):
+    """A setting, a folder or a data set that can't be used; nothing was created or trained."""
+
+    exit_status = 2
+
+
+class ResourceError(TrainingError):
+    """The cluster didn't offer the workers that the run asked for within the time given."""
+
+    exit_status = 3

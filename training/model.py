@@ -1,0 +1,43 @@
+"""The model: resnet18 for small one-channel images, or a function of the user's own."""
+
+import pkgutil
+from collections.abc import Callable
+
+from torch import nn
+from torchvision.models import resnet18
+
+from training.errors import UsageError
+
+
+def resnet18_classifier(channels: int, classes: int) -> nn.Module:
+    """The resnet18 of torchvision with a stem that takes `channels` instead of 3.
+
+    Maps float images [batch, channels, height, width] to logits [batch, classes].
+    """
+    model = resnet18(num_classes=classes)
+    model.conv1 = nn.Conv2d(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
+    return model
+
+
+MODELS: dict[str, Callable[[int, int], nn.Module]] = {"resnet18": resnet18_classifier}
+
+
+def find(name: str) -> Callable[[int, int], nn.Module]:
+    """The function that builds a model from its input channels and its number of classes.
+
+    Args:
+        name: A key of `MODELS`, or `package.module:function`.
+
+    Raises:
+        UsageError: There is no such model, or the import failed.
+    """
+    if name in MODELS:
+        return MODELS[name]
+    if ":" not in name:
+        raise UsageError(f"--model: {name!r} is not known; use {', '.join(MODELS)} or package.module:function")
+    try:
+        return pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as cause:
+        raise UsageError(
+            f"--model: {name!r} can't be imported ({cause}); is it on PYTHONPATH of every node?"
+        ) from cause

@@ -1,0 +1,42 @@
+"""The network interface for NCCL and Gloo: the one whose route leads to the Ray head.
+
+An ECS task in awsvpc mode has two (`eth0`, and `ecs-eth0` to the agent's bridge), a laptop has several more; the
+collectives must use the one that the other nodes can reach, whatever its name.
+"""
+
+import os
+import socket
+
+import psutil
+import ray
+
+VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+
+
+def use_route_to_head() -> None:
+    """Point NCCL and Gloo at the interface that leads to the head; what the user has set stays.
+
+    Ray calls this in every worker process before it makes the process group.
+    """
+    if all(name in os.environ for name in VARIABLES):
+        return
+    host = ray.get_runtime_context().gcs_address.rpartition(":")[0]
+    if interface := interface_towards(host):
+        nccl, gloo = VARIABLES
+        os.environ.setdefault(nccl, f"={interface}")  # '=' is NCCL's sign for the exact name instead of a prefix
+        os.environ.setdefault(gloo, interface)
+
+
+def interface_towards(host: str) -> str | None:
+    """The name of the interface that packets to `host` leave by, or None if there is no route."""
+    try:
+        [(family, kind, _, _, address), *_] = socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM)
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # UDP: asks the kernel for a route and sends nothing
+            source = probe.getsockname()[0]
+    except OSError:
+        return None
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.split("%")[0] == source for each in addresses):
+            return name
+    return None

@@ -1,0 +1,117 @@
+"""How far the run is: workers tell a small actor, the driver draws a bar from it."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import ray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+SECONDS_BETWEEN = 0.5
+
+
+@dataclass
+class State:
+    """How far a run is: `epoch` is the one under way, `finished` the metrics of those behind it."""
+
+    epoch: int = 0
+    step: int = 0
+    steps: int = 1
+    finished: list[dict[str, Any]] = field(default_factory=list)
+
+
+@ray.remote(num_cpus=0)
+class Board:
+    """Holds the latest state; rank 0 writes it, the driver reads it."""
+
+    def __init__(self) -> None:
+        self.state = State()
+
+    def step(self, epoch: int, step: int, steps: int) -> None:
+        """Note the steps done of an epoch."""
+        self.state.epoch, self.state.step, self.state.steps = epoch, step, steps
+
+    def epoch(self, metrics: dict[str, Any]) -> None:
+        """Note a finished epoch."""
+        self.state.finished.append(metrics)
+        self.step(metrics["epoch"] + 1, 0, metrics["steps"])
+
+    def read(self) -> State:
+        """The state now."""
+        return self.state
+
+
+class Reporter:
+    """A worker's end: it tells the board, from rank 0 only and not more often than the driver looks."""
+
+    def __init__(self, board: Any, rank: int, epoch: int = 0) -> None:
+        self._board = board if rank == 0 else None
+        self._epoch, self._last = epoch, 0.0
+
+    def step(self, step: int, steps: int) -> None:
+        """Tell how many of the epoch's steps are done."""
+        if self._board and (now := time.monotonic()) - self._last >= SECONDS_BETWEEN:
+            self._last = now
+            self._board.step.remote(self._epoch, step, steps)
+
+    def epoch(self, metrics: dict[str, Any]) -> None:
+        """Tell that an epoch is finished and its checkpoint stored."""
+        self._epoch = metrics["epoch"] + 1
+        if self._board:
+            self._board.epoch.remote(metrics)
+
+
+class ProgressBar:
+    """The driver's end, a context: a bar where there is a terminal, and a line for each epoch everywhere.
+
+    What the workers print meanwhile appears above the bar.
+    """
+
+    def __init__(self, board: Any, epochs: int, console: Console) -> None:
+        self._board, self._epochs, self._console = board, epochs, console
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+        )
+        self._task = self._progress.add_task("starting the workers", total=None)
+        self._shown = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "ProgressBar":
+        self._progress.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        if kind is None:
+            self._draw()
+        self._progress.update(self._task, visible=False)
+        self._progress.stop()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(SECONDS_BETWEEN):
+            self._draw()
+
+    def _draw(self) -> None:
+        state: State = ray.get(self._board.read.remote())
+        for metrics in state.finished[self._shown :]:
+            self._console.print(_epoch_line(metrics, self._epochs), highlight=False)
+        self._shown = len(state.finished)
+        if state.step or state.finished:
+            description = f"epoch {min(state.epoch + 1, self._epochs)}/{self._epochs}"
+            self._progress.update(self._task, description=description, completed=state.step, total=state.steps)
+
+
+def _epoch_line(metrics: dict[str, Any], epochs: int) -> str:
+    return (
+        f"epoch {metrics['epoch'] + 1}/{epochs}  train loss {metrics['train_loss']:.4f}  "
+        f"test loss {metrics['test_loss']:.4f}  test accuracy {metrics['test_accuracy']:.4f}  "
+        f"{metrics['train_seconds'] + metrics['test_seconds']:.1f} s"
+    )
