@@ -1,0 +1,184 @@
+"""EC2 instances for one kind of Ray node, and the ECS capacity provider that places tasks on them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from infra import policies
+from infra.machine import ami_parameter, user_data
+from infra.tags import tags
+
+# What the ECS agent needs, and what Session Manager needs in place of SSH.
+INSTANCE_POLICIES = {
+    "ecs": "arn:aws:iam::aws:policy/service-role/AmazonEC2ContainerServiceforEC2Role",
+    "ssm": "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityArgs:
+    """Inputs of Capacity; the instances start after `depends_on` and are gone before any of it goes.
+
+    `gpu` takes the machine image with the NVIDIA driver, and places the instances next to each other.
+    """
+
+    cluster_name: pulumi.Input[str]
+    subnet_id: pulumi.Input[str]
+    security_group_id: pulumi.Input[str]
+    instance_type: str
+    count: int
+    gpu: bool = False
+    root_volume_gib: int
+    depends_on: Sequence[pulumi.Resource]
+
+
+class Capacity(pulumi.ComponentResource):
+    """A fixed number of instances: nothing scales them, so that a job's GPUs come and go only with `pulumi up`."""
+
+    provider: pulumi.Output[str]
+
+    def __init__(self, name: str, args: CapacityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("ray-on-ecs:infra:Capacity", name, None, opts)
+        role, attachments = self._role(name)
+        template = self._launch_template(name, args, role)
+        self._group = self._auto_scaling_group(name, args, template, attachments)
+        self.provider = self._capacity_provider(name).name
+        self.register_outputs({"provider": self.provider})
+
+    def instance_id(self) -> pulumi.Output[str]:
+        """ID of the first instance that runs, empty where none does.
+
+        The group's ID is known only after its instances run; `depends_on` keeps the question from being asked sooner.
+        An instance that the group replaces later is found by the next `pulumi up`.
+        """
+        running = aws.ec2.get_instances_output(
+            filters=self._group.name.apply(_launched_by),
+            instance_state_names=["running"],
+            opts=pulumi.InvokeOutputOptions(parent=self, depends_on=[self._group]),
+        )
+        return running.ids.apply(lambda ids: ids[0] if ids else "")
+
+    def _role(self, name: str) -> tuple[aws.iam.Role, list[aws.iam.RolePolicyAttachment]]:
+        role = aws.iam.Role(
+            f"{name}-instance-role",
+            assume_role_policy=json.dumps(policies.assumed_by("ec2.amazonaws.com")),
+            tags=tags(f"{name}-instance-role"),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        attachments = [
+            aws.iam.RolePolicyAttachment(
+                f"{name}-instance-{kind}", role=role.name, policy_arn=arn, opts=pulumi.ResourceOptions(parent=self)
+            )
+            for kind, arn in INSTANCE_POLICIES.items()
+        ]
+        return role, attachments
+
+    def _launch_template(self, name: str, args: CapacityArgs, role: aws.iam.Role) -> aws.ec2.LaunchTemplate:
+        profile = aws.iam.InstanceProfile(
+            f"{name}-instance-profile",
+            role=role.name,
+            tags=tags(f"{name}-instance-profile"),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        ami = aws.ssm.get_parameter_output(
+            name=ami_parameter(gpu=args.gpu), opts=pulumi.InvokeOutputOptions(parent=self)
+        )
+        return aws.ec2.LaunchTemplate(
+            f"{name}-template",
+            # Not `value`: that one is a secret, and would hide the whole template in previews.
+            image_id=ami.insecure_value,
+            instance_type=args.instance_type,
+            iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=profile.arn),
+            vpc_security_group_ids=[args.security_group_id],
+            user_data=pulumi.Output.from_input(args.cluster_name).apply(_encoded_user_data),
+            metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
+                http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
+            ),
+            block_device_mappings=[_root_volume(args.root_volume_gib)],
+            # What is launched and paid for carries the tags; the template itself is a part of its group.
+            tag_specifications=[
+                aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags(f"{name}-{kind}"))
+                for kind in ("instance", "volume", "network-interface")
+            ],
+            # A new machine image from AWS becomes a new version, for instances that start later; running ones stay. A
+            # new type or disk becomes a new template, and that is what makes the group replace its instances.
+            opts=pulumi.ResourceOptions(parent=self, replace_on_changes=["instanceType", "blockDeviceMappings"]),
+        )
+
+    def _auto_scaling_group(
+        self,
+        name: str,
+        args: CapacityArgs,
+        template: aws.ec2.LaunchTemplate,
+        attachments: Sequence[pulumi.Resource],
+    ) -> aws.autoscaling.Group:
+        return aws.autoscaling.Group(
+            f"{name}-group",
+            min_size=args.count,
+            max_size=args.count,
+            desired_capacity=args.count,
+            vpc_zone_identifiers=[args.subnet_id],
+            placement_group=self._placement_group(name) if args.gpu else None,
+            launch_template=aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version="$Latest"),
+            # Old and new instances do not fit at once into a fixed number, and perhaps not into the account's quota.
+            instance_refresh=aws.autoscaling.GroupInstanceRefreshArgs(
+                strategy="Rolling",
+                preferences=aws.autoscaling.GroupInstanceRefreshPreferencesArgs(min_healthy_percentage=0),
+            ),
+            force_delete=True,
+            tags=[
+                # The template tags the instances themselves.
+                aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=False)
+                for key, value in tags(f"{name}-group").items()
+            ],
+            # Instances without the NAT gateway's route, the rules or the role's policies neither join the cluster nor
+            # report their tasks stopped: the first `up` would wait for them, and `destroy` would hang in DRAINING.
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[*args.depends_on, *attachments]),
+        )
+
+    def _placement_group(self, name: str) -> pulumi.Output[str]:
+        """Instances next to each other, for the bandwidth and latency of NCCL's all-reduce."""
+        group = aws.ec2.PlacementGroup(
+            f"{name}-placement",
+            strategy="cluster",
+            tags=tags(f"{name}-placement"),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        return group.name
+
+    def _capacity_provider(self, name: str) -> aws.ecs.CapacityProvider:
+        return aws.ecs.CapacityProvider(
+            f"{name}-capacity-provider",
+            auto_scaling_group_provider=aws.ecs.CapacityProviderAutoScalingGroupProviderArgs(
+                auto_scaling_group_arn=self._group.arn,
+                managed_scaling=aws.ecs.CapacityProviderAutoScalingGroupProviderManagedScalingArgs(status="DISABLED"),
+                managed_termination_protection="DISABLED",
+                # On by default; its lifecycle hook would hold a leaving instance until its training task ends.
+                managed_draining="DISABLED",
+            ),
+            tags=tags(f"{name}-capacity-provider"),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+
+
+def _launched_by(group: str) -> list[aws.ec2.GetInstancesFilterArgs]:
+    return [aws.ec2.GetInstancesFilterArgs(name="tag:aws:autoscaling:groupName", values=[group])]
+
+
+def _encoded_user_data(cluster_name: str) -> str:
+    return base64.b64encode(user_data(cluster_name).encode()).decode()
+
+
+def _root_volume(size_gib: int) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
+    return aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
+        device_name="/dev/xvda",
+        ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
+            volume_size=size_gib, volume_type="gp3", encrypted="true", delete_on_termination="true"
+        ),
+    )

@@ -1,0 +1,44 @@
+"""The commands that the stack exports, each one shell line ready to paste.
+
+All of them go through AWS Systems Manager: nothing of the stack listens to the internet.
+"""
+
+from __future__ import annotations
+
+import json
+
+from infra.containers import DASHBOARD_PORT, HEAD
+
+# The agent labels what it starts, while Docker's names carry a random suffix. `$(...)` expands on the instance.
+HEAD_CONTAINER = f"$(sudo docker ps -qf label=com.amazonaws.ecs.container-name={HEAD})"
+
+
+def train(region: str, instance_id: str) -> str:
+    """Submit the training job on the head and follow its log; the job outlives a dropped connection.
+
+    More arguments of the job go right after `python -m training`, inside the quotes.
+    """
+    submit = f"sudo docker exec -it {HEAD_CONTAINER} ray job submit -- python -m training"
+    return _session(region, instance_id, "AWS-StartInteractiveCommand", {"command": [submit]})
+
+
+def dashboard(region: str, instance_id: str, head_host: str) -> str:
+    """Forward Ray's dashboard to the same port here, through the instance to the address of the head's task."""
+    port = str(DASHBOARD_PORT)
+    parameters = {"host": [head_host], "portNumber": [port], "localPortNumber": [port]}
+    return _session(region, instance_id, "AWS-StartPortForwardingSessionToRemoteHost", parameters)
+
+
+def token(region: str, parameter_name: str) -> str:
+    """Print Ray's token, which the dashboard asks for."""
+    return (
+        f"aws ssm get-parameter --region {region} --name {parameter_name} --with-decryption"
+        " --query Parameter.Value --output text"
+    )
+
+
+def _session(region: str, instance_id: str, document: str, parameters: dict[str, list[str]]) -> str:
+    # In single quotes, as the shell here must leave `$(...)` alone.
+    quoted = f"'{json.dumps(parameters, separators=(',', ':'))}'"
+    target = f"--region {region} --target {instance_id}"
+    return f"aws ssm start-session {target} --document-name {document} --parameters {quoted}"

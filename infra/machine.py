@@ -1,0 +1,28 @@
+"""What an instance starts with: AWS's machine image for ECS, and the configuration of the ECS agent on it."""
+
+from __future__ import annotations
+
+AMI_PARAMETER = "/aws/service/ecs/optimized-ami/amazon-linux-2023/{variant}recommended/image_id"
+
+
+def ami_parameter(*, gpu: bool) -> str:
+    """Public parameter with the ID of AWS's ECS-optimized image; the GPU one brings the NVIDIA driver and runtime."""
+    return AMI_PARAMETER.format(variant="gpu/" if gpu else "")
+
+
+def user_data(cluster_name: str) -> str:
+    """Script of an instance's first start, which configures the ECS agent.
+
+    https://docs.aws.amazon.com/AmazonECS/latest/developerguide/ecs-agent-config.html
+    """
+    agent = {
+        "ECS_CLUSTER": cluster_name,
+        "ECS_ENABLE_TASK_IAM_ROLE": "true",
+        # Tasks get their own role's credentials from the agent and have no business with the instance's.
+        "ECS_AWSVPC_BLOCK_IMDS": "true",
+        # Tasks name their image by digest, so what was pulled once is the same.
+        "ECS_IMAGE_PULL_BEHAVIOR": "prefer-cached",
+        "ECS_RESERVED_MEMORY": "256",
+    }
+    lines = [f"{key}={value}" for key, value in agent.items()]
+    return "\n".join(["#!/bin/bash", "cat >> /etc/ecs/ecs.config <<'EOF'", *lines, "EOF", ""])

@@ -1,0 +1,106 @@
+"""The stack's own VPC: one zone, one private subnet for everything, one way out, and no way in."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+import pulumi_awsx as awsx
+
+from infra.tags import stack_tags, tags
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkArgs:
+    """Inputs of Network; plain values, as awsx.ec2.Vpc takes no outputs for them."""
+
+    vpc_cidr: str
+    availability_zone: str
+    region: str
+
+
+class Network(pulumi.ComponentResource):
+    """VPC, NAT gateway, S3 endpoint, and the security group that instances and tasks share.
+
+    Whatever runs in it depends on the whole component, not only on its subnet: instances need the NAT gateway, its
+    route and the rules to join the cluster when they start and to report their tasks stopped when they go.
+    """
+
+    vpc_id: pulumi.Output[str]
+    subnet_id: pulumi.Output[str]
+    security_group_id: pulumi.Output[str]
+
+    def __init__(self, name: str, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("ray-on-ecs:infra:Network", name, None, opts)
+        vpc = self._vpc(name, args)
+        self.vpc_id = vpc.vpc_id
+        self.subnet_id = vpc.private_subnet_ids[0]
+        self.security_group_id = self._security_group(name)
+        self.register_outputs(
+            {"vpc_id": self.vpc_id, "subnet_id": self.subnet_id, "security_group_id": self.security_group_id}
+        )
+
+    def _vpc(self, name: str, args: NetworkArgs) -> awsx.ec2.Vpc:
+        return awsx.ec2.Vpc(
+            f"{name}-vpc",
+            cidr_block=args.vpc_cidr,
+            # One zone: traffic between zones costs money and time, and a job without one of its GPUs waits anyway.
+            availability_zone_names=[args.availability_zone],
+            subnet_strategy=awsx.ec2.SubnetAllocationStrategy.AUTO,
+            subnet_specs=_subnets(args.vpc_cidr),
+            nat_gateways=awsx.ec2.NatGatewayConfigurationArgs(strategy=awsx.ec2.NatGatewayStrategy.SINGLE),
+            # Checkpoints and image layers pass the gateway endpoint: it is free, the NAT gateway charges by the byte.
+            vpc_endpoint_strategy=awsx.ec2.VpcEndpointStrategy.AUTO,
+            vpc_endpoint_specs=[
+                awsx.ec2.VpcEndpointSpecArgs(
+                    service_name=f"com.amazonaws.{args.region}.s3",
+                    vpc_endpoint_type="Gateway",
+                    tags=tags(f"{name}-s3"),
+                )
+            ],
+            # A private DNS namespace answers only where both are on, and AWS leaves host names off.
+            enable_dns_hostnames=True,
+            enable_dns_support=True,
+            # No Name here: awsx names each part of the VPC itself.
+            tags=stack_tags(),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+
+    def _security_group(self, name: str) -> pulumi.Output[str]:
+        """One group that trusts itself: NCCL, Gloo and Ray's workers pick ports of their own."""
+        group = aws.ec2.SecurityGroup(
+            f"{name}-security-group",
+            description="Ray's instances and tasks: all traffic among themselves, none from elsewhere",
+            vpc_id=self.vpc_id,
+            tags=tags(f"{name}-security-group"),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        aws.vpc.SecurityGroupIngressRule(
+            f"{name}-ingress",
+            security_group_id=group.id,
+            referenced_security_group_id=group.id,
+            ip_protocol="-1",
+            tags=tags(f"{name}-ingress"),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        aws.vpc.SecurityGroupEgressRule(
+            f"{name}-egress",
+            description="AWS's services and data sets, through the NAT gateway",
+            security_group_id=group.id,
+            cidr_ipv4="0.0.0.0/0",
+            ip_protocol="-1",
+            tags=tags(f"{name}-egress"),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        return group.id
+
+
+def _subnets(vpc_cidr: str) -> list[awsx.ec2.SubnetSpecArgs]:
+    """Half of the addresses for everything that runs, and AWS's smallest subnet for the NAT gateway alone."""
+    half = ipaddress.IPv4Network(vpc_cidr).prefixlen + 1
+    return [
+        awsx.ec2.SubnetSpecArgs(type=awsx.ec2.SubnetType.PRIVATE, name="private", cidr_mask=half),
+        awsx.ec2.SubnetSpecArgs(type=awsx.ec2.SubnetType.PUBLIC, name="public", cidr_mask=28),
+    ]

@@ -1,0 +1,83 @@
+"""IAM and bucket policies, as documents in a fixed order.
+
+Pure functions: every document is data that a test can read, and becomes JSON only where a resource takes it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+Policy = dict[str, Any]
+
+# Where the training job keeps its runs; its tasks reach nothing else in the bucket.
+RUNS_PREFIX = "runs"
+# 123456789012.dkr.ecr.us-west-2.amazonaws.com/name, or ECR's newer 123456789012.dkr-ecr.us-west-2.on.aws/name.
+ECR_IMAGE = re.compile(
+    r"(?P<account>\d{12})\.dkr[.-]ecr\.(?P<region>[a-z0-9-]+)\.(amazonaws\.com|on\.aws)/(?P<name>[^:@]+)"
+)
+
+
+def assumed_by(service: str) -> Policy:
+    """Trust policy of a role that one AWS service takes on, such as ecs-tasks.amazonaws.com."""
+    return _policy({"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"})
+
+
+def execution(*, image_uri: str, log_group_arn: str, token_arn: str) -> Policy:
+    """What the ECS agent may do to start a task: pull its image, write its logs, read Ray's token.
+
+    The parameter is encrypted with the key that AWS manages for SSM, whose own policy lets the account's principals
+    decrypt through SSM: kms:Decrypt is not needed here.
+    """
+    return _policy(
+        *_pull(image_uri),
+        _allow(["logs:CreateLogStream", "logs:PutLogEvents"], f"{log_group_arn}:*"),
+        _allow(["ssm:GetParameters"], token_arn),
+    )
+
+
+def training(*, bucket_arn: str) -> Policy:
+    """What the training job may do: read and write its runs in the stack's bucket.
+
+    Two calls carry no prefix: HeadBucket, and S3's own check whether a missing key may be told as 404 instead of 403.
+    PyArrow needs both, so the condition holds only where a prefix is given.
+    https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadObject.html
+    """
+    listing = _allow(["s3:ListBucket"], bucket_arn)
+    listing["Condition"] = {"StringLikeIfExists": {"s3:prefix": [RUNS_PREFIX, f"{RUNS_PREFIX}/*"]}}
+    objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
+    return _policy(listing, _allow(objects, f"{bucket_arn}/{RUNS_PREFIX}/*"))
+
+
+def tls_only(*, bucket_arn: str) -> Policy:
+    """Bucket policy that refuses every request that is not encrypted on its way."""
+    return _policy(
+        {
+            "Effect": "Deny",
+            "Principal": "*",
+            "Action": "s3:*",
+            "Resource": [bucket_arn, f"{bucket_arn}/*"],
+            "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+        }
+    )
+
+
+def _pull(image_uri: str) -> list[dict[str, Any]]:
+    """Statements that let an image be pulled from a private ECR repository; other registries take none."""
+    image = ECR_IMAGE.match(image_uri)
+    if image is None:
+        return []
+    repository = "arn:aws:ecr:{region}:{account}:repository/{name}".format(**image.groupdict())
+    return [
+        # A registry's token is not tied to a repository, so IAM knows no resource for it.
+        _allow(["ecr:GetAuthorizationToken"], "*"),
+        _allow(["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], repository),
+    ]
+
+
+def _allow(actions: list[str], resource: str) -> dict[str, Any]:
+    return {"Effect": "Allow", "Action": actions, "Resource": resource}
+
+
+def _policy(*statements: dict[str, Any]) -> Policy:
+    return {"Version": "2012-10-17", "Statement": list(statements)}

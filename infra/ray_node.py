@@ -1,0 +1,172 @@
+"""What the Ray head and the Ray workers have in common: roles, task definition and ECS service."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pulumi
+import pulumi_aws as aws
+
+from infra import policies
+from infra.containers import Container
+from infra.sizing import TaskSize
+from infra.tags import tags
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayNodeArgs:
+    """What every Ray node runs on; its services start after `depends_on` and are gone before any of it goes."""
+
+    cluster_arn: pulumi.Input[str]
+    subnet_id: pulumi.Input[str]
+    security_group_id: pulumi.Input[str]
+    region: str
+    image_uri: pulumi.Input[str]
+    log_group_name: pulumi.Input[str]
+    log_group_arn: pulumi.Input[str]
+    token_parameter_arn: pulumi.Input[str]
+    bucket_name: pulumi.Input[str]
+    bucket_arn: pulumi.Input[str]
+    depends_on: Sequence[pulumi.Resource]
+
+    def container(self, define: Callable[..., Container], **inputs: pulumi.Input[Any]) -> pulumi.Output[str]:
+        """JSON of the one container that `define` makes of these inputs and of what every node runs on."""
+        return pulumi.Output.all(
+            image=self.image_uri,
+            log_group=self.log_group_name,
+            region=self.region,
+            token_arn=self.token_parameter_arn,
+            **inputs,
+        ).apply(lambda values: json.dumps([define(**values)]))
+
+
+class RayNode(pulumi.ComponentResource):
+    """One kind of Ray node: one task on each of its instances."""
+
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        node: RayNodeArgs,
+        opts: pulumi.ResourceOptions | None,
+        *,
+        container: pulumi.Input[str],
+        size: TaskSize,
+        count: int,
+        capacity_provider: pulumi.Input[str],
+        registry_arn: pulumi.Input[str] | None = None,
+    ) -> None:
+        super().__init__(f"ray-on-ecs:infra:{kind}", name, None, opts)
+        self._prefix = name
+        execution_role, execution_policy = self._role("execution", _execution_policy(node))
+        task_role, task_policy = self._role("task", _task_policy(node))
+        task = self._task_definition(container, size, execution_role, task_role)
+        self._service(
+            task,
+            node,
+            count=count,
+            capacity_provider=capacity_provider,
+            registry_arn=registry_arn,
+            after=[*node.depends_on, execution_policy, task_policy],
+        )
+
+    def _role(self, purpose: str, policy: pulumi.Output[str]) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
+        name = f"{self._prefix}-{purpose}-role"
+        role = aws.iam.Role(
+            name,
+            assume_role_policy=json.dumps(policies.assumed_by("ecs-tasks.amazonaws.com")),
+            tags=tags(name),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        inline = aws.iam.RolePolicy(
+            f"{self._prefix}-{purpose}-policy", role=role.name, policy=policy, opts=pulumi.ResourceOptions(parent=self)
+        )
+        return role, inline
+
+    def _task_definition(
+        self, container: pulumi.Input[str], size: TaskSize, execution_role: aws.iam.Role, task_role: aws.iam.Role
+    ) -> aws.ecs.TaskDefinition:
+        name = f"{self._prefix}-task"
+        return aws.ecs.TaskDefinition(
+            name,
+            family=family(self._prefix),
+            requires_compatibilities=["EC2"],
+            # Every task its own network interface: Ray's fixed ports cannot clash, and DNS leads to the task itself.
+            network_mode="awsvpc",
+            cpu=str(size.cpu_units),
+            memory=str(size.memory_mib),
+            runtime_platform=aws.ecs.TaskDefinitionRuntimePlatformArgs(
+                cpu_architecture="X86_64", operating_system_family="LINUX"
+            ),
+            execution_role_arn=execution_role.arn,
+            task_role_arn=task_role.arn,
+            container_definitions=container,
+            tags=tags(name),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+
+    def _service(
+        self,
+        task: aws.ecs.TaskDefinition,
+        node: RayNodeArgs,
+        *,
+        count: int,
+        capacity_provider: pulumi.Input[str],
+        registry_arn: pulumi.Input[str] | None,
+        after: Sequence[pulumi.Resource],
+    ) -> None:
+        name = f"{self._prefix}-service"
+        aws.ecs.Service(
+            name,
+            cluster=node.cluster_arn,
+            task_definition=task.arn,
+            desired_count=count,
+            capacity_provider_strategies=[
+                aws.ecs.ServiceCapacityProviderStrategyArgs(capacity_provider=capacity_provider, weight=1)
+            ],
+            network_configuration=aws.ecs.ServiceNetworkConfigurationArgs(
+                subnets=[node.subnet_id], security_groups=[node.security_group_id], assign_public_ip=False
+            ),
+            service_registries=_registries(registry_arn),
+            # One task fills one instance, so the old one has to stop before the new one fits. It also keeps two heads
+            # from standing behind one name. ECS offers no zone rebalancing under a maximum of 100 %.
+            deployment_minimum_healthy_percent=0,
+            deployment_maximum_percent=100,
+            availability_zone_rebalancing="DISABLED",
+            # Pulling the image takes minutes, and `pulumi up` has nothing to do that waits for it.
+            wait_for_steady_state=False,
+            force_delete=True,
+            propagate_tags="SERVICE",
+            tags=tags(name),
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                # A service without its association is refused; one that outlives the network, its roles or its logs
+                # cannot report its tasks stopped, and `destroy` waits in DRAINING until it fails.
+                depends_on=after,
+                custom_timeouts=pulumi.CustomTimeouts(delete="30m"),
+            ),
+        )
+
+
+def family(name: str) -> str:
+    """Name under which ECS counts a task's revisions; a stack's name may hold dots, which ECS does not take."""
+    return f"{pulumi.get_project()}-{pulumi.get_stack()}-{name}".replace(".", "-")
+
+
+def _registries(registry_arn: pulumi.Input[str] | None) -> aws.ecs.ServiceServiceRegistriesArgs | None:
+    return None if registry_arn is None else aws.ecs.ServiceServiceRegistriesArgs(registry_arn=registry_arn)
+
+
+def _execution_policy(node: RayNodeArgs) -> pulumi.Output[str]:
+    return pulumi.Output.all(
+        image_uri=node.image_uri, log_group_arn=node.log_group_arn, token_arn=node.token_parameter_arn
+    ).apply(lambda inputs: json.dumps(policies.execution(**inputs)))
+
+
+def _task_policy(node: RayNodeArgs) -> pulumi.Output[str]:
+    return pulumi.Output.from_input(node.bucket_arn).apply(
+        lambda bucket_arn: json.dumps(policies.training(bucket_arn=bucket_arn))
+    )

@@ -1,0 +1,39 @@
+"""The Ray workers: one on each GPU instance, with all of its CPUs and GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pulumi
+
+from infra import containers
+from infra.ray_node import RayNode, RayNodeArgs
+from infra.sizing import TaskSize
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayWorkersArgs:
+    """Inputs of RayWorkers; `head_host` is the DNS name under which they find the head."""
+
+    node: RayNodeArgs
+    provider: pulumi.Input[str]
+    size: TaskSize
+    count: int
+    head_host: pulumi.Input[str]
+
+
+class RayWorkers(RayNode):
+    """The workers of the cluster; they may start before the head and wait for it."""
+
+    def __init__(self, name: str, args: RayWorkersArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(
+            "RayWorkers",
+            name,
+            args.node,
+            opts,
+            container=args.node.container(containers.worker, size=args.size, head_host=args.head_host),
+            size=args.size,
+            count=args.count,
+            capacity_provider=args.provider,
+        )
+        self.register_outputs({})

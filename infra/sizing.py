@@ -1,0 +1,101 @@
+"""What one task may take of its instance: CPU, memory, GPUs, shared memory and Ray's object store.
+
+Pure arithmetic on the facts of an instance type; plan.py asks EC2 for them. One task fills one instance, so every
+number follows from the instance type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from infra.settings import SettingError
+
+MIB = 2**20
+# The image is built for this architecture alone.
+ARCHITECTURE = "x86_64"
+SMALLEST_HEAD_MIB = 8192
+# Below compute capability 7.5, the lowest that PyTorch's CUDA 13 builds hold kernels for.
+# https://docs.pytorch.org/get-started/ and https://developer.nvidia.com/cuda-gpus
+GPUS_TOO_OLD = ("GRID K520", "K80", "M60", "V100")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceType:
+    """The facts of an EC2 instance type that decide what runs on it."""
+
+    name: str
+    vcpus: int
+    memory_mib: int
+    architectures: tuple[str, ...]
+    gpus: int = 0
+    gpu_name: str = ""
+    gpu_manufacturer: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSize:
+    """What one task takes; the rest is derived, so that the numbers cannot contradict each other."""
+
+    vcpus: int
+    memory_mib: int
+    gpus: int
+
+    @property
+    def cpu_units(self) -> int:
+        """ECS's unit, 1024 to a vCPU."""
+        return self.vcpus * 1024
+
+    @property
+    def shared_memory_mib(self) -> int:
+        """Size of /dev/shm, which counts against the task's memory: Ray's object store and data loaders' batches."""
+        return self.memory_mib * 30 // 100
+
+    @property
+    def object_store_bytes(self) -> int:
+        """Size of Ray's object store, which lies in /dev/shm and leaves a third of that to data loaders."""
+        return self.memory_mib * 20 // 100 * MIB
+
+
+def head_size(instance: InstanceType) -> TaskSize:
+    """Size of the head's task; SettingError where the type cannot carry it."""
+    _check_architecture("headInstanceType", instance)
+    if instance.memory_mib < SMALLEST_HEAD_MIB:
+        rule = f"has {instance.memory_mib} MiB of memory, less than the {SMALLEST_HEAD_MIB} that Ray's head needs"
+        raise SettingError("headInstanceType", instance.name, rule, "give a larger type, such as m5.xlarge")
+    return TaskSize(vcpus=instance.vcpus, memory_mib=task_memory_mib(instance.memory_mib), gpus=0)
+
+
+def worker_size(instance: InstanceType) -> TaskSize:
+    """Size of one worker's task, with every GPU of the instance; SettingError where PyTorch cannot use the type."""
+    _check_architecture("workerInstanceType", instance)
+    _check_gpus("workerInstanceType", instance)
+    return TaskSize(vcpus=instance.vcpus, memory_mib=task_memory_mib(instance.memory_mib), gpus=instance.gpus)
+
+
+def task_memory_mib(nominal_mib: int) -> int:
+    """Memory that a task can ask for on an instance of this nominal size.
+
+    ECS places a task on what the kernel reports, some 3 % below the nominal size, less what the agent holds back: a
+    task that asks for more is never placed, and the service waits without an error.
+    https://docs.aws.amazon.com/AmazonECS/latest/developerguide/memory-management.html
+    """
+    usable = nominal_mib - 1024 - nominal_mib * 5 // 100
+    return usable // 256 * 256
+
+
+def _check_architecture(key: str, instance: InstanceType) -> None:
+    if ARCHITECTURE not in instance.architectures:
+        rule = f"runs {', '.join(instance.architectures)} and the image is built for {ARCHITECTURE}"
+        raise SettingError(key, instance.name, rule, "give an Intel or AMD type")
+
+
+def _check_gpus(key: str, instance: InstanceType) -> None:
+    way_out = "give a type with NVIDIA GPUs, such as g5.xlarge (1 GPU) or g5.12xlarge (4 GPUs)"
+    if instance.gpus == 0:
+        raise SettingError(key, instance.name, "has no whole GPU", way_out)
+    if instance.gpu_manufacturer != "NVIDIA":
+        raise SettingError(
+            key, instance.name, f"has GPUs of {instance.gpu_manufacturer}, which CUDA does not run on", way_out
+        )
+    if instance.gpu_name in GPUS_TOO_OLD:
+        raise SettingError(key, instance.name, f"has {instance.gpu_name} GPUs, too old for PyTorch's CUDA 13", way_out)

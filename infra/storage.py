@@ -1,0 +1,100 @@
+"""The bucket that keeps the training job's checkpoints and results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from infra import policies
+from infra.tags import tags
+
+# Parts of an upload that broke off are kept, and charged for, until they are told to expire.
+UNFINISHED_UPLOAD_DAYS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageArgs:
+    """Inputs of Storage."""
+
+    retain: bool
+
+
+class Storage(pulumi.ComponentResource):
+    """A private, encrypted bucket; it goes with the stack and all its runs, unless it is to be retained."""
+
+    bucket_name: pulumi.Output[str]
+    bucket_arn: pulumi.Output[str]
+
+    def __init__(self, name: str, args: StorageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("ray-on-ecs:infra:Storage", name, None, opts)
+        # The settings stay with the bucket: one that is kept without them would be open to plain HTTP.
+        kept = pulumi.ResourceOptions(parent=self, retain_on_delete=args.retain)
+        bucket = aws.s3.Bucket(
+            f"{name}-bucket",
+            force_destroy=not args.retain,
+            tags=tags(f"{name}-bucket"),
+            opts=kept,
+        )
+        self.bucket_name = bucket.bucket
+        self.bucket_arn = bucket.arn
+        self._keep_private(name, kept)
+        self._encrypt(name, kept)
+        self._expire_unfinished_uploads(name, kept)
+        self.register_outputs({"bucket_name": self.bucket_name, "bucket_arn": self.bucket_arn})
+
+    def _keep_private(self, name: str, opts: pulumi.ResourceOptions) -> None:
+        block = aws.s3.BucketPublicAccessBlock(
+            f"{name}-public-access-block",
+            bucket=self.bucket_name,
+            block_public_acls=True,
+            block_public_policy=True,
+            ignore_public_acls=True,
+            restrict_public_buckets=True,
+            opts=opts,
+        )
+        aws.s3.BucketOwnershipControls(
+            f"{name}-ownership",
+            bucket=self.bucket_name,
+            rule=aws.s3.BucketOwnershipControlsRuleArgs(object_ownership="BucketOwnerEnforced"),
+            opts=opts,
+        )
+        aws.s3.BucketPolicy(
+            f"{name}-tls-only",
+            bucket=self.bucket_name,
+            policy=pulumi.Output.json_dumps(self.bucket_arn.apply(lambda arn: policies.tls_only(bucket_arn=arn))),
+            # S3 answers 409 to a policy and an access block that are put at the same moment.
+            opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[block])),
+        )
+
+    def _encrypt(self, name: str, opts: pulumi.ResourceOptions) -> None:
+        aes256 = aws.s3.BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultArgs(
+            sse_algorithm="AES256"
+        )
+        aws.s3.BucketServerSideEncryptionConfiguration(
+            f"{name}-encryption",
+            bucket=self.bucket_name,
+            rules=[
+                aws.s3.BucketServerSideEncryptionConfigurationRuleArgs(apply_server_side_encryption_by_default=aes256)
+            ],
+            opts=opts,
+        )
+
+    def _expire_unfinished_uploads(self, name: str, opts: pulumi.ResourceOptions) -> None:
+        after = aws.s3.BucketLifecycleConfigurationRuleAbortIncompleteMultipartUploadArgs(
+            days_after_initiation=UNFINISHED_UPLOAD_DAYS
+        )
+        aws.s3.BucketLifecycleConfiguration(
+            f"{name}-lifecycle",
+            bucket=self.bucket_name,
+            rules=[
+                aws.s3.BucketLifecycleConfigurationRuleArgs(
+                    id="expire-unfinished-uploads",
+                    status="Enabled",
+                    filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=""),
+                    abort_incomplete_multipart_upload=after,
+                )
+            ],
+            opts=opts,
+        )

@@ -1,0 +1,192 @@
+"""An AWS account for tests: it records what the program registers and answers as the real providers do.
+
+The facts of instance types are EC2's own, as moto carries them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import moto
+import pulumi
+from pulumi.runtime import mocks
+
+PROJECT, STACK, REGION, ACCOUNT = "ray-on-ecs", "dev", "us-west-2", "123456789012"
+REGISTRY = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
+DIGEST = "sha256:" + "a" * 64
+SECRET = "the-token-that-must-not-be-seen"
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What the engine was asked to create."""
+
+    type: str
+    name: str
+    inputs: dict[str, Any]
+    parent: str
+    dependencies: frozenset[str]
+    retain_on_delete: bool
+    delete_timeout: str
+    replace_on_changes: tuple[str, ...]
+
+
+@dataclass
+class Cloud(mocks.Mocks):
+    """One account: what it offers, what was created in it, and what the stack exported."""
+
+    config: dict[str, str] = field(default_factory=dict)
+    preview: bool = False
+    zones: tuple[str, ...] = ("us-west-2-lax-1a", "us-west-2c", "us-west-2a", "us-west-2b")
+    not_offered: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    running: tuple[str, ...] = ("i-0123456789abcdef0",)
+    resources: dict[str, Registered] = field(default_factory=dict)
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    exports: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, program: Callable[[], Any]) -> Any:
+        """Run a program to its end and return its result; an exported value that stays unknown is missing."""
+        pulumi.runtime.set_all_config({f"{PROJECT}:{key}": value for key, value in self.config.items()})
+        monitor = _Recorder(self)
+        pulumi.runtime.set_mocks(self, project=PROJECT, stack=STACK, preview=self.preview, monitor=monitor)
+        results = []
+
+        @pulumi.runtime.test
+        def drained() -> None:
+            results.append(program())
+
+        drained()
+        return results[0]
+
+    def value(self, output: pulumi.Input[Any]) -> Any:
+        """Value of an output, or None where it is unknown."""
+        values = []
+
+        @pulumi.runtime.test
+        def drained() -> None:
+            pulumi.Output.from_input(output).apply(values.append)
+
+        drained()
+        return values[0] if values else None
+
+    def of_type(self, token: str) -> list[Registered]:
+        """Resources of one type, such as aws:ecs/service:Service."""
+        return [resource for resource in self.resources.values() if resource.type == token]
+
+    def needs(self, name: str) -> set[str]:
+        """Names of everything that is created before a resource, and destroyed after it."""
+        found: set[str] = set()
+        todo = [name]
+        while todo:
+            new = self.resources[todo.pop()].dependencies - found
+            found |= new
+            todo.extend(new)
+        return found
+
+    def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str, dict[str, Any]]:
+        """Answer with the outputs of a created resource; a preview knows its inputs alone."""
+        if args.typ.startswith("awsx:"):
+            return f"{args.name}-id", {} if self.preview else _AWSX_OUTPUTS[args.typ](args.name)
+        if self.preview:
+            return "", args.inputs
+        arn = f"arn:aws:service:{REGION}:{ACCOUNT}:{args.name}"
+        outputs = {"name": args.name, "arn": arn, **args.inputs}
+        return f"{args.name}-id", {**outputs, **_OUTPUTS.get(args.typ, {})}
+
+    def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+        """Answer a question to AWS; an unknown instance type fails as it does there."""
+        self.calls.append((args.token, args.args))
+        match args.token.rpartition(":")[2]:
+            case "getRegion":
+                return {"region": REGION}, []
+            case "getInstanceType":
+                return self._instance_type(args.args["instanceType"])
+            case "getInstanceTypeOfferings":
+                return self._offerings(args.args["filters"][0]["values"]), []
+            case "getParameter":
+                return {"name": args.args["name"], "insecureValue": "ami-0abc"}, []
+            case "getInstances":
+                return {"ids": list(self.running)}, []
+        raise AssertionError(f"the program asked AWS for {args.token}, which is new to the tests")
+
+    def _instance_type(self, name: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+        if name not in instance_types():
+            return {}, [("instanceType", f"InvalidInstanceType: {name} does not exist\nrequest id: 1")]
+        facts = instance_types()[name]
+        gpus = [
+            {
+                "count": gpu["Count"],
+                "manufacturer": gpu["Manufacturer"],
+                "name": gpu["Name"],
+                "memorySize": gpu["MemoryInfo"]["SizeInMiB"],
+            }
+            for gpu in facts.get("GpuInfo", {}).get("Gpus", [])
+        ]
+        return {
+            "instanceType": name,
+            "defaultVcpus": facts["VCpuInfo"]["DefaultVCpus"],
+            "memorySize": facts["MemoryInfo"]["SizeInMiB"],
+            "supportedArchitectures": facts["ProcessorInfo"]["SupportedArchitectures"],
+            "gpuses": gpus,
+        }, []
+
+    def _offerings(self, types: list[str]) -> dict[str, Any]:
+        pairs = [(name, zone) for zone in self.zones for name in types if zone not in self.not_offered.get(name, ())]
+        return {"instanceTypes": [name for name, _ in pairs], "locations": [zone for _, zone in pairs]}
+
+
+class _Recorder(mocks.MockMonitor):
+    """Keeps what mocks alone do not see: dependencies and the other resource options."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        super().__init__(cloud)
+        self._cloud = cloud
+
+    def RegisterResource(self, request: Any) -> Any:
+        response = super().RegisterResource(request)
+        if request.type == "pulumi:pulumi:Stack":
+            return response
+        assert request.name not in self._cloud.resources, f"two resources are called {request.name}"
+        self._cloud.resources[request.name] = Registered(
+            type=request.type,
+            name=request.name,
+            inputs=pulumi.runtime.rpc.deserialize_properties(request.object),
+            parent=_name(request.parent),
+            dependencies=frozenset(map(_name, request.dependencies)),
+            retain_on_delete=request.retainOnDelete,
+            delete_timeout=request.customTimeouts.delete,
+            replace_on_changes=tuple(request.replaceOnChanges),
+        )
+        return response
+
+
+@cache
+def instance_types() -> dict[str, Any]:
+    """EC2's whole catalogue of instance types."""
+    path = Path(moto.__file__).parent / "ec2/resources/instance_types.json.gz"
+    return json.loads(gzip.decompress(path.read_bytes()))
+
+
+def _name(urn: str) -> str:
+    return urn.rpartition("::")[2]
+
+
+_AWSX_OUTPUTS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "awsx:ec2:Vpc": lambda name: {
+        "vpcId": "vpc-1",
+        "privateSubnetIds": ["subnet-private"],
+        "publicSubnetIds": ["subnet-public"],
+    },
+    "awsx:ecr:Image": lambda name: {"imageUri": f"{REGISTRY}/training@{DIGEST}"},
+}
+_OUTPUTS: dict[str, dict[str, Any]] = {
+    "aws:s3/bucket:Bucket": {"bucket": "training-bucket", "arn": "arn:aws:s3:::training-bucket"},
+    "aws:ecr/repository:Repository": {"repositoryUrl": f"{REGISTRY}/training"},
+    "random:index/randomPassword:RandomPassword": {"result": SECRET},
+}

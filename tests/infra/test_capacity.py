@@ -1,0 +1,175 @@
+"""Instances of one kind: how they start, what they may do, when they are replaced."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+
+import pulumi
+
+from infra.capacity import Capacity, CapacityArgs
+from infra.machine import user_data
+from tests.infra.fake_aws import Cloud
+
+DEFAULTS = CapacityArgs(
+    cluster_name="ray-cluster",
+    subnet_id="subnet-private",
+    security_group_id="sg-1",
+    instance_type="m5.xlarge",
+    count=1,
+    root_volume_gib=100,
+    depends_on=[],
+)
+GPU = replace(DEFAULTS, instance_type="g5.xlarge", count=2, gpu=True)
+
+
+def capacity(cloud: Cloud, args: CapacityArgs = DEFAULTS) -> Capacity:
+    """Instances with valid defaults."""
+    return cloud.run(lambda: Capacity("head", args))
+
+
+def test_the_group_has_a_fixed_number_in_the_one_subnet(cloud: Cloud) -> None:
+    capacity(cloud, GPU)
+    group = cloud.resources["head-group"].inputs
+    sizes = {group["minSize"], group["maxSize"], group["desiredCapacity"]}
+    assert sizes == {2.0}, "a range would let something else scale a running job"
+    assert group["vpcZoneIdentifiers"] == ["subnet-private"], "nothing runs in the public subnet"
+    assert group["forceDelete"] is True, "`destroy` would wait for instances that nobody needs any more"
+
+
+def test_no_instances_are_allowed(cloud: Cloud) -> None:
+    capacity(cloud, replace(GPU, count=0))
+    group = cloud.resources["head-group"].inputs
+    assert {group["minSize"], group["maxSize"], group["desiredCapacity"]} == {0.0}, "the stack costs no GPUs then"
+
+
+def test_metadata_is_for_the_instance_alone(cloud: Cloud) -> None:
+    capacity(cloud)
+    assert cloud.resources["head-template"].inputs["metadataOptions"] == {
+        "httpEndpoint": "enabled",
+        "httpTokens": "required",
+        "httpPutResponseHopLimit": 1.0,
+    }, "a second hop would let a container take the instance's role"
+
+
+def test_the_disk_is_encrypted_and_goes_with_its_instance(cloud: Cloud) -> None:
+    capacity(cloud, replace(DEFAULTS, root_volume_gib=200))
+    (disk,) = cloud.resources["head-template"].inputs["blockDeviceMappings"]
+    assert disk == {
+        "deviceName": "/dev/xvda",
+        "ebs": {"volumeSize": 200.0, "volumeType": "gp3", "encrypted": "true", "deleteOnTermination": "true"},
+    }, "/dev/xvda is the image's root; under another name it would be a second, empty disk"
+
+
+def test_instances_are_in_the_shared_security_group(cloud: Cloud) -> None:
+    capacity(cloud)
+    template = cloud.resources["head-template"].inputs
+    assert template["vpcSecurityGroupIds"] == ["sg-1"], "the dashboard is forwarded from instance to task"
+    assert "keyName" not in template, "there is no SSH"
+    assert "networkInterfaces" not in template, "the subnet decides, and it gives no public address"
+
+
+def test_what_is_launched_is_tagged(cloud: Cloud) -> None:
+    capacity(cloud)
+    specifications = cloud.resources["head-template"].inputs["tagSpecifications"]
+    tagged = {entry["resourceType"]: entry["tags"] for entry in specifications}
+    assert tagged.keys() == {"instance", "volume", "network-interface"}, "cost reports go by tags"
+    assert tagged["instance"] == {"Name": "head-instance", "project": "ray-on-ecs", "stack": "dev"}
+
+
+def test_user_data_reaches_the_instance_encoded(cloud: Cloud) -> None:
+    capacity(cloud)
+    encoded = cloud.resources["head-template"].inputs["userData"]
+    assert base64.b64decode(encoded).decode() == user_data("ray-cluster"), "EC2 takes user data in base64"
+
+
+def test_the_image_id_is_taken_in_the_clear(cloud: Cloud) -> None:
+    capacity(cloud)
+    assert cloud.resources["head-template"].inputs["imageId"] == "ami-0abc", "a secret would hide the whole template"
+
+
+def test_a_new_type_or_disk_replaces_instances_and_a_new_image_does_not(cloud: Cloud) -> None:
+    capacity(cloud)
+    template, group = cloud.resources["head-template"], cloud.resources["head-group"]
+    assert template.replace_on_changes == ("instanceType", "blockDeviceMappings"), (
+        "tasks sized for the new type would never fit on the old instances"
+    )
+    assert group.inputs["launchTemplate"] == {"id": "head-template-id", "version": "$Latest"}, (
+        "by its number, every image that AWS publishes would stop a running job"
+    )
+    assert group.inputs["instanceRefresh"] == {"strategy": "Rolling", "preferences": {"minHealthyPercentage": 0.0}}, (
+        "a fixed number leaves no room for a new instance beside the old one"
+    )
+
+
+def test_the_role_is_for_the_agent_and_session_manager(cloud: Cloud) -> None:
+    capacity(cloud)
+    (role,) = cloud.of_type("aws:iam/role:Role")
+    (statement,) = json.loads(role.inputs["assumeRolePolicy"])["Statement"]
+    assert statement["Principal"] == {"Service": "ec2.amazonaws.com"}, "only instances take it on"
+    attached = {
+        entry.inputs["policyArn"] for entry in cloud.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
+    }
+    assert attached == {
+        "arn:aws:iam::aws:policy/service-role/AmazonEC2ContainerServiceforEC2Role",
+        "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore",
+    }, "the commands go through Session Manager, and anything more is too much"
+
+
+def test_gpu_instances_stand_next_to_each_other(cloud: Cloud) -> None:
+    capacity(cloud, GPU)
+    (placement,) = cloud.of_type("aws:ec2/placementGroup:PlacementGroup")
+    assert placement.inputs["strategy"] == "cluster", "all-reduce is bound by the network between them"
+    assert cloud.resources["head-group"].inputs["placementGroup"] == "head-placement"
+
+
+def test_the_head_stands_alone(cloud: Cloud) -> None:
+    capacity(cloud)
+    assert cloud.of_type("aws:ec2/placementGroup:PlacementGroup") == [], "a group of one only narrows the choice"
+    assert "placementGroup" not in cloud.resources["head-group"].inputs
+
+
+def test_ecs_neither_scales_nor_holds_the_instances(cloud: Cloud) -> None:
+    made = capacity(cloud)
+    assert cloud.resources["head-capacity-provider"].inputs["autoScalingGroupProvider"] == {
+        "autoScalingGroupArn": cloud.value(made._group.arn),
+        "managedScaling": {"status": "DISABLED"},
+        "managedTerminationProtection": "DISABLED",
+        "managedDraining": "DISABLED",
+    }, "draining is on by default, and holds `destroy` until a training task ends by itself"
+
+
+def test_instances_start_after_what_they_need(cloud: Cloud) -> None:
+    def program() -> None:
+        network = pulumi.ComponentResource("test:index:Network", "network")
+        pulumi.CustomResource("test:index:Rule", "rule", {}, pulumi.ResourceOptions(parent=network))
+        Capacity("head", replace(DEFAULTS, depends_on=[network]))
+
+    cloud.run(program)
+    needs = cloud.needs("head-group")
+    assert {"rule", "head-instance-ecs", "head-instance-ssm", "head-instance-profile"} <= needs, (
+        "without them an instance neither joins the cluster nor reports its tasks stopped"
+    )
+
+
+def test_the_instance_is_looked_up_by_its_group_and_running(cloud: Cloud) -> None:
+    instance = cloud.run(lambda: Capacity("head", DEFAULTS).instance_id())
+    assert cloud.value(instance) == "i-0123456789abcdef0", "the commands need an instance to go to"
+    (question,) = [args for token, args in cloud.calls if token.endswith(":getInstances")]
+    assert question == {
+        "filters": [{"name": "tag:aws:autoscaling:groupName", "values": ["head-group"]}],
+        "instanceStateNames": ["running"],
+    }, "without the filter any instance of the account would do"
+
+
+def test_an_instance_that_is_just_being_replaced_is_no_error(cloud: Cloud) -> None:
+    cloud.running = ()
+    assert cloud.value(cloud.run(lambda: Capacity("head", DEFAULTS).instance_id())) == "", "the next `up` finds it"
+
+
+def test_a_preview_does_not_ask_for_instances_that_do_not_exist(cloud: Cloud) -> None:
+    cloud.preview = True
+    instance = cloud.run(lambda: Capacity("head", DEFAULTS).instance_id())
+    assert cloud.value(instance) is None, "the output stays unknown until the group is there"
+    assert not [token for token, _ in cloud.calls if token.endswith(":getInstances")], "there is nothing to find"

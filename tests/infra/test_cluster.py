@@ -1,0 +1,46 @@
+"""The ECS cluster, its logs, and what is associated with it afterwards."""
+
+from __future__ import annotations
+
+from infra.cluster import Cluster, ClusterArgs
+from tests.infra.fake_aws import Cloud
+
+
+def cluster(cloud: Cloud, providers: tuple[str, ...] = ()) -> Cluster:
+    """A cluster with valid defaults, and what is associated with it."""
+
+    def program() -> Cluster:
+        made = Cluster("ray", ClusterArgs(log_retention_days=30))
+        if providers:
+            made.associate(providers)
+        return made
+
+    return cloud.run(program)
+
+
+def test_logs_do_not_pile_up_for_ever(cloud: Cloud) -> None:
+    cluster(cloud)
+    assert cloud.resources["ray-logs"].inputs["retentionInDays"] == 30, "CloudWatch keeps them for ever otherwise"
+
+
+def test_the_cluster_says_its_names(cloud: Cloud) -> None:
+    made = cluster(cloud)
+    assert cloud.value(made.name) == "ray-cluster", "instances join by name"
+    assert cloud.value(made.arn).endswith(":ray-cluster"), "services are created by ARN"
+    assert cloud.value(made.log_group_name) == "ray-logs", "containers write by name"
+    assert cloud.value(made.log_group_arn).endswith(":ray-logs"), "policies allow by ARN"
+
+
+def test_capacity_providers_are_associated_by_name(cloud: Cloud) -> None:
+    cluster(cloud, ("head", "workers"))
+    association = cloud.resources["ray-capacity-providers"]
+    assert association.inputs == {"clusterName": "ray-cluster", "capacityProviders": ["head", "workers"]}, (
+        "by ARN ECS finds no instance in them"
+    )
+    assert association.parent == "ray", "it belongs to the cluster"
+    assert "ray-cluster" in association.dependencies, "the cluster has to exist first"
+
+
+def test_a_cluster_without_association_has_none(cloud: Cloud) -> None:
+    cluster(cloud)
+    assert cloud.of_type("aws:ecs/clusterCapacityProviders:ClusterCapacityProviders") == [], "providers come later"

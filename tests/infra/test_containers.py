@@ -1,0 +1,145 @@
+"""Container definitions: what the image and ECS agree on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from infra import containers
+from infra.sizing import TaskSize
+
+COMMON: dict[str, Any] = {
+    "image": "registry/training@sha256:00",
+    "log_group": "ray-logs",
+    "region": "us-west-2",
+    "token_arn": "arn:aws:ssm:us-west-2:123456789012:parameter/auth",
+}
+
+
+def head(gpus: int = 2) -> containers.Container:
+    """A head with valid defaults."""
+    size = TaskSize(vcpus=4, memory_mib=1000, gpus=0)
+    return containers.head(**COMMON, size=size, bucket="runs-bucket", gpus=gpus)
+
+
+def worker(gpus: int = 1) -> containers.Container:
+    """A worker with valid defaults."""
+    size = TaskSize(vcpus=4, memory_mib=1000, gpus=gpus)
+    return containers.worker(**COMMON, size=size, head_host="head.x.internal")
+
+
+def environment(container: containers.Container) -> dict[str, str]:
+    """The environment by name."""
+    return {entry["name"]: entry["value"] for entry in container["environment"]}
+
+
+def test_the_head_offers_ray_neither_cpus_nor_gpus() -> None:
+    assert head()["command"] == ["ray-head", "--num-cpus=0", "--num-gpus=0", f"--object-store-memory={200 * 2**20}"], (
+        "training on the head would starve Ray's control plane"
+    )
+
+
+def test_a_worker_offers_ray_all_of_its_instance() -> None:
+    assert worker(gpus=4)["command"] == [
+        "ray-worker",
+        "--num-cpus=4",
+        "--num-gpus=4",
+        f"--object-store-memory={200 * 2**20}",
+    ], "left to itself Ray counts the host's memory, not the task's"
+
+
+def test_the_containers_have_the_names_that_the_commands_look_for() -> None:
+    assert (head()["name"], worker()["name"]) == ("ray-head", "ray-worker"), "train_command finds the head by its name"
+
+
+def test_the_head_knows_where_runs_go_and_how_many_gpus_there_are() -> None:
+    assert environment(head(gpus=16)) == {
+        "AWS_DEFAULT_REGION": "us-west-2",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_REGION": "us-west-2",
+        "RAY_AUTH_MODE": "token",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "5",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "TRAINING_DEVICE": "cuda",
+        "TRAINING_NUM_WORKERS": "16",
+        "TRAINING_STORAGE_PATH": "s3://runs-bucket/runs",
+    }, "`python -m training` takes its defaults from here"
+
+
+def test_without_gpus_training_keeps_its_own_defaults() -> None:
+    names = environment(head(gpus=0)).keys()
+    assert names.isdisjoint({"TRAINING_NUM_WORKERS", "TRAINING_DEVICE"}), "a job on 0 workers would wait forever"
+    assert "TRAINING_STORAGE_PATH" in names, "results of earlier runs stay in reach"
+
+
+def test_a_worker_finds_the_head_by_name() -> None:
+    assert environment(worker()) == {
+        "AWS_DEFAULT_REGION": "us-west-2",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_REGION": "us-west-2",
+        "RAY_AUTH_MODE": "token",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "90",
+        "RAY_HEAD_HOST": "head.x.internal",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }, "an address would be stale after the head's first restart"
+
+
+def test_the_environment_stands_in_a_fixed_order() -> None:
+    for container in (head(), worker()):
+        names = [entry["name"] for entry in container["environment"]]
+        assert names == sorted(names), "another order reads as a change and restarts the tasks"
+
+
+def test_the_token_comes_as_a_secret() -> None:
+    for container in (head(), worker()):
+        assert container["secrets"] == [{"name": "RAY_AUTH_TOKEN", "valueFrom": COMMON["token_arn"]}], (
+            "as a plain value it would stand in the task definition for all to read"
+        )
+        assert "RAY_AUTH_TOKEN" not in environment(container), "ECS refuses a name that stands in both"
+
+
+def test_ray_stops_draining_before_ecs_kills_it() -> None:
+    for container in (head(), worker()):
+        drain = int(environment(container)["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
+        assert drain < container["stopTimeout"], "SIGKILL in the middle of a checkpoint loses it"
+    assert (head()["stopTimeout"], worker()["stopTimeout"]) == (30, 120), "the head has nothing to save"
+
+
+def test_only_a_worker_asks_for_gpus() -> None:
+    assert worker(gpus=4)["resourceRequirements"] == [{"type": "GPU", "value": "4"}], "ECS takes the number as a string"
+    assert "resourceRequirements" not in head(), "no GPU instance is there for the head"
+
+
+def test_both_have_an_init_process_and_shared_memory_and_open_files() -> None:
+    for container in (head(), worker()):
+        assert container["linuxParameters"] == {"initProcessEnabled": True, "sharedMemorySize": 300}, (
+            "Docker's 64 MiB end in bus errors, and Ray leaves zombies behind"
+        )
+        assert container["ulimits"] == [{"name": "nofile", "softLimit": 65536, "hardLimit": 65536}], (
+            "Ray opens a file and a socket for each of its many parts"
+        )
+
+
+def test_each_is_asked_for_its_own_health() -> None:
+    grace = {"interval": 30, "timeout": 10, "retries": 5, "startPeriod": 300}
+    assert head()["healthCheck"] == {"command": ["CMD", "ray-health", "head"], **grace}
+    assert worker()["healthCheck"] == {"command": ["CMD", "ray-health", "worker"], **grace}, (
+        "a worker may wait minutes for its head"
+    )
+
+
+def test_logs_go_to_the_stacks_group() -> None:
+    for container in (head(), worker()):
+        assert container["logConfiguration"] == {
+            "logDriver": "awslogs",
+            "options": {
+                "awslogs-group": "ray-logs",
+                "awslogs-region": "us-west-2",
+                "awslogs-stream-prefix": "ray",
+            },
+        }, "what is written elsewhere goes with the instance"
+
+
+def test_the_same_inputs_give_the_same_json() -> None:
+    assert json.dumps(worker()) == json.dumps(worker()), "a definition that changes by itself restarts the tasks"
+    assert "user" not in worker(), "the image itself is not run as root"

@@ -1,0 +1,76 @@
+"""The network: one way out, no way in, and DNS that answers."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+
+from infra.network import Network, NetworkArgs
+from tests.infra.fake_aws import REGION, Cloud
+
+SHARED_TAGS = {"project": "ray-on-ecs", "stack": "dev"}
+
+
+def network(cloud: Cloud, vpc_cidr: str = "10.0.0.0/16") -> Network:
+    """A network with valid defaults."""
+    args = NetworkArgs(vpc_cidr=vpc_cidr, availability_zone="us-west-2a", region=REGION)
+    return cloud.run(lambda: Network("network", args))
+
+
+def test_the_vpc_has_one_zone_with_a_private_subnet_and_a_single_nat_gateway(cloud: Cloud) -> None:
+    network(cloud)
+    vpc = cloud.resources["network-vpc"].inputs
+    assert vpc == {
+        "cidrBlock": "10.0.0.0/16",
+        "availabilityZoneNames": ["us-west-2a"],
+        "subnetStrategy": "Auto",
+        "subnetSpecs": [
+            {"type": "Private", "name": "private", "cidrMask": 17.0},
+            {"type": "Public", "name": "public", "cidrMask": 28.0},
+        ],
+        "natGateways": {"strategy": "Single"},
+        "vpcEndpointStrategy": "Auto",
+        "vpcEndpointSpecs": [
+            {
+                "serviceName": "com.amazonaws.us-west-2.s3",
+                "vpcEndpointType": "Gateway",
+                "tags": {"Name": "network-s3", **SHARED_TAGS},
+            }
+        ],
+        "enableDnsHostnames": True,
+        "enableDnsSupport": True,
+        "tags": SHARED_TAGS,
+    }, "a second NAT gateway costs money, and without DNS host names the workers never find the head"
+
+
+@pytest.mark.parametrize("vpc_cidr", ["10.0.0.0/16", "192.168.4.0/24"])
+def test_both_subnets_fit_into_the_smallest_and_the_largest_vpc(cloud: Cloud, vpc_cidr: str) -> None:
+    network(cloud, vpc_cidr)
+    specs = cloud.resources["network-vpc"].inputs["subnetSpecs"]
+    addresses = sum(2 ** (32 - int(spec["cidrMask"])) for spec in specs)
+    assert addresses <= ipaddress.ip_network(vpc_cidr).num_addresses, "awsx refuses subnets larger than their VPC"
+
+
+def test_only_members_of_the_security_group_reach_each_other(cloud: Cloud) -> None:
+    network(cloud)
+    (ingress,) = cloud.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule")
+    assert ingress.inputs["referencedSecurityGroupId"] == ingress.inputs["securityGroupId"], (
+        "any other source would open Ray, which runs whatever it is told"
+    )
+    assert "cidrIpv4" not in ingress.inputs, "no address may enter"
+    assert ingress.inputs["ipProtocol"] == "-1", "NCCL and Gloo pick their own ports"
+
+
+def test_everything_may_be_reached_from_inside(cloud: Cloud) -> None:
+    network(cloud)
+    egress = cloud.resources["network-egress"].inputs
+    assert egress["cidrIpv4"] == "0.0.0.0/0", "images, data sets and AWS's own services lie outside"
+    assert egress["ipProtocol"] == "-1", "DNS and HTTPS both have to pass"
+
+
+def test_the_subnet_that_is_handed_out_is_the_private_one(cloud: Cloud) -> None:
+    made = network(cloud)
+    assert cloud.value(made.subnet_id) == "subnet-private", "in the public subnet an instance has no route out"
+    assert cloud.value(made.vpc_id) == "vpc-1", "the DNS namespace belongs to this VPC"
+    assert cloud.value(made.security_group_id) == "network-security-group-id", "instances and tasks share this group"

@@ -1,0 +1,79 @@
+"""IAM documents: exactly the actions and resources that the work needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from infra import policies
+
+BUCKET = "arn:aws:s3:::runs-bucket"
+LOGS = "arn:aws:logs:us-west-2:123456789012:log-group:ray"
+TOKEN = "arn:aws:ssm:us-west-2:123456789012:parameter/auth"
+ECR_URI = "123456789012.dkr.ecr.us-west-2.amazonaws.com/team/training"
+
+
+def execution(image_uri: str) -> list[dict]:
+    """Statements of the execution policy for an image."""
+    return policies.execution(image_uri=image_uri, log_group_arn=LOGS, token_arn=TOKEN)["Statement"]
+
+
+def test_only_the_named_service_takes_on_a_role() -> None:
+    assert policies.assumed_by("ecs-tasks.amazonaws.com") == {
+        "Version": "2012-10-17",
+        "Statement": [
+            {"Effect": "Allow", "Principal": {"Service": "ecs-tasks.amazonaws.com"}, "Action": "sts:AssumeRole"}
+        ],
+    }, "a wider principal would hand the role's rights on"
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        f"{ECR_URI}@sha256:00",
+        f"{ECR_URI}:latest",
+        f"{ECR_URI}:latest@sha256:00",
+        ECR_URI,
+        "123456789012.dkr-ecr.us-west-2.on.aws/team/training:latest",
+    ],
+)
+def test_a_task_starts_with_its_own_image_logs_and_token(uri: str) -> None:
+    assert execution(uri) == [
+        {"Effect": "Allow", "Action": ["ecr:GetAuthorizationToken"], "Resource": "*"},
+        {
+            "Effect": "Allow",
+            "Action": ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
+            "Resource": "arn:aws:ecr:us-west-2:123456789012:repository/team/training",
+        },
+        {"Effect": "Allow", "Action": ["logs:CreateLogStream", "logs:PutLogEvents"], "Resource": f"{LOGS}:*"},
+        {"Effect": "Allow", "Action": ["ssm:GetParameters"], "Resource": TOKEN},
+    ], "the agent needs these four and no other repository, log group or parameter"
+
+
+@pytest.mark.parametrize("uri", ["public.ecr.aws/team/training:1", "docker.io/team/training:1", "python:3.11"])
+def test_an_image_from_elsewhere_takes_no_rights_in_ecr(uri: str) -> None:
+    actions = [action for statement in execution(uri) for action in statement["Action"]]
+    assert not any(action.startswith("ecr:") for action in actions), "a right that nothing uses is one too many"
+
+
+def test_training_reads_and_writes_its_runs_alone() -> None:
+    listing, objects = policies.training(bucket_arn=BUCKET)["Statement"]
+    assert objects == {
+        "Effect": "Allow",
+        "Action": ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
+        "Resource": f"{BUCKET}/runs/*",
+    }, "old checkpoints are deleted and broken uploads aborted, all of it below runs/"
+    assert (listing["Action"], listing["Resource"]) == (["s3:ListBucket"], BUCKET), "listing is a right on the bucket"
+
+
+def test_listing_holds_to_the_runs_and_lets_calls_without_a_prefix_pass() -> None:
+    listing, _ = policies.training(bucket_arn=BUCKET)["Statement"]
+    assert listing["Condition"] == {"StringLikeIfExists": {"s3:prefix": ["runs", "runs/*"]}}, (
+        "PyArrow's HeadBucket names no prefix, and a missing key has to be told as 404"
+    )
+
+
+def test_the_bucket_refuses_what_is_not_encrypted_on_its_way() -> None:
+    (deny,) = policies.tls_only(bucket_arn=BUCKET)["Statement"]
+    assert (deny["Effect"], deny["Principal"], deny["Action"]) == ("Deny", "*", "s3:*"), "nobody is exempt"
+    assert deny["Resource"] == [BUCKET, f"{BUCKET}/*"], "the bucket and everything in it"
+    assert deny["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}, "TLS requests pass"

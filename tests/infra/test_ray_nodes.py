@@ -1,0 +1,161 @@
+"""The head and the workers: roles, task definitions and services, alike but for what makes them differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pulumi
+import pytest
+
+from infra import containers, policies
+from infra.ray_head import RayHead, RayHeadArgs
+from infra.ray_node import RayNodeArgs
+from infra.ray_workers import RayWorkers, RayWorkersArgs
+from infra.sizing import TaskSize
+from tests.infra.fake_aws import DIGEST, REGION, REGISTRY, Cloud
+
+IMAGE = f"{REGISTRY}/training@{DIGEST}"
+LOGS = "arn:aws:logs:us-west-2:123456789012:log-group:ray-logs"
+TOKEN = "arn:aws:ssm:us-west-2:123456789012:parameter/auth"
+BUCKET = "arn:aws:s3:::training-bucket"
+HEAD_SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=0)
+WORKER_SIZE = TaskSize(vcpus=48, memory_mib=185600, gpus=4)
+KINDS = ["ray-head", "ray-workers"]
+
+
+def node(depends_on: Sequence[pulumi.Resource] = ()) -> RayNodeArgs:
+    """What both kinds run on, with valid defaults."""
+    return RayNodeArgs(
+        cluster_arn="arn:cluster",
+        subnet_id="subnet-private",
+        security_group_id="sg-1",
+        region=REGION,
+        image_uri=IMAGE,
+        log_group_name="ray-logs",
+        log_group_arn=LOGS,
+        token_parameter_arn=TOKEN,
+        bucket_name="training-bucket",
+        bucket_arn=BUCKET,
+        depends_on=depends_on,
+    )
+
+
+def head_args(shared: RayNodeArgs) -> RayHeadArgs:
+    """A head with valid defaults."""
+    return RayHeadArgs(node=shared, provider="head-provider", size=HEAD_SIZE, registry_arn="arn:registry", gpus=8)
+
+
+def workers_args(shared: RayNodeArgs) -> RayWorkersArgs:
+    """Two workers with valid defaults."""
+    return RayWorkersArgs(
+        node=shared, provider="workers-provider", size=WORKER_SIZE, count=2, head_host="head.x.internal"
+    )
+
+
+@pytest.fixture
+def nodes(cloud: Cloud) -> Cloud:
+    """An account with both kinds in it, which depend on one resource of the caller's."""
+
+    def program() -> None:
+        association = pulumi.CustomResource("test:index:Association", "association", {})
+        RayHead("ray-head", head_args(node([association])))
+        RayWorkers("ray-workers", workers_args(node([association])))
+
+    cloud.run(program)
+    return cloud
+
+
+def test_the_head_runs_its_container(nodes: Cloud) -> None:
+    (container,) = json.loads(nodes.resources["ray-head-task"].inputs["containerDefinitions"])
+    assert container == containers.head(
+        image=IMAGE,
+        log_group="ray-logs",
+        region=REGION,
+        token_arn=TOKEN,
+        size=HEAD_SIZE,
+        bucket="training-bucket",
+        gpus=8,
+    ), "what is tested as data is what is deployed"
+
+
+def test_a_worker_runs_its_container(nodes: Cloud) -> None:
+    (container,) = json.loads(nodes.resources["ray-workers-task"].inputs["containerDefinitions"])
+    assert container == containers.worker(
+        image=IMAGE,
+        log_group="ray-logs",
+        region=REGION,
+        token_arn=TOKEN,
+        size=WORKER_SIZE,
+        head_host="head.x.internal",
+    ), "what is tested as data is what is deployed"
+
+
+@pytest.mark.parametrize(("kind", "size"), [("ray-head", HEAD_SIZE), ("ray-workers", WORKER_SIZE)])
+def test_a_task_has_its_own_network_interface_and_its_instances_size(nodes: Cloud, kind: str, size: TaskSize) -> None:
+    task = nodes.resources[f"{kind}-task"].inputs
+    assert task["networkMode"] == "awsvpc", "DNS leads to the task, and Ray's ports cannot clash"
+    assert task["requiresCompatibilities"] == ["EC2"], "Fargate has no GPUs"
+    assert (task["cpu"], task["memory"]) == (str(size.cpu_units), str(size.memory_mib)), "ECS takes both as strings"
+    assert task["runtimePlatform"] == {"cpuArchitecture": "X86_64", "operatingSystemFamily": "LINUX"}
+    assert task["family"] == f"ray-on-ecs-dev-{kind}", "two stacks of an account count their own revisions"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_service_fits_into_its_fixed_capacity_and_goes_when_told(nodes: Cloud, kind: str) -> None:
+    service = nodes.resources[f"{kind}-service"]
+    assert service.inputs["deploymentMinimumHealthyPercent"] == 0, "the new task fits only when the old one is gone"
+    assert service.inputs["deploymentMaximumPercent"] == 100, "two heads behind one name would part the workers"
+    assert service.inputs["availabilityZoneRebalancing"] == "DISABLED", "ECS refuses it at a maximum of 100 %"
+    assert service.inputs["waitForSteadyState"] is False, "`up` would wait for the image to be pulled"
+    assert service.inputs["forceDelete"] is True, "`destroy` would wait for a job to end"
+    assert service.delete_timeout == "30m", "tasks may drain for minutes, and 20 have proven short"
+    assert service.inputs["propagateTags"] == "SERVICE", "tasks carry the stack's tags"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_service_runs_privately_on_its_own_instances(nodes: Cloud, kind: str) -> None:
+    service = nodes.resources[f"{kind}-service"].inputs
+    provider = {"ray-head": "head-provider", "ray-workers": "workers-provider"}[kind]
+    assert service["capacityProviderStrategies"] == [{"capacityProvider": provider, "weight": 1.0}], (
+        "a head on a GPU instance would keep a worker out"
+    )
+    assert "launchType" not in service, "ECS refuses both a launch type and a strategy"
+    assert service["networkConfiguration"] == {
+        "subnets": ["subnet-private"],
+        "securityGroups": ["sg-1"],
+        "assignPublicIp": False,
+    }, "nothing of Ray may be reached from the internet"
+
+
+def test_there_is_one_head_and_as_many_workers_as_asked_for(nodes: Cloud) -> None:
+    counts = {kind: nodes.resources[f"{kind}-service"].inputs["desiredCount"] for kind in KINDS}
+    assert counts == {"ray-head": 1, "ray-workers": 2}, "one worker for each GPU instance"
+
+
+def test_only_the_head_has_a_name(nodes: Cloud) -> None:
+    assert nodes.resources["ray-head-service"].inputs["serviceRegistries"] == {"registryArn": "arn:registry"}
+    assert "serviceRegistries" not in nodes.resources["ray-workers-service"].inputs, (
+        "a worker under the head's name would be taken for it"
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_has_roles_of_its_own_with_no_more_than_it_needs(nodes: Cloud, kind: str) -> None:
+    task = nodes.resources[f"{kind}-task"].inputs
+    assert task["executionRoleArn"].endswith(f":{kind}-execution-role"), "the agent starts the task with this one"
+    assert task["taskRoleArn"].endswith(f":{kind}-task-role"), "the training code has this one"
+    execution = nodes.resources[f"{kind}-execution-policy"].inputs
+    assert json.loads(execution["policy"]) == policies.execution(image_uri=IMAGE, log_group_arn=LOGS, token_arn=TOKEN)
+    training = nodes.resources[f"{kind}-task-policy"].inputs
+    assert json.loads(training["policy"]) == policies.training(bucket_arn=BUCKET), "its runs and nothing else"
+    trusted = json.loads(nodes.resources[f"{kind}-task-role"].inputs["assumeRolePolicy"])
+    assert trusted == policies.assumed_by("ecs-tasks.amazonaws.com"), "only tasks take it on"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_service_is_created_last_and_destroyed_first(nodes: Cloud, kind: str) -> None:
+    direct = nodes.resources[f"{kind}-service"].dependencies
+    assert {"association", f"{kind}-execution-policy", f"{kind}-task-policy"} <= direct, (
+        "a service that outlives its roles hangs in DRAINING"
+    )

@@ -1,0 +1,159 @@
+"""The configuration: its defaults, and one clear line for everything that cannot work."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pulumi
+import pytest
+import yaml
+
+from infra.settings import RETENTION_DAYS, SettingError, Settings
+from tests.infra.fake_aws import Cloud
+
+ROOT = Path(__file__).parents[2]
+PROJECT = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
+DEV = yaml.safe_load((ROOT / "Pulumi.dev.yaml").read_text())
+BAD = [
+    ("headInstanceType", "m5", "is no EC2 instance type"),
+    ("headInstanceType", "", "is no EC2 instance type"),
+    ("workerInstanceType", "g5_xlarge", "is no EC2 instance type"),
+    ("workerInstanceType", "G5.xlarge", "is no EC2 instance type"),
+    ("workerCount", "-1", "is below 0"),
+    ("workerCount", "two", "is no whole number"),
+    ("workerCount", "1.5", "is no whole number"),
+    ("vpcCidr", "10.0.0.0", "is outside /16"),
+    ("vpcCidr", "10.0.0.0/8", "is outside /16"),
+    ("vpcCidr", "10.0.0.0/25", "is outside /16"),
+    ("vpcCidr", "10.0.0.1/16", "has host bits set"),
+    ("vpcCidr", "fd00::/16", "is no IPv4 network"),
+    ("vpcCidr", "172.17.0.0/20", "overlaps Docker's bridge"),
+    ("availabilityZone", "us west 2a", "is no name of an availability zone"),
+    ("imageUri", "https://example.com/image", "is no image reference"),
+    ("imageUri", "image with spaces", "is no image reference"),
+    ("retainBucket", "maybe", "is neither true nor false"),
+    ("rootVolumeGiB", "30", "is outside 50"),
+    ("rootVolumeGiB", "99999", "is outside 50"),
+    ("rootVolumeGiB", "big", "is no whole number"),
+    ("logRetentionDays", "31", "is no period"),
+    ("logRetentionDays", "0", "is no period"),
+    ("logRetentionDays", "month", "is no whole number"),
+]
+
+
+def load(cloud: Cloud, **config: str) -> Settings:
+    """The settings that a stack with this configuration has."""
+    cloud.config = config
+    return cloud.run(Settings.load)
+
+
+def snake(key: str) -> str:
+    """The name of a key's field."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", key).lower()
+
+
+def test_the_defaults_are_those_of_the_project_file() -> None:
+    declared = {snake(key): entry["default"] for key, entry in PROJECT["config"].items()}
+    assert asdict(Settings()) == declared, "the file is what people read, the class is what runs"
+
+
+@pytest.mark.parametrize("key", PROJECT["config"])
+def test_every_key_has_a_type_a_default_and_a_description(key: str) -> None:
+    assert set(PROJECT["config"][key]) == {"type", "default", "description"}, "the engine and people both need them"
+
+
+def test_the_dev_stack_adds_the_region_alone() -> None:
+    assert DEV == {"config": {"aws:region": "us-west-2"}}, "`pulumi stack init dev && pulumi up` needs nothing else"
+
+
+def test_the_engine_makes_the_virtual_environment_itself() -> None:
+    assert PROJECT["name"] == "ray-on-ecs", "the configuration's namespace and many names follow from it"
+    assert PROJECT["runtime"] == {"name": "python", "options": {"toolchain": "pip", "virtualenv": ".venv"}}
+
+
+def test_an_empty_configuration_is_the_default_one(cloud: Cloud) -> None:
+    assert load(cloud) == Settings(), "every key is optional"
+
+
+def test_every_key_is_read(cloud: Cloud) -> None:
+    given = {
+        "headInstanceType": "m5.large",
+        "workerInstanceType": "g5.12xlarge",
+        "workerCount": "0",
+        "vpcCidr": "192.168.0.0/20",
+        "availabilityZone": "us-west-2b",
+        "imageUri": "public.example/ray@sha256:" + "0" * 64,
+        "retainBucket": "true",
+        "rootVolumeGiB": "200",
+        "logRetentionDays": "7",
+    }
+    assert given.keys() == PROJECT["config"].keys(), "a new key belongs here"
+    expected = Settings(
+        head_instance_type="m5.large",
+        worker_instance_type="g5.12xlarge",
+        worker_count=0,
+        vpc_cidr="192.168.0.0/20",
+        availability_zone="us-west-2b",
+        image_uri=given["imageUri"],
+        retain_bucket=True,
+        root_volume_gib=200,
+        log_retention_days=7,
+    )
+    assert load(cloud, **given) == expected, "a key that is declared and not read does nothing"
+
+
+def test_every_key_has_a_bad_value_to_refuse() -> None:
+    assert {key for key, _, _ in BAD} == PROJECT["config"].keys(), "a new key belongs here"
+
+
+@pytest.mark.parametrize(("key", "value", "rule"), BAD)
+def test_a_bad_value_is_refused_in_one_line(cloud: Cloud, key: str, value: str, rule: str) -> None:
+    with pytest.raises(SettingError) as refused:
+        load(cloud, **{key: value})
+    message = str(refused.value)
+    assert message.startswith(f"{key}: "), "the line names the key"
+    assert value in message, "the line names the value"
+    assert rule in message, "the line names the rule"
+    assert "; give " in message, "the line names the way out"
+    assert "\n" not in message, "one line is read, a page is not"
+
+
+def test_the_line_reads_as_a_sentence(cloud: Cloud) -> None:
+    with pytest.raises(SettingError) as refused:
+        load(cloud, workerCount="-1")
+    assert str(refused.value) == (
+        "workerCount: -1 is below 0; give the number of GPU instances, or 0 to keep the stack without any"
+    )
+
+
+def test_the_engine_prints_no_traceback_for_a_bad_value() -> None:
+    assert issubclass(SettingError, pulumi.RunError), "the engine ends a program quietly for this class alone"
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "123456789012.dkr.ecr.us-west-2.amazonaws.com/team/ray:2.60",
+        "public.ecr.aws/team/ray@sha256:" + "0" * 64,
+        "localhost:5000/ray:latest",
+        "python:3.11-slim",
+    ],
+)
+def test_every_usual_image_reference_is_taken(uri: str) -> None:
+    assert Settings(image_uri=uri).image_uri == uri, "refusing a good image leaves no way around"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("root_volume_gib", 50), ("root_volume_gib", 16384), ("vpc_cidr", "10.0.0.0/24"), ("worker_count", 0)],
+)
+def test_a_limit_itself_is_allowed(field: str, value: Any) -> None:
+    settings: dict[str, Any] = {field: value}
+    assert getattr(Settings(**settings), field) == value, "the message names it as allowed"
+
+
+def test_every_period_of_cloudwatch_is_allowed() -> None:
+    assert all(Settings(log_retention_days=days) for days in RETENTION_DAYS), "the message offers them"

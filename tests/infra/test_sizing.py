@@ -1,0 +1,103 @@
+"""Task sizes: known values for common types, and properties that hold for all of EC2's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from infra.settings import SettingError
+from infra.sizing import InstanceType, TaskSize, head_size, task_memory_mib, worker_size
+from tests.infra.fake_aws import instance_types
+
+MIB = 2**20
+G5_XLARGE = InstanceType(
+    name="g5.xlarge",
+    vcpus=4,
+    memory_mib=16384,
+    architectures=("x86_64",),
+    gpus=1,
+    gpu_name="A10G",
+    gpu_manufacturer="NVIDIA",
+)
+M5_XLARGE = InstanceType(name="m5.xlarge", vcpus=4, memory_mib=16384, architectures=("x86_64",))
+
+
+def nominal_sizes() -> list[int]:
+    """Memory of every EC2 type that carries a task at all."""
+    sizes = {facts["MemoryInfo"]["SizeInMiB"] for facts in instance_types().values()}
+    return sorted(size for size in sizes if size >= 8192)
+
+
+def test_a_worker_takes_its_whole_instance() -> None:
+    size = worker_size(G5_XLARGE)
+    assert size == TaskSize(vcpus=4, memory_mib=14336, gpus=1), "what is left over is paid for and idle"
+    assert size.cpu_units == 4096, "ECS counts 1024 to a vCPU"
+    assert size.shared_memory_mib == 4300, "30 % of the task's memory"
+    assert size.object_store_bytes == 2867 * MIB, "20 % of the task's memory, in bytes"
+
+
+def test_a_worker_with_four_gpus_asks_for_four() -> None:
+    size = worker_size(replace(G5_XLARGE, name="g5.12xlarge", vcpus=48, memory_mib=196608, gpus=4))
+    assert (size.gpus, size.vcpus) == (4, 48), "the task's numbers follow from the type alone"
+
+
+def test_a_head_takes_no_gpu_even_where_its_type_has_one() -> None:
+    assert head_size(G5_XLARGE).gpus == 0, "the head's image has no driver, and ECS would find no such instance"
+
+
+@pytest.mark.parametrize(("nominal", "most"), [(16384, 14541), (8192, 7168)])
+def test_a_task_leaves_room_for_kernel_and_agent(nominal: int, most: int) -> None:
+    memory = task_memory_mib(nominal)
+    assert memory <= most, "a task that asks for more is never placed"
+    assert memory % 256 == 0, "the numbers stay readable"
+
+
+def test_on_every_type_of_ec2_the_task_fits_with_room_for_the_agent() -> None:
+    for nominal in nominal_sizes():
+        memory = task_memory_mib(nominal)
+        kernel, agent = nominal * 3 // 100, 256
+        assert 0 < memory <= nominal - kernel - agent, f"{nominal} MiB: the task would never be placed"
+        assert memory >= nominal * 75 // 100, f"{nominal} MiB: memory is paid for and left idle"
+
+
+def test_on_every_type_of_ec2_the_object_store_fits_into_shared_memory() -> None:
+    for nominal in nominal_sizes():
+        size = TaskSize(vcpus=1, memory_mib=task_memory_mib(nominal), gpus=0)
+        assert size.object_store_bytes < size.shared_memory_mib * MIB, "Ray would fall back to the disk"
+        assert size.shared_memory_mib < size.memory_mib // 2, "/dev/shm counts against the task's memory"
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"gpus": 0, "gpu_name": "", "gpu_manufacturer": ""}, "has no whole GPU"),
+        ({"gpu_manufacturer": "AMD", "gpu_name": "Radeon Pro V520"}, "has GPUs of AMD"),
+        ({"gpu_name": "V100"}, "too old for PyTorch's CUDA 13"),
+        ({"gpu_name": "K80"}, "too old for PyTorch's CUDA 13"),
+        ({"gpu_name": "M60"}, "too old for PyTorch's CUDA 13"),
+        ({"architectures": ("arm64",)}, "runs arm64 and the image is built for x86_64"),
+    ],
+)
+def test_a_worker_type_that_pytorch_cannot_use_is_refused(change: dict, rule: str) -> None:
+    with pytest.raises(SettingError, match=rule) as refused:
+        worker_size(replace(G5_XLARGE, **change))
+    assert str(refused.value).startswith("workerInstanceType: 'g5.xlarge' "), "the line names key and value"
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"memory_mib": 4096}, "has 4096 MiB of memory, less than the 8192"),
+        ({"architectures": ("arm64",)}, "runs arm64 and the image is built for x86_64"),
+    ],
+)
+def test_a_head_type_that_cannot_carry_ray_is_refused(change: dict, rule: str) -> None:
+    with pytest.raises(SettingError, match=rule) as refused:
+        head_size(replace(M5_XLARGE, **change))
+    assert str(refused.value).startswith("headInstanceType: 'm5.xlarge' "), "the line names key and value"
+
+
+@pytest.mark.parametrize("gpu", ["T4", "A10G", "L4", "L40S", "A100", "H100", "H200", "B200", "RTX PRO Server 6000"])
+def test_every_gpu_since_turing_is_taken(gpu: str) -> None:
+    assert worker_size(replace(G5_XLARGE, gpu_name=gpu)).gpus == 1, "a newer GPU than this list must work as well"

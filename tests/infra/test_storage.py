@@ -1,0 +1,82 @@
+"""The bucket: private, encrypted, and gone with the stack unless it is to stay."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from infra.storage import Storage, StorageArgs
+from tests.infra.fake_aws import Cloud
+
+PROTECTION = (
+    "storage-public-access-block",
+    "storage-ownership",
+    "storage-tls-only",
+    "storage-encryption",
+    "storage-lifecycle",
+)
+
+
+def storage(cloud: Cloud, retain: bool = False) -> Storage:
+    """A bucket with valid defaults."""
+    return cloud.run(lambda: Storage("storage", StorageArgs(retain=retain)))
+
+
+def test_the_bucket_is_emptied_and_deleted_with_the_stack(cloud: Cloud) -> None:
+    storage(cloud)
+    bucket = cloud.resources["storage-bucket"]
+    assert bucket.inputs["forceDestroy"] is True, "`destroy` fails on a bucket that is not empty"
+    assert not bucket.retain_on_delete, "a bucket that stays is paid for"
+
+
+def test_a_retained_bucket_outlives_the_stack_with_all_that_protects_it(cloud: Cloud) -> None:
+    storage(cloud, retain=True)
+    assert cloud.resources["storage-bucket"].inputs["forceDestroy"] is False, "nothing may empty what is to stay"
+    for name in ("storage-bucket", *PROTECTION):
+        assert cloud.resources[name].retain_on_delete, f"{name}: the bucket would stay without its protection"
+
+
+def test_nothing_in_the_bucket_can_be_public(cloud: Cloud) -> None:
+    storage(cloud)
+    block = cloud.resources["storage-public-access-block"].inputs
+    switches = ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
+    assert all(block[switch] is True for switch in switches), "each of the four closes another door"
+
+
+def test_the_bucket_alone_decides_who_owns_its_objects(cloud: Cloud) -> None:
+    storage(cloud)
+    rule = cloud.resources["storage-ownership"].inputs["rule"]
+    assert rule == {"objectOwnership": "BucketOwnerEnforced"}, "ACLs would go around the policies"
+
+
+def test_objects_are_encrypted_at_rest(cloud: Cloud) -> None:
+    storage(cloud)
+    (rule,) = cloud.resources["storage-encryption"].inputs["rules"]
+    assert rule["applyServerSideEncryptionByDefault"] == {"sseAlgorithm": "AES256"}
+
+
+def test_requests_without_tls_are_refused(cloud: Cloud) -> None:
+    storage(cloud)
+    tls_only = cloud.resources["storage-tls-only"]
+    (statement,) = json.loads(tls_only.inputs["policy"])["Statement"]
+    assert statement["Effect"] == "Deny", "checkpoints would cross the network in the clear"
+    assert statement["Resource"] == ["arn:aws:s3:::training-bucket", "arn:aws:s3:::training-bucket/*"]
+    assert "storage-public-access-block" in tls_only.dependencies, "S3 refuses both changes at the same moment"
+
+
+def test_parts_of_broken_uploads_expire(cloud: Cloud) -> None:
+    storage(cloud)
+    (rule,) = cloud.resources["storage-lifecycle"].inputs["rules"]
+    assert rule == {
+        "id": "expire-unfinished-uploads",
+        "status": "Enabled",
+        "filter": {"prefix": ""},
+        "abortIncompleteMultipartUpload": {"daysAfterInitiation": 3.0},
+    }, "a job that dies in a checkpoint leaves parts that are invisible and charged for"
+
+
+@pytest.mark.parametrize("name", PROTECTION)
+def test_every_setting_is_one_of_this_bucket(cloud: Cloud, name: str) -> None:
+    storage(cloud)
+    assert cloud.resources[name].inputs["bucket"] == "training-bucket", "another bucket would be changed"
