@@ -1,0 +1,86 @@
+"""The README's commands, keys, outputs, flags and paths exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from training.config import parse
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PROGRAM = (ROOT / "__main__.py").read_text()
+CONFIG = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
+OF_OTHER_TOOLS = {"--build", "--detach", "--file", "--follow", "--recursive"}
+
+
+def section(title: str) -> str:
+    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def first_column(table: str) -> list[str]:
+    return re.findall(r"^\| `([^`]+)`", table, flags=re.MULTILINE)
+
+
+def test_the_configuration_table_is_that_of_pulumi_yaml() -> None:
+    assert first_column(section("Configuration")) == list(CONFIG), "a key is missing, superfluous or misspelt"
+    for key, spec in CONFIG.items():
+        shown = re.search(rf"^\| `{key}` \| (.*?) \|", README, flags=re.MULTILINE)
+        assert shown is not None
+        default = spec["default"]
+        expected = str(default).lower() if isinstance(default, bool) else str(default)
+        assert shown[1].strip("`") == expected, f"{key}: the README's default is not Pulumi.yaml's"
+
+
+def test_the_outputs_table_is_what_the_program_exports() -> None:
+    exported = re.findall(r'pulumi\.export\("(\w+)"', PROGRAM)
+    assert first_column(section("Outputs")) == exported
+
+
+def test_every_output_that_a_command_reads_is_exported() -> None:
+    for name in re.findall(r"pulumi stack output (\w+)", README):
+        assert f'pulumi.export("{name}"' in PROGRAM, name
+
+
+def test_every_make_command_is_a_target() -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    used = set(re.findall(r"\bmake ([a-z]+)\b", README))
+    assert {"train", "test"} <= used, "the two commands that set everything up are shown"
+    assert used <= set(targets), f"no such target: {used - set(targets)}"
+
+
+def test_every_flag_that_is_mentioned_is_one_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"], {})
+    known = capsys.readouterr().out
+    for flag in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - OF_OTHER_TOOLS:
+        assert f"{flag} " in known, f"{flag} is no flag of python -m training"
+
+
+def test_every_file_of_the_tree_exists_and_none_is_left_out() -> None:
+    tree = re.search(r"```\n(__main__\.py.*?)```", section("The tree"), flags=re.DOTALL)
+    assert tree is not None
+    folder, named = "", set()
+    for line in tree[1].splitlines():
+        name = line.split()[0]
+        if name.endswith("/"):
+            folder = name
+        elif line.startswith(" "):
+            name = folder + name
+        named.add(name)
+        assert (ROOT / name).exists(), f"{name} is not there"
+    modules = {str(path.relative_to(ROOT)) for part in ("infra", "training") for path in (ROOT / part).glob("*.py")}
+    assert modules - named <= {"infra/__init__.py", "training/__init__.py"}, f"not in the tree: {modules - named}"
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_lead_somewhere(document: str) -> None:
+    text = (ROOT / document).read_text()
+    for target in re.findall(r"\]\((?!http|#)([^)#]+)", text):
+        assert (ROOT / target).exists(), f"{document} links to {target}"
+    anchors = {
+        re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
+    for anchor in re.findall(r"\]\(#([^)]+)\)", text):
+        assert anchor in anchors, f"{document} links to #{anchor}"
