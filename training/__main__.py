@@ -4,7 +4,7 @@ import os
 import sys
 
 from training.config import parse
-from training.errors import TrainingError
+from training.errors import Interrupted, TrainingError
 
 # Ray reads these when it is imported.
 RAY_SETTINGS = {
@@ -15,13 +15,12 @@ RAY_SETTINGS = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.3",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status (see `--help`)."""
     try:
-        config = parse(sys.argv[1:] if arguments is None else arguments).named()
+        config = parse(sys.argv[1:] if arguments is None else arguments)
         os.environ.update({**RAY_SETTINGS, **os.environ})
         from rich.console import Console
 
@@ -32,8 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"training: {error}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
-        print(f"training: interrupted; continue with --run-name {config.run_name}", file=sys.stderr)
-        return INTERRUPTED
+        print("training: interrupted before it trained", file=sys.stderr)
+        return Interrupted.exit_status
     return 0
 
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from training import cluster, data, model, results, worker
 from training.cluster import Placement
 from training.config import TrainingConfig, flag
-from training.errors import ResourceError, TrainingError, UsageError
+from training.errors import Interrupted, ResourceError, TrainingError, UsageError
 from training.progress import Board, ProgressBar
 from training.storage import METRICS, RESULT, SETTINGS, RunStorage
 
@@ -57,11 +57,10 @@ def run(config: TrainingConfig, console: Console) -> dict[str, Any]:
 
 def _prepare(config: TrainingConfig) -> tuple[TrainingConfig, RunStorage]:
     """Check all that can be checked without a cluster."""
-    config = config.named()
     model.find(config.model)
     if config.data_dir is not None:  # Ray gives its workers another working directory
         config = replace(config, data_dir=str(Path(config.data_dir).expanduser().absolute()))
-    config = replace(config, dataset=data.choose(config))
+    config = replace(config, dataset=data.choose(config)).named()
     storage = RunStorage.open(config.storage_path, str(config.run_name))
     storage.check_writable()
     _refuse_finished(storage)
@@ -105,7 +104,7 @@ def _fit(
         with ProgressBar(board, config.epochs, console):
             result: Any = trainer.fit()
     except SystemExit as stop:  # Ray Train's own answer to Ctrl-C, after it has stopped the workers
-        raise KeyboardInterrupt from stop
+        raise Interrupted(f"interrupted; continue with --run-name {config.run_name}") from stop
     except TrainingFailedError as failure:
         raise _explain(failure, config) from failure
     return result.return_value, result.checkpoint.path
@@ -174,6 +173,5 @@ def _conclude(document: dict[str, Any], history: list[dict[str, Any]], console: 
         f"{document['times']['total_seconds']:.0f} s in all",
         highlight=False,
     )
-    console.print("results in " + document["storage_path"], highlight=False, soft_wrap=True)
-    for name in document["files"].values():
-        console.print(f"  {name}", highlight=False)
+    files = ", ".join([RESULT, *document["files"].values()])
+    console.print(f"results in {document['storage_path']}: {files}", highlight=False, soft_wrap=True)

@@ -7,6 +7,12 @@ class TrainingError(Exception):
     exit_status = 1
 
 
+class Interrupted(TrainingError):
+    """The user stopped the run; its checkpoints so far are kept."""
+
+    exit_status = 130
+
+
 class UsageError(TrainingError):
     """A setting, a folder or a data set that can't be used; nothing was created or trained."""
 
