@@ -137,7 +137,8 @@ class Cloud(mocks.Mocks):
         }, []
 
     def _offerings(self, types: list[str]) -> dict[str, Any]:
-        pairs = [(name, zone) for zone in self.zones for name in types if zone not in self.not_offered.get(name, ())]
+        known = [name for name in types if name in instance_types()]
+        pairs = [(name, zone) for zone in self.zones for name in known if zone not in self.not_offered.get(name, ())]
         return {"instanceTypes": [name for name, _ in pairs], "locations": [zone for _, zone in pairs]}
 
 

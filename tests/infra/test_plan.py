@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra.plan import Plan, cause, zones_with
+from infra.plan import Plan, cause, choose_zone, instance_type
 from infra.settings import SettingError, Settings
 from infra.sizing import TaskSize
 from tests.infra.fake_aws import REGION, Cloud
@@ -50,27 +50,32 @@ def test_a_zone_without_the_gpus_is_refused_with_those_that_have_them(cloud: Clo
 
 
 def test_a_region_without_a_common_zone_is_said_so(cloud: Cloud) -> None:
-    cloud.not_offered = {"g5.xlarge": cloud.zones}
-    with pytest.raises(SettingError, match="is not offered together with") as refused:
+    cloud.not_offered = {"g5.xlarge": ("us-west-2a", "us-west-2b"), "m5.xlarge": ("us-west-2c",)}
+    with pytest.raises(SettingError, match=r"is not offered together with m5\.xlarge in any zone") as refused:
         plan(cloud)
     assert str(refused.value).startswith("workerInstanceType: 'g5.xlarge' "), "GPUs are what a region lacks"
 
 
-def test_one_type_for_both_kinds_is_asked_for_once() -> None:
-    offers = [("g5.xlarge", "us-west-2b"), ("g5.xlarge", "us-west-2a")]
-    assert zones_with({"g5.xlarge"}, offers, REGION) == ["us-west-2a", "us-west-2b"], (
-        "a set of one type is no special case"
-    )
+def test_one_type_for_both_kinds_needs_one_zone() -> None:
+    settings = Settings(head_instance_type="g5.xlarge")
+    zone = choose_zone(settings, {"g5.xlarge": {"us-west-2b", "us-west-2a"}}, REGION)
+    assert zone == "us-west-2a", "a set of one type is no special case"
 
 
 @pytest.mark.parametrize(
     ("key", "field"), [("headInstanceType", "head_instance_type"), ("workerInstanceType", "worker_instance_type")]
 )
-def test_a_type_that_ec2_does_not_know_is_refused_with_its_cause(cloud: Cloud, key: str, field: str) -> None:
+def test_a_type_that_the_region_does_not_offer_is_refused(cloud: Cloud, key: str, field: str) -> None:
     with pytest.raises(SettingError) as refused:
         plan(cloud, **{field: "g99.huge"})
+    assert str(refused.value) == f"{key}: 'g99.huge' is not offered in us-west-2; give another type or another region"
+
+
+def test_a_type_that_ec2_does_not_describe_is_refused_with_its_cause(cloud: Cloud) -> None:
+    with pytest.raises(SettingError) as refused:
+        cloud.run(lambda: instance_type("workerInstanceType", "g99.huge", REGION))
     message = str(refused.value)
-    assert message.startswith(f"{key}: 'g99.huge' could not be looked up in us-west-2 ("), "key, value and region"
+    assert message.startswith("workerInstanceType: 'g99.huge' could not be looked up in us-west-2 ("), "what and where"
     assert "g99.huge does not exist" in message, "the cause may as well be a missing permission"
     assert "\n" not in message, "the provider's answer has many lines, and the first one says it"
 
