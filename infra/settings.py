@@ -16,9 +16,9 @@ SMALLEST_ROOT_VOLUME_GIB = 50
 LARGEST_ROOT_VOLUME_GIB = 16384
 # The only periods that CloudWatch Logs takes.
 # https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_PutRetentionPolicy.html
-RETENTION_DAYS = tuple(
-    map(int, "1 3 5 7 14 30 60 90 120 150 180 365 400 545 731 1096 1827 2192 2557 2922 3288 3653".split())
-)
+RETENTION_DAYS = (
+    1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653,
+)  # fmt: skip
 # Docker's own bridge on every instance: addresses of a VPC in this range are never reached from there.
 DOCKER_BRIDGE = ipaddress.IPv4Network("172.17.0.0/16")
 
