@@ -35,6 +35,8 @@ class Replica:
         self.config, self.dataset, self.device = config, dataset, device
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # NCCL's collectives on objects go over the current device
         self.train, self.test = dataset.train.to(device), dataset.test.to(device)
         torch.manual_seed(config.seed)
         self.model = model.find(config.model)(dataset.channels, dataset.classes).to(device)
@@ -89,7 +91,7 @@ class Replica:
         return {
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
-            "random": self._gather(torch.get_rng_state()),
+            "random": self._gather(_random_state(self.device)),
             "history": self.history,
         }
 
@@ -100,7 +102,7 @@ class Replica:
         self.schedule.load_state_dict(state["schedule"])
         self.history = state["history"]
         if self.rank < len(state["random"]):
-            torch.set_rng_state(state["random"][self.rank])
+            _set_random_state(state["random"][self.rank], self.device)
 
     def _replicate(self) -> nn.Module:
         if self.world_size == 1:
@@ -145,12 +147,23 @@ class Replica:
         logits = network(self.dataset.normalize(split.images[indices]))
         return labels, logits, cross_entropy(logits, labels)
 
-    def _gather(self, value: Tensor) -> list[Tensor]:
+    def _gather(self, value: Any) -> list[Any]:
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value)
         return values
+
+
+def _random_state(device: torch.device) -> dict[str, Tensor]:
+    cuda = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {"cpu": torch.get_rng_state(), **cuda}
+
+
+def _set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 class Tally:
