@@ -13,7 +13,7 @@ help:
 	@sed -n 's/^# \(make.*\)/\1/p' Makefile
 
 train: $(VENV)/.train
-	RAY_ADDRESS=local $(BIN)/python -m training --dataset auto $(ARGS)
+	RAY_ADDRESS=local $(BIN)/python -m training --dataset auto --epochs 3 $(ARGS)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(ARGS)

@@ -56,10 +56,7 @@ node = RayNodeArgs(
     depends_on=[association, network],
 )
 registry_arn, head_host = discovery.registry_arn, discovery.head_host
-RayHead(
-    "ray-head",
-    RayHeadArgs(node=node, provider=head_capacity.provider, size=plan.head, registry_arn=registry_arn, gpus=plan.gpus),
-)
+RayHead("ray-head", RayHeadArgs(node=node, provider=head_capacity.provider, size=plan.head, registry_arn=registry_arn))
 RayWorkers(
     "ray-workers",
     RayWorkersArgs(
@@ -74,6 +71,7 @@ pulumi.export("head_instance_id", head_id)
 pulumi.export("cluster_name", cluster.name)
 pulumi.export("image_uri", image_uri)
 pulumi.export("log_group", cluster.log_group_name)
-pulumi.export("train_command", head_id.apply(partial(commands.train, plan.region)))
+pulumi.export("train_command", head_id.apply(partial(commands.train, plan.region, plan.gpus)))
+pulumi.export("shell_command", head_id.apply(partial(commands.shell, plan.region)))
 pulumi.export("dashboard_command", dashboard)
 pulumi.export("token_command", auth.parameter_name.apply(partial(commands.token, plan.region)))

@@ -9,17 +9,26 @@ import json
 
 from infra.containers import DASHBOARD_PORT, HEAD
 
-# The agent labels what it starts, while Docker's names carry a random suffix. `$(...)` expands on the instance.
-HEAD_CONTAINER = f"$(sudo docker ps -qf label=com.amazonaws.ecs.container-name={HEAD})"
+# The agent labels what it starts, while Docker's names carry a random suffix.
+HEAD_CONTAINER = f"sudo docker ps -qf label=com.amazonaws.ecs.container-name={HEAD} -f health=healthy"
 
 
-def train(region: str, instance_id: str) -> str:
-    """Submit the training job on the head and follow its log; the job outlives a dropped connection.
+def train(region: str, gpus: int, instance_id: str) -> str:
+    """Submit the training job on the head, as soon as it is well, and follow its log.
 
-    More arguments of the job go right after `python -m training`, inside the quotes.
+    The job outlives a dropped connection. It waits for a worker on each of the stack's GPUs, as instances that still
+    pull the image are not in the cluster yet. More arguments go right after `python -m training`, inside the quotes.
     """
-    submit = f"sudo docker exec -it {HEAD_CONTAINER} ray job submit -- python -m training"
-    return _session(region, instance_id, "AWS-StartInteractiveCommand", {"command": [submit]})
+    workers = f" --num-workers {gpus}" if gpus else ""
+    wait = f'while c=$({HEAD_CONTAINER}); [ -z "$c" ]; do echo waiting for the Ray head to start; sleep 10; done'
+    submit = f"sudo docker exec -it $c ray job submit -- python -m training{workers}"
+    return _session(region, instance_id, "AWS-StartInteractiveCommand", {"command": [f"{wait}; {submit}"]})
+
+
+def shell(region: str, instance_id: str) -> str:
+    """Open a shell in the head's container, for `ray status` or `ray job list`."""
+    enter = f"sudo docker exec -it $({HEAD_CONTAINER}) bash"
+    return _session(region, instance_id, "AWS-StartInteractiveCommand", {"command": [enter]})
 
 
 def dashboard(region: str, instance_id: str, head_host: str) -> str:

@@ -32,7 +32,6 @@ def head(
     token_arn: str,
     size: TaskSize,
     bucket: str,
-    gpus: int,
 ) -> Container:
     """Define the head: it schedules and runs the job's driver, so it offers Ray no CPU and no GPU."""
     return _container(
@@ -41,7 +40,7 @@ def head(
         command=["ray-head", "--num-cpus=0", "--num-gpus=0", f"--object-store-memory={size.object_store_bytes}"],
         environment={
             **_environment(region, HEAD_DRAIN_SECONDS),
-            **_training_defaults(bucket, gpus),
+            "TRAINING_STORAGE_PATH": f"s3://{bucket}/{RUNS_PREFIX}",
         },
         health_check="head",
         stop_seconds=HEAD_STOP_SECONDS,
@@ -122,13 +121,6 @@ def _environment(region: str, drain_seconds: int) -> dict[str, str]:
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(drain_seconds),
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-
-
-def _training_defaults(bucket: str, gpus: int) -> dict[str, str]:
-    """Defaults of `python -m training` on this stack: one worker on each GPU; without GPUs it keeps its own."""
-    storage = {"TRAINING_STORAGE_PATH": f"s3://{bucket}/{RUNS_PREFIX}"}
-    workers = {"TRAINING_NUM_WORKERS": str(gpus), "TRAINING_DEVICE": "cuda"}
-    return {**storage, **workers} if gpus else storage
 
 
 def _gpus(count: int) -> dict[str, Any]:

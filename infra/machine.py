@@ -20,8 +20,9 @@ def user_data(cluster_name: str) -> str:
         "ECS_ENABLE_TASK_IAM_ROLE": "true",
         # Tasks get their own role's credentials from the agent and have no business with the instance's.
         "ECS_AWSVPC_BLOCK_IMDS": "true",
-        # Tasks name their image by digest, so what was pulled once is the same.
-        "ECS_IMAGE_PULL_BEHAVIOR": "prefer-cached",
+        # The image is large and named by its digest: one pull an instance. Unlike prefer-cached, this setting leaves
+        # the agent to clean up the images of earlier builds.
+        "ECS_IMAGE_PULL_BEHAVIOR": "once",
         "ECS_RESERVED_MEMORY": "256",
     }
     lines = [f"{key}={value}" for key, value in agent.items()]

@@ -13,20 +13,19 @@ from infra.sizing import TaskSize
 
 @dataclass(frozen=True, kw_only=True)
 class RayHeadArgs:
-    """Inputs of RayHead; `gpus` counts those of all workers, on which a training job runs."""
+    """Inputs of RayHead; none tells how many workers there are, so that a change to them leaves the head running."""
 
     node: RayNodeArgs
     provider: pulumi.Input[str]
     size: TaskSize
     registry_arn: pulumi.Input[str]
-    gpus: int
 
 
 class RayHead(RayNode):
     """The one head of the cluster, under a DNS name that follows its task."""
 
     def __init__(self, name: str, args: RayHeadArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        container = args.node.container(containers.head, size=args.size, bucket=args.node.bucket_name, gpus=args.gpus)
+        container = args.node.container(containers.head, size=args.size, bucket=args.node.bucket_name)
         super().__init__(
             "RayHead",
             name,

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PROGRAM = (ROOT / "__main__.py").read_text()
 CONFIG = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
-OF_OTHER_TOOLS = {"--build", "--detach", "--file", "--follow", "--recursive"}
+OF_OTHER_TOOLS = {"--build", "--detach", "--exclude", "--file", "--follow", "--local"}
 
 
 def section(title: str) -> str:

@@ -21,6 +21,7 @@ EXPORTS = {
     "image_uri",
     "log_group",
     "train_command",
+    "shell_command",
     "dashboard_command",
     "token_command",
 }
@@ -87,7 +88,7 @@ def test_the_exports_are_those_of_the_resources(stack: Cloud) -> None:
 
 
 def test_the_commands_reach_this_stack(stack: Cloud) -> None:
-    for name in ("train_command", "dashboard_command"):
+    for name in ("train_command", "shell_command", "dashboard_command"):
         assert "--region us-west-2 --target i-0123456789abcdef0 " in stack.exports[name], f"{name} goes elsewhere"
     assert '"host":["head.ray-on-ecs-dev.internal"]' in stack.exports["dashboard_command"]
     assert " --name auth-parameter " in stack.exports["token_command"]
@@ -187,12 +188,12 @@ def test_nothing_lets_the_internet_in(stack: Cloud) -> None:
 
 def test_training_finds_its_gpus_and_its_bucket(stack: Cloud) -> None:
     head = environment(stack, "ray-head-task")
-    assert head["TRAINING_NUM_WORKERS"] == "2", "one worker for each GPU"
+    assert "python -m training --num-workers 2" in stack.exports["train_command"], "one worker for each GPU"
     assert head["TRAINING_STORAGE_PATH"] == "s3://training-bucket/runs", "the task's role allows this prefix alone"
     assert environment(stack, "ray-workers-task")["RAY_HEAD_HOST"] == "head.ray-on-ecs-dev.internal"
 
 
-def test_a_larger_type_changes_every_number_that_follows_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_larger_type_changes_every_number_that_follows_from_it(monkeypatch: pytest.MonkeyPatch, stack: Cloud) -> None:
     cloud = deploy(monkeypatch, {"workerInstanceType": "g5.12xlarge", "workerCount": "4"})
     worker = container(cloud, "ray-workers-task")
     assert worker["resourceRequirements"] == [{"type": "GPU", "value": "4"}], "all four GPUs of each instance"
@@ -201,7 +202,8 @@ def test_a_larger_type_changes_every_number_that_follows_from_it(monkeypatch: py
     assert cloud.resources["workers-template"].inputs["instanceType"] == "g5.12xlarge"
     assert cloud.resources["workers-group"].inputs["desiredCapacity"] == 4
     assert cloud.resources["ray-workers-service"].inputs["desiredCount"] == 4
-    assert environment(cloud, "ray-head-task")["TRAINING_NUM_WORKERS"] == "16", "four instances with four GPUs each"
+    assert "--num-workers 16" in cloud.exports["train_command"], "four instances with four GPUs each"
+    assert container(cloud, "ray-head-task") == container(stack, "ray-head-task"), "the head would be restarted"
 
 
 def test_a_stack_can_be_kept_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +211,7 @@ def test_a_stack_can_be_kept_without_gpus(monkeypatch: pytest.MonkeyPatch) -> No
     assert cloud.resources["workers-group"].inputs["desiredCapacity"] == 0, "GPUs are the cost"
     assert cloud.resources["ray-workers-service"].inputs["desiredCount"] == 0, "ECS would look for instances for ever"
     assert cloud.resources["head-group"].inputs["desiredCapacity"] == 1, "the head stays, with its runs and dashboard"
-    assert "TRAINING_NUM_WORKERS" not in environment(cloud, "ray-head-task"), "a job on 0 workers would wait for ever"
+    assert "--num-workers" not in cloud.exports["train_command"], "0 workers are none that train"
 
 
 def test_a_ready_image_is_used_and_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:

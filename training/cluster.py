@@ -3,20 +3,23 @@
 import logging
 import math
 import os
+import socket
 import time
 from dataclasses import dataclass
 from functools import partial
 
 import ray
 from ray import cloudpickle
+from ray.exceptions import AuthenticationError
 from rich.console import Console
 
 from training import network
 from training.config import TrainingConfig
-from training.errors import ResourceError
+from training.errors import ResourceError, UsageError
 
 CPU_WORKERS = 2
 SECONDS_BETWEEN = 2.0
+KNOCK_SECONDS = 5.0
 
 Resources = dict[str, float]
 
@@ -47,6 +50,7 @@ def connect(config: TrainingConfig) -> bool:
 
     Raises:
         ResourceError: `RAY_ADDRESS` names a cluster that doesn't answer.
+        UsageError: The cluster wants another token than `RAY_AUTH_TOKEN`, or any.
     """
     address = os.environ.get("RAY_ADDRESS") or "auto"
     # By value: Ray runs the hook before a worker process can import what lies in the driver's directory.
@@ -54,9 +58,14 @@ def connect(config: TrainingConfig) -> bool:
     hook = network.use_route_to_head
     init = partial(ray.init, runtime_env={"worker_process_setup_hook": hook}, logging_level=logging.ERROR)
     if address != "local":
+        _knock(address)
         try:
             init(address=address)
             return False
+        except AuthenticationError as cause:
+            raise UsageError(
+                "RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's"
+            ) from cause
         except ConnectionError as cause:
             if address != "auto":
                 raise ResourceError(f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({cause})") from cause
@@ -98,6 +107,19 @@ def plan(config: TrainingConfig, nodes: list[Resources]) -> Placement | None:
         if 0 < workers <= sum(_room(node, cpus, use_gpu) for node in nodes):
             return Placement(workers, use_gpu, cpus)
     return None
+
+
+def _knock(address: str) -> None:
+    """See that something listens at `host:port`: Ray itself would try for ever."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or "/" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
+    except OSError as cause:
+        raise ResourceError(
+            f"RAY_ADDRESS: nothing listens at {address!r} ({cause}); correct it, or unset it to use this machine"
+        ) from cause
 
 
 def _room(node: Resources, cpus: int, use_gpu: bool) -> int:

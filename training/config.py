@@ -63,7 +63,7 @@ class TrainingConfig:
     samples: int = setting(60_000, "training images in the synthetic data set", at_least=10)
     epochs: int = setting(10, "passes over the training set", at_least=1)
     batch_size: int = setting(
-        64, "most images a step on each worker; the global batch is this times the workers", at_least=2
+        64, "most images a step on each worker; the global batch is this times the workers", at_least=1
     )
     lr: float = setting(1e-3, "peak learning rate of Adam's one-cycle schedule", above=0.0)
     num_workers: int | None = setting(

@@ -10,7 +10,7 @@ import shutil
 import socket
 import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,8 +58,11 @@ class Dataset:
     @classmethod
     def of(cls, name: str, train: Split, test: Split, classes: int) -> "Dataset":
         """The data set of two splits; the statistics come from the training images alone."""
-        pixels = train.images.float() / 255
-        return cls(name, train, test, classes, pixels.mean().item(), pixels.std().item())
+        counts = torch.bincount(train.images.flatten(), minlength=256).double()  # no copy of the images as floats
+        levels, shares = torch.arange(256).double() / 255, counts / counts.sum()
+        mean = (levels * shares).sum()
+        std = ((levels - mean) ** 2 * shares).sum().sqrt()
+        return cls(name, train, test, classes, mean.item(), std.item())
 
     @property
     def channels(self) -> int:
@@ -81,11 +84,11 @@ def choose(config: TrainingConfig) -> str:
     """
     if config.dataset == "auto" and config.data_dir is None:
         return "fashion-mnist" if _cached() or not _unreachable() else "digits"
-    if config.dataset in ("digits", "synthetic"):
+    if config.dataset not in ("auto", "fashion-mnist"):
         _refuse_data_dir(config)
         return config.dataset
     if config.data_dir is not None:
-        _idx_files(Path(config.data_dir))
+        _fashion_mnist(config)  # broken files are better found now than by every worker
     elif not _cached() and (reason := _unreachable()):
         raise UsageError(f"--dataset fashion-mnist: its download can't be reached ({reason}); {WAYS_ON}")
     return "fashion-mnist"
@@ -97,8 +100,7 @@ def load(name: str, config: TrainingConfig) -> Dataset:
     Raises:
         UsageError: Its files are missing, broken or can't be downloaded.
     """
-    loaders = {"fashion-mnist": _fashion_mnist, "digits": _digits, "synthetic": _synthetic}
-    return loaders[name](config)
+    return LOADERS[name](config)
 
 
 def steps(samples: int, batch_size: int, world_size: int) -> int:
@@ -110,7 +112,8 @@ def train_batches(split: Split, batch_size: int, epoch: int, rank: int, world_si
     """The indices of this rank's batches in an epoch: a new shuffle each, the same number of steps on every rank.
 
     Where the images don't divide by the ranks a few are repeated, as DistributedSampler does. The batches' sizes
-    differ by one at most: a short last batch would weigh its images more, and batch norm can't take a single one.
+    differ by one at most: a short last batch would weigh its images more. So from a batch size of 3 on no batch has a
+    single image, which batch norm can't take.
     """
     sampler = DistributedSampler(
         TensorDataset(split.labels), num_replicas=world_size, rank=rank, shuffle=True, seed=seed
@@ -204,7 +207,8 @@ def _read_fashion_mnist(root: Path) -> Dataset:
     try:
         parts = [FashionMNIST(root, train=train) for train in (True, False)]
     except (OSError, ValueError, RuntimeError, AssertionError) as cause:
-        raise UsageError(f"the Fashion-MNIST files are broken ({cause}); fetch them again") from cause
+        reason = f"{type(cause).__name__} {cause}".strip()
+        raise UsageError(f"the Fashion-MNIST files are broken ({reason}): no IDX files; fetch them again") from cause
     splits = [Split(part.data.unsqueeze(1), part.targets) for part in parts]
     for split in splits:
         if len(split.images) != len(split.labels):
@@ -240,3 +244,11 @@ def _synthetic(config: TrainingConfig) -> Dataset:
         return Split(pictures[labels] // 2 + noise // 2, labels)
 
     return Dataset.of("synthetic", split(config.samples), split(max(classes, config.samples // 6)), classes)
+
+
+# DATASETS in config.py has these names and auto.
+LOADERS: dict[str, Callable[[TrainingConfig], Dataset]] = {
+    "fashion-mnist": _fashion_mnist,
+    "digits": _digits,
+    "synthetic": _synthetic,
+}

@@ -1,5 +1,6 @@
 """A run from the command to the result: check everything, let Ray Train train, write what came of it."""
 
+import os
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,11 +24,14 @@ from training import cluster, data, model, results, worker
 from training.cluster import Placement
 from training.config import TrainingConfig, flag
 from training.errors import Interrupted, ResourceError, TrainingError, UsageError
-from training.progress import Board, ProgressBar
+from training.progress import ProgressBar, new_board
 from training.storage import METRICS, RESULT, SETTINGS, RunStorage
 
 # What may differ when a run is continued: where it is kept and how it is kept going, not what it computes.
 FREE_TO_CHANGE = frozenset({"data_dir", "device", "keep_checkpoints", "max_failures", "storage_path", "wait_seconds"})
+
+LONGEST_CAUSE = 300
+START_TIMEOUT, LEAST_START_SECONDS = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", 60.0
 
 
 def run(config: TrainingConfig, console: Console) -> dict[str, Any]:
@@ -81,7 +85,8 @@ def _fit(
     config: TrainingConfig, storage: RunStorage, placement: Placement, console: Console
 ) -> tuple[dict[str, Any], str]:
     """Train; what the workers returned, and the path of the last checkpoint."""
-    board = Board.remote()
+    board = new_board()
+    os.environ[START_TIMEOUT] = str(max(config.wait_seconds, LEAST_START_SECONDS))
     trainer = TorchTrainer(
         worker.train,
         train_loop_config={"config": config, "storage": storage, "board": board},
@@ -95,7 +100,8 @@ def _fit(
             storage_path=storage.base,
             storage_filesystem=storage.filesystem,
             checkpoint_config=CheckpointConfig(num_to_keep=config.keep_checkpoints),
-            # Without a limit the controller asks for workers that can't be had for ever.
+            # Without a limit the controller would ask for ever for workers that it can't have; START_TIMEOUT is how
+            # long it waits for them, at the start and when a lost node is to be replaced.
             failure_config=FailureConfig(max_failures=config.max_failures, controller_failure_limit=0),
             logging_config=LoggingConfig(log_level="WARNING"),
         ),
@@ -141,22 +147,31 @@ def _explain(failure: TrainingFailedError, config: TrainingConfig) -> TrainingEr
         cause = getattr(cause, "cause", None) or cause
         if isinstance(cause, UsageError):
             return cause
-        reason = f"rank {rank}: {type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"
-        return TrainingError(f"training failed on {reason}; fix it and continue with --run-name {config.run_name}")
-    if isinstance(failure, ControllerError):
-        return ResourceError(
-            f"the workers could not be started ({failure}); are the cluster's CPUs and GPUs in use by another run?"
+        return TrainingError(
+            f"training failed on rank {rank}: {_on_one_line(cause)}; "
+            f"fix it and continue with --run-name {config.run_name}"
         )
-    return TrainingError(str(failure))
+    cause = failure.controller_failure if isinstance(failure, ControllerError) else failure
+    if type(cause).__name__ == "WorkerGroupStartupTimeoutError":  # of Ray's internals: it has no public name
+        return ResourceError(
+            f"the cluster has the {config.num_workers} workers' CPUs and GPUs, but they were not free within "
+            f"{config.wait_seconds:.0f} s; wait for the other run to end, or ask for fewer workers"
+        )
+    return TrainingError(f"training could not go on: {_on_one_line(cause)}; continue with --run-name {config.run_name}")
+
+
+def _on_one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST_CAUSE]
 
 
 def _announce(
     config: TrainingConfig, asked_for: str, storage: RunStorage, placement: Placement, console: Console
 ) -> None:
+    begun = storage.exists(METRICS)
     instead = asked_for == "auto" and config.dataset == "digits"
     lines = {
         "run": config.run_name,
-        "model": f"{config.model}, {config.epochs} epochs",
+        "model": f"{config.model}, {config.epochs} epochs" + ", continued from the last checkpoint" * begun,
         "data": config.dataset + ", for Fashion-MNIST can't be downloaded here" * instead,
         "workers": f"{placement}, batch size {config.batch_size} each",
         "results": storage.uri,

@@ -22,6 +22,11 @@ Metrics = dict[str, Any]
 OnStep = Callable[[int, int], None]
 
 
+def best(history: list[Metrics]) -> Metrics:
+    """The epoch with the highest test accuracy, the earliest of several."""
+    return max(history, key=lambda each: each["test_accuracy"])
+
+
 class Replica:
     """A model with its optimizer, its schedule and the epochs behind it, on one rank.
 
@@ -39,7 +44,7 @@ class Replica:
             torch.cuda.set_device(device)  # NCCL's collectives on objects go over the current device
         self.train, self.test = dataset.train.to(device), dataset.test.to(device)
         torch.manual_seed(config.seed)
-        self.model = model.find(config.model)(dataset.channels, dataset.classes).to(device)
+        self.model = model.build(config.model, dataset.channels, dataset.classes).to(device)
         self.replicated = self._replicate()
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(

@@ -36,8 +36,25 @@ def find(name: str) -> Callable[[int, int], nn.Module]:
     if ":" not in name:
         raise UsageError(f"--model: {name!r} is not known; use {', '.join(MODELS)} or package.module:function")
     try:
-        return pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as cause:
+        found = pkgutil.resolve_name(name)
+    except Exception as cause:  # the user's module may fail in any way
+        reason = f"{type(cause).__name__}: {cause}"
         raise UsageError(
-            f"--model: {name!r} can't be imported ({cause}); is it on PYTHONPATH of every node?"
+            f"--model: {name!r} can't be imported ({reason}); "
+            "write package.module:function, without .py or slashes, as seen from the folder you start in"
         ) from cause
+    if not callable(found):
+        raise UsageError(f"--model: {name!r} is {type(found).__name__}, not a function that builds a model")
+    return found
+
+
+def build(name: str, channels: int, classes: int) -> nn.Module:
+    """The model `name` for images of so many channels, in so many classes.
+
+    Raises:
+        UsageError: The function gives something else than a module.
+    """
+    model = find(name)(channels, classes)
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"--model: {name!r} returned {type(model).__name__}, not a torch.nn.Module")
+    return model

@@ -7,6 +7,8 @@ from types import TracebackType
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -44,10 +46,16 @@ class Board:
         return self.state
 
 
+def new_board() -> Any:
+    """A board beside the driver: on a worker's node it would go with that node."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return Board.options(scheduling_strategy=here).remote()
+
+
 class Reporter:
     """A worker's end: it tells the board, from rank 0 only and not more often than the driver looks."""
 
-    def __init__(self, board: Any, rank: int, epoch: int = 0) -> None:
+    def __init__(self, board: Any, rank: int, epoch: int) -> None:
         self._board = board if rank == 0 else None
         self._epoch, self._last = epoch, 0.0
 
@@ -100,13 +108,17 @@ class ProgressBar:
             self._draw()
 
     def _draw(self) -> None:
-        state: State = ray.get(self._board.read.remote())
+        try:
+            state: State = ray.get(self._board.read.remote())
+        except RayError:  # a bar that can't be drawn is no reason to lose the training
+            return
         for metrics in state.finished[self._shown :]:
             self._console.print(_epoch_line(metrics, self._epochs), highlight=False)
         self._shown = len(state.finished)
         if state.step or state.finished:
             description = f"epoch {min(state.epoch + 1, self._epochs)}/{self._epochs}"
-            self._progress.update(self._task, description=description, completed=state.step, total=state.steps)
+            done, total = state.epoch * state.steps + state.step, self._epochs * state.steps
+            self._progress.update(self._task, description=description, completed=done, total=total)
 
 
 def _epoch_line(metrics: dict[str, Any], epochs: int) -> str:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 import training
 from training.config import TrainingConfig
-from training.loop import Metrics
+from training.loop import Metrics, best
 from training.storage import BEST, CURVES, METRICS, RESULT, WEIGHTS, RunStorage
 
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "pyarrow")
@@ -48,7 +48,7 @@ def write(
         "run_name": config.run_name,
         "storage_path": storage.uri,
         "metrics": history[-1],
-        "best": max(history, key=lambda each: each["test_accuracy"]),
+        "best": best(history),
         "data": outcome["data"],
         "hardware": outcome["hardware"],
         "versions": versions(),

@@ -53,7 +53,7 @@ class RunStorage:
         return cls(filesystem, base, run_name, f"{storage_path.rstrip('/')}/{run_name}")
 
     def check_writable(self) -> None:
-        """Write where the run will write, and leave nothing.
+        """Write where the run will write, and leave nothing but, in S3, the prefix's empty marker.
 
         Raises:
             UsageError: The folder or bucket is missing, or may not be written.

@@ -14,7 +14,7 @@ from ray.train.torch import get_device
 
 from training import checkpoint, data
 from training.config import TrainingConfig
-from training.loop import Metrics, Replica
+from training.loop import Metrics, Replica, best
 from training.progress import Reporter
 from training.storage import BEST, METRICS, RunStorage
 
@@ -34,8 +34,8 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
     device = get_device()
     dataset = data.load(config.dataset, config)
     replica = Replica(config, dataset, device)
-    reporter = Reporter(settings["board"], replica.rank)
     _resume(replica)
+    reporter = Reporter(settings["board"], replica.rank, replica.epoch)
     while replica.epoch < config.epochs:
         metrics = replica.run_epoch(on_step=reporter.step)
         print(epoch_line(metrics, config, replica.rank, device), flush=True)
@@ -65,7 +65,7 @@ def _save(replica: Replica, storage: RunStorage) -> None:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint.save(replica, Path(folder))
         if replica.rank == 0:
-            if metrics["test_accuracy"] >= max(each["test_accuracy"] for each in replica.history):
+            if best(replica.history) is metrics:
                 storage.upload(Path(folder), BEST)
             storage.write_lines(METRICS, replica.history)
         ray.train.report(

@@ -14,7 +14,7 @@ def test_the_agent_joins_the_cluster_and_keeps_tasks_from_the_instances_role() -
         "ECS_CLUSTER=ray-cluster",
         "ECS_ENABLE_TASK_IAM_ROLE=true",
         "ECS_AWSVPC_BLOCK_IMDS=true",
-        "ECS_IMAGE_PULL_BEHAVIOR=prefer-cached",
+        "ECS_IMAGE_PULL_BEHAVIOR=once",
         "ECS_RESERVED_MEMORY=256",
         "EOF",
     ], "an instance that joins no cluster is paid for and does nothing"

@@ -43,7 +43,7 @@ def node(depends_on: Sequence[pulumi.Resource] = ()) -> RayNodeArgs:
 
 def head_args(shared: RayNodeArgs) -> RayHeadArgs:
     """A head with valid defaults."""
-    return RayHeadArgs(node=shared, provider="head-provider", size=HEAD_SIZE, registry_arn="arn:registry", gpus=8)
+    return RayHeadArgs(node=shared, provider="head-provider", size=HEAD_SIZE, registry_arn="arn:registry")
 
 
 def workers_args(shared: RayNodeArgs) -> RayWorkersArgs:
@@ -75,7 +75,6 @@ def test_the_head_runs_its_container(nodes: Cloud) -> None:
         token_arn=TOKEN,
         size=HEAD_SIZE,
         bucket="training-bucket",
-        gpus=8,
     ), "what is tested as data is what is deployed"
 
 

@@ -1,9 +1,11 @@
 import psutil
 import pytest
+from ray.exceptions import AuthenticationError
 
-from training import network
+from training import cluster, network
 from training.cluster import Placement, plan
 from training.config import TrainingConfig
+from training.errors import UsageError
 
 HEAD = {"CPU": 0.0, "memory": 1e9}
 G5_XLARGE = {"CPU": 4.0, "GPU": 1.0}
@@ -64,3 +66,13 @@ def test_an_interface_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "mine")
     network.use_route_to_head()
     assert network.os.environ["NCCL_SOCKET_IFNAME"] == "mine"
+
+
+def test_a_cluster_that_refuses_the_token_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**options: object) -> None:
+        raise AuthenticationError("Authentication token is missing or incorrect")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cluster.ray, "init", refuse)
+    with pytest.raises(UsageError, match="RAY_AUTH_TOKEN"):
+        cluster.connect(TrainingConfig())

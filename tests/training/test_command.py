@@ -57,7 +57,7 @@ def test_the_screen_shows_a_line_a_worker_and_epoch_and_a_table(finished: Run, r
 
 
 def test_everything_promised_is_in_the_storage_path(run_folder: Path) -> None:
-    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    lines = _history(run_folder)
     result = json.loads((run_folder / "result.json").read_text())
     assert [line["epoch"] for line in lines] == [0, 1, 2], "a line an epoch"
     assert lines[-1] == result["metrics"], "the result is the last epoch"
@@ -76,8 +76,9 @@ def test_the_last_checkpoints_and_the_best_are_kept(run_folder: Path) -> None:
     kept = sorted(path.name for path in run_folder.glob("checkpoint_0*"))
     assert kept == ["checkpoint_000000", "checkpoint_000001", "checkpoint_000002"]
     state = torch.load(run_folder / "best" / "training_state.pt", weights_only=True)
-    best = max(state["history"], key=lambda each: each["test_accuracy"])
-    assert state["history"][-1]["test_accuracy"] == best["test_accuracy"], "best/ is the best epoch's checkpoint"
+    best = max(_history(run_folder), key=lambda each: each["test_accuracy"])
+    assert state["history"][-1]["epoch"] == best["epoch"], "best/ is the best epoch's checkpoint, the first of several"
+    assert json.loads((run_folder / "result.json").read_text())["best"]["epoch"] == best["epoch"]
 
 
 def test_a_finished_run_named_again_says_so_and_trains_nothing(train: Train, run_folder: Path) -> None:
@@ -89,42 +90,35 @@ def test_a_finished_run_named_again_says_so_and_trains_nothing(train: Train, run
     assert (run_folder / "result.json").stat().st_mtime_ns == before, "its results are untouched"
 
 
-def test_an_interrupted_run_continues_under_its_name(
-    start: Callable[..., subprocess.Popen[str]], train: Train, tmp_path: Path
+def test_an_interrupted_run_in_a_bucket_continues_under_its_name(
+    start: Callable[..., subprocess.Popen[str]], train: Train, s3_variables: dict[str, str], s3_client: Any
 ) -> None:
-    command = (*TINY, "--epochs", "20", "--storage-path", str(tmp_path), "--run-name", "cut")
-    process = start(*command)
-    _wait_for(tmp_path / "cut" / "metrics.jsonl", process)
+    command = (*TINY, "--epochs", "20", "--keep-checkpoints", "1", "--run-name", "cut")
+    variables = {"TRAINING_STORAGE_PATH": f"s3://{BUCKET}/runs", **s3_variables}
+    process = start(*command, **variables)
+    _wait_for(lambda: len(_lines(s3_client, "metrics.jsonl")) >= 4, process)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "continue with --run-name cut" in err.splitlines()[-1], "the user learns how to go on"
-    assert not (tmp_path / "cut" / "result.json").exists(), "the run was cut too late to tell anything"
-    other = train(*command, "--lr", "0.5")
+    assert "result.json" not in _objects(s3_client), "the run was cut too late to tell anything"
+    other = train(*command, "--lr", "0.5", **variables)
     assert other.returncode == 2, "a run with another learning rate is another run"
     assert "--lr 0.001 (now 0.5)" in other.stderr
-    rest = train(*command)
+    rest = train(*command, **variables)
     assert rest.returncode == 0, rest.stderr
     assert "[Epoch 0 |" not in rest.stdout, "it goes on from the checkpoint instead of starting anew"
-    epochs = [json.loads(line)["epoch"] for line in (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()]
+    epochs = [json.loads(line)["epoch"] for line in _lines(s3_client, "metrics.jsonl")]
     assert epochs == list(range(20)), "every epoch is in the metrics once"
 
 
-def test_a_run_into_a_bucket_leaves_everything_there(
-    train: Train, s3_variables: dict[str, str], s3_client: Any
-) -> None:
-    run = train(
-        *TINY, "--epochs", "2", "--run-name", "in-s3", TRAINING_STORAGE_PATH=f"s3://{BUCKET}/runs", **s3_variables
-    )
-    assert run.returncode == 0, run.stderr
-    found = s3_client.list_objects_v2(Bucket=BUCKET, Prefix="runs/in-s3/")["Contents"]
-    names = {each["Key"].removeprefix("runs/in-s3/") for each in found if each["Size"]}
-    wanted = {"result.json", "metrics.jsonl", "curves.png", "model.pt", "best/model.pt", "checkpoint_000001/model.pt"}
-    assert wanted <= names, f"missing in the bucket: {wanted - names}"
-    weights = s3_client.get_object(Bucket=BUCKET, Key="runs/in-s3/model.pt")["Body"].read()
-    assert set(torch.load(io.BytesIO(weights), weights_only=True)) == {"1.weight", "1.bias"}, (
-        "a model of the user's own"
-    )
+def test_a_run_into_a_bucket_leaves_everything_there(s3_client: Any) -> None:
+    found = _objects(s3_client)
+    wanted = {"result.json", "metrics.jsonl", "curves.png", "model.pt", "best/model.pt", "checkpoint_000019/model.pt"}
+    assert wanted <= found, f"missing in the bucket: {wanted - found}"
+    assert "checkpoint_000018/model.pt" not in found, "--keep-checkpoints 1 keeps one"
+    weights = s3_client.get_object(Bucket=BUCKET, Key="runs/cut/model.pt")["Body"].read()
+    assert set(torch.load(io.BytesIO(weights), weights_only=True)) == {"1.weight", "1.bias"}, "the user's own model"
 
 
 def test_a_model_that_fails_is_reported_in_one_line_with_the_way_on(train: Train, tmp_path: Path) -> None:
@@ -172,10 +166,34 @@ def test_a_missing_bucket_is_one_line_and_exit_status_2(train: Train, s3_variabl
     assert run.stderr.count("\n") == 1
 
 
-def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+def test_a_cluster_that_does_not_answer_is_one_line(train: Train, tmp_path: Path) -> None:
+    run = train(*TINY, "--storage-path", str(tmp_path), RAY_ADDRESS="127.0.0.1:9")
+    assert run.returncode == 3, run.stderr
+    assert run.stderr.startswith("training: RAY_ADDRESS: nothing listens at '127.0.0.1:9'"), run.stderr
+    assert run.stderr.count("\n") == 1, "Ray itself would try for ever"
+    assert list(tmp_path.iterdir()) == [], "nothing was created"
+
+
+def _history(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def _objects(client: Any) -> set[str]:
+    """What the bucket holds of the run, by name."""
+    found = client.list_objects_v2(Bucket=BUCKET, Prefix="runs/cut/").get("Contents", [])
+    return {each["Key"].removeprefix("runs/cut/") for each in found if each["Size"]}
+
+
+def _lines(client: Any, name: str) -> list[str]:
+    if name not in _objects(client):
+        return []
+    return client.get_object(Bucket=BUCKET, Key=f"runs/cut/{name}")["Body"].read().decode().splitlines()
+
+
+def _wait_for(reached: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     for _ in range(240):
-        if path.exists() and len(path.read_text().splitlines()) >= 4:
+        if reached():
             return
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.5)
-    raise AssertionError(f"{path.name} was not written")
+    raise AssertionError("the run did not come that far")

@@ -11,7 +11,7 @@ from training.errors import UsageError
     [
         (["--epochs", "0"], ["--epochs", "0", "1 or more"]),
         (["--epochs", "many"], ["--epochs", "many"]),
-        (["--batch-size", "1"], ["--batch-size", "1", "2 or more"]),
+        (["--batch-size", "0"], ["--batch-size", "0", "1 or more"]),
         (["--lr", "0"], ["--lr", "0.0", "above 0"]),
         (["--lr", "nan"], ["--lr", "nan", "finite"]),
         (["--num-workers", "0"], ["--num-workers", "0", "1 or more"]),

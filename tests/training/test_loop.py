@@ -115,12 +115,17 @@ def test_every_step_is_announced(config: Config, digits: Dataset) -> None:
     assert steps == [(n, replica.steps) for n in range(1, replica.steps + 1)], "the progress bar would stand still"
 
 
+def test_a_function_that_gives_no_module_is_refused() -> None:
+    with pytest.raises(UsageError, match="'operator:add' returned int"):
+        model.build("operator:add", 1, 10)
+
+
 def test_resnet18_takes_one_channel_and_gives_a_logit_for_each_class() -> None:
     network = model.find("resnet18")(1, 10)
     assert network(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
 
 
-@pytest.mark.parametrize("name", ["resnet19", "no.such.module:build", "math:nothing"])
+@pytest.mark.parametrize("name", ["resnet19", "no.such.module:build", "math:nothing", "math:pi", "./own.py:build"])
 def test_a_model_that_is_not_there_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=f"--model: '{name}'"):
         model.find(name)
