@@ -33,7 +33,7 @@ $(VENV)/.train: $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; ok = (3, 11) <= v < (3, 13); sys.exit(None if ok else f"make: Python {v[0]}.{v[1]} is not supported; set PYTHON to a 3.11 or 3.12")'
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing Ray and PyTorch into $(VENV): some minutes and 6 GB, once"
-	$(BIN)/python -m pip install --quiet --no-compile --require-hashes --requirement $(LOCK)
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement $(LOCK)
 	$(BIN)/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 
