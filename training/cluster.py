@@ -52,7 +52,13 @@ def connect(config: TrainingConfig) -> bool:
         ResourceError: `RAY_ADDRESS` names a cluster that doesn't answer.
         UsageError: The cluster wants another token than `RAY_AUTH_TOKEN`, or any.
     """
-    address = os.environ.get("RAY_ADDRESS") or "auto"
+    try:
+        return _join_or_start(config, os.environ.get("RAY_ADDRESS") or "auto")
+    except AuthenticationError as cause:
+        raise UsageError("RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's") from cause
+
+
+def _join_or_start(config: TrainingConfig, address: str) -> bool:
     # By value: Ray runs the hook before a worker process can import what lies in the driver's directory.
     cloudpickle.register_pickle_by_value(network)
     hook = network.use_route_to_head
@@ -62,10 +68,6 @@ def connect(config: TrainingConfig) -> bool:
         try:
             init(address=address)
             return False
-        except AuthenticationError as cause:
-            raise UsageError(
-                "RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's"
-            ) from cause
         except ConnectionError as cause:
             if address != "auto":
                 raise ResourceError(f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({cause})") from cause

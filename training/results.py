@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
-import matplotlib
 import torch
 from matplotlib.figure import Figure
 from pyarrow import fs
@@ -18,7 +17,6 @@ from training.loop import Metrics, best
 from training.storage import BEST, CURVES, METRICS, RESULT, WEIGHTS, RunStorage
 
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "pyarrow")
-matplotlib.use("Agg")
 
 
 def write(

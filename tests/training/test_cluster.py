@@ -68,11 +68,13 @@ def test_an_interface_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch)
     assert network.os.environ["NCCL_SOCKET_IFNAME"] == "mine"
 
 
-def test_a_cluster_that_refuses_the_token_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("address", ["auto", "local"])
+def test_a_cluster_that_refuses_the_token_is_named(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     def refuse(**options: object) -> None:
         raise AuthenticationError("Authentication token is missing or incorrect")
 
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # so that what the code sets is taken back
     monkeypatch.setattr(cluster.ray, "init", refuse)
     with pytest.raises(UsageError, match="RAY_AUTH_TOKEN"):
         cluster.connect(TrainingConfig())
