@@ -1,14 +1,18 @@
 # make train   train on this machine          make test    run the tests
 # make check   lint, types, layers            make lock    write docker/requirements.lock anew
-# Everything is installed into .venv on the first call; PYTHON picks the interpreter (3.11 or 3.12).
+# make image   build the image                make image-size    what it holds, layer by layer
+# make test-containers   test the image as containers: a head, two workers and an S3
+# Everything is installed into .venv on the first call; PYTHON picks the interpreter (3.11 or 3.12). CONTAINER_ENGINE
+# is docker, or what stands for it.
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+CONTAINER_ENGINE ?= docker
 BIN := $(VENV)/bin
 LOCK := docker/requirements.lock
 
-.PHONY: help train test check lock
+.PHONY: help train test check lock image image-size test-containers
 help:
 	@sed -n 's/^# \(make.*\)/\1/p' Makefile
 
@@ -27,6 +31,15 @@ check: $(VENV)/.test
 lock: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --output-file $(LOCK) pyproject.toml
+
+image:
+	$(CONTAINER_ENGINE) build --file docker/Dockerfile --tag ray-on-ecs .
+
+image-size: image $(VENV)/.train
+	$(BIN)/python -m bench.image $(CONTAINER_ENGINE)
+
+test-containers: image $(VENV)/.test
+	CONTAINER_ENGINE=$(CONTAINER_ENGINE) $(BIN)/python -m pytest -m container $(ARGS)
 
 # What training runs on is installed from the lock that the image is built from.
 $(VENV)/.train: $(LOCK) pyproject.toml

@@ -1,12 +1,13 @@
 """Container definitions of the Ray head and the Ray workers, as ECS takes them, in a fixed order.
 
-The image's own commands do the rest: `ray-head` and `ray-worker` start Ray on its ports, `ray-health` asks whether it
-lives. Pure functions: they become JSON only in the task definition.
+The image's own commands do the rest: `ray-head` and `ray-worker` (the containers' names, too) start Ray on its ports,
+`ray-health` asks whether it lives. Pure functions: they become JSON only in the task definition.
 https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ContainerDefinition.html
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from infra.policies import RUNS_PREFIX
@@ -21,93 +22,88 @@ DASHBOARD_PORT = 8265
 WORKER_STOP_SECONDS, WORKER_DRAIN_SECONDS = 120, 90
 HEAD_STOP_SECONDS, HEAD_DRAIN_SECONDS = 30, 5
 
+# All that a container writes: Ray's temporary files and spilled objects, and what libraries keep at home. Each task has
+# its own, which ECS removes with it.
+VOLUMES = {"tmp": "/tmp", "home": "/home/ray"}
+USER = "1000:1000"
+
 Container = dict[str, Any]
 
 
-def head(
-    *,
-    image: str,
-    log_group: str,
-    region: str,
-    token_arn: str,
-    size: TaskSize,
-    bucket: str,
-) -> Container:
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """What the containers of head and workers share."""
+
+    image: str
+    log_group: str
+    region: str
+    token_arn: str
+    size: TaskSize
+
+
+def head(common: Common, *, bucket: str) -> Container:
     """Define the head: it schedules and runs the job's driver, so it offers Ray no CPU and no GPU."""
     return _container(
         HEAD,
-        image=image,
-        command=["ray-head", "--num-cpus=0", "--num-gpus=0", f"--object-store-memory={size.object_store_bytes}"],
-        environment={
-            **_environment(region, HEAD_DRAIN_SECONDS),
-            "TRAINING_STORAGE_PATH": f"s3://{bucket}/{RUNS_PREFIX}",
-        },
+        common,
+        flags=["--num-cpus=0", "--num-gpus=0"],
+        environment={"TRAINING_STORAGE_PATH": f"s3://{bucket}/{RUNS_PREFIX}"},
         health_check="head",
         stop_seconds=HEAD_STOP_SECONDS,
-        log_group=log_group,
-        region=region,
-        token_arn=token_arn,
-        size=size,
+        drain_seconds=HEAD_DRAIN_SECONDS,
     )
 
 
-def worker(
-    *,
-    image: str,
-    log_group: str,
-    region: str,
-    token_arn: str,
-    size: TaskSize,
-    head_host: str,
-) -> Container:
+def worker(common: Common, *, head_host: str) -> Container:
     """Define a worker: it offers Ray the whole instance and finds the head by its DNS name."""
     return _container(
         WORKER,
-        image=image,
-        command=[
-            "ray-worker",
-            f"--num-cpus={size.vcpus}",
-            f"--num-gpus={size.gpus}",
-            f"--object-store-memory={size.object_store_bytes}",
-        ],
-        environment={**_environment(region, WORKER_DRAIN_SECONDS), "RAY_HEAD_HOST": head_host},
+        common,
+        flags=[f"--num-cpus={common.size.vcpus}", f"--num-gpus={common.size.gpus}"],
+        environment={"RAY_HEAD_HOST": head_host},
         health_check="worker",
         stop_seconds=WORKER_STOP_SECONDS,
-        log_group=log_group,
-        region=region,
-        token_arn=token_arn,
-        size=size,
+        drain_seconds=WORKER_DRAIN_SECONDS,
     )
 
 
 def _container(
     name: str,
+    common: Common,
     *,
-    image: str,
-    command: list[str],
+    flags: list[str],
     environment: dict[str, str],
     health_check: str,
     stop_seconds: int,
-    log_group: str,
-    region: str,
-    token_arn: str,
-    size: TaskSize,
+    drain_seconds: int,
 ) -> Container:
-    """Put together what both kinds share; no cpu and memory, as the one container has its task's."""
+    """Put together what both kinds share."""
+    size = common.size
+    variables = {**_environment(common.region, drain_seconds), **environment}
     return {
         "name": name,
-        "image": image,
+        "image": common.image,
         "essential": True,
-        "command": command,
-        "environment": [{"name": key, "value": environment[key]} for key in sorted(environment)],
-        "secrets": [{"name": "RAY_AUTH_TOKEN", "valueFrom": token_arn}],
+        "command": [name, *flags, f"--object-store-memory={size.object_store_bytes}"],
+        # The task's whole memory, said again: the task's own limit is on a cgroup that the container can't see, and Ray
+        # would announce the instance's memory and watch that for the job to outgrow.
+        "memory": size.memory_mib,
+        "environment": [{"name": key, "value": variables[key]} for key in sorted(variables)],
+        "secrets": [{"name": "RAY_AUTH_TOKEN", "valueFrom": common.token_arn}],
         "healthCheck": _health_check(health_check),
         "stopTimeout": stop_seconds,
-        # Without it Docker gives /dev/shm 64 MiB, and both Ray's object store and data loaders live there.
-        "linuxParameters": {"initProcessEnabled": True, "sharedMemorySize": size.shared_memory_mib},
+        "user": USER,
+        "readonlyRootFilesystem": True,
+        "mountPoints": [{"sourceVolume": name, "containerPath": path} for name, path in VOLUMES.items()],
+        "linuxParameters": {
+            "initProcessEnabled": True,
+            # Without it Docker gives /dev/shm 64 MiB, and both Ray's object store and data loaders live there.
+            "sharedMemorySize": size.shared_memory_mib,
+            "capabilities": {"drop": ["ALL"]},
+        },
         "ulimits": [{"name": "nofile", "softLimit": 65536, "hardLimit": 65536}],
         **_gpus(size.gpus),
-        "logConfiguration": _logs(log_group, region),
+        "logConfiguration": _logs(common.log_group, common.region),
     }
 
 

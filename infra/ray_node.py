@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
 from infra import policies
-from infra.containers import Container
+from infra.containers import VOLUMES, Common, Container
 from infra.sizing import TaskSize
 from infra.tags import tags
 
@@ -32,15 +31,16 @@ class RayNodeArgs:
     bucket_arn: pulumi.Input[str]
     depends_on: Sequence[pulumi.Resource]
 
-    def container(self, define: Callable[..., Container], **inputs: pulumi.Input[Any]) -> pulumi.Output[str]:
+    def container(
+        self, define: Callable[..., Container], size: TaskSize, **inputs: pulumi.Input[str]
+    ) -> pulumi.Output[str]:
         """JSON of the one container that `define` makes of these inputs and of what every node runs on."""
-        return pulumi.Output.all(
-            image=self.image_uri,
-            log_group=self.log_group_name,
-            region=self.region,
-            token_arn=self.token_parameter_arn,
-            **inputs,
-        ).apply(lambda values: json.dumps([define(**values)]))
+        known = pulumi.Output.all(
+            image=self.image_uri, log_group=self.log_group_name, token_arn=self.token_parameter_arn
+        )
+        return pulumi.Output.all(known, pulumi.Output.all(**inputs)).apply(
+            lambda both: json.dumps([define(Common(**both[0], region=self.region, size=size), **both[1])])
+        )
 
 
 class RayNode(pulumi.ComponentResource):
@@ -104,6 +104,7 @@ class RayNode(pulumi.ComponentResource):
             execution_role_arn=execution_role.arn,
             task_role_arn=task_role.arn,
             container_definitions=container,
+            volumes=[aws.ecs.TaskDefinitionVolumeArgs(name=volume) for volume in VOLUMES],
             tags=tags(name),
             opts=pulumi.ResourceOptions(parent=self),
         )

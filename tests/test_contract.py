@@ -1,6 +1,9 @@
 """What infra/, docker/ and training/ agree on without importing each other."""
 
-import os
+import copy
+import dataclasses
+import importlib
+import json
 import re
 import subprocess
 import sys
@@ -11,16 +14,23 @@ from typing import Any
 import pytest
 import yaml
 
+import training
 from infra import commands, containers
 from infra.policies import RUNS_PREFIX
 from infra.sizing import TaskSize
+from raynode import ports, worker
+from raynode.errors import StartError
 from training.config import ENVIRONMENT_PREFIX, environment_variable, parse
 
 ROOT = Path(__file__).parents[1]
 SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=1)
-COMMON: dict[str, Any] = {"image": "i", "log_group": "l", "region": "us-west-2", "token_arn": "arn", "size": SIZE}
-HEAD = containers.head(**COMMON, bucket="bucket")
-WORKER = containers.worker(**COMMON, head_host="head.internal")
+COMMON = containers.Common(image="i", log_group="l", region="us-west-2", token_arn="arn", size=SIZE)
+HEAD = containers.head(COMMON, bucket="bucket")
+WORKER = containers.worker(COMMON, head_host="head.internal")
+# What the containers on a laptop and those of tests/containers have: no GPU, and room for three of them.
+LOCAL = dataclasses.replace(COMMON, region="us-east-1", size=TaskSize(vcpus=1, memory_mib=3072, gpus=0))
+ONLY_LOCAL = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
 
 
@@ -28,31 +38,34 @@ def variables(container: containers.Container) -> dict[str, str]:
     return {each["name"]: each["value"] for each in container["environment"]}
 
 
-def entrypoint(name: str) -> str:
-    return (ROOT / "docker" / name).read_text()
-
-
 @pytest.mark.parametrize("container", [HEAD, WORKER], ids=["head", "worker"])
 def test_what_a_container_runs_is_in_the_image(container: containers.Container) -> None:
-    dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
     for executable in (container["command"][0], container["healthCheck"]["command"][1]):
-        assert f"docker/{executable}" in dockerfile, f"the task would not start: {executable} is not copied"
-        assert os.access(ROOT / "docker" / executable, os.X_OK), f"{executable} can't be run"
+        assert executable in PROJECT["scripts"], f"the task would not start: {executable} is not installed"
+        module, _, function = PROJECT["scripts"][executable].partition(":")
+        assert callable(getattr(importlib.import_module(module), function))
 
 
 @pytest.mark.parametrize("container", [HEAD, WORKER], ids=["head", "worker"])
 def test_what_is_handed_to_ray_start_is_a_flag_of_this_ray(container: containers.Container, ray_flags: str) -> None:
     given = [argument.partition("=")[0] for argument in container["command"][1:]]
-    own = re.findall(r"--[a-z-]+", "".join(map(entrypoint, container["command"][:1])))
-    for flag in {*given, *own}:
-        assert flag in ray_flags, f"ray start would refuse {flag}"
+    for flag in {*given, *ports.HEAD, *ports.NODE}:
+        assert f"{flag} " in ray_flags, f"ray start would refuse {flag}"
 
 
-def test_the_image_fixes_ports_by_flags_of_this_ray(ray_flags: str) -> None:
-    node_flags = (ROOT / "docker" / "Dockerfile").read_text().partition("RAY_NODE_FLAGS=")[2]
-    flags = re.findall(r"--[a-z-]+(?==\d)", node_flags)
-    assert len(flags) == 8, "every port of a node is fixed"
-    assert all(flag in ray_flags for flag in flags)
+@pytest.mark.parametrize("container", [HEAD, WORKER], ids=["head", "worker"])
+def test_the_user_and_the_volumes_are_those_of_the_image(container: containers.Container) -> None:
+    dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
+    assert f"--uid {container['user'].partition(':')[0]} " in dockerfile, "the volumes would have another owner"
+    declared = re.search(r"^VOLUME (.*)$", dockerfile, flags=re.MULTILINE)
+    assert declared is not None
+    mounted = [mount["containerPath"] for mount in container["mountPoints"]]
+    assert mounted == json.loads(declared[1]), "ECS would give root a volume that the image doesn't declare"
+
+
+def test_the_images_version_is_the_packages() -> None:
+    dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
+    assert f"ARG VERSION={training.__version__}\n" in dockerfile
 
 
 @pytest.fixture(scope="session")
@@ -67,16 +80,21 @@ def test_the_training_defaults_of_the_head_are_settings_of_the_job() -> None:
     assert parse([], given).storage_path == f"s3://bucket/{RUNS_PREFIX}", "the job writes where its role may"
 
 
-def test_workers_are_told_the_head_by_the_variable_that_they_read() -> None:
-    assert "RAY_HEAD_HOST" in variables(WORKER)
-    assert "RAY_HEAD_HOST" in entrypoint("ray-worker")
+def test_workers_are_told_the_head_by_the_variable_that_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    [name] = set(variables(WORKER)) - set(variables(HEAD))
+    monkeypatch.delenv(name, raising=False)
+    with pytest.raises(StartError, match=f"{name} is not set"):
+        worker.start()
 
 
-def test_the_ports_are_the_same_on_both_ends() -> None:
-    port = re.search(r"--port=(\d+)", entrypoint("ray-head"))
-    assert port is not None
-    assert f"$RAY_HEAD_HOST:{port[1]}" in entrypoint("ray-worker"), "workers would knock at another port"
-    assert f"--dashboard-port={containers.DASHBOARD_PORT}" in entrypoint("ray-head"), "the forwarded port is the one"
+def test_the_forwarded_port_is_the_dashboards() -> None:
+    assert containers.DASHBOARD_PORT == ports.DASHBOARD
+
+
+def test_every_port_is_documented() -> None:
+    document = (ROOT / "docs" / "image.md").read_text()
+    rows = re.findall(r"^\| (\d{4,5})(?: to (\d+))? \| (head|both) \|", document, flags=re.MULTILINE)
+    assert {int(port) for row in rows for port in row[:2] if port} == {*ports.HEAD.values(), *ports.NODE.values()}
 
 
 def test_the_train_command_runs_the_job_of_this_repository() -> None:
@@ -86,20 +104,56 @@ def test_the_train_command_runs_the_job_of_this_repository() -> None:
     assert parse(found[2].split(), {}).num_workers == 8, "a worker on each GPU of the stack"
 
 
-@pytest.mark.parametrize(("service", "container"), [("head", HEAD), ("worker", WORKER)])
+def as_compose(container: containers.Container) -> dict[str, Any]:
+    """A container definition in the words of Compose."""
+    linux, health = container["linuxParameters"], container["healthCheck"]
+    seconds = {"interval": health["interval"], "timeout": health["timeout"], "start_period": health["startPeriod"]}
+    return {
+        "command": container["command"],
+        "init": linux["initProcessEnabled"],
+        "user": container["user"],
+        "read_only": container["readonlyRootFilesystem"],
+        "cap_drop": linux["capabilities"]["drop"],
+        "volumes": [mount["containerPath"] for mount in container["mountPoints"]],
+        "mem_limit": f"{container['memory']}m",
+        "shm_size": f"{linux['sharedMemorySize']}m",
+        "ulimits": {
+            each["name"]: {"soft": each["softLimit"], "hard": each["hardLimit"]} for each in container["ulimits"]
+        },
+        "stop_grace_period": f"{container['stopTimeout']}s",
+        "healthcheck": {
+            "test": health["command"],
+            "retries": health["retries"],
+            **{name: f"{value}s" for name, value in seconds.items()},
+        },
+        "environment": variables(container),
+    }
+
+
+@pytest.mark.parametrize(
+    ("service", "container"),
+    [("head", containers.head(LOCAL, bucket="training")), ("worker", containers.worker(LOCAL, head_host="head"))],
+)
 def test_compose_starts_what_the_stack_starts(service: str, container: containers.Container) -> None:
-    local = COMPOSE[service]
-    assert local["command"][0] == container["command"][0]
-    assert local["healthcheck"]["test"] == container["healthCheck"]["command"]
+    local = copy.deepcopy(COMPOSE[service])
     secret = {each["name"] for each in container["secrets"]}
-    missing = {*variables(container), *secret} - set(local["environment"]) - {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"}
-    assert not missing, f"the laptop's cluster lacks {missing}"
+    for name in {*ONLY_LOCAL, *secret}:
+        del local["environment"][name]
+    del local["healthcheck"]["start_interval"]  # ECS has none; it shortens the wait on a laptop
+    expected = as_compose(container)
+    assert {name: local[name] for name in expected} == expected, "the laptop would show something else than AWS runs"
+
+
+def test_compose_trains_as_the_train_command_does() -> None:
+    submitted = re.search(r"(ray job submit)( -- python -m .*?)\"", commands.train("us-west-2", 2, "i-1"))
+    assert submitted is not None
+    local = f"{submitted[1]} --address http://head:8265{submitted[2]}"
+    assert COMPOSE["train"]["command"].startswith(local), "another command than the stack's"
 
 
 def test_the_lock_holds_the_versions_of_the_project() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lock = (ROOT / "docker" / "requirements.lock").read_text()
-    pins = [re.sub(r"\[.*\]", "", each) for each in project["dependencies"] if "==" in each]
+    pins = [re.sub(r"\[.*\]", "", each) for each in PROJECT["dependencies"] if "==" in each]
     assert len(pins) == 3, "ray, torch and torchvision are exact"
     assert all(f"\n{pin} " in f"\n{lock}" for pin in pins), "make lock has not been run"
     requirements = re.findall(r"^[a-z0-9-]+==.*?(?=^[a-z0-9-]+==|\Z)", lock, flags=re.MULTILINE | re.DOTALL)

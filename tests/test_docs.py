@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PROGRAM = (ROOT / "__main__.py").read_text()
 CONFIG = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
-OF_OTHER_TOOLS = {"--build", "--detach", "--exclude", "--file", "--follow", "--local"}
+OF_OTHER_TOOLS = {"--build", "--exclude", "--file", "--follow", "--local", "--rm", "--volumes"}
 
 
 def section(title: str) -> str:
@@ -64,17 +64,17 @@ def test_every_file_of_the_tree_exists_and_none_is_left_out() -> None:
     folder, named = "", set()
     for line in tree[1].splitlines():
         name = line.split()[0]
-        if name.endswith("/"):
-            folder = name
-        elif line.startswith(" "):
+        if line.startswith(" "):
             name = folder + name
+        elif name.endswith("/"):
+            folder = name
         named.add(name)
         assert (ROOT / name).exists(), f"{name} is not there"
     modules = {str(path.relative_to(ROOT)) for part in ("infra", "training") for path in (ROOT / part).glob("*.py")}
     assert modules - named <= {"infra/__init__.py", "training/__init__.py"}, f"not in the tree: {modules - named}"
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/image.md"])
 def test_links_lead_somewhere(document: str) -> None:
     text = (ROOT / document).read_text()
     for target in re.findall(r"\]\((?!http|#)([^)#]+)", text):

@@ -18,13 +18,13 @@ COMMON: dict[str, Any] = {
 def head() -> containers.Container:
     """A head with valid defaults."""
     size = TaskSize(vcpus=4, memory_mib=1000, gpus=0)
-    return containers.head(**COMMON, size=size, bucket="runs-bucket")
+    return containers.head(containers.Common(**COMMON, size=size), bucket="runs-bucket")
 
 
 def worker(gpus: int = 1) -> containers.Container:
     """A worker with valid defaults."""
     size = TaskSize(vcpus=4, memory_mib=1000, gpus=gpus)
-    return containers.worker(**COMMON, size=size, head_host="head.x.internal")
+    return containers.worker(containers.Common(**COMMON, size=size), head_host="head.x.internal")
 
 
 def environment(container: containers.Container) -> dict[str, str]:
@@ -103,9 +103,9 @@ def test_only_a_worker_asks_for_gpus() -> None:
 
 def test_both_have_an_init_process_and_shared_memory_and_open_files() -> None:
     for container in (head(), worker()):
-        assert container["linuxParameters"] == {"initProcessEnabled": True, "sharedMemorySize": 300}, (
-            "Docker's 64 MiB end in bus errors, and Ray leaves zombies behind"
-        )
+        parameters = container["linuxParameters"]
+        assert parameters["initProcessEnabled"], "Ray leaves zombies behind"
+        assert parameters["sharedMemorySize"] == 300, "Docker's 64 MiB end in bus errors"
         assert container["ulimits"] == [{"name": "nofile", "softLimit": 65536, "hardLimit": 65536}], (
             "Ray opens a file and a socket for each of its many parts"
         )
@@ -131,5 +131,19 @@ def test_logs_go_to_the_stacks_group() -> None:
         }, "what is written elsewhere goes with the instance"
 
 
-def test_the_image_decides_who_it_runs_as() -> None:
-    assert "user" not in worker(), "the image itself is not run as root"
+def test_the_containers_limit_is_the_tasks_memory() -> None:
+    for container in (head(), worker()):
+        assert container["memory"] == 1000, "Ray would announce the memory of the instance, and outgrow the task"
+
+
+def test_nothing_can_be_gained_inside_a_container() -> None:
+    for container in (head(), worker()):
+        assert container["user"] == "1000:1000", "root in a container is root for the kernel"
+        assert container["linuxParameters"]["capabilities"] == {"drop": ["ALL"]}, "Ray needs none"
+        assert container["readonlyRootFilesystem"], "what a job writes into the image outlives it"
+
+
+def test_all_that_is_written_lies_on_a_volume_of_the_task() -> None:
+    for container in (head(), worker()):
+        mounts = {mount["sourceVolume"]: mount["containerPath"] for mount in container["mountPoints"]}
+        assert mounts == containers.VOLUMES == {"tmp": "/tmp", "home": "/home/ray"}

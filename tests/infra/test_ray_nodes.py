@@ -53,6 +53,11 @@ def workers_args(shared: RayNodeArgs) -> RayWorkersArgs:
     )
 
 
+def common(size: TaskSize) -> containers.Common:
+    """What the containers share, as `node` has it."""
+    return containers.Common(image=IMAGE, log_group="ray-logs", region=REGION, token_arn=TOKEN, size=size)
+
+
 @pytest.fixture
 def nodes(cloud: Cloud) -> Cloud:
     """An account with both kinds in it, which depend on one resource of the caller's."""
@@ -68,26 +73,22 @@ def nodes(cloud: Cloud) -> Cloud:
 
 def test_the_head_runs_its_container(nodes: Cloud) -> None:
     (container,) = json.loads(nodes.resources["ray-head-task"].inputs["containerDefinitions"])
-    assert container == containers.head(
-        image=IMAGE,
-        log_group="ray-logs",
-        region=REGION,
-        token_arn=TOKEN,
-        size=HEAD_SIZE,
-        bucket="training-bucket",
-    ), "what is tested as data is what is deployed"
+    expected = containers.head(common(HEAD_SIZE), bucket="training-bucket")
+    assert container == expected, "what is tested as data is what is deployed"
 
 
 def test_a_worker_runs_its_container(nodes: Cloud) -> None:
     (container,) = json.loads(nodes.resources["ray-workers-task"].inputs["containerDefinitions"])
-    assert container == containers.worker(
-        image=IMAGE,
-        log_group="ray-logs",
-        region=REGION,
-        token_arn=TOKEN,
-        size=WORKER_SIZE,
-        head_host="head.x.internal",
-    ), "what is tested as data is what is deployed"
+    expected = containers.worker(common(WORKER_SIZE), head_host="head.x.internal")
+    assert container == expected, "what is tested as data is what is deployed"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_task_has_the_volumes_that_its_container_mounts(nodes: Cloud, kind: str) -> None:
+    task = nodes.resources[f"{kind}-task"].inputs
+    assert task["volumes"] == [{"name": "tmp"}, {"name": "home"}], "a path on the host would outlive the task"
+    (container,) = json.loads(task["containerDefinitions"])
+    assert {mount["sourceVolume"] for mount in container["mountPoints"]} == {"tmp", "home"}
 
 
 @pytest.mark.parametrize(("kind", "size"), [("ray-head", HEAD_SIZE), ("ray-workers", WORKER_SIZE)])

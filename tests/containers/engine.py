@@ -1,0 +1,97 @@
+"""A container engine, Docker or what stands for it, and what ECS would tell it about a container definition."""
+
+import json
+import os
+import resource
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.containers import Container
+
+SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The command that is called, with the variables that `--env NAME` takes its values from."""
+
+    command: str
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def run(self, *arguments: str, check: bool = True, timeout: float = SECONDS) -> subprocess.CompletedProcess[str]:
+        """Call the engine; AssertionError with its output where it fails and `check` is on."""
+        done = subprocess.run(
+            [self.command, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            env={**os.environ, **self.secrets},
+        )
+        assert done.returncode == 0 or not check, f"{arguments[:3]}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def execute(self, name: str, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command in a container."""
+        return self.run("exec", name, *command, check=check)
+
+    def python(self, name: str, program: str) -> str:
+        """What a Python program prints in a container."""
+        return self.execute(name, "python", "-c", program).stdout.strip()
+
+    def inspect(self, name: str) -> dict[str, Any]:
+        """What the engine knows of a container."""
+        return json.loads(self.run("inspect", name).stdout)[0]
+
+    def state(self, name: str) -> tuple[str, int]:
+        """Whether a container is `running` or `exited`, and its exit status."""
+        state = self.inspect(name)["State"]
+        return state["Status"], state["ExitCode"]
+
+    def logs(self, name: str) -> str:
+        """Everything that a container has written."""
+        done = self.run("logs", name)
+        return done.stdout + done.stderr
+
+    def remove(self, *names: str) -> None:
+        """Kill and forget containers with their volumes; absent ones are none of its business."""
+        for name in names:
+            self.run("kill", name, check=False)  # `rm --force` of some engines would wait for the stop timeout
+            self.run("rm", "--force", "--volumes", name, check=False)
+
+    def address(self, name: str, network: str) -> str:
+        """A container's address on a network."""
+        return self.inspect(name)["NetworkSettings"]["Networks"][network]["IPAddress"]
+
+
+def arguments(container: Container, extra: Mapping[str, str]) -> list[str]:
+    """What ECS makes of a container definition, as arguments of `docker run`, image and command last.
+
+    Args:
+        container: One of infra/containers.py.
+        extra: More environment variables.
+    """
+    linux = container["linuxParameters"]
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # an engine without a daemon can't give more than it has
+    limits = {
+        each["name"]: (min(each["softLimit"], most), min(each["hardLimit"], most)) for each in container["ulimits"]
+    }
+    environment = {each["name"]: each["value"] for each in container["environment"]} | dict(extra)
+    return [
+        *(["--init"] if linux["initProcessEnabled"] else []),
+        *(["--read-only"] if container["readonlyRootFilesystem"] else []),
+        *(f"--cap-drop={capability}" for capability in linux["capabilities"]["drop"]),
+        f"--user={container['user']}",
+        f"--memory={container['memory']}m",
+        f"--shm-size={linux['sharedMemorySize']}m",
+        f"--stop-timeout={container['stopTimeout']}",
+        *(f"--ulimit={name}={soft}:{hard}" for name, (soft, hard) in limits.items()),
+        *(f"--volume={mount['containerPath']}" for mount in container["mountPoints"]),
+        *(f"--env={name}={value}" for name, value in environment.items()),
+        # By name alone: its value is the engine's own environment, not a word of a command line.
+        *(f"--env={secret['name']}" for secret in container["secrets"]),
+        container["image"],
+        *container["command"],
+    ]

@@ -1,0 +1,46 @@
+"""Three containers are one Ray cluster, which trains into the bucket."""
+
+import json
+import re
+
+from tests.containers.cluster import SIZE, Cluster
+
+RESULTS = {"result.json", "metrics.jsonl", "curves.png", "model.pt", "config.json"}
+
+
+def test_nodes_join_by_name_with_the_size_of_their_task(cluster: Cluster) -> None:
+    nodes = {node["NodeManagerAddress"]: node["Resources"] for node in cluster.nodes()}
+    addresses = cluster.addresses()
+    assert set(nodes) == set(addresses.values()), "each node is known by its container's own address"
+    head = nodes.pop(addresses[cluster.head])
+    assert "CPU" not in head, "nothing could be placed on the head"
+    for resources in nodes.values():
+        assert resources["CPU"] == SIZE.vcpus
+        assert "GPU" not in resources
+        assert resources["object_store_memory"] == SIZE.object_store_bytes
+        announced = resources["memory"] + resources["object_store_memory"]
+        assert announced <= SIZE.memory_mib * 2**20, "the host's memory would be announced, and the task outgrown"
+
+
+def test_the_train_command_trains_on_two_workers_into_the_bucket(cluster: Cluster) -> None:
+    log = cluster.train("whole", "--dataset=digits", "--epochs=3")
+    addresses = cluster.addresses()
+    head = addresses.pop(cluster.head)
+    trained_on = set(re.findall(r"ip=([\d.]+)\)[^\n]*Process rank", log))
+    assert trained_on == set(addresses.values()), f"one rank on each worker and none on the head {head}"
+    keys = cluster.keys("runs/whole/")
+    assert keys >= RESULTS
+    assert any(key.startswith("checkpoint_") for key in keys)
+    result = json.loads(cluster.read("runs/whole/result.json"))
+    assert result["hardware"]["workers"] == 2
+    assert result["metrics"]["test_accuracy"] > 0.5, "digits are learned in three epochs"
+
+
+def test_the_root_is_read_only_and_no_process_has_a_capability(cluster: Cluster) -> None:
+    for name in (cluster.head, *cluster.workers):
+        refused = cluster.engine.execute(name, "touch", "/usr/local/x", check=False)
+        assert "Read-only file system" in refused.stderr
+        elsewhere = cluster.engine.execute(name, "find", "/run", "/var/tmp", "-user", "ray").stdout
+        assert not elsewhere, "some engines leave these writable, ECS does not"
+        status = cluster.engine.execute(name, "grep", "-h", "Cap", "/proc/1/status", "/proc/self/status").stdout
+        assert set(re.findall(r"\t([0-9a-f]+)", status)) == {"0" * 16}

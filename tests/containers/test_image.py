@@ -1,0 +1,65 @@
+"""What the image holds, and what it doesn't."""
+
+import json
+
+from bench.image import pushed_by_a_change
+from tests.containers.engine import Engine
+
+BUILD_TOOLS = ("gcc", "cc", "g++", "c++", "clang", "ld", "make", "nvcc")
+LARGE_LIBRARIES = """
+import os
+for folder, _, files in os.walk("/usr"):
+    for name in files:
+        path = os.path.join(folder, name)
+        if ".so" in name and not os.path.islink(path) and os.path.getsize(path) > 1e6:
+            print(name)
+"""
+
+
+def inside(engine: Engine, image: str, *command: str) -> str:
+    """What a command prints in a container of the image that is gone afterwards."""
+    return engine.run("run", "--rm", image, *command).stdout
+
+
+def test_there_is_no_compiler(engine: Engine, image: str) -> None:
+    found = inside(engine, image, "sh", "-c", "; ".join(f"command -v {tool}" for tool in BUILD_TOOLS) + "; true")
+    assert not found
+
+
+def test_there_is_no_cache_and_nothing_left_over(engine: Engine, image: str) -> None:
+    kept = "find /tmp /var/cache/apt/archives /var/lib/apt/lists /root /src -type f -size +4k 2>/dev/null; true"
+    listed = engine.run("run", "--rm", "--user=0", image, "sh", "-c", kept).stdout
+    assert not listed, "what the build needed alone"
+    archives = engine.run("run", "--rm", image, "find", "/", "-xdev", "-name", "*.a", "-path", "*nvidia*", check=False)
+    assert not archives.stdout, "static libraries serve a compiler"
+
+
+def test_no_library_is_there_twice(engine: Engine, image: str) -> None:
+    names = inside(engine, image, "python", "-c", LARGE_LIBRARIES).split()
+    cuda = [name for name in names if name.startswith(("libcu", "libnv", "libnccl"))]
+    assert len(cuda) > 10, "the search finds CUDA's libraries"
+    assert len(cuda) == len(set(cuda)), f"twice: {sorted(name for name in set(cuda) if cuda.count(name) > 1)}"
+
+
+def test_the_packages_are_whole(engine: Engine, image: str) -> None:
+    assert inside(engine, image, "python", "-m", "pip", "check").startswith("No broken requirements"), (
+        "parts are missing"
+    )
+    inside(engine, image, "python", "-c", "import torch, torchvision, triton, ray.train, training, raynode")
+
+
+def test_a_change_to_the_training_code_pushes_little(engine: Engine, image: str) -> None:
+    pushed = pushed_by_a_change(engine.command)
+    assert pushed, "the change is in the image"
+    assert sum(layer.size for layer in pushed) < 2e6, f"a line would push {pushed}"
+
+
+def test_it_says_what_it_is_and_runs_as_nobody_special(engine: Engine, image: str) -> None:
+    config = json.loads(engine.run("image", "inspect", image).stdout)[0]["Config"]
+    labels = {name.removeprefix("org.opencontainers.image."): value for name, value in config["Labels"].items()}
+    assert (
+        labels["version"] == inside(engine, image, "python", "-c", "import training as t; print(t.__version__)").strip()
+    )
+    assert labels["source"]
+    assert config["User"] == "ray"
+    assert inside(engine, image, "id", "-u").strip() == "1000"

@@ -1,0 +1,53 @@
+"""A stand-in for the HTTP server of a Ray head, which knows one token."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any, cast
+
+import pytest
+
+from raynode import ports
+
+TOKEN = "right"
+
+
+class Head(HTTPServer):
+    """Answers to TOKEN with `answer`, and remembers what was posted."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answer: object = {"ray_version": "2.60.0"}
+        self.failing = False
+        self.posted: list[str] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    """As Ray's: 403 to another token."""
+
+    def do_GET(self) -> None:
+        head = cast(Head, self.server)
+        given = self.headers.get("Authorization")
+        self.send_response(500 if head.failing else 200 if given == f"Bearer {TOKEN}" else 403)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(head.answer).encode())
+
+    def do_POST(self) -> None:
+        cast(Head, self.server).posted.append(self.path)
+        self.do_GET()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Tests say what went wrong themselves."""
+
+
+@pytest.fixture
+def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
+    server = Head()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(ports, "DASHBOARD", server.server_port)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    yield server
+    server.shutdown()
+    server.server_close()

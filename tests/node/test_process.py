@@ -1,0 +1,95 @@
+"""A node ends as the one who stops its container expects."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "secret"}
+NODE = "from raynode import process; process.node('ray-x', lambda: process.ray_start('ray-x', ['--flag']))"
+WAITING = """
+import time
+from raynode import process
+
+def wait():
+    print("waits", flush=True)
+    time.sleep(60)
+
+process.node("ray-x", wait)
+"""
+# What `ray start --block` does: SIGTERM drains, and ends it with 1.
+RAY = """#!/bin/sh
+trap 'echo drained; exit {status}' TERM
+echo "ray $*"
+while :; do sleep 0.1; done
+"""
+
+
+def fake_ray(folder: Path, script: str) -> dict[str, str]:
+    """An environment in which `ray` is this script."""
+    ray = folder / "ray"
+    ray.write_text(script)
+    ray.chmod(0o755)
+    return {**os.environ, **ENVIRONMENT, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def start(program: str, environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_it_drains_and_ends_with_0(tmp_path: Path, number: signal.Signals) -> None:
+    process = start(NODE, fake_ray(tmp_path, RAY.format(status=1)))
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("ray start --flag"), "Ray runs before it is stopped"
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 0, "ECS shows a status of 1 as a failure"
+    assert "drained" in output, "SIGTERM reached Ray"
+
+
+def test_a_node_that_fails_says_so(tmp_path: Path) -> None:
+    process = start(NODE, fake_ray(tmp_path, "#!/bin/sh\nexit 7\n"))
+    process.communicate(timeout=20)
+    assert process.returncode == 7, "nobody asked it to stop"
+
+
+def test_a_node_that_is_killed_says_so(tmp_path: Path) -> None:
+    process = start(NODE, fake_ray(tmp_path, "#!/bin/sh\nkill -9 $$\n"))
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + 9, "the kernel kills what outgrows the task's memory"
+
+
+def test_a_failure_while_it_stops_is_no_success(tmp_path: Path) -> None:
+    process = start(NODE, fake_ray(tmp_path, RAY.format(status=9)))
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 9
+
+
+def test_it_can_be_stopped_while_it_waits() -> None:
+    process = start(WAITING, {**os.environ, **ENVIRONMENT})
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{}, {"RAY_AUTH_MODE": "token"}, {"RAY_AUTH_TOKEN": "secret"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": ""}],
+)
+def test_no_node_starts_without_a_token(environment: dict[str, str]) -> None:
+    process = start(NODE, {"PATH": os.environ["PATH"], **environment})
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert errors.startswith("ray-x: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN must be set")
+    assert "Traceback" not in errors

@@ -1,0 +1,87 @@
+"""A worker joins the head that would have it, and says what else is the matter."""
+
+import socket
+
+import pytest
+
+from raynode import address, gpus, ports, worker
+from raynode.errors import GpuError, HeadError, StartError
+from tests.node.conftest import Head
+
+
+def test_a_head_that_would_have_it_is_joined(head: Head) -> None:
+    assert worker.why_not("127.0.0.1") is None
+
+
+def test_a_wrong_token_ends_the_wait_at_once(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
+    with pytest.raises(StartError, match=r"127\.0\.0\.1 refuses the token; give both nodes the same RAY_AUTH_TOKEN"):
+        worker.wait_for_head("127.0.0.1", seconds=60)
+
+
+def test_another_version_ends_the_wait_at_once(head: Head) -> None:
+    head.answer = {"ray_version": "2.59.0"}
+    with pytest.raises(StartError, match=r"127\.0\.0\.1 runs Ray 2\.59\.0 and this node Ray 2\.60\.0"):
+        worker.wait_for_head("127.0.0.1", seconds=60)
+
+
+def test_what_is_no_head_yet_is_waited_for(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
+    head.failing = True
+    with pytest.raises(HeadError, match=r"answers with 500, after 0 s"):
+        worker.wait_for_head("127.0.0.1", seconds=0.2)
+    assert "waiting for the head: 127.0.0.1" in capsys.readouterr().out, "a silent wait looks like a hang"
+
+
+def test_a_closed_port_is_named(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    monkeypatch.setattr(ports, "DASHBOARD", port)
+    assert worker.why_not("127.0.0.1") == f"127.0.0.1:{port} does not answer ([Errno 111] Connection refused)"
+
+
+def test_a_name_without_an_address_is_named() -> None:
+    with pytest.raises(HeadError, match=r"nobody\.invalid has no address, after 0 s; is the head running"):
+        worker.wait_for_head("nobody.invalid", seconds=0)
+
+
+def test_a_worker_must_be_told_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_HEAD_HOST", raising=False)
+    with pytest.raises(StartError, match="RAY_HEAD_HOST is not set"):
+        worker.start()
+
+
+@pytest.mark.parametrize("given", ["soon", "-1", "nan"])
+def test_a_wait_is_a_number_of_seconds(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_HEAD_WAIT_S", given)
+    with pytest.raises(StartError, match=f"RAY_HEAD_WAIT_S: '{given}' is not a number of seconds"):
+        worker.wait_seconds()
+
+
+def test_the_promise_is_the_flag_of_the_task() -> None:
+    assert worker.promised_gpus(["--num-cpus=4", "--num-gpus=8"]) == 8
+    assert worker.promised_gpus(["--num-cpus=4"]) == 0
+
+
+def test_missing_gpus_are_counted() -> None:
+    import torch
+
+    found = torch.cuda.device_count()
+    with pytest.raises(GpuError, match=rf"the task was promised {found + 1} GPUs and has {found}"):
+        gpus.check(found + 1)
+
+
+def test_a_gpu_that_does_not_compute_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    missing = torch.cuda.device_count()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: missing + 1)
+    assert (gpus.fault(missing + 1) or "").startswith(f"GPU {missing} does not compute: ")
+
+
+def test_no_promise_needs_no_gpu() -> None:
+    gpus.check(0)
+
+
+def test_the_address_is_the_one_on_the_route_to_the_head() -> None:
+    assert address.towards("127.0.0.1") == "127.0.0.1"
+    assert address.own() != "0.0.0.0"
