@@ -32,8 +32,10 @@ lock: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --output-file $(LOCK) pyproject.toml
 
+# The label says where the source came from, without a name or a token that the address may hold.
 image:
-	$(CONTAINER_ENGINE) build --file docker/Dockerfile --tag ray-on-ecs .
+	$(CONTAINER_ENGINE) build --file docker/Dockerfile --tag ray-on-ecs \
+	  --build-arg SOURCE="$$(git config --get remote.origin.url | sed 's#//[^/@]*@#//#' | grep . || echo ray-on-ecs)" .
 
 image-size: image $(VENV)/.train
 	$(BIN)/python -m bench.image $(CONTAINER_ENGINE)

@@ -104,9 +104,20 @@ def test_the_train_command_runs_the_job_of_this_repository() -> None:
     assert parse(found[2].split(), {}).num_workers == 8, "a worker on each GPU of the stack"
 
 
+# The task definition's alone: names, the one container, the log driver, and GPUs, which a laptop has none of.
+NOT_COMPOSE = {"name", "essential", "image", "secrets", "logConfiguration", "resourceRequirements"}
+COMPOSED = {
+    "command", "environment", "healthCheck", "linuxParameters", "memory", "mountPoints", "readonlyRootFilesystem",
+    "stopTimeout", "ulimits", "user",
+}  # fmt: skip
+
+
 def as_compose(container: containers.Container) -> dict[str, Any]:
     """A container definition in the words of Compose."""
     linux, health = container["linuxParameters"], container["healthCheck"]
+    assert set(container) <= COMPOSED | NOT_COMPOSE, "compose.yaml must say it, too"
+    assert set(linux) == {"initProcessEnabled", "sharedMemorySize", "capabilities"}
+    assert set(linux["capabilities"]) == {"drop"}
     seconds = {"interval": health["interval"], "timeout": health["timeout"], "start_period": health["startPeriod"]}
     return {
         "command": container["command"],

@@ -1,15 +1,17 @@
 """See that the GPUs which the task was promised are there and compute, before the node joins with them.
 
-It runs in a process of its own, which PyTorch leaves no CUDA context behind in, and which can be given up when a GPU
+It runs in a process of its own, which leaves no CUDA context behind in this one, and which can be given up when a GPU
 hangs: `python -m raynode.gpus 4`.
 """
 
 import subprocess
 import sys
+from contextlib import suppress
 
 from raynode.errors import GpuError
 
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 120.0
+PROBE = (sys.executable, "-m", "raynode.gpus")
 SIDE = 256
 
 
@@ -17,18 +19,16 @@ def check(promised: int) -> None:
     """Raise GpuError unless this many GPUs compute."""
     if not promised:
         return
+    probe = subprocess.Popen([*PROBE, str(promised)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
-        probe = subprocess.run(
-            [sys.executable, "-m", "raynode.gpus", str(promised)],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_SECONDS,
-            check=False,
-        )
+        _, said = probe.communicate(timeout=PATIENCE_SECONDS)
     except subprocess.TimeoutExpired as cause:
-        raise GpuError(f"the GPUs did not compute within {PATIENCE_SECONDS} s; one of them hangs") from cause
+        probe.kill()
+        with suppress(subprocess.TimeoutExpired):  # a process that is stuck in the driver survives even that
+            probe.communicate(timeout=1)
+        raise GpuError(f"the GPUs did not compute within {PATIENCE_SECONDS:.0f} s; one of them hangs") from cause
     if probe.returncode:
-        raise GpuError((probe.stderr.strip() or f"the GPU check ended with {probe.returncode}").splitlines()[-1])
+        raise GpuError((said.strip() or f"the GPU check ended with {probe.returncode}").splitlines()[-1])
 
 
 def fault(promised: int) -> str | None:

@@ -28,15 +28,21 @@ def start() -> int:
 def stop_jobs() -> None:
     """Stop the jobs, which run here, so that each can say how it goes on; give up after some seconds."""
     deadline = time.monotonic() + JOBS_SECONDS
-    try:
-        for job in _running():
-            print(f"ray-head: stopping job {job}", flush=True)
+    for job in _running():
+        print(f"ray-head: stopping job {job}", flush=True)
+        try:
             api.post(f"{JOBS}{job}/stop")
-        while _running() and time.monotonic() < deadline:
-            time.sleep(0.5)
-    except OSError as cause:
-        print(f"ray-head: the jobs could not be stopped ({cause})", file=sys.stderr)
+        except OSError as cause:
+            print(f"ray-head: job {job} could not be stopped ({cause})", file=sys.stderr)
+    while _running() and time.monotonic() < deadline:
+        time.sleep(0.5)
 
 
 def _running() -> list[str]:
-    return [job["submission_id"] for job in api.get(JOBS) if job["submission_id"] and job["status"] not in ENDED]
+    """The submitted jobs that have not ended; none where the dashboard no longer answers."""
+    try:
+        jobs = api.get(JOBS)
+    except OSError as cause:
+        print(f"ray-head: the jobs are not known ({cause})", file=sys.stderr)
+        return []
+    return [job["submission_id"] for job in jobs if job["submission_id"] and job["status"] not in ENDED]

@@ -14,11 +14,12 @@ NODE = {
     "--dashboard-agent-grpc-port": 6383,
     # Not Ray's 52365: the kernel may have given that to a connection before the agent starts.
     "--dashboard-agent-listen-port": AGENT,
+    "--metrics-export-port": 8080,
     "--min-worker-port": 10002,
     "--max-worker-port": 10999,
 }
 
-# Ray's Prometheus servers know no token, so they stay shut unless these variables open them.
+# Ray's Prometheus servers know no token, so they stay shut; RAY_enable_metrics_collection=true opens a node's own.
 METRICS = {
     "RAY_enable_metrics_collection": "false",
     # These two have no switch; Ray goes on without a server whose port can't be bound.

@@ -1,32 +1,32 @@
 """Run `ray start` as this process's child, and end as the one who stops the container expects."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from raynode import ports
-from raynode.errors import StartError
+from raynode.errors import NodeError, StartError
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
 # What `ray start --block` ends with after SIGTERM: 1 once it has drained, the signal before it knows how to.
 STOPPED = (0, 1, -signal.SIGTERM, -signal.SIGINT)
+POLL_SECONDS = 0.2
 
 
 def node(name: str, start: Callable[[], int]) -> NoReturn:
-    """Call `start` and exit with its status; a StartError is one line, and SIGTERM before Ray runs is no failure."""
+    """Call `start` and exit with its status; a NodeError is one line, and SIGTERM before Ray runs is no failure."""
     for each in STOPS:
         signal.signal(each, lambda *_: sys.exit(0))
     try:
-        if os.environ.get("RAY_AUTH_MODE") != "token" or not os.environ.get("RAY_AUTH_TOKEN"):
-            raise StartError(
-                "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN must be set; without a token a cluster is open to all"
-            )
+        _check_token()
         sys.exit(start())
-    except StartError as error:
+    except NodeError as error:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
 
@@ -40,21 +40,35 @@ def ray_start(name: str, arguments: Sequence[str], before_stop: Callable[[], Non
     Returns:
         0 if it was asked to stop and did, else Ray's own exit status.
     """
+    asked: list[int] = []
+    for each in STOPS:
+        signal.signal(each, lambda number, _: asked.append(number))
     command = ["ray", "start", *arguments, *ports.flags(ports.NODE), "--disable-usage-stats", "--block"]
     child = subprocess.Popen(command, env={**ports.METRICS, **os.environ})
-    asked: list[float] = []
+    while child.poll() is None and not asked:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(POLL_SECONDS)
+    if not asked:
+        return _status(child.wait())
+    began = time.monotonic()
+    print(f"{name}: asked to stop; draining", flush=True)
+    try:
+        before_stop()
+    finally:
+        child.send_signal(signal.SIGTERM)
+    ended = child.wait()
+    print(f"{name}: stopped after {time.monotonic() - began:.0f} s", flush=True)
+    return 0 if ended in STOPPED else _status(ended)
 
-    def stop(number: int, _: object) -> None:
-        if not asked:
-            asked.append(time.monotonic())
-            print(f"{name}: asked to stop; draining", flush=True)
-            before_stop()
-            child.send_signal(signal.SIGTERM)
 
-    for each in STOPS:
-        signal.signal(each, stop)
-    status = child.wait()
-    if asked and status in STOPPED:
-        print(f"{name}: stopped after {time.monotonic() - asked[0]:.0f} s", flush=True)
-        return 0
-    return status if status >= 0 else 128 - status
+def _status(ended: int) -> int:
+    """A shell's way to tell a signal: 137 for SIGKILL."""
+    return ended if ended >= 0 else 128 - ended
+
+
+def _check_token() -> None:
+    """Raise StartError without one; the message never holds it."""
+    if os.environ.get("RAY_AUTH_MODE") != "token" or not os.environ.get("RAY_AUTH_TOKEN"):
+        raise StartError("RAY_AUTH_MODE=token and RAY_AUTH_TOKEN must be set; without a token a cluster is open to all")
+    if not re.fullmatch(r"[!-~]+", os.environ["RAY_AUTH_TOKEN"]):
+        raise StartError("RAY_AUTH_TOKEN must be printable ASCII without spaces; look for a line break at its end")

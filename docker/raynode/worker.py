@@ -4,6 +4,7 @@ Arguments, such as --num-gpus=1, go to `ray start`. Before it joins it sees that
 under that name, takes this node's token and runs the same Ray; what doesn't hold is said in one line.
 """
 
+import argparse
 import os
 import socket
 import sys
@@ -47,9 +48,10 @@ def wait_seconds() -> float:
 
 
 def promised_gpus(arguments: list[str]) -> int:
-    """N of the argument --num-gpus=N, 0 without one."""
-    given = [each.partition("=")[2] for each in arguments if each.startswith("--num-gpus=")]
-    return int(given[-1]) if given and given[-1].isdecimal() else 0
+    """N of the arguments --num-gpus=N or --num-gpus N, 0 without them."""
+    parser = argparse.ArgumentParser(prog="ray-worker", add_help=False, allow_abbrev=False)
+    parser.add_argument("--num-gpus", type=int, default=0)
+    return parser.parse_known_args(arguments)[0].num_gpus
 
 
 def wait_for_head(host: str, seconds: float) -> None:
@@ -72,7 +74,7 @@ def why_not(host: str) -> str | None:
     """Why the head can't be joined yet, or None if it can; StartError if it never will."""
     try:
         socket.getaddrinfo(host, ports.DASHBOARD)
-    except OSError:
+    except (OSError, UnicodeError):  # the latter for what can't be a name
         return f"{host} has no address"
     try:
         answer = api.get(f"http://{host}:{ports.DASHBOARD}/api/version")
@@ -82,10 +84,13 @@ def why_not(host: str) -> str | None:
         return f"{host}:{ports.DASHBOARD} answers with {refusal.code}"
     except OSError as cause:
         return f"{host}:{ports.DASHBOARD} does not answer ({getattr(cause, 'reason', cause)})"
-    return _other_version(host, answer)
+    if not isinstance(answer, dict) or "ray_version" not in answer:
+        return f"{host}:{ports.DASHBOARD} does not answer as a Ray head does"
+    _refuse_another_version(host, answer["ray_version"])
+    return None
 
 
-def _other_version(host: str, answer: dict[str, str]) -> None:
-    theirs, ours = answer["ray_version"], version("ray")
+def _refuse_another_version(host: str, theirs: str) -> None:
+    ours = version("ray")
     if theirs != ours:
         raise StartError(f"the head {host} runs Ray {theirs} and this node Ray {ours}; start both from one image")

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -19,6 +21,10 @@ BUCKET = "training"
 S3 = "s3"
 AWS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_ENDPOINT_URL": f"http://{S3}:5000"}
 SIZE = TaskSize(vcpus=1, memory_mib=3072, gpus=0)
+# A model of one's own, on every node: with it a run of many short epochs can be disturbed in its middle.
+MODELS = "/opt/models"
+EPOCHS = 40
+LONG = ("--model=tiny:mlp", "--dataset=synthetic", "--samples=20000", f"--epochs={EPOCHS}")
 
 NODES = """
 import json, ray
@@ -78,8 +84,9 @@ class Cluster:
             definition["command"] = list(command)
         self.engine.remove(name)
         networks = () if any(each.startswith("--network=") for each in options) else (f"--network={self.network}",)
-        given = arguments(definition, {**AWS, **variables})
-        self.engine.run("run", "--detach", f"--name={name}", *networks, *options, *given)
+        models = f"--volume={Path(__file__).parent / 'tiny.py'}:{MODELS}/tiny.py:ro"
+        given = arguments(definition, {**AWS, "PYTHONPATH": MODELS, **variables})
+        self.engine.run("run", "--detach", f"--name={name}", *networks, models, *options, *given)
 
     def start_storage(self, image: str) -> None:
         """Start the S3 and make its bucket."""
@@ -94,11 +101,11 @@ class Cluster:
         """Start the head under its name, as a new container."""
         self.run("head", self.head, f"--network-alias={HEAD_HOST}")
 
-    def start_worker(self) -> str:
+    def start_worker(self, *options: str, **variables: str) -> str:
         """Start one more worker; its container."""
         self.started += 1
         name = f"{self.network}-worker-{self.started}"
-        self.run("worker", name)
+        self.run("worker", name, *options, **variables)
         self.workers.append(name)
         return name
 
@@ -138,7 +145,8 @@ class Cluster:
 
     def nodes(self) -> list[dict[str, Any]]:
         """The nodes that the head knows as alive, as `ray.nodes()` has them."""
-        return json.loads(self.engine.python(self.head, NODES).splitlines()[-1])
+        [listed] = [line for line in self.engine.python(self.head, NODES).splitlines() if line.startswith("[{")]
+        return json.loads(listed)
 
     def addresses(self) -> dict[str, str]:
         """The address of each node's container on the network."""
@@ -179,7 +187,43 @@ class Cluster:
     def close(self) -> None:
         """Leave nothing behind."""
         self.engine.remove(self.head, self.storage, *self.workers)
-        self.engine.run("network", "rm", "--force", self.network, check=False)
+
+
+class Run(threading.Thread):
+    """A run that goes on while the test does something to the cluster."""
+
+    def __init__(self, cluster: Cluster, name: str, *flags: str) -> None:
+        super().__init__(daemon=True)
+        self.cluster, self.run_name, self.flags = cluster, name, flags
+        self.log = self.failure = ""
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.log = self.cluster.train(self.run_name, *self.flags, seconds=420)
+        except (AssertionError, subprocess.TimeoutExpired) as failure:
+            self.failure = str(failure)
+
+    def epochs(self) -> int:
+        """The epochs whose metrics are in the bucket."""
+        assert not self.failure, self.failure
+        return len(self.cluster.read(f"runs/{self.run_name}/metrics.jsonl").splitlines())
+
+    def wait_for_epochs(self, count: int) -> None:
+        """Wait until this many are trained."""
+        until(lambda: self.epochs() >= count, 180)
+
+    def finish(self, seconds: float) -> None:
+        """Wait for the end while what ended is replaced; every epoch has been trained and none counts twice."""
+        self.cluster.until(lambda: not self.is_alive(), seconds)
+        assert not self.failure, self.failure
+        lines = self.cluster.read(f"runs/{self.run_name}/metrics.jsonl").splitlines()
+        assert [json.loads(line)["epoch"] for line in lines] == list(range(EPOCHS))
+
+    def addresses(self, epoch: int) -> set[str]:
+        """Where the ranks trained an epoch, for the last time if it was repeated."""
+        lines = re.findall(rf"ip=([\d.]+)\)[^\n]*\[Epoch {epoch} \|", self.log)
+        return set(lines[-2:])
 
 
 def until(condition: Callable[[], Any], seconds: float) -> Any:

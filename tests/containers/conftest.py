@@ -37,14 +37,14 @@ def image(engine: Engine) -> str:
 
 @pytest.fixture(scope="session")
 def made(engine: Engine, image: str) -> Iterator[Cluster]:
-    engine.run("build", "--tag", S3_IMAGE, str(ROOT / "docker" / "moto"), timeout=600)
-    cluster = Cluster(engine, image, network=f"ray-{secrets.token_hex(3)}")
-    engine.run("network", "create", cluster.network)
-    try:
-        cluster.start_storage(S3_IMAGE)
-        yield cluster
-    finally:
-        cluster.close()
+    engine.run("build", "--tag", S3_IMAGE, str(ROOT / "docker" / "s3"), timeout=600)
+    with engine.network(f"ray-{secrets.token_hex(3)}") as network:
+        cluster = Cluster(engine, image, network)
+        try:
+            cluster.start_storage(S3_IMAGE)
+            yield cluster
+        finally:
+            cluster.close()
 
 
 @pytest.fixture

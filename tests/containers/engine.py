@@ -4,7 +4,8 @@ import json
 import os
 import resource
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,9 +62,35 @@ class Engine:
             self.run("kill", name, check=False)  # `rm --force` of some engines would wait for the stop timeout
             self.run("rm", "--force", "--volumes", name, check=False)
 
+    @contextmanager
+    def network(self, name: str) -> Generator[str]:
+        """A network that others don't reach, as a security group would have it; gone afterwards."""
+        # Docker's networks are apart from each other as they are; other engines must be told, in words it doesn't know.
+        if self.run("network", "create", "--opt=isolate=true", name, check=False).returncode:
+            self.run("network", "create", name)
+        try:
+            yield name
+        finally:
+            self.run("network", "rm", "--force", name, check=False)
+
     def address(self, name: str, network: str) -> str:
         """A container's address on a network."""
         return self.inspect(name)["NetworkSettings"]["Networks"][network]["IPAddress"]
+
+
+# All that a definition of this stack holds: a new key must be translated here, or stand here with its reason.
+TRANSLATED = {
+    "command", "environment", "image", "linuxParameters", "memory", "mountPoints", "readonlyRootFilesystem", "secrets",
+    "stopTimeout", "ulimits", "user",
+}  # fmt: skip
+LEFT_OUT = {
+    "name": "each test gives its own",
+    "essential": "there is one container",
+    "healthCheck": "the tests run its command themselves, as not every engine has a clock for it",
+    "logConfiguration": "the engine keeps the logs",
+    "resourceRequirements": "no GPU is promised here",
+}
+LINUX = {"initProcessEnabled", "sharedMemorySize", "capabilities"}
 
 
 def arguments(container: Container, extra: Mapping[str, str]) -> list[str]:
@@ -74,6 +101,9 @@ def arguments(container: Container, extra: Mapping[str, str]) -> list[str]:
         extra: More environment variables.
     """
     linux = container["linuxParameters"]
+    assert set(container) <= TRANSLATED | set(LEFT_OUT), set(container)
+    assert set(linux) == LINUX
+    assert set(linux["capabilities"]) == {"drop"}
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # an engine without a daemon can't give more than it has
     limits = {
         each["name"]: (min(each["softLimit"], most), min(each["hardLimit"], most)) for each in container["ulimits"]

@@ -2,8 +2,8 @@
 
 import time
 
-from tests.containers.cluster import Cluster, until
-from tests.containers.test_failures import EPOCHS, LONG, Run
+from infra.containers import WORKER_DRAIN_SECONDS
+from tests.containers.cluster import EPOCHS, LONG, Cluster, Run, until
 
 # What `docker stop` itself may add to the stop timeout before it kills.
 GRACE_SECONDS = 5
@@ -25,12 +25,6 @@ def test_an_idle_worker(cluster: Cluster) -> None:
     assert seconds < 20, "nothing was to be drained"
 
 
-def test_an_idle_head(cluster: Cluster) -> None:
-    status, seconds = stop(cluster, cluster.head)
-    assert status == 0, cluster.engine.logs(cluster.head)
-    assert seconds < cluster.definition("head")["stopTimeout"]
-
-
 def test_a_worker_that_waits_for_its_head(cluster: Cluster) -> None:
     with cluster.one_more("worker", "waiting", RAY_HEAD_HOST="nobody.internal") as name:
         until(lambda: "waiting for the head" in cluster.engine.logs(name), 30)
@@ -39,25 +33,44 @@ def test_a_worker_that_waits_for_its_head(cluster: Cluster) -> None:
         assert seconds < GRACE_SECONDS
 
 
-def test_a_worker_in_the_middle_of_a_run(cluster: Cluster) -> None:
+def test_a_worker_whose_work_ends_in_time(cluster: Cluster) -> None:
     run = Run(cluster, "drained", *LONG)
-    run.wait_for_epochs(2)
-    name = cluster.workers[0]
+    run.wait_for_epochs(3)
+    name, before = cluster.workers[0], cluster.addresses()
+    status, seconds = stop(cluster, name)
+    print(f"the worker left {seconds:.0f} s after SIGTERM")
+    log = cluster.engine.logs(name)
+    assert status == 0, log
+    assert "Local node finished draining" in log, "it left because its work was done"
+    assert seconds < WORKER_DRAIN_SECONDS
+    run.finish(60)
+    assert run.addresses(EPOCHS - 1) == set(before.values()) - {before[cluster.head]}, "the run ended where it was"
+
+
+def test_a_worker_whose_work_goes_on_elsewhere(cluster: Cluster) -> None:
+    cluster.engine.remove(cluster.workers.pop())
+    name = cluster.start_worker(RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S="5")
+    cluster.settle()
+    run = Run(cluster, "moved", *LONG)
+    run.wait_for_epochs(3)
+    before = cluster.addresses()
     status, seconds = stop(cluster, name)
     assert status == 0, cluster.engine.logs(name)
-    assert seconds < cluster.definition("worker")["stopTimeout"]
-    print(f"a worker in the middle of a run was out after {seconds:.0f} s")
-    assert run.finish(300)["metrics"]["epoch"] == EPOCHS - 1, "the run goes on with the worker that replaces it"
+    assert seconds < 5 + GRACE_SECONDS, "the limit holds, whatever runs"
+    assert run.epochs() < EPOCHS, "it was cut off"
+    run.finish(240)
+    assert run.addresses(EPOCHS - 1) == set(cluster.addresses().values()) - {before[cluster.head]}, (
+        "and went on elsewhere"
+    )
 
 
 def test_a_head_in_the_middle_of_a_run(cluster: Cluster) -> None:
     run = Run(cluster, "headless", *LONG)
-    run.wait_for_epochs(2)
+    run.wait_for_epochs(3)
     status, seconds = stop(cluster, cluster.head)
     assert status == 0, cluster.engine.logs(cluster.head)
     assert seconds < cluster.definition("head")["stopTimeout"]
     run.join(30)
-    assert "continue with --run-name headless" in run.failure, "the one who follows the log is told how to go on"
+    assert "interrupted; continue with --run-name headless" in run.log, run.failure
     cluster.settle()
-    log = cluster.train("headless", *LONG)
-    assert "continued from the last checkpoint" in log
+    assert "continued from the last checkpoint" in cluster.train("headless", *LONG)

@@ -19,6 +19,7 @@ class Head(HTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.answer: object = {"ray_version": "2.60.0"}
+        self.raw = b""
         self.failing = False
         self.posted: list[str] = []
 
@@ -30,9 +31,9 @@ class Handler(BaseHTTPRequestHandler):
         head = cast(Head, self.server)
         given = self.headers.get("Authorization")
         self.send_response(500 if head.failing else 200 if given == f"Bearer {TOKEN}" else 403)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", "application/json; charset=utf-8")
         self.end_headers()
-        self.wfile.write(json.dumps(head.answer).encode())
+        self.wfile.write(head.raw or json.dumps(head.answer).encode())
 
     def do_POST(self) -> None:
         cast(Head, self.server).posted.append(self.path)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from raynode import api, health, ports
 from raynode import head as ray_head
-from raynode import health
 from tests.node.conftest import Head
 
 
@@ -27,17 +27,47 @@ def test_running_jobs_are_stopped(jobs: Head) -> None:
 def test_a_head_that_no_longer_answers_stops_all_the_same(jobs: Head, capsys: pytest.CaptureFixture[str]) -> None:
     jobs.failing = True
     ray_head.stop_jobs()
-    assert "could not be stopped" in capsys.readouterr().err
+    assert "the jobs are not known" in capsys.readouterr().err
 
 
+def test_one_job_that_cannot_be_stopped_does_not_keep_the_others(jobs: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs.answer = [{"submission_id": name, "status": "RUNNING"} for name in ("first", "second")]
+    asked: list[str] = []
+
+    def refuse(url: str) -> None:
+        asked.append(url.split("/")[-2])
+        raise OSError("500")
+
+    monkeypatch.setattr(api, "post", refuse)
+    ray_head.stop_jobs()
+    assert asked == ["first", "second"]
+
+
+@pytest.mark.parametrize("kind", ["head", "worker"])
 @pytest.mark.parametrize(("token", "status"), [("right", 0), ("wrong", 1)])
-def test_a_head_is_well_if_it_takes_its_own_token(
-    head: Head, monkeypatch: pytest.MonkeyPatch, token: str, status: int
+def test_a_node_is_well_if_all_that_is_asked_answers(
+    head: Head, monkeypatch: pytest.MonkeyPatch, kind: str, token: str, status: int
 ) -> None:
+    monkeypatch.setattr(ports, "AGENT", head.server_port)
+    monkeypatch.setenv("RAY_HEAD_HOST", "127.0.0.1")
     monkeypatch.setenv("RAY_AUTH_TOKEN", token)
-    monkeypatch.setitem(health.URLS, "head", f"http://127.0.0.1:{head.server_port}/api/version")
-    monkeypatch.setattr("sys.argv", ["ray-health", "head"])
+    monkeypatch.setattr("sys.argv", ["ray-health", kind])
     assert health.main() == status
+
+
+def test_a_worker_whose_head_does_not_answer_is_ill(
+    head: Head, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ports, "AGENT", head.server_port)
+    monkeypatch.setenv("RAY_HEAD_HOST", "nobody.invalid")
+    monkeypatch.setattr("sys.argv", ["ray-health", "worker"])
+    assert health.main() == 1
+    assert "nobody.invalid" in capsys.readouterr().err
+
+
+def test_no_proxy_reads_the_token(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert api.get(f"http://127.0.0.1:{head.server_port}/api/version") == head.answer
 
 
 def test_the_health_check_knows_two_kinds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,3 +93,21 @@ def test_no_node_starts_without_a_token(environment: dict[str, str]) -> None:
     assert process.returncode == 2
     assert errors.startswith("ray-x: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN must be set")
     assert "Traceback" not in errors
+
+
+def test_a_token_that_no_header_can_carry_is_not_printed() -> None:
+    process = start(NODE, {"PATH": os.environ["PATH"], "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "s3cret\n"})
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert "RAY_AUTH_TOKEN must be printable" in errors
+    assert "s3cret" not in errors
+
+
+def test_ray_is_stopped_whatever_goes_wrong_before(tmp_path: Path) -> None:
+    program = NODE.replace("['--flag']", "['--flag'], before_stop=lambda: 1 / 0")
+    process = start(program, fake_ray(tmp_path, RAY.format(status=1)))
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=20)
+    assert "drained" in output

@@ -1,6 +1,9 @@
 """A worker joins the head that would have it, and says what else is the matter."""
 
+import re
 import socket
+import sys
+import threading
 
 import pytest
 
@@ -32,6 +35,28 @@ def test_what_is_no_head_yet_is_waited_for(head: Head, capsys: pytest.CaptureFix
     assert "waiting for the head: 127.0.0.1" in capsys.readouterr().out, "a silent wait looks like a hang"
 
 
+def greet(server: socket.socket) -> None:
+    connection, _ = server.accept()
+    with connection:
+        connection.recv(1024)
+        connection.sendall(b"SSH-2.0\r\n")
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b'{"version": "1"}', b"[]"])
+def test_another_server_is_no_head(head: Head, answer: bytes) -> None:
+    head.raw = answer
+    assert "does not answer" in (worker.why_not("127.0.0.1") or "")
+
+
+def test_a_server_that_speaks_no_http_is_no_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(ports, "DASHBOARD", server.getsockname()[1])
+        talk = threading.Thread(target=greet, args=(server,))
+        talk.start()
+        assert "does not answer" in (worker.why_not("127.0.0.1") or "")
+        talk.join()
+
+
 def test_a_closed_port_is_named(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -39,9 +64,10 @@ def test_a_closed_port_is_named(head: Head, monkeypatch: pytest.MonkeyPatch) -> 
     assert worker.why_not("127.0.0.1") == f"127.0.0.1:{port} does not answer ([Errno 111] Connection refused)"
 
 
-def test_a_name_without_an_address_is_named() -> None:
-    with pytest.raises(HeadError, match=r"nobody\.invalid has no address, after 0 s; is the head running"):
-        worker.wait_for_head("nobody.invalid", seconds=0)
+@pytest.mark.parametrize("name", ["nobody.invalid", "nobody..invalid", f"{'x' * 64}.invalid"])
+def test_a_name_without_an_address_is_named(name: str) -> None:
+    with pytest.raises(HeadError, match=rf"{re.escape(name)} has no address, after 0 s; is the head running"):
+        worker.wait_for_head(name, seconds=0)
 
 
 def test_a_worker_must_be_told_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +85,7 @@ def test_a_wait_is_a_number_of_seconds(given: str, monkeypatch: pytest.MonkeyPat
 
 def test_the_promise_is_the_flag_of_the_task() -> None:
     assert worker.promised_gpus(["--num-cpus=4", "--num-gpus=8"]) == 8
+    assert worker.promised_gpus(["--num-gpus", "8", "--num-cpus", "4"]) == 8
     assert worker.promised_gpus(["--num-cpus=4"]) == 0
 
 
@@ -76,6 +103,13 @@ def test_a_gpu_that_does_not_compute_is_named(monkeypatch: pytest.MonkeyPatch) -
     missing = torch.cuda.device_count()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: missing + 1)
     assert (gpus.fault(missing + 1) or "").startswith(f"GPU {missing} does not compute: ")
+
+
+def test_a_gpu_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "PROBE", (sys.executable, "-c", "import time; time.sleep(60)"))
+    monkeypatch.setattr(gpus, "PATIENCE_SECONDS", 0.2)
+    with pytest.raises(GpuError, match="one of them hangs"):
+        gpus.check(1)
 
 
 def test_no_promise_needs_no_gpu() -> None:
