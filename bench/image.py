@@ -61,8 +61,8 @@ def pushed_by_a_change(engine: str) -> list[Layer]:
         _call(engine, "build", "--file", f"{folder}/docker/Dockerfile", "--tag", CHANGED, folder)
     try:
         kept, now = (_digests(engine, image) for image in (IMAGE, CHANGED))
-        new = sum(digest not in kept for digest in now)
-        return layers(engine, CHANGED)[-new:]
+        found = layers(engine, CHANGED)
+        return found[len(found) - sum(digest not in kept for digest in now) :]
     finally:
         _call(engine, "rmi", CHANGED)
 
