@@ -13,10 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import moto
 import pulumi
 from pulumi.runtime import mocks
-
-import moto
 
 PROJECT, STACK, REGION, ACCOUNT = "ray-on-ecs", "dev", "us-west-2", "123456789012"
 REGISTRY = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
