@@ -38,6 +38,7 @@ class Network(pulumi.ComponentResource):
         self.vpc_id = vpc.vpc_id
         self.subnet_id = vpc.private_subnet_ids[0]
         self.security_group_id = self._security_group(name)
+        self._close_default_group(name)
         self.register_outputs(
             {"vpc_id": self.vpc_id, "subnet_id": self.subnet_id, "security_group_id": self.security_group_id}
         )
@@ -95,6 +96,15 @@ class Network(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self),
         )
         return group.id
+
+    def _close_default_group(self, name: str) -> None:
+        """AWS gives each VPC a group that trusts itself, for whatever names none; without rules it trusts nobody."""
+        aws.ec2.DefaultSecurityGroup(
+            f"{name}-default-group",
+            vpc_id=self.vpc_id,
+            tags=tags(f"{name}-default-group"),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
 
 
 def _subnets(vpc_cidr: str) -> list[awsx.ec2.SubnetSpecArgs]:

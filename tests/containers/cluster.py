@@ -23,7 +23,7 @@ AWS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_ENDP
 SIZE = TaskSize(vcpus=1, memory_mib=3072, gpus=0)
 # A model of one's own, on every node: with it a run of many short epochs can be disturbed in its middle.
 MODELS = "/opt/models"
-EPOCHS = 40
+EPOCHS = 25
 LONG = ("--model=tiny:mlp", "--dataset=synthetic", "--samples=20000", f"--epochs={EPOCHS}")
 
 NODES = """

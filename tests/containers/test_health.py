@@ -22,7 +22,7 @@ def test_a_worker_that_the_head_has_lost_is_ill(cluster: Cluster) -> None:
     name = cluster.workers[0]
     cluster.engine.python(name, SIGNAL.format(process="raylet", signal="SIGSTOP"))
     try:
-        until(lambda: not cluster.is_well(name), 60)
+        until(lambda: not cluster.is_well(name), 150)  # the head asks five times, each for some seconds
         assert cluster.is_running(name), "nothing but the health check tells"
     finally:
         cluster.engine.remove(name)  # as ECS does with what is ill

@@ -62,6 +62,13 @@ def test_only_members_of_the_security_group_reach_each_other(cloud: Cloud) -> No
     assert ingress.inputs["ipProtocol"] == "-1", "NCCL and Gloo pick their own ports"
 
 
+def test_the_default_group_of_the_vpc_is_closed(cloud: Cloud) -> None:
+    network(cloud)
+    default = cloud.resources["network-default-group"].inputs
+    assert default["vpcId"] == "vpc-1"
+    assert default.keys().isdisjoint({"ingress", "egress"}), "what is started without a group would be in this one"
+
+
 def test_everything_may_be_reached_from_inside(cloud: Cloud) -> None:
     network(cloud)
     egress = cloud.resources["network-egress"].inputs
