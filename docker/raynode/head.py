@@ -3,6 +3,7 @@
 Arguments, such as --num-cpus=0, go to `ray start`.
 """
 
+import signal
 import sys
 import time
 
@@ -25,8 +26,8 @@ def start() -> int:
     return process.ray_start("ray-head", [*arguments, *sys.argv[1:]], before_stop=stop_jobs)
 
 
-def stop_jobs() -> None:
-    """Stop the jobs, which run here, so that each can say how it goes on; give up after some seconds."""
+def stop_jobs() -> signal.Signals:
+    """Stop the jobs, which run here, so that each can say how it goes on; after some seconds drain all the same."""
     deadline = time.monotonic() + JOBS_SECONDS
     for job in _running():
         print(f"ray-head: stopping job {job}", flush=True)
@@ -36,6 +37,7 @@ def stop_jobs() -> None:
             print(f"ray-head: job {job} could not be stopped ({cause})", file=sys.stderr)
     while _running() and time.monotonic() < deadline:
         time.sleep(0.5)
+    return signal.SIGTERM
 
 
 def _running() -> list[str]:

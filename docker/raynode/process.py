@@ -14,7 +14,7 @@ from raynode import ports
 from raynode.errors import NodeError, StartError
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
-# What `ray start --block` ends with after SIGTERM: 1 once it has drained, the signal before it knows how to.
+# What `ray start --block` ends with after these: 1 once it has gone, the signal before it knows how to.
 STOPPED = (0, 1, -signal.SIGTERM, -signal.SIGINT)
 POLL_SECONDS = 0.2
 
@@ -31,11 +31,15 @@ def node(name: str, start: Callable[[], int]) -> NoReturn:
         sys.exit(error.exit_status)
 
 
-def ray_start(name: str, arguments: Sequence[str], before_stop: Callable[[], None] = lambda: None) -> int:
+def ray_start(name: str, arguments: Sequence[str], before_stop: Callable[[], signal.Signals]) -> int:
     """Run `ray start --block` until it ends.
 
-    SIGTERM is handed on to it after `before_stop`. Ray then drains the node: it takes no more work, and what runs there
-    has RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S to end.
+    Args:
+        name: What the lines in the log begin with.
+        arguments: Of `ray start`, beside the ports that all nodes have.
+        before_stop: Called when the node is asked to stop; says which signal Ray gets. On SIGTERM Ray drains the node:
+            it takes no more work, and what runs there has RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S to end. On SIGINT it
+            ends at once.
 
     Returns:
         0 if it was asked to stop and did, else Ray's own exit status.
@@ -52,10 +56,11 @@ def ray_start(name: str, arguments: Sequence[str], before_stop: Callable[[], Non
         return _status(child.wait())
     began = time.monotonic()
     print(f"{name}: asked to stop; draining", flush=True)
+    chosen = signal.SIGTERM
     try:
-        before_stop()
+        chosen = before_stop()
     finally:
-        child.send_signal(signal.SIGTERM)
+        child.send_signal(chosen)
     ended = child.wait()
     print(f"{name}: stopped after {time.monotonic() - began:.0f} s", flush=True)
     return 0 if ended in STOPPED else _status(ended)

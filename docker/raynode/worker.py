@@ -6,9 +6,11 @@ under that name, takes this node's token and runs the same Ray; what doesn't hol
 
 import argparse
 import os
+import signal
 import socket
 import sys
 import time
+from functools import partial
 from importlib.metadata import version
 from urllib.error import HTTPError
 
@@ -32,7 +34,7 @@ def start() -> int:
     gpus.check(promised_gpus(sys.argv[1:]))
     wait_for_head(host, wait_seconds())
     arguments = [f"--address={host}:{ports.GCS}", f"--node-ip-address={address.towards(host)}", *sys.argv[1:]]
-    return process.ray_start("ray-worker", arguments)
+    return process.ray_start("ray-worker", arguments, before_stop=partial(stop_signal, host))
 
 
 def wait_seconds() -> float:
@@ -52,6 +54,16 @@ def promised_gpus(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="ray-worker", add_help=False, allow_abbrev=False)
     parser.add_argument("--num-gpus", type=int, default=0)
     return parser.parse_known_args(arguments)[0].num_gpus
+
+
+def stop_signal(host: str) -> signal.Signals:
+    """SIGTERM, to drain; without a head, which alone could move the work, there is nothing to wait for."""
+    try:
+        api.get(f"http://{host}:{ports.DASHBOARD}/api/gcs_healthz")
+    except OSError:
+        print(f"ray-worker: {host} does not answer; stopping at once", flush=True)
+        return signal.SIGINT
+    return signal.SIGTERM
 
 
 def wait_for_head(host: str, seconds: float) -> None:

@@ -72,5 +72,8 @@ def test_a_head_in_the_middle_of_a_run(cluster: Cluster) -> None:
     assert seconds < cluster.definition("head")["stopTimeout"]
     run.join(30)
     assert "interrupted; continue with --run-name headless" in run.log, run.failure
+    status, seconds = stop(cluster, cluster.workers[0])
+    assert status == 0, "a worker without a head"
+    assert seconds < 20, "nobody is left to drain it"
     cluster.settle()
     assert "continued from the last checkpoint" in cluster.train("headless", *LONG)

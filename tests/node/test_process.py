@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "secret"}
-NODE = "from raynode import process; process.node('ray-x', lambda: process.ray_start('ray-x', ['--flag']))"
+NODE = """
+import signal
+from raynode import process
+
+process.node("ray-x", lambda: process.ray_start("ray-x", ["--flag"], before_stop=lambda: signal.SIGTERM))
+"""
 WAITING = """
 import time
 from raynode import process
@@ -104,7 +109,7 @@ def test_a_token_that_no_header_can_carry_is_not_printed() -> None:
 
 
 def test_ray_is_stopped_whatever_goes_wrong_before(tmp_path: Path) -> None:
-    program = NODE.replace("['--flag']", "['--flag'], before_stop=lambda: 1 / 0")
+    program = NODE.replace("lambda: signal.SIGTERM", "lambda: 1 / 0")
     process = start(program, fake_ray(tmp_path, RAY.format(status=1)))
     assert process.stdout is not None
     process.stdout.readline()

@@ -1,6 +1,7 @@
 """A worker joins the head that would have it, and says what else is the matter."""
 
 import re
+import signal
 import socket
 import sys
 import threading
@@ -81,6 +82,12 @@ def test_a_wait_is_a_number_of_seconds(given: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("RAY_HEAD_WAIT_S", given)
     with pytest.raises(StartError, match=f"RAY_HEAD_WAIT_S: '{given}' is not a number of seconds"):
         worker.wait_seconds()
+
+
+def test_work_is_drained_only_where_a_head_can_move_it(head: Head) -> None:
+    assert worker.stop_signal("127.0.0.1") is signal.SIGTERM
+    head.failing = True
+    assert worker.stop_signal("127.0.0.1") is signal.SIGINT, "Ray would try to reach the head for all of its time"
 
 
 def test_the_promise_is_the_flag_of_the_task() -> None:
