@@ -58,7 +58,17 @@ def pushed_by_a_change(engine: str) -> list[Layer]:
             copy(ROOT / name, Path(folder) / name)
         with (Path(folder) / "training" / "loop.py").open("a") as module:
             module.write("# one line more\n")
-        _call(engine, "build", "--file", f"{folder}/docker/Dockerfile", "--tag", CHANGED, folder)
+        _call(
+            engine,
+            "build",
+            "--platform",
+            "linux/amd64",
+            "--file",
+            f"{folder}/docker/Dockerfile",
+            "--tag",
+            CHANGED,
+            folder,
+        )
     try:
         kept, now = (_digests(engine, image) for image in (IMAGE, CHANGED))
         found = layers(engine, CHANGED)
@@ -110,7 +120,10 @@ def _digests(engine: str, image: str) -> list[str]:
 
 
 def _call(engine: str, *arguments: str) -> str:
-    return subprocess.run([engine, *arguments], check=True, capture_output=True, text=True).stdout
+    done = subprocess.run([engine, *arguments], capture_output=True, text=True, timeout=1800, check=False)
+    if done.returncode:
+        raise SystemExit(f"{engine} {arguments[0]} failed:\n{done.stderr}")
+    return done.stdout
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pulumi_aws as aws
 
 from infra.tags import tags
 
-# A worker gives up on a lost head within a minute and starts again: by then the name has to lead to the new one.
+# A worker gives up on a lost head after a minute and starts again: by then the name has to lead to the new one.
 TTL_SECONDS = 10
 
 

@@ -23,6 +23,8 @@ def user_data(cluster_name: str) -> str:
         # The image is large and named by its digest: one pull an instance. Unlike prefer-cached, this setting leaves
         # the agent to clean up the images of earlier builds.
         "ECS_IMAGE_PULL_BEHAVIOR": "once",
+        # What a stopped task leaves, its volumes with Ray's files among it, is kept for three hours otherwise.
+        "ECS_ENGINE_TASK_CLEANUP_WAIT_DURATION": "10m",
         "ECS_RESERVED_MEMORY": "256",
     }
     lines = [f"{key}={value}" for key, value in agent.items()]

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PROGRAM = (ROOT / "__main__.py").read_text()
 CONFIG = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/image.md")
 OF_OTHER_TOOLS = {"--build", "--exclude", "--file", "--follow", "--local", "--rm", "--volumes"}
 
 
@@ -44,8 +45,10 @@ def test_every_output_that_a_command_reads_is_exported() -> None:
 
 
 def test_every_make_command_is_a_target() -> None:
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-    used = set(re.findall(r"\bmake ([a-z]+)\b", README))
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    documents = "".join((ROOT / name).read_text() for name in DOCUMENTS)
+    used = set(re.findall(r"`make ([a-z-]+)|^make ([a-z-]+)", documents, flags=re.MULTILINE))
+    used = {name for pair in used for name in pair if name}
     assert {"train", "test"} <= used, "the two commands that set everything up are shown"
     assert used <= set(targets), f"no such target: {used - set(targets)}"
 
@@ -74,7 +77,7 @@ def test_every_file_of_the_tree_exists_and_none_is_left_out() -> None:
     assert modules - named <= {"infra/__init__.py", "training/__init__.py"}, f"not in the tree: {modules - named}"
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/image.md"])
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document: str) -> None:
     text = (ROOT / document).read_text()
     for target in re.findall(r"\]\((?!http|#)([^)#]+)", text):

@@ -56,14 +56,19 @@ def ray_start(name: str, arguments: Sequence[str], before_stop: Callable[[], sig
         return _status(child.wait())
     began = time.monotonic()
     print(f"{name}: asked to stop; draining", flush=True)
-    chosen = signal.SIGTERM
-    try:
-        chosen = before_stop()
-    finally:
-        child.send_signal(chosen)
+    child.send_signal(_chosen(name, before_stop))
     ended = child.wait()
     print(f"{name}: stopped after {time.monotonic() - began:.0f} s", flush=True)
     return 0 if ended in STOPPED else _status(ended)
+
+
+def _chosen(name: str, before_stop: Callable[[], signal.Signals]) -> signal.Signals:
+    """What `before_stop` says; a failure of its own must not keep Ray from draining."""
+    try:
+        return before_stop()
+    except Exception as cause:
+        print(f"{name}: {cause!r}; draining all the same", file=sys.stderr)
+        return signal.SIGTERM
 
 
 def _status(ended: int) -> int:

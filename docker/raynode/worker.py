@@ -33,7 +33,11 @@ def start() -> int:
         raise StartError("RAY_HEAD_HOST is not set; give it the name of the Ray head")
     gpus.check(promised_gpus(sys.argv[1:]))
     wait_for_head(host, wait_seconds())
-    arguments = [f"--address={host}:{ports.GCS}", f"--node-ip-address={address.towards(host)}", *sys.argv[1:]]
+    try:
+        own = address.towards(host)
+    except OSError as cause:
+        raise HeadError(f"{host} has no address any more, or no route leads there ({cause})") from cause
+    arguments = [f"--address={host}:{ports.GCS}", f"--node-ip-address={own}", *sys.argv[1:]]
     return process.ray_start("ray-worker", arguments, before_stop=partial(stop_signal, host))
 
 
@@ -58,12 +62,16 @@ def promised_gpus(arguments: list[str]) -> int:
 
 def stop_signal(host: str) -> signal.Signals:
     """SIGTERM, to drain; without a head, which alone could move the work, there is nothing to wait for."""
-    try:
-        api.get(f"http://{host}:{ports.DASHBOARD}/api/gcs_healthz")
-    except OSError:
-        print(f"ray-worker: {host} does not answer; stopping at once", flush=True)
-        return signal.SIGINT
-    return signal.SIGTERM
+    for _ in range(2):
+        try:
+            api.get(f"http://{host}:{ports.DASHBOARD}/api/version")
+            return signal.SIGTERM
+        except HTTPError:  # it answers, whatever it says
+            return signal.SIGTERM
+        except OSError:
+            time.sleep(1)
+    print(f"ray-worker: {host} does not answer; stopping at once", flush=True)
+    return signal.SIGINT
 
 
 def wait_for_head(host: str, seconds: float) -> None:

@@ -57,6 +57,7 @@ class Cluster:
     network: str
     workers: list[str] = field(default_factory=list)
     started: int = 0
+    runs: list["Run"] = field(default_factory=list)
 
     @property
     def head(self) -> str:
@@ -196,6 +197,7 @@ class Run(threading.Thread):
         super().__init__(daemon=True)
         self.cluster, self.run_name, self.flags = cluster, name, flags
         self.log = self.failure = ""
+        cluster.runs.append(self)
         self.start()
 
     def run(self) -> None:

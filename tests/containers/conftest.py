@@ -48,7 +48,10 @@ def made(engine: Engine, image: str) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def cluster(made: Cluster) -> Cluster:
-    """A head and two workers that are well."""
+def cluster(made: Cluster) -> Iterator[Cluster]:
+    """A head and two workers that are well, and a new head where a run of this test is left."""
     made.settle()
-    return made
+    yield made
+    if any(run.is_alive() for run in made.runs):
+        made.engine.remove(made.head)
+    made.runs.clear()

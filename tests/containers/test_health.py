@@ -4,17 +4,20 @@ from tests.containers.cluster import Cluster, until
 
 # A signal to the processes of a name; containers have no tools for that.
 SIGNAL = """
-import os, pathlib, signal
+import contextlib, os, pathlib, signal
 for folder in pathlib.Path("/proc").glob("[0-9]*"):
-    if (folder / "comm").read_text().strip() == "{process}":
-        os.kill(int(folder.name), signal.{signal})
+    with contextlib.suppress(OSError):  # some end meanwhile
+        if (folder / "comm").read_text().strip() == "{process}":
+            os.kill(int(folder.name), signal.{signal})
 """
 
 
 def test_a_head_whose_state_hangs_is_ill(cluster: Cluster) -> None:
     cluster.engine.python(cluster.head, SIGNAL.format(process="gcs_server", signal="SIGSTOP"))
-    assert not cluster.is_well(cluster.head), "nothing could join it or start on it"
-    cluster.engine.python(cluster.head, SIGNAL.format(process="gcs_server", signal="SIGCONT"))
+    try:
+        assert not cluster.is_well(cluster.head), "nothing could join it or start on it"
+    finally:
+        cluster.engine.python(cluster.head, SIGNAL.format(process="gcs_server", signal="SIGCONT"))
     until(lambda: cluster.is_well(cluster.head), 30)
 
 

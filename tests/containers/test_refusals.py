@@ -2,9 +2,11 @@
 
 import time
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from raynode import gpus
 from raynode.errors import GpuError, HeadError, StartError
 from tests.containers.cluster import HEAD_HOST, S3, Cluster
 from tests.containers.engine import Engine
@@ -12,16 +14,17 @@ from tests.containers.engine import Engine
 WAIT = "8"
 # Beside the wait: the container's own start, and one question that stays unanswered.
 GRACE_SECONDS = 30
-METADATA = "import importlib.metadata as m; print(m.distribution('ray').locate_file('ray-2.60.0.dist-info/METADATA'))"
+RAY = version("ray")  # of the lock, like the image's
+METADATA = f"import importlib.metadata as m; print(m.distribution('ray').locate_file('ray-{RAY}.dist-info/METADATA'))"
 
 
-def refused(cluster: Cluster, *options: str, **given: Any) -> tuple[int, str]:
+def refused(cluster: Cluster, *options: str, grace: float = GRACE_SECONDS, **given: Any) -> tuple[int, str]:
     """Exit status and last line of a worker that must not join, and ends in time."""
     began = time.monotonic()
     with cluster.one_more("worker", "refused", *options, RAY_HEAD_WAIT_S=WAIT, **given) as name:
         status = int(cluster.engine.run("wait", name).stdout)
         log = cluster.engine.logs(name)
-    assert time.monotonic() - began < float(WAIT) + GRACE_SECONDS
+    assert time.monotonic() - began < float(WAIT) + grace
     assert "Traceback" not in log
     return status, log.strip().splitlines()[-1]
 
@@ -56,16 +59,16 @@ def test_another_version_of_ray(cluster: Cluster, tmp_path: Path) -> None:
     path = cluster.engine.python(cluster.head, METADATA)
     metadata = cluster.engine.execute(cluster.head, "cat", path).stdout
     older = tmp_path / "METADATA"
-    older.write_text(metadata.replace("Version: 2.60.0", "Version: 2.59.0"))
+    older.write_text(metadata.replace(f"Version: {RAY}", "Version: 0.0.0"))
     older.chmod(0o644)
     tmp_path.chmod(0o755)
     status, line = refused(cluster, f"--volume={older}:{path}:ro")
     assert status == StartError.exit_status
-    assert f"the head {HEAD_HOST} runs Ray 2.60.0 and this node Ray 2.59.0" in line
+    assert f"the head {HEAD_HOST} runs Ray {RAY} and this node Ray 0.0.0" in line
 
 
 def test_fewer_gpus_than_promised(cluster: Cluster) -> None:
-    status, line = refused(cluster, command=("ray-worker", "--num-cpus=1", "--num-gpus=2"))
+    status, line = refused(cluster, grace=gpus.PATIENCE_SECONDS, command=("ray-worker", "--num-cpus=1", "--num-gpus=2"))
     assert status == GpuError.exit_status
     assert "the task was promised 2 GPUs and has 0" in line
     assert len(cluster.nodes()) == 3, "it stopped before it joined"

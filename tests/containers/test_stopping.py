@@ -6,14 +6,15 @@ from infra.containers import WORKER_DRAIN_SECONDS
 from tests.containers.cluster import EPOCHS, LONG, Cluster, Run, until
 
 # What `docker stop` itself may add to the stop timeout before it kills.
-GRACE_SECONDS = 5
+GRACE_SECONDS = 20
 
 
 def stop(cluster: Cluster, name: str) -> tuple[int, float]:
     """Exit status of a node that is asked to stop, and how long it took."""
     began = time.monotonic()
     cluster.engine.run("stop", name, timeout=180)  # SIGTERM; SIGKILL, and 137, after the definition's stop timeout
-    return cluster.engine.state(name)[1], time.monotonic() - began
+    seconds = time.monotonic() - began
+    return cluster.engine.state(name)[1], seconds
 
 
 def test_an_idle_worker(cluster: Cluster) -> None:
@@ -43,7 +44,7 @@ def test_a_worker_whose_work_ends_in_time(cluster: Cluster) -> None:
     assert status == 0, log
     assert "Local node finished draining" in log, "it left because its work was done"
     assert seconds < WORKER_DRAIN_SECONDS
-    run.finish(60)
+    run.finish(150)
     assert run.addresses(EPOCHS - 1) == set(before.values()) - {before[cluster.head]}, "the run ended where it was"
 
 
@@ -71,9 +72,9 @@ def test_a_head_in_the_middle_of_a_run(cluster: Cluster) -> None:
     assert status == 0, cluster.engine.logs(cluster.head)
     assert seconds < cluster.definition("head")["stopTimeout"]
     run.join(30)
-    assert "interrupted; continue with --run-name headless" in run.log, run.failure
+    assert "interrupted; continue with --run-name headless" in run.log + run.failure
     status, seconds = stop(cluster, cluster.workers[0])
     assert status == 0, "a worker without a head"
-    assert seconds < 20, "nobody is left to drain it"
+    assert seconds < WORKER_DRAIN_SECONDS / 2, "nobody is left to drain it"
     cluster.settle()
     assert "continued from the last checkpoint" in cluster.train("headless", *LONG)

@@ -15,6 +15,7 @@ def test_the_agent_joins_the_cluster_and_keeps_tasks_from_the_instances_role() -
         "ECS_ENABLE_TASK_IAM_ROLE=true",
         "ECS_AWSVPC_BLOCK_IMDS=true",
         "ECS_IMAGE_PULL_BEHAVIOR=once",
+        "ECS_ENGINE_TASK_CLEANUP_WAIT_DURATION=10m",
         "ECS_RESERVED_MEMORY=256",
         "EOF",
     ], "an instance that joins no cluster is paid for and does nothing"

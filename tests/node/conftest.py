@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.metadata import version
 from typing import Any, cast
 
 import pytest
@@ -18,7 +19,7 @@ class Head(HTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.answer: object = {"ray_version": "2.60.0"}
+        self.answer: object = {"ray_version": version("ray")}
         self.raw = b""
         self.failing = False
         self.posted: list[str] = []

@@ -11,6 +11,7 @@ from tests.node.conftest import Head
 def jobs(head: Head, monkeypatch: pytest.MonkeyPatch) -> Head:
     monkeypatch.setattr(ray_head, "JOBS", f"http://127.0.0.1:{head.server_port}/api/jobs/")
     monkeypatch.setattr(ray_head, "JOBS_SECONDS", 0.1)
+    monkeypatch.setattr(ray_head, "LAST_LINE_SECONDS", 0.0)
     return head
 
 

@@ -114,5 +114,7 @@ def test_ray_is_stopped_whatever_goes_wrong_before(tmp_path: Path) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=20)
+    output, errors = process.communicate(timeout=20)
+    assert process.returncode == 0, "it waited for Ray to end"
     assert "drained" in output
+    assert "ZeroDivisionError" in errors
