@@ -58,17 +58,8 @@ def pushed_by_a_change(engine: str) -> list[Layer]:
             copy(ROOT / name, Path(folder) / name)
         with (Path(folder) / "training" / "loop.py").open("a") as module:
             module.write("# one line more\n")
-        _call(
-            engine,
-            "build",
-            "--platform",
-            "linux/amd64",
-            "--file",
-            f"{folder}/docker/Dockerfile",
-            "--tag",
-            CHANGED,
-            folder,
-        )
+        options = ("--platform", "linux/amd64", "--file", f"{folder}/docker/Dockerfile", "--tag", CHANGED)
+        _call(engine, "build", *options, folder)
     try:
         kept, now = (_digests(engine, image) for image in (IMAGE, CHANGED))
         found = layers(engine, CHANGED)

@@ -94,7 +94,7 @@ def _container(
         "stopTimeout": stop_seconds,
         "user": USER,
         "readonlyRootFilesystem": True,
-        "mountPoints": [{"sourceVolume": name, "containerPath": path} for name, path in VOLUMES.items()],
+        "mountPoints": [{"sourceVolume": volume, "containerPath": path} for volume, path in VOLUMES.items()],
         "linuxParameters": {
             "initProcessEnabled": True,
             # Without it Docker gives /dev/shm 64 MiB, and both Ray's object store and data loaders live there.

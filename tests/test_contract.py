@@ -20,6 +20,7 @@ from infra.policies import RUNS_PREFIX
 from infra.sizing import TaskSize
 from raynode import ports, worker
 from raynode.errors import StartError
+from tests.containers import cluster
 from training.config import ENVIRONMENT_PREFIX, environment_variable, parse
 
 ROOT = Path(__file__).parents[1]
@@ -28,7 +29,7 @@ COMMON = containers.Common(image="i", log_group="l", region="us-west-2", token_a
 HEAD = containers.head(COMMON, bucket="bucket")
 WORKER = containers.worker(COMMON, head_host="head.internal")
 # What the containers on a laptop and those of tests/containers have: no GPU, and room for three of them.
-LOCAL = dataclasses.replace(COMMON, region="us-east-1", size=TaskSize(vcpus=1, memory_mib=3072, gpus=0))
+LOCAL = dataclasses.replace(COMMON, region="us-east-1", size=cluster.SIZE)
 ONLY_LOCAL = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]

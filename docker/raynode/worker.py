@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from urllib.error import HTTPError
@@ -64,9 +65,8 @@ def stop_signal(host: str) -> signal.Signals:
     """SIGTERM, to drain; without a head, which alone could move the work, there is nothing to wait for."""
     for _ in range(2):
         try:
-            api.get(f"http://{host}:{ports.DASHBOARD}/api/version")
-            return signal.SIGTERM
-        except HTTPError:  # it answers, whatever it says
+            with suppress(HTTPError):  # it answers, whatever it says
+                api.get(f"http://{host}:{ports.DASHBOARD}/api/version")
             return signal.SIGTERM
         except OSError:
             time.sleep(1)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.image import IMAGE
 from tests.containers.cluster import ROOT, Cluster
 from tests.containers.engine import Engine
 
-IMAGE = "ray-on-ecs"
 S3_IMAGE = "ray-on-ecs-s3"
 
 

@@ -38,18 +38,17 @@ class Engine:
         """Run a command in a container."""
         return self.run("exec", name, *command, check=check)
 
-    def python(self, name: str, program: str) -> str:
+    def python(self, name: str, program: str, *arguments: str) -> str:
         """What a Python program prints in a container."""
-        return self.execute(name, "python", "-c", program).stdout.strip()
+        return self.execute(name, "python", "-c", program, *arguments).stdout.strip()
 
     def inspect(self, name: str) -> dict[str, Any]:
         """What the engine knows of a container."""
         return json.loads(self.run("inspect", name).stdout)[0]
 
-    def state(self, name: str) -> tuple[str, int]:
-        """Whether a container is `running` or `exited`, and its exit status."""
-        state = self.inspect(name)["State"]
-        return state["Status"], state["ExitCode"]
+    def wait(self, name: str) -> tuple[int, str]:
+        """The exit status and the log of a container that ends in time."""
+        return int(self.run("wait", name).stdout), self.logs(name)
 
     def logs(self, name: str) -> str:
         """Everything that a container has written."""

@@ -49,7 +49,7 @@ def documented(kind: str) -> set[int]:
 def listening(cluster: Cluster, name: str) -> set[int]:
     """The ports of a node that take a connection from another container of the network."""
     other = cluster.workers[0] if name != cluster.workers[0] else cluster.workers[1]
-    found = cluster.engine.execute(other, "python", "-c", SCAN, cluster.addresses()[name]).stdout
+    found = cluster.engine.python(other, SCAN, cluster.addresses()[name])
     return set(map(int, found.split()))
 
 
@@ -68,5 +68,5 @@ def test_another_network_reaches_nothing(cluster: Cluster) -> None:
         cluster.engine.network(f"outside-{secrets.token_hex(3)}") as outside,
         cluster.one_more("worker", "outsider", f"--network={outside}", command=("sleep", "120")) as name,
     ):
-        reached = cluster.engine.execute(name, "python", "-c", REACH, *cluster.addresses().values()).stdout
+        reached = cluster.engine.python(name, REACH, *cluster.addresses().values())
     assert not reached, "reached from another network"

@@ -22,8 +22,7 @@ def refused(cluster: Cluster, *options: str, grace: float = GRACE_SECONDS, **giv
     """Exit status and last line of a worker that must not join, and ends in time."""
     began = time.monotonic()
     with cluster.one_more("worker", "refused", *options, RAY_HEAD_WAIT_S=WAIT, **given) as name:
-        status = int(cluster.engine.run("wait", name).stdout)
-        log = cluster.engine.logs(name)
+        status, log = cluster.engine.wait(name)
     assert time.monotonic() - began < float(WAIT) + grace
     assert "Traceback" not in log
     return status, log.strip().splitlines()[-1]

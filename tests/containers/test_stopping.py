@@ -14,7 +14,7 @@ def stop(cluster: Cluster, name: str) -> tuple[int, float]:
     began = time.monotonic()
     cluster.engine.run("stop", name, timeout=180)  # SIGTERM; SIGKILL, and 137, after the definition's stop timeout
     seconds = time.monotonic() - began
-    return cluster.engine.state(name)[1], seconds
+    return cluster.engine.wait(name)[0], seconds
 
 
 def test_an_idle_worker(cluster: Cluster) -> None:

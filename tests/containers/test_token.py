@@ -77,7 +77,7 @@ def stranger(cluster: Cluster) -> Cluster:
 
 def refusals(cluster: Cluster, program: str, *arguments: str) -> set[str]:
     """What a program that knocks prints, from a worker's container."""
-    return set(cluster.engine.execute(cluster.workers[0], "python", "-c", program, *arguments).stdout.splitlines())
+    return set(cluster.engine.python(cluster.workers[0], program, *arguments).splitlines())
 
 
 def test_http_is_refused(cluster: Cluster) -> None:
@@ -116,7 +116,7 @@ def test_rays_processes_refuse(cluster: Cluster) -> None:
 def test_a_job_is_refused(stranger: Cluster) -> None:
     job = ("ray", "job", "submit", f"--address=http://{HEAD_HOST}:{ports.DASHBOARD}", "--", "true")
     with stranger.one_more("worker", "job", command=job) as name:
-        status, log = ended(stranger, name)
+        status, log = stranger.engine.wait(name)
         assert status != 0
         assert "token" in log.lower(), log
 
@@ -124,14 +124,14 @@ def test_a_job_is_refused(stranger: Cluster) -> None:
 def test_a_node_is_refused(stranger: Cluster) -> None:
     join = ("ray", "start", f"--address={HEAD_HOST}:{ports.GCS}", "--block")
     with stranger.one_more("worker", "node", command=join) as name:
-        status, log = ended(stranger, name)
+        status, log = stranger.engine.wait(name)
         assert status != 0
         assert "token" in log.lower(), log
 
 
 def test_a_driver_is_refused(stranger: Cluster) -> None:
     with stranger.one_more("worker", "driver", command=python(f"ray.init('{HEAD_HOST}:{ports.GCS}')")) as name:
-        status, log = ended(stranger, name)
+        status, log = stranger.engine.wait(name)
         assert status != 0
         assert "token" in log.lower(), log
 
@@ -157,9 +157,3 @@ def test_the_token_stands_in_its_own_variable_and_nowhere_else(cluster: Cluster)
 def python(statements: str) -> tuple[str, ...]:
     """A command that runs these after `import ray`."""
     return ("python", "-c", f"import ray; {statements}")
-
-
-def ended(cluster: Cluster, name: str) -> tuple[int, str]:
-    """Exit status and log of a container that ends within two minutes."""
-    status = int(cluster.engine.run("wait", name, timeout=120).stdout)
-    return status, cluster.engine.logs(name)
