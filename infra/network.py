@@ -1,4 +1,4 @@
-"""The stack's own VPC: one zone, one private subnet for everything, one way out, and no way in."""
+"""Where everything runs: a VPC of the stack's own, with one way out and no way in, or a subnet that exists."""
 
 from __future__ import annotations
 
@@ -9,46 +9,51 @@ import pulumi
 import pulumi_aws as aws
 import pulumi_awsx as awsx
 
+from infra.handles import Site
+from infra.place import Place
 from infra.tags import stack_tags, tags
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkArgs:
-    """Inputs of Network; plain values, as awsx.ec2.Vpc takes no outputs for them."""
+    """Inputs of Network; plain values, as awsx.ec2.Vpc takes no outputs for them.
+
+    Where the place is an existing network, nothing of a VPC is made, and nothing of that one is changed.
+    """
 
     vpc_cidr: str
-    availability_zone: str
-    region: str
+    place: Place
 
 
 class Network(pulumi.ComponentResource):
-    """VPC, NAT gateway, S3 endpoint, and the security group that instances and tasks share.
+    """VPC, NAT gateway and S3 endpoint, if there is none yet, and the security group that instances and tasks share.
 
     Whatever runs in it depends on the whole component, not only on its subnet: instances need the NAT gateway, its
     route and the rules to join the cluster when they start and to report their tasks stopped when they go.
     """
 
     vpc_id: pulumi.Output[str]
-    subnet_id: pulumi.Output[str]
-    security_group_id: pulumi.Output[str]
+    site: Site
 
     def __init__(self, name: str, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Network", name, None, opts)
-        vpc = self._vpc(name, args)
-        self.vpc_id = vpc.vpc_id
-        self.subnet_id = vpc.private_subnet_ids[0]
-        self.security_group_id = self._security_group(name)
-        self._close_default_group(name)
-        self.register_outputs(
-            {"vpc_id": self.vpc_id, "subnet_id": self.subnet_id, "security_group_id": self.security_group_id}
-        )
+        if existing := args.place.existing:
+            self.vpc_id = pulumi.Output.from_input(existing.vpc_id)
+            subnet_id = pulumi.Output.from_input(existing.subnet_id)
+        else:
+            vpc = self._vpc(name, args)
+            self.vpc_id = vpc.vpc_id
+            subnet_id = vpc.private_subnet_ids[0]
+            self._close_default_group(name)
+        self.site = Site(subnet_id=subnet_id, security_group_id=self._security_group(name), network=self)
+        self.register_outputs({"vpc_id": self.vpc_id, "subnet_id": subnet_id})
 
     def _vpc(self, name: str, args: NetworkArgs) -> awsx.ec2.Vpc:
         return awsx.ec2.Vpc(
             f"{name}-vpc",
             cidr_block=args.vpc_cidr,
             # One zone: traffic between zones costs money and time, and a job without one of its GPUs waits anyway.
-            availability_zone_names=[args.availability_zone],
+            availability_zone_names=[args.place.zone],
             subnet_strategy=awsx.ec2.SubnetAllocationStrategy.AUTO,
             subnet_specs=_subnets(args.vpc_cidr),
             nat_gateways=awsx.ec2.NatGatewayConfigurationArgs(strategy=awsx.ec2.NatGatewayStrategy.SINGLE),
@@ -56,7 +61,7 @@ class Network(pulumi.ComponentResource):
             vpc_endpoint_strategy=awsx.ec2.VpcEndpointStrategy.AUTO,
             vpc_endpoint_specs=[
                 awsx.ec2.VpcEndpointSpecArgs(
-                    service_name=f"com.amazonaws.{args.region}.s3",
+                    service_name=f"com.amazonaws.{args.place.region}.s3",
                     vpc_endpoint_type="Gateway",
                     tags=tags(f"{name}-s3"),
                 )

@@ -1,34 +1,44 @@
 """The stack's configuration: the only module that reads it.
 
-The keys, their defaults and what they mean stand in Pulumi.yaml. What only AWS can answer, such as whether a zone
-offers an instance type, is asked in plan.py.
+The keys, their defaults and what they mean stand in Pulumi.yaml, the rules for their values in rules.py. What only AWS
+can answer, such as whether a zone offers an instance type, is asked in plan.py.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from dataclasses import dataclass
 
 import pulumi
 
-SMALLEST_ROOT_VOLUME_GIB = 50
-LARGEST_ROOT_VOLUME_GIB = 16384
-# The only periods that CloudWatch Logs takes.
-# https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_PutRetentionPolicy.html
-RETENTION_DAYS = (
-    1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653,
-)  # fmt: skip
-# Docker's own bridge on every instance: addresses of a VPC in this range are never reached from there.
-DOCKER_BRIDGE = ipaddress.IPv4Network("172.17.0.0/16")
+from infra import rules
+from infra.errors import SettingError
 
 
-class SettingError(pulumi.RunError):
-    """A configuration value that cannot work; as a RunError it ends the program with this line and no traceback."""
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """How many GPU instances there are, and what moves their number.
 
-    def __init__(self, key: str, value: object, rule: str, way_out: str) -> None:
-        """Say which key holds which value, the rule that it breaks, and what to give instead."""
-        super().__init__(f"{key}: {value!r} {rule}; {way_out}")
+    `fewest` are there when no job wants any, at most `most`; a job asks for `job` of them by default. After
+    `idle_minutes` without progress there are none at all, until a job wants some; 0 leaves them.
+    """
+
+    fewest: int
+    most: int
+    job: int
+    idle_minutes: int
+
+    @property
+    def elastic(self) -> bool:
+        """Whether AWS moves the number; otherwise it is `most`, and changes with `pulumi up` alone."""
+        return self.most > 0 and (self.fewest < self.most or self.idle_minutes > 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alerts:
+    """Who hears of alarms and costs, if anybody, and which costs of the account a month are to be heard of."""
+
+    email: str
+    monthly_usd: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,23 +48,53 @@ class Settings:
     head_instance_type: str = "m5.xlarge"
     worker_instance_type: str = "g5.xlarge"
     worker_count: int = 2
+    min_workers: int = -1
+    max_workers: int = 0
+    idle_timeout_minutes: int = 0
     vpc_cidr: str = "10.0.0.0/16"
+    vpc_id: str = ""
+    subnet_id: str = ""
     availability_zone: str = ""
     image_uri: str = ""
     retain_bucket: bool = False
     root_volume_gib: int = 100
     log_retention_days: int = 30
+    check_quotas: bool = True
+    max_hourly_usd: float = 0.0
+    alert_email: str = ""
+    monthly_budget_usd: int = 500
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, with a SettingError."""
-        _check_instance_type("headInstanceType", self.head_instance_type)
-        _check_instance_type("workerInstanceType", self.worker_instance_type)
-        _check_worker_count(self.worker_count)
-        _check_vpc_cidr(self.vpc_cidr)
-        _check_availability_zone(self.availability_zone)
-        _check_image_uri(self.image_uri)
-        _check_root_volume(self.root_volume_gib)
-        _check_log_retention(self.log_retention_days)
+        rules.instance_type("headInstanceType", self.head_instance_type)
+        rules.instance_type("workerInstanceType", self.worker_instance_type)
+        rules.worker_counts(self.worker_count, self.min_workers, self.max_workers)
+        rules.idle_timeout_minutes(self.idle_timeout_minutes)
+        rules.vpc_cidr(self.vpc_cidr)
+        rules.existing_network(self.vpc_id, self.subnet_id)
+        rules.availability_zone(self.availability_zone)
+        rules.image_uri(self.image_uri)
+        rules.root_volume_gib(self.root_volume_gib)
+        rules.log_retention_days(self.log_retention_days)
+        rules.max_hourly_usd(self.max_hourly_usd)
+        rules.alert_email(self.alert_email)
+        rules.monthly_budget_usd(self.monthly_budget_usd)
+
+    @property
+    def workers(self) -> Workers:
+        """The range that workerCount, minWorkers, maxWorkers and idleTimeoutMinutes describe together."""
+        most = self.max_workers or self.worker_count
+        return Workers(
+            fewest=self.worker_count if self.min_workers < 0 else self.min_workers,
+            most=most,
+            job=self.worker_count or most,
+            idle_minutes=self.idle_timeout_minutes,
+        )
+
+    @property
+    def alerts(self) -> Alerts:
+        """What alertEmail and monthlyBudgetUsd describe together."""
+        return Alerts(email=self.alert_email, monthly_usd=self.monthly_budget_usd)
 
     @classmethod
     def load(cls) -> Settings:
@@ -64,12 +104,21 @@ class Settings:
             head_instance_type=_string(config, "headInstanceType", cls.head_instance_type),
             worker_instance_type=_string(config, "workerInstanceType", cls.worker_instance_type),
             worker_count=_integer(config, "workerCount", cls.worker_count),
+            min_workers=_integer(config, "minWorkers", cls.min_workers),
+            max_workers=_integer(config, "maxWorkers", cls.max_workers),
+            idle_timeout_minutes=_integer(config, "idleTimeoutMinutes", cls.idle_timeout_minutes),
             vpc_cidr=_string(config, "vpcCidr", cls.vpc_cidr),
+            vpc_id=_string(config, "vpcId", cls.vpc_id),
+            subnet_id=_string(config, "subnetId", cls.subnet_id),
             availability_zone=_string(config, "availabilityZone", cls.availability_zone),
             image_uri=_string(config, "imageUri", cls.image_uri),
             retain_bucket=_boolean(config, "retainBucket", cls.retain_bucket),
             root_volume_gib=_integer(config, "rootVolumeGiB", cls.root_volume_gib),
             log_retention_days=_integer(config, "logRetentionDays", cls.log_retention_days),
+            check_quotas=_boolean(config, "checkQuotas", cls.check_quotas),
+            max_hourly_usd=_number(config, "maxHourlyUsd", cls.max_hourly_usd),
+            alert_email=_string(config, "alertEmail", cls.alert_email),
+            monthly_budget_usd=_integer(config, "monthlyBudgetUsd", cls.monthly_budget_usd),
         )
 
 
@@ -86,59 +135,17 @@ def _integer(config: pulumi.Config, key: str, default: int) -> int:
     return default if value is None else value
 
 
+def _number(config: pulumi.Config, key: str, default: float) -> float:
+    try:
+        value = config.get_float(key)
+    except pulumi.ConfigTypeError as error:
+        raise SettingError(key, error.value, "is no number", f"give one, such as {default}") from error
+    return default if value is None else value
+
+
 def _boolean(config: pulumi.Config, key: str, default: bool) -> bool:
     try:
         value = config.get_bool(key)
     except pulumi.ConfigTypeError as error:
         raise SettingError(key, error.value, "is neither true nor false", "give one of the two") from error
     return default if value is None else value
-
-
-def _check_instance_type(key: str, value: str) -> None:
-    if not re.fullmatch(r"[a-z][a-z0-9-]*\.[a-z0-9-]+", value):
-        raise SettingError(key, value, "is no EC2 instance type", "give a family and a size, such as g5.xlarge")
-
-
-def _check_worker_count(value: int) -> None:
-    if value < 0:
-        way_out = "give the number of GPU instances, or 0 to keep the stack without any"
-        raise SettingError("workerCount", value, "is below 0", way_out)
-
-
-def _check_vpc_cidr(value: str) -> None:
-    way_out = "give an IPv4 network of /16 to /24, such as 10.0.0.0/16"
-    try:
-        network = ipaddress.IPv4Network(value)
-    except ValueError as error:
-        raise SettingError("vpcCidr", value, f"is no IPv4 network ({error})", way_out) from error
-    if not 16 <= network.prefixlen <= 24:
-        rule = "is outside /16 (AWS's largest VPC) to /24 (the smallest with room for a cluster)"
-        raise SettingError("vpcCidr", value, rule, way_out)
-    if network.overlaps(DOCKER_BRIDGE):
-        raise SettingError("vpcCidr", value, f"overlaps Docker's bridge {DOCKER_BRIDGE} on every instance", way_out)
-
-
-def _check_availability_zone(value: str) -> None:
-    if value and not re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", value):
-        way_out = "give one such as us-west-2a, or leave it empty to have one chosen"
-        raise SettingError("availabilityZone", value, "is no name of an availability zone", way_out)
-
-
-def _check_image_uri(value: str) -> None:
-    if value and ("://" in value or not re.fullmatch(r"[a-z0-9][\w./:@-]*", value)):
-        way_out = (
-            "give registry/repository:tag or registry/repository@sha256:digest, or leave it empty to build docker/"
-        )
-        raise SettingError("imageUri", value, "is no image reference", way_out)
-
-
-def _check_root_volume(value: int) -> None:
-    if not SMALLEST_ROOT_VOLUME_GIB <= value <= LARGEST_ROOT_VOLUME_GIB:
-        rule = f"is outside {SMALLEST_ROOT_VOLUME_GIB} (machine image and training image) to {LARGEST_ROOT_VOLUME_GIB}"
-        raise SettingError("rootVolumeGiB", value, rule, "give the size of the root disk in GiB, such as 100")
-
-
-def _check_log_retention(value: int) -> None:
-    if value not in RETENTION_DAYS:
-        way_out = f"give one of {', '.join(map(str, RETENTION_DAYS))}"
-        raise SettingError("logRetentionDays", value, "is no period that CloudWatch Logs keeps logs for", way_out)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from infra.settings import SettingError
+from infra.errors import SettingError
 
 MIB = 2**20
 # The image is built for this architecture alone.

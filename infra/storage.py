@@ -8,6 +8,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import policies
+from infra.handles import Bucket
 from infra.tags import tags
 
 # Parts of an upload that broke off are kept, and charged for, until they are told to expire.
@@ -24,8 +25,7 @@ class StorageArgs:
 class Storage(pulumi.ComponentResource):
     """A private, encrypted bucket; it goes with the stack and all its runs, unless it is to be retained."""
 
-    bucket_name: pulumi.Output[str]
-    bucket_arn: pulumi.Output[str]
+    bucket: Bucket
 
     def __init__(self, name: str, args: StorageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Storage", name, None, opts)
@@ -37,17 +37,16 @@ class Storage(pulumi.ComponentResource):
             tags=tags(f"{name}-bucket"),
             opts=kept,
         )
-        self.bucket_name = bucket.bucket
-        self.bucket_arn = bucket.arn
+        self.bucket = Bucket(name=bucket.bucket, arn=bucket.arn)
         self._keep_private(name, kept)
         self._encrypt(name, kept)
         self._expire_unfinished_uploads(name, kept)
-        self.register_outputs({"bucket_name": self.bucket_name, "bucket_arn": self.bucket_arn})
+        self.register_outputs({"bucket_name": self.bucket.name})
 
     def _keep_private(self, name: str, opts: pulumi.ResourceOptions) -> None:
         block = aws.s3.BucketPublicAccessBlock(
             f"{name}-public-access-block",
-            bucket=self.bucket_name,
+            bucket=self.bucket.name,
             block_public_acls=True,
             block_public_policy=True,
             ignore_public_acls=True,
@@ -56,14 +55,14 @@ class Storage(pulumi.ComponentResource):
         )
         aws.s3.BucketOwnershipControls(
             f"{name}-ownership",
-            bucket=self.bucket_name,
+            bucket=self.bucket.name,
             rule=aws.s3.BucketOwnershipControlsRuleArgs(object_ownership="BucketOwnerEnforced"),
             opts=opts,
         )
         aws.s3.BucketPolicy(
             f"{name}-tls-only",
-            bucket=self.bucket_name,
-            policy=pulumi.Output.json_dumps(self.bucket_arn.apply(lambda arn: policies.tls_only(bucket_arn=arn))),
+            bucket=self.bucket.name,
+            policy=pulumi.Output.json_dumps(self.bucket.arn.apply(lambda arn: policies.tls_only(bucket_arn=arn))),
             # S3 answers 409 to a policy and an access block that are put at the same moment.
             opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[block])),
         )
@@ -74,7 +73,7 @@ class Storage(pulumi.ComponentResource):
         )
         aws.s3.BucketServerSideEncryptionConfiguration(
             f"{name}-encryption",
-            bucket=self.bucket_name,
+            bucket=self.bucket.name,
             rules=[
                 aws.s3.BucketServerSideEncryptionConfigurationRuleArgs(apply_server_side_encryption_by_default=aes256)
             ],
@@ -87,7 +86,7 @@ class Storage(pulumi.ComponentResource):
         )
         aws.s3.BucketLifecycleConfiguration(
             f"{name}-lifecycle",
-            bucket=self.bucket_name,
+            bucket=self.bucket.name,
             rules=[
                 aws.s3.BucketLifecycleConfigurationRuleArgs(
                     id="expire-unfinished-uploads",

@@ -12,10 +12,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import moto
 import pulumi
+from botocore.exceptions import EndpointConnectionError
 from pulumi.runtime import mocks
+
+from infra import prices
 
 PROJECT, STACK, REGION, ACCOUNT = "ray-on-ecs", "dev", "us-west-2", "123456789012"
 REGISTRY = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
@@ -34,6 +38,7 @@ class Registered:
     dependencies: frozenset[str]
     retain_on_delete: bool
     delete_timeout: str
+    ignore_changes: tuple[str, ...]
     replace_on_changes: tuple[str, ...]
 
 
@@ -46,6 +51,10 @@ class Cloud(mocks.Mocks):
     zones: tuple[str, ...] = ("us-west-2-lax-1a", "us-west-2c", "us-west-2a", "us-west-2b")
     not_offered: dict[str, tuple[str, ...]] = field(default_factory=dict)
     running: tuple[str, ...] = ("i-0123456789abcdef0",)
+    quotas: dict[str, float] | None = field(default_factory=dict)
+    prices: dict[str, float] | None = field(default_factory=lambda: {"m5.xlarge": 0.192, "g5.xlarge": 1.006})
+    vpc: dict[str, Any] = field(default_factory=dict)
+    subnet: dict[str, Any] = field(default_factory=dict)
     resources: dict[str, Registered] = field(default_factory=dict)
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     exports: dict[str, Any] = field(default_factory=dict)
@@ -61,8 +70,17 @@ class Cloud(mocks.Mocks):
         def drained() -> None:
             results.append(program())
 
-        drained()
+        with mock.patch.object(prices, "price_list", return_value=self):
+            drained()
         return results[0]
+
+    def get_products(self, ServiceCode: str, Filters: list[dict[str, str]]) -> dict[str, list[str]]:
+        """Answer as the price list does; one that cannot be reached has no prices at all."""
+        if self.prices is None:
+            raise EndpointConnectionError(endpoint_url="https://api.pricing.us-east-1.amazonaws.com/")
+        wanted = {each["Field"]: each["Value"] for each in Filters}
+        price = self.prices.get(wanted["instanceType"])
+        return {"PriceList": [] if price is None else [on_demand(price)]}
 
     def value(self, output: pulumi.Input[Any]) -> Any:
         """Value of an output, or None where it is unknown."""
@@ -109,6 +127,16 @@ class Cloud(mocks.Mocks):
                 return self._instance_type(args.args["instanceType"])
             case "getInstanceTypeOfferings":
                 return self._offerings(args.args["filters"][0]["values"]), []
+            case "getServiceQuota":
+                if self.quotas is None:
+                    return {}, [("", "AccessDenied: not authorized to perform servicequotas:GetServiceQuota")]
+                return {"value": self.quotas.get(args.args["quotaCode"], 64.0)}, []
+            case "getVpc":
+                vpc = {"id": args.args["id"], "enableDnsSupport": True, "enableDnsHostnames": True, **self.vpc}
+                return (vpc, []) if vpc["id"] == "vpc-0a1b" else ({}, [("id", "no matching EC2 VPC found")])
+            case "getSubnet":
+                subnet = {"vpcId": "vpc-0a1b", "availabilityZone": "us-west-2b", "mapPublicIpOnLaunch": False}
+                return {"id": args.args["id"], **subnet, **self.subnet}, []
             case "getParameter":
                 return {"name": args.args["name"], "insecureValue": "ami-0abc"}, []
             case "getInstances":
@@ -162,9 +190,18 @@ class _Recorder(mocks.MockMonitor):
             dependencies=frozenset(map(_name, request.dependencies)),
             retain_on_delete=request.retainOnDelete,
             delete_timeout=request.customTimeouts.delete,
+            ignore_changes=tuple(request.ignoreChanges),
             replace_on_changes=tuple(request.replaceOnChanges),
         )
         return response
+
+
+def on_demand(price: float) -> str:
+    """A product of the price list that costs so much an hour."""
+    dimension = {"unit": "Hrs", "pricePerUnit": {"USD": f"{price:.10f}"}}
+    return json.dumps(
+        {"terms": {"OnDemand": {"SKU.JRTCKXETXF": {"priceDimensions": {"SKU.JRTCKXETXF.6YS6": dimension}}}}}
+    )
 
 
 @cache

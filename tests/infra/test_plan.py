@@ -1,74 +1,79 @@
-"""What AWS is asked before anything is planned, and how its answers are judged."""
+"""What follows from the settings and AWS's answers, and what is refused before anything exists."""
 
 from __future__ import annotations
 
 import pytest
 
-from infra.plan import Plan, cause, choose_zone, instance_type
-from infra.settings import SettingError, Settings
+from infra.errors import SettingError, cause
+from infra.place import Place
+from infra.plan import Plan, instance_type
+from infra.settings import Settings
 from infra.sizing import TaskSize
 from tests.infra.fake_aws import REGION, Cloud
 
 
-def plan(cloud: Cloud, **settings: str | int) -> Plan:
+def plan(cloud: Cloud, **settings: str | int | float | bool) -> Plan:
     """The plan that follows from otherwise default settings."""
     return cloud.run(lambda: Plan.of(Settings(**settings)))  # ty: ignore[invalid-argument-type]
 
 
 def test_the_defaults_give_two_gpus_in_the_first_zone(cloud: Cloud) -> None:
     assert plan(cloud) == Plan(
-        region=REGION,
-        zone="us-west-2a",
+        place=Place(region=REGION, zone="us-west-2a"),
         head=TaskSize(vcpus=4, memory_mib=14336, gpus=0),
         worker=TaskSize(vcpus=4, memory_mib=14336, gpus=1),
         gpus=2,
+        hourly_usd=0.192 + 2 * 1.006,
     ), "local zones sort first and lack NAT gateways, so a zone is a region and a letter"
 
 
-def test_gpus_are_counted_over_all_workers(cloud: Cloud) -> None:
-    made = plan(cloud, worker_instance_type="g5.12xlarge", worker_count=4)
+def test_gpus_are_counted_over_all_workers_of_a_job(cloud: Cloud) -> None:
+    made = plan(cloud, worker_instance_type="g5.12xlarge", worker_count=4, check_quotas=False)
     assert (made.worker.gpus, made.gpus) == (4, 16), "the training job starts one worker on each"
+    assert plan(cloud, min_workers=0, max_workers=8).gpus == 2, "a job that wants more says so"
 
 
-def test_the_zone_offers_both_types(cloud: Cloud) -> None:
-    cloud.not_offered = {"g5.xlarge": ("us-west-2a",), "m5.xlarge": ("us-west-2b",)}
-    assert plan(cloud).zone == "us-west-2c", "one subnet holds the head and the workers"
+@pytest.mark.parametrize(("settings", "workers"), [({}, 2), ({"max_workers": 5}, 5), ({"worker_count": 0}, 0)])
+def test_the_estimate_is_for_all_workers_that_there_may_be(
+    cloud: Cloud, settings: dict[str, int], workers: int
+) -> None:
+    assert plan(cloud, **settings).hourly_usd == pytest.approx(0.192 + workers * 1.006)
 
 
-def test_a_zone_that_is_asked_for_is_taken(cloud: Cloud) -> None:
-    assert plan(cloud, availability_zone="us-west-2b").zone == "us-west-2b", "capacity differs between zones"
+def test_head_and_workers_of_one_type_are_all_paid_for(cloud: Cloud) -> None:
+    assert plan(cloud, head_instance_type="g5.xlarge").hourly_usd == pytest.approx(3 * 1.006)
 
 
-def test_a_zone_without_the_gpus_is_refused_with_those_that_have_them(cloud: Cloud) -> None:
-    cloud.not_offered = {"g5.xlarge": ("us-west-2b",)}
+def test_what_costs_more_than_the_limit_is_refused(cloud: Cloud) -> None:
     with pytest.raises(SettingError) as refused:
-        plan(cloud, availability_zone="us-west-2b")
+        plan(cloud, max_hourly_usd=2.0)
     assert str(refused.value) == (
-        "availabilityZone: 'us-west-2b' does not offer g5.xlarge and m5.xlarge; "
-        "give one of us-west-2a, us-west-2c, or leave it empty to have one chosen"
+        "maxHourlyUsd: 2.0 is below the 2.20 USD an hour that 1 x m5.xlarge and 2 x g5.xlarge cost; "
+        "raise it, or give fewer or smaller instances"
+    )
+    assert plan(cloud, max_hourly_usd=2.21).hourly_usd == pytest.approx(2.204), "a limit that is kept stops nothing"
+
+
+def test_without_prices_there_is_no_estimate_and_nothing_is_refused(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.prices = None
+    assert plan(cloud, max_hourly_usd=0.01).hourly_usd is None, "a network without internet must not stop anybody"
+    [line] = warnings
+    assert "gave no estimate of the costs" in line, "said once"
+
+
+def test_more_vcpus_than_the_quota_are_refused_with_every_way_out(cloud: Cloud) -> None:
+    with pytest.raises(SettingError) as refused:
+        plan(cloud, worker_instance_type="g5.12xlarge", worker_count=4)
+    assert str(refused.value) == (
+        "workerInstanceType: 'g5.12xlarge' needs 192 vCPUs for 4 x g5.12xlarge, and the quota 'Running On-Demand G and "
+        "VT instances' of this account in us-west-2 is 64; ask for more under Service Quotas (L-DB2E81BA), give fewer "
+        "or smaller instances, or set checkQuotas to false to go on"
     )
 
 
-def test_a_region_without_a_common_zone_is_said_so(cloud: Cloud) -> None:
-    cloud.not_offered = {"g5.xlarge": ("us-west-2a", "us-west-2b"), "m5.xlarge": ("us-west-2c",)}
-    with pytest.raises(SettingError, match=r"is not offered together with m5\.xlarge in any zone") as refused:
-        plan(cloud)
-    assert str(refused.value).startswith("workerInstanceType: 'g5.xlarge' "), "GPUs are what a region lacks"
-
-
-def test_one_type_for_both_kinds_needs_one_zone() -> None:
-    settings = Settings(head_instance_type="g5.xlarge")
-    zone = choose_zone(settings, {"g5.xlarge": {"us-west-2b", "us-west-2a"}}, REGION)
-    assert zone == "us-west-2a", "a set of one type is no special case"
-
-
-@pytest.mark.parametrize(
-    ("key", "field"), [("headInstanceType", "head_instance_type"), ("workerInstanceType", "worker_instance_type")]
-)
-def test_a_type_that_the_region_does_not_offer_is_refused(cloud: Cloud, key: str, field: str) -> None:
-    with pytest.raises(SettingError) as refused:
-        plan(cloud, **{field: "g99.huge"})
-    assert str(refused.value) == f"{key}: 'g99.huge' is not offered in us-west-2; give another type or another region"
+def test_quotas_that_are_not_to_be_checked_are_not_asked_for(cloud: Cloud) -> None:
+    plan(cloud, worker_instance_type="p4d.24xlarge", check_quotas=False)
+    assert not [token for token, _ in cloud.calls if token.endswith(":getServiceQuota")]
 
 
 def test_a_type_that_ec2_does_not_describe_is_refused_with_its_cause(cloud: Cloud) -> None:

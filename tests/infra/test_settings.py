@@ -11,7 +11,9 @@ import pulumi
 import pytest
 import yaml
 
-from infra.settings import RETENTION_DAYS, SettingError, Settings
+from infra.errors import SettingError
+from infra.rules import RETENTION_DAYS
+from infra.settings import Alerts, Settings, Workers
 from tests.infra.fake_aws import Cloud
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +33,31 @@ BAD = [
     ("vpcCidr", "10.0.0.1/16", "has host bits set"),
     ("vpcCidr", "fd00::/16", "is no IPv4 network"),
     ("vpcCidr", "172.17.0.0/20", "overlaps Docker's bridge"),
+    ("vpcCidr", "8.8.0.0/16", "is public"),
+    ("vpcCidr", "172.32.0.0/16", "is public"),
+    ("minWorkers", "-2", "is below 0"),
+    ("minWorkers", "3", "is above workerCount, which is 2"),
+    ("minWorkers", "few", "is no whole number"),
+    ("maxWorkers", "-1", "is below 0"),
+    ("maxWorkers", "1", "is below workerCount, which is 2"),
+    ("maxWorkers", "many", "is no whole number"),
+    ("idleTimeoutMinutes", "-5", "is outside 15"),
+    ("idleTimeoutMinutes", "14", "is outside 15"),
+    ("idleTimeoutMinutes", "1441", "is outside 15"),
+    ("idleTimeoutMinutes", "1h", "is no whole number"),
+    ("vpcId", "my-vpc", "is no ID of a VPC"),
+    ("vpcId", "vpc-0a1b", "comes without subnetId"),
+    ("subnetId", "subnet_1", "is no ID of a subnet"),
+    ("subnetId", "subnet-0c2d", "comes without vpcId"),
+    ("checkQuotas", "often", "is neither true nor false"),
+    ("maxHourlyUsd", "-0.5", "is no amount of dollars"),
+    ("maxHourlyUsd", "nan", "is no amount of dollars"),
+    ("maxHourlyUsd", "cheap", "is no number"),
+    ("alertEmail", "team", "is no e-mail address"),
+    ("alertEmail", "team@example", "is no e-mail address"),
+    ("alertEmail", "a@example.com, b@example.com", "is no e-mail address"),
+    ("monthlyBudgetUsd", "0", "is below 1"),
+    ("monthlyBudgetUsd", "12.5", "is no whole number"),
     ("availabilityZone", "us west 2a", "is no name of an availability zone"),
     ("imageUri", "https://example.com/image", "is no image reference"),
     ("imageUri", "image with spaces", "is no image reference"),
@@ -57,7 +84,10 @@ def snake(key: str) -> str:
 
 def test_the_defaults_are_those_of_the_project_file() -> None:
     declared = {snake(key): entry["default"] for key, entry in PROJECT["config"].items()}
-    assert asdict(Settings()) == declared, "the file is what people read, the class is what runs"
+    # Pulumi.yaml knows no type for fractions.
+    assert declared.pop("max_hourly_usd") == f"{Settings().max_hourly_usd:g}"
+    rest = {name: value for name, value in asdict(Settings()).items() if name != "max_hourly_usd"}
+    assert rest == declared, "the file is what people read, the class is what runs"
 
 
 @pytest.mark.parametrize("key", PROJECT["config"])
@@ -83,24 +113,42 @@ def test_every_key_is_read(cloud: Cloud) -> None:
         "headInstanceType": "m5.large",
         "workerInstanceType": "g5.12xlarge",
         "workerCount": "0",
+        "minWorkers": "0",
+        "maxWorkers": "4",
+        "idleTimeoutMinutes": "60",
         "vpcCidr": "192.168.0.0/20",
+        "vpcId": "vpc-0a1b",
+        "subnetId": "subnet-0c2d",
         "availabilityZone": "us-west-2b",
         "imageUri": "public.example/ray@sha256:" + "0" * 64,
         "retainBucket": "true",
         "rootVolumeGiB": "200",
         "logRetentionDays": "7",
+        "checkQuotas": "false",
+        "maxHourlyUsd": "12.5",
+        "alertEmail": "team@example.com",
+        "monthlyBudgetUsd": "900",
     }
     assert given.keys() == PROJECT["config"].keys(), "a new key belongs here"
     expected = Settings(
         head_instance_type="m5.large",
         worker_instance_type="g5.12xlarge",
         worker_count=0,
+        min_workers=0,
+        max_workers=4,
+        idle_timeout_minutes=60,
         vpc_cidr="192.168.0.0/20",
+        vpc_id="vpc-0a1b",
+        subnet_id="subnet-0c2d",
         availability_zone="us-west-2b",
         image_uri=given["imageUri"],
         retain_bucket=True,
         root_volume_gib=200,
         log_retention_days=7,
+        check_quotas=False,
+        max_hourly_usd=12.5,
+        alert_email="team@example.com",
+        monthly_budget_usd=900,
     )
     assert load(cloud, **given) == expected, "a key that is declared and not read does nothing"
 
@@ -117,7 +165,7 @@ def test_a_bad_value_is_refused_in_one_line(cloud: Cloud, key: str, value: str, 
     assert message.startswith(f"{key}: "), "the line names the key"
     assert value in message, "the line names the value"
     assert rule in message, "the line names the rule"
-    assert "; give " in message, "the line names the way out"
+    assert re.search("; (give|raise) ", message), "the line names the way out"
     assert "\n" not in message, "one line is read, a page is not"
 
 
@@ -148,7 +196,17 @@ def test_every_usual_image_reference_is_taken(uri: str) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("root_volume_gib", 50), ("root_volume_gib", 16384), ("vpc_cidr", "10.0.0.0/24"), ("worker_count", 0)],
+    [
+        ("idle_timeout_minutes", 15),
+        ("idle_timeout_minutes", 1440),
+        ("max_workers", 2),
+        ("min_workers", 2),
+        ("vpc_cidr", "100.64.0.0/16"),
+        ("root_volume_gib", 50),
+        ("root_volume_gib", 16384),
+        ("vpc_cidr", "10.0.0.0/24"),
+        ("worker_count", 0),
+    ],
 )
 def test_a_limit_itself_is_allowed(field: str, value: Any) -> None:
     settings: dict[str, Any] = {field: value}
@@ -157,3 +215,39 @@ def test_a_limit_itself_is_allowed(field: str, value: Any) -> None:
 
 def test_every_period_of_cloudwatch_is_allowed() -> None:
     assert all(Settings(log_retention_days=days) for days in RETENTION_DAYS), "the message offers them"
+
+
+def test_the_fewest_above_the_most_is_told_from_the_other_mistakes(cloud: Cloud) -> None:
+    with pytest.raises(SettingError) as refused:
+        load(cloud, minWorkers="5", maxWorkers="4")
+    assert str(refused.value) == ("minWorkers: 5 is above maxWorkers, which is 4; give 4 or less, or raise maxWorkers")
+
+
+@pytest.mark.parametrize(
+    ("config", "workers", "elastic"),
+    [
+        ({}, Workers(fewest=2, most=2, job=2, idle_minutes=0), False),
+        ({"workerCount": "0"}, Workers(fewest=0, most=0, job=0, idle_minutes=0), False),
+        ({"maxWorkers": "4"}, Workers(fewest=2, most=4, job=2, idle_minutes=0), True),
+        ({"minWorkers": "0"}, Workers(fewest=0, most=2, job=2, idle_minutes=0), True),
+        ({"minWorkers": "0", "maxWorkers": "4"}, Workers(fewest=0, most=4, job=2, idle_minutes=0), True),
+        ({"workerCount": "0", "maxWorkers": "4"}, Workers(fewest=0, most=4, job=4, idle_minutes=0), True),
+        ({"minWorkers": "2", "maxWorkers": "2"}, Workers(fewest=2, most=2, job=2, idle_minutes=0), False),
+        ({"idleTimeoutMinutes": "30"}, Workers(fewest=2, most=2, job=2, idle_minutes=30), True),
+        (
+            {"workerCount": "0", "idleTimeoutMinutes": "30"},
+            Workers(fewest=0, most=0, job=0, idle_minutes=30),
+            False,
+        ),
+    ],
+)
+def test_the_number_of_workers_is_fixed_unless_there_is_room_to_move(
+    cloud: Cloud, config: dict[str, str], workers: Workers, elastic: bool
+) -> None:
+    made = load(cloud, **config).workers
+    assert (made, made.elastic) == (workers, elastic)
+
+
+def test_the_address_and_the_budget_go_together(cloud: Cloud) -> None:
+    made = load(cloud, alertEmail=" team+gpu@mail.example.co.uk ", monthlyBudgetUsd="900").alerts
+    assert made == Alerts(email="team+gpu@mail.example.co.uk", monthly_usd=900)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from infra.settings import SettingError
-from infra.sizing import InstanceType, TaskSize, head_size, task_memory_mib, worker_size
+from infra.errors import SettingError
+from infra.sizing import GPUS_TOO_OLD, InstanceType, TaskSize, head_size, task_memory_mib, worker_size
 from tests.infra.fake_aws import instance_types
 
 MIB = 2**20
@@ -96,6 +96,48 @@ def test_a_head_type_that_cannot_carry_ray_is_refused(change: dict, rule: str) -
     with pytest.raises(SettingError, match=rule) as refused:
         head_size(replace(M5_XLARGE, **change))
     assert str(refused.value).startswith("headInstanceType: 'm5.xlarge' "), "the line names key and value"
+
+
+def gpu_types() -> dict[str, InstanceType]:
+    """Every type of EC2's with NVIDIA GPUs that the image runs on."""
+    found = {}
+    for name, facts in instance_types().items():
+        gpus = facts.get("GpuInfo", {}).get("Gpus", [])
+        architectures = tuple(facts["ProcessorInfo"]["SupportedArchitectures"])
+        if gpus and gpus[0]["Manufacturer"] == "NVIDIA" and gpus[0]["Count"] and "x86_64" in architectures:
+            found[name] = InstanceType(
+                name=name,
+                vcpus=facts["VCpuInfo"]["DefaultVCpus"],
+                memory_mib=facts["MemoryInfo"]["SizeInMiB"],
+                architectures=architectures,
+                gpus=sum(gpu["Count"] for gpu in gpus),
+                gpu_name=gpus[0]["Name"],
+                gpu_manufacturer="NVIDIA",
+            )
+    return found
+
+
+@pytest.mark.parametrize("family", ["g4dn", "g5", "g6", "g6e", "p4d", "p5", "p5en"])
+def test_every_size_of_every_gpu_family_carries_a_worker_with_room_for_the_agent(family: str) -> None:
+    types = [each for name, each in gpu_types().items() if name.split(".")[0] == family]
+    assert types, f"EC2's catalogue has no {family} any more"
+    for instance in types:
+        size = worker_size(instance)
+        assert size.gpus == instance.gpus, f"{instance.name}: a GPU is paid for and idle"
+        assert size.cpu_units == 1024 * instance.vcpus, f"{instance.name}: so is a CPU"
+        assert size.memory_mib <= instance.memory_mib * 97 // 100 - 256, f"{instance.name}: the task is never placed"
+        assert size.memory_mib >= instance.memory_mib * 3 // 4, f"{instance.name}: memory is left idle"
+
+
+def test_the_whole_catalogue_is_sized_or_refused_in_one_line() -> None:
+    too_old = {name: instance for name, instance in gpu_types().items() if instance.gpu_name in GPUS_TOO_OLD}
+    for instance in too_old.values():
+        with pytest.raises(SettingError, match="too old"):
+            worker_size(instance)
+    sized = {name: worker_size(instance) for name, instance in gpu_types().items() if name not in too_old}
+    for name, size in sized.items():
+        assert 0 < size.object_store_bytes < size.shared_memory_mib * MIB < size.memory_mib * MIB, name
+    assert len(sized) > 40, "the catalogue has moved, and nothing was checked"
 
 
 @pytest.mark.parametrize("gpu", ["T4", "A10G", "L4", "L40S", "A100", "H100", "H200", "B200", "RTX PRO Server 6000"])

@@ -1,0 +1,136 @@
+"""Where the stack runs: the region, a zone that offers the instance types, and an existing network if one is given.
+
+The calls are plain ones, as their answers shape what is planned: awsx.ec2.Vpc takes no outputs for its zones.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.errors import SettingError, cause
+from infra.settings import Settings
+
+# The zones in which each instance type is offered.
+Offerings = dict[str, set[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExistingNetwork:
+    """A VPC that somebody else keeps, and the subnet of it that everything runs in."""
+
+    vpc_id: str
+    subnet_id: str
+    zone: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Region and zone of everything; `existing` is None where the stack makes a network of its own."""
+
+    region: str
+    zone: str
+    existing: ExistingNetwork | None = None
+
+    @classmethod
+    def of(cls, settings: Settings) -> Place:
+        """Ask AWS; SettingError where the stack can't run there."""
+        region = aws.get_region().region
+        zones = common_zones(settings, offerings(settings, region), region)
+        if settings.vpc_id:
+            existing = look_up(settings.vpc_id, settings.subnet_id, region)
+            _check_subnets_zone(settings, existing, zones)
+            return cls(region=region, zone=existing.zone, existing=existing)
+        return cls(region=region, zone=choose_zone(settings, zones))
+
+
+def offerings(settings: Settings, region: str) -> Offerings:
+    """Ask EC2 in which zones of the region it offers the two instance types.
+
+    Local and Wavelength Zones (us-west-2-lax-1a) are left out: they sort first, and lack NAT gateways or GPU capacity.
+    """
+    types = {settings.head_instance_type, settings.worker_instance_type}
+    try:
+        found = aws.ec2.get_instance_type_offerings(
+            location_type="availability-zone", filters=[{"name": "instance-type", "values": sorted(types)}]
+        )
+    except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
+        raise pulumi.RunError(
+            f"EC2 in {region} does not tell which instance types it offers: {cause(error)}"
+        ) from error
+    zones: Offerings = {name: set() for name in types}
+    for name, zone in zip(found.instance_types, found.locations, strict=True):
+        if re.fullmatch(f"{region}[a-z]", zone):
+            zones[name].add(zone)
+    return zones
+
+
+def common_zones(settings: Settings, offered: Offerings, region: str) -> list[str]:
+    """The zones that offer both types, of which there is at least one; SettingError otherwise."""
+    head, worker = settings.head_instance_type, settings.worker_instance_type
+    for key, name in (("headInstanceType", head), ("workerInstanceType", worker)):
+        if not offered[name]:
+            raise SettingError(key, name, f"is not offered in {region}", "give another type or another region")
+    zones = sorted(offered[head] & offered[worker])
+    if not zones:
+        rule = f"is not offered together with {head} in any zone of {region}"
+        raise SettingError("workerInstanceType", worker, rule, "give another type or another region")
+    return zones
+
+
+def choose_zone(settings: Settings, zones: list[str]) -> str:
+    """The zone that is asked for, else the first one; SettingError where it is none of `zones`."""
+    asked_for = settings.availability_zone
+    if asked_for and asked_for not in zones:
+        way_out = f"give one of {', '.join(zones)}, or leave it empty to have one chosen"
+        raise SettingError("availabilityZone", asked_for, f"does not offer {_types(settings)}", way_out)
+    return asked_for or zones[0]
+
+
+def look_up(vpc_id: str, subnet_id: str, region: str) -> ExistingNetwork:
+    """Ask EC2 about an existing network; SettingError where it can't do."""
+    _check_vpc(vpc_id, region)
+    try:
+        subnet = aws.ec2.get_subnet(id=subnet_id)
+    except Exception as error:
+        raise _unknown("subnetId", subnet_id, region, error) from error
+    if subnet.vpc_id != vpc_id:
+        raise SettingError("subnetId", subnet_id, f"is part of {subnet.vpc_id}", f"give a subnet of {vpc_id}")
+    if subnet.map_public_ip_on_launch:
+        pulumi.log.warn(
+            f"subnetId: {subnet_id} is meant for public addresses, which the stack's instances don't have; "
+            "they reach AWS only if its route leads to a NAT gateway or to endpoints"
+        )
+    return ExistingNetwork(vpc_id=vpc_id, subnet_id=subnet_id, zone=subnet.availability_zone)
+
+
+def _check_vpc(vpc_id: str, region: str) -> None:
+    """The workers find the head by a private DNS name, which answers only where the VPC has both DNS switches on."""
+    try:
+        vpc = aws.ec2.get_vpc(id=vpc_id)
+    except Exception as error:
+        raise _unknown("vpcId", vpc_id, region, error) from error
+    if not (vpc.enable_dns_support and vpc.enable_dns_hostnames):
+        rule = "has DNS support or DNS host names off, and workers could not find the head"
+        command = f"aws ec2 modify-vpc-attribute --region {region} --vpc-id {vpc_id} --enable-dns-hostnames"
+        raise SettingError("vpcId", vpc_id, rule, f"turn both on ({command}, and --enable-dns-support)")
+
+
+def _check_subnets_zone(settings: Settings, existing: ExistingNetwork, zones: list[str]) -> None:
+    if existing.zone not in zones:
+        rule = f"lies in {existing.zone}, which does not offer {_types(settings)}"
+        raise SettingError("subnetId", existing.subnet_id, rule, f"give a subnet in one of {', '.join(zones)}")
+    if settings.availability_zone not in ("", existing.zone):
+        rule = f"is not the zone of {existing.subnet_id}, {existing.zone}"
+        raise SettingError("availabilityZone", settings.availability_zone, rule, "give that one, or leave it empty")
+
+
+def _types(settings: Settings) -> str:
+    return " and ".join(sorted({settings.head_instance_type, settings.worker_instance_type}))
+
+
+def _unknown(key: str, value: str, region: str, error: Exception) -> SettingError:
+    return SettingError(key, value, f"could not be looked up in {region} ({cause(error)})", "give one of this region")

@@ -1,0 +1,71 @@
+"""What the stack's instances cost an hour, from AWS's public price list.
+
+The list is served in a few regions alone, which is why boto3 asks: the AWS provider asks in the stack's own.
+https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import boto3
+import pulumi
+import pulumi_aws as aws
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from infra.errors import SettingError
+
+PRICE_LIST_REGION = "us-east-1"
+# On-demand Linux without licences, on shared hardware, and not a reservation that stands idle: one price a type.
+PRODUCT = {"operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used"}
+
+
+def estimate(region: str, instances: Mapping[str, int]) -> float | None:
+    """USD an hour of so many instances of each type, at on-demand prices; disks, NAT gateway and traffic come on top.
+
+    Where the price list can't be asked, or knows no such type, it says so once and returns None.
+    """
+    try:
+        prices = price_list()
+        return round(sum(count * hourly_usd(prices, region, name) for name, count in instances.items() if count), 4)
+    except (BotoCoreError, ClientError, LookupError) as cause:
+        reason = " ".join(str(cause).split())
+        pulumi.log.warn(f"the price list (pricing:GetProducts) gave no estimate of the costs ({reason}); going on")
+        return None
+
+
+def check(estimated: float | None, most: float, instances: Mapping[str, int]) -> None:
+    """Refuse with a SettingError what would cost more than `most` USD an hour; 0 is no limit."""
+    if estimated is None or not most or estimated <= most:
+        return
+    what = " and ".join(f"{count} x {name}" for name, count in instances.items() if count)
+    rule = f"is below the {estimated:.2f} USD an hour that {what} cost"
+    raise SettingError("maxHourlyUsd", most, rule, "raise it, or give fewer or smaller instances")
+
+
+def price_list() -> Any:
+    """Client of the price list, with the credentials of the environment or of the stack's `aws:profile`."""
+    session = boto3.Session(profile_name=aws.config.profile)
+    impatient = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
+    return session.client("pricing", region_name=PRICE_LIST_REGION, config=impatient)
+
+
+def hourly_usd(prices: Any, region: str, instance_type: str) -> float:
+    """Price of one instance; LookupError where the list has none, or several."""
+    wanted = {**PRODUCT, "instanceType": instance_type, "regionCode": region}
+    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
+    products = prices.get_products(ServiceCode="AmazonEC2", Filters=filters)["PriceList"]
+    found = {price for product in products if (price := _on_demand(json.loads(product)))}
+    if len(found) != 1:
+        raise LookupError(f"{len(found)} prices of {instance_type} in {region}")
+    return found.pop()
+
+
+def _on_demand(product: dict[str, Any]) -> float:
+    """The one dimension of the one offer that an on-demand product has; 0 where it can't be had on demand."""
+    offers = product["terms"].get("OnDemand", {}).values()
+    dimensions = (dimension for offer in offers for dimension in offer["priceDimensions"].values())
+    return sum(float(dimension["pricePerUnit"]["USD"]) for dimension in dimensions)

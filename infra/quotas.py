@@ -1,0 +1,80 @@
+"""The account's vCPU quotas, held against what the stack would start: EC2 itself says no only at a launch.
+
+EC2 counts the vCPUs of running instances by group of families, in each region, on-demand apart from spot; this stack
+starts on-demand instances. What else runs in the account counts, too, but that only EC2 knows.
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-on-demand-instances.html
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.errors import SettingError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quota:
+    """A quota as Service Quotas lists it, and the families whose vCPUs it counts."""
+
+    code: str
+    name: str
+    families: str
+
+
+QUOTAS = (
+    Quota(code="L-DB2E81BA", name="Running On-Demand G and VT instances", families="g|gr|vt"),
+    Quota(code="L-417A185B", name="Running On-Demand P instances", families="p"),
+    Quota(
+        code="L-1216C47A",
+        name="Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances",
+        families="a|c|d|h|i|im|is|m|r|t|z",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What one setting asks of EC2: at most so many instances of a type, with so many vCPUs each."""
+
+    key: str
+    instance_type: str
+    count: int
+    vcpus: int
+
+
+def check(region: str, *demands: Demand) -> None:
+    """Refuse with a SettingError what the quotas don't allow; where they can't be read, say so once and go on."""
+    for quota in QUOTAS:
+        counted = [each for each in demands if each.count and quota_of(each.instance_type) is quota]
+        if not counted:
+            continue
+        try:
+            allowed = aws.servicequotas.get_service_quota(service_code="ec2", quota_code=quota.code).value
+        except Exception:  # The SDK raises a bare Exception for whatever the provider answers.
+            pulumi.log.warn(f"the vCPU quotas in {region} could not be read (servicequotas:GetServiceQuota); going on")
+            return
+        if sum(each.count * each.vcpus for each in counted) > allowed:
+            _refuse(counted, quota, region, allowed)
+
+
+def quota_of(instance_type: str) -> Quota | None:
+    """The quota that counts an instance type; None for families that no stack of this kind runs on."""
+    return next((each for each in QUOTAS if re.match(rf"({each.families})\d", instance_type)), None)
+
+
+def _refuse(counted: list[Demand], quota: Quota, region: str, allowed: float) -> None:
+    most = max(counted, key=lambda each: each.count * each.vcpus)
+    needed = sum(each.count * each.vcpus for each in counted)
+    instances = " and ".join(f"{each.count} x {each.instance_type}" for each in counted)
+    rule = (
+        f"needs {needed} vCPUs for {instances}, and the quota {quota.name!r} of this account in {region} is {allowed:g}"
+    )
+    way_out = (
+        f"ask for more under Service Quotas ({quota.code}), give fewer or smaller instances, "
+        "or set checkQuotas to false to go on"
+    )
+    raise SettingError(most.key, most.instance_type, rule, way_out)

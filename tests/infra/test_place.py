@@ -1,0 +1,109 @@
+"""Where the stack runs: the zones that will do, and the existing networks that won't."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from infra.errors import SettingError
+from infra.place import ExistingNetwork, Place, common_zones
+from infra.settings import Settings
+from tests.infra.fake_aws import REGION, Cloud
+
+EXISTING = {"vpc_id": "vpc-0a1b", "subnet_id": "subnet-0c2d"}
+
+
+def place(cloud: Cloud, **settings: str | int) -> Place:
+    """The place that follows from otherwise default settings."""
+    return cloud.run(lambda: Place.of(Settings(**settings)))  # ty: ignore[invalid-argument-type]
+
+
+def test_the_zone_offers_both_types(cloud: Cloud) -> None:
+    cloud.not_offered = {"g5.xlarge": ("us-west-2a",), "m5.xlarge": ("us-west-2b",)}
+    assert place(cloud).zone == "us-west-2c", "one subnet holds the head and the workers"
+
+
+def test_a_zone_that_is_asked_for_is_taken(cloud: Cloud) -> None:
+    assert place(cloud, availability_zone="us-west-2b").zone == "us-west-2b", "capacity differs between zones"
+
+
+def test_a_zone_without_the_gpus_is_refused_with_those_that_have_them(cloud: Cloud) -> None:
+    cloud.not_offered = {"g5.xlarge": ("us-west-2b",)}
+    with pytest.raises(SettingError) as refused:
+        place(cloud, availability_zone="us-west-2b")
+    assert str(refused.value) == (
+        "availabilityZone: 'us-west-2b' does not offer g5.xlarge and m5.xlarge; "
+        "give one of us-west-2a, us-west-2c, or leave it empty to have one chosen"
+    )
+
+
+def test_a_region_without_a_common_zone_is_said_so(cloud: Cloud) -> None:
+    cloud.not_offered = {"g5.xlarge": ("us-west-2a", "us-west-2b"), "m5.xlarge": ("us-west-2c",)}
+    with pytest.raises(SettingError, match=r"is not offered together with m5\.xlarge in any zone") as refused:
+        place(cloud)
+    assert str(refused.value).startswith("workerInstanceType: 'g5.xlarge' "), "GPUs are what a region lacks"
+
+
+def test_one_type_for_both_kinds_needs_one_zone() -> None:
+    settings = Settings(head_instance_type="g5.xlarge")
+    zones = common_zones(settings, {"g5.xlarge": {"us-west-2b", "us-west-2a"}}, REGION)
+    assert zones == ["us-west-2a", "us-west-2b"], "a set of one type is no special case"
+
+
+@pytest.mark.parametrize(
+    ("key", "field"), [("headInstanceType", "head_instance_type"), ("workerInstanceType", "worker_instance_type")]
+)
+def test_a_type_that_the_region_does_not_offer_is_refused(cloud: Cloud, key: str, field: str) -> None:
+    with pytest.raises(SettingError) as refused:
+        place(cloud, **{field: "g99.huge"})
+    assert str(refused.value) == f"{key}: 'g99.huge' is not offered in us-west-2; give another type or another region"
+
+
+def test_an_existing_subnet_decides_the_zone(cloud: Cloud) -> None:
+    assert place(cloud, **EXISTING) == Place(
+        region=REGION,
+        zone="us-west-2b",
+        existing=ExistingNetwork(vpc_id="vpc-0a1b", subnet_id="subnet-0c2d", zone="us-west-2b"),
+    )
+
+
+NO_DNS = (
+    "vpcId: 'vpc-0a1b' has DNS support or DNS host names off, and workers could not find the head; turn both on "
+    "(aws ec2 modify-vpc-attribute --region us-west-2 --vpc-id vpc-0a1b --enable-dns-hostnames, "
+    "and --enable-dns-support)"
+)
+UNKNOWN = "vpcId: 'vpc-0a1b' could not be looked up in us-west-2 (invoke of aws:ec2/getVpc:getVpc failed: "
+ELSEWHERE = (
+    "subnetId: 'subnet-0c2d' lies in us-west-2d, which does not offer g5.xlarge and m5.xlarge; "
+    "give a subnet in one of us-west-2a, us-west-2b, us-west-2c"
+)
+OTHER_ZONE = (
+    "availabilityZone: 'us-west-2a' is not the zone of subnet-0c2d, us-west-2b; give that one, or leave it empty"
+)
+
+
+@pytest.mark.parametrize(
+    ("vpc", "subnet", "settings", "line"),
+    [
+        ({"id": "vpc-1"}, {}, {}, UNKNOWN),
+        ({"enableDnsHostnames": False}, {}, {}, NO_DNS),
+        ({"enableDnsSupport": False}, {}, {}, NO_DNS),
+        ({}, {"vpcId": "vpc-2"}, {}, "subnetId: 'subnet-0c2d' is part of vpc-2; give a subnet of vpc-0a1b"),
+        ({}, {"availabilityZone": "us-west-2d"}, {}, ELSEWHERE),
+        ({}, {}, {"availability_zone": "us-west-2a"}, OTHER_ZONE),
+    ],
+)
+def test_a_network_that_will_not_do_is_refused_in_one_line(
+    cloud: Cloud, vpc: dict[str, Any], subnet: dict[str, Any], settings: dict[str, str], line: str
+) -> None:
+    cloud.vpc, cloud.subnet = vpc, subnet
+    with pytest.raises(SettingError) as refused:
+        place(cloud, **EXISTING, **settings)
+    assert str(refused.value).startswith(line)
+
+
+def test_a_subnet_for_public_addresses_is_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.subnet = {"mapPublicIpOnLaunch": True}
+    assert place(cloud, **EXISTING).existing, "endpoints may lead out of it all the same"
+    assert "subnet-0c2d is meant for public addresses" in warnings[0]

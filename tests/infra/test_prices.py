@@ -1,0 +1,73 @@
+"""The price list: what is asked, how its answer is read, and what an answer that is none means."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import boto3
+import pytest
+from botocore.stub import Stubber
+
+from infra import prices
+from tests.infra.fake_aws import REGION, on_demand
+
+QUESTION = {
+    "ServiceCode": "AmazonEC2",
+    "Filters": [
+        {"Type": "TERM_MATCH", "Field": field, "Value": value}
+        for field, value in {
+            "operatingSystem": "Linux",
+            "tenancy": "Shared",
+            "preInstalledSw": "NA",
+            "capacitystatus": "Used",
+            "instanceType": "g5.xlarge",
+            "regionCode": REGION,
+        }.items()
+    ],
+}
+RESERVED_ONLY = json.dumps({"terms": {"Reserved": {}}})
+
+
+def answering(*products: str) -> Any:
+    """A client of the price list as boto3 makes it, which holds question and answer against AWS's own model."""
+    client = boto3.client("pricing", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x")
+    stub = Stubber(client)
+    stub.add_response("get_products", {"PriceList": list(products)}, QUESTION)
+    stub.activate()
+    return client
+
+
+def test_the_price_is_that_of_linux_on_demand_on_shared_hardware() -> None:
+    assert prices.hourly_usd(answering(on_demand(1.006)), REGION, "g5.xlarge") == 1.006
+
+
+def test_what_cannot_be_had_on_demand_has_no_price_here() -> None:
+    assert prices.hourly_usd(answering(RESERVED_ONLY, on_demand(1.006)), REGION, "g5.xlarge") == 1.006
+
+
+@pytest.mark.parametrize("products", [(), (RESERVED_ONLY,), (on_demand(1.0), on_demand(2.0))])
+def test_no_price_or_two_are_no_estimate(
+    products: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+) -> None:
+    monkeypatch.setattr(prices, "price_list", lambda: answering(*products))
+    assert prices.estimate(REGION, {"g5.xlarge": 2}) is None, "a wrong number would be worse than none"
+    assert "prices of g5.xlarge in us-west-2" in warnings[0]
+
+
+def test_missing_credentials_are_no_traceback(monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody-has-this-profile")
+    assert prices.estimate(REGION, {"g5.xlarge": 2}) is None
+    assert "nobody-has-this-profile" in warnings[0], "the line says why"
+
+
+def test_the_list_is_asked_where_it_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    client = prices.price_list()
+    assert client.meta.endpoint_url == "https://api.pricing.us-east-1.amazonaws.com", "us-west-2 has no price list"
+
+
+@pytest.mark.parametrize(("estimated", "most"), [(None, 1.0), (5.0, 0.0), (5.0, 5.0)])
+def test_no_estimate_no_limit_and_a_limit_that_is_just_kept_pass(estimated: float | None, most: float) -> None:
+    prices.check(estimated, most, {"g5.xlarge": 2})

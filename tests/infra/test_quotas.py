@@ -1,0 +1,82 @@
+"""The account's quotas: what is held against which, and what happens where they can't be read."""
+
+from __future__ import annotations
+
+import pytest
+
+from infra import quotas
+from infra.errors import SettingError
+from infra.quotas import Demand, quota_of
+from tests.infra.fake_aws import REGION, Cloud, instance_types
+
+G, P, STANDARD = (quota.code for quota in quotas.QUOTAS)
+
+
+def check(cloud: Cloud, *demands: Demand) -> None:
+    """Hold the demands against an account's quotas."""
+    cloud.run(lambda: quotas.check(REGION, *demands))
+
+
+def workers(instance_type: str = "g5.xlarge", count: int = 2, vcpus: int = 4) -> Demand:
+    """Two small workers, unless said otherwise."""
+    return Demand(key="workerInstanceType", instance_type=instance_type, count=count, vcpus=vcpus)
+
+
+HEAD = Demand(key="headInstanceType", instance_type="m5.xlarge", count=1, vcpus=4)
+
+
+def test_what_the_quota_allows_passes(cloud: Cloud) -> None:
+    cloud.quotas = {G: 8.0, STANDARD: 4.0}
+    check(cloud, HEAD, workers())
+
+
+def test_one_vcpu_too_many_is_refused(cloud: Cloud) -> None:
+    cloud.quotas = {G: 7.0}
+    with pytest.raises(SettingError, match=r"needs 8 vCPUs for 2 x g5\.xlarge, .* is 7"):
+        check(cloud, HEAD, workers())
+
+
+def test_a_new_account_without_gpus_is_told_before_anything_exists(cloud: Cloud) -> None:
+    cloud.quotas = {G: 0.0}
+    with pytest.raises(SettingError, match=r"^workerInstanceType: "):
+        check(cloud, HEAD, workers())
+
+
+def test_a_head_of_the_workers_family_counts_with_them(cloud: Cloud) -> None:
+    cloud.quotas = {G: 8.0}
+    head = Demand(key="headInstanceType", instance_type="g5.xlarge", count=1, vcpus=4)
+    with pytest.raises(SettingError, match=r"12 vCPUs for 1 x g5\.xlarge and 2 x g5\.xlarge") as refused:
+        check(cloud, head, workers())
+    assert str(refused.value).startswith("workerInstanceType"), "the larger part is where there is something to save"
+
+
+def test_no_workers_need_no_quota(cloud: Cloud) -> None:
+    cloud.quotas = {G: 0.0}
+    check(cloud, HEAD, workers(count=0))
+    assert [args["quotaCode"] for _, args in cloud.calls] == [STANDARD], "what is not started is not asked about"
+
+
+def test_a_caller_who_may_not_ask_is_told_once_and_goes_on(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.quotas = None
+    check(cloud, HEAD, workers())
+    assert warnings == ["the vCPU quotas in us-west-2 could not be read (servicequotas:GetServiceQuota); going on"], (
+        "one line is enough, and reading quotas is no condition for training"
+    )
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "code"),
+    [("g4dn.xlarge", G), ("g6e.48xlarge", G), ("gr6.4xlarge", G), ("p4d.24xlarge", P), ("p5.48xlarge", P),
+     ("m5.xlarge", STANDARD), ("t3.large", STANDARD), ("im4gn.large", STANDARD), ("c7i.xlarge", STANDARD)],
+)  # fmt: skip
+def test_a_family_counts_against_its_quota(instance_type: str, code: str) -> None:
+    quota = quota_of(instance_type)
+    assert quota is not None
+    assert quota.code == code
+
+
+def test_every_gpu_type_of_nvidia_has_a_quota() -> None:
+    for name, facts in instance_types().items():
+        gpus = facts.get("GpuInfo", {}).get("Gpus", [])
+        if gpus and gpus[0]["Manufacturer"] == "NVIDIA":
+            assert quota_of(name) in quotas.QUOTAS[:2], f"{name} would go unchecked"
