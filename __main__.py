@@ -10,6 +10,7 @@ from infra.capacity import Capacity, CapacityArgs
 from infra.cluster import Cluster, ClusterArgs
 from infra.discovery import Discovery, DiscoveryArgs
 from infra.image import Image, ImageArgs
+from infra.monitoring import Monitoring, MonitoringArgs
 from infra.network import Network, NetworkArgs
 from infra.plan import Plan
 from infra.ray_head import RayHead, RayHeadArgs
@@ -17,61 +18,62 @@ from infra.ray_node import RayNodeArgs
 from infra.ray_workers import RayWorkers, RayWorkersArgs
 from infra.settings import Settings
 from infra.storage import Storage, StorageArgs
+from infra.worker_scaling import WorkerScaling, WorkerScalingArgs
 
 settings = Settings.load()
-plan = Plan.of(settings)
+plan, workers = Plan.of(settings), settings.workers
 
-network = Network("network", NetworkArgs(vpc_cidr=settings.vpc_cidr, availability_zone=plan.zone, region=plan.region))
+network = Network("network", NetworkArgs(vpc_cidr=settings.vpc_cidr, place=plan.place))
 storage = Storage("storage", StorageArgs(retain=settings.retain_bucket))
 image_uri = settings.image_uri or Image("image", ImageArgs(context=".", dockerfile="./docker/Dockerfile")).image_uri
 auth = AuthToken("auth", AuthTokenArgs())
 discovery = Discovery("discovery", DiscoveryArgs(vpc_id=network.vpc_id))
 
 cluster = Cluster("ray", ClusterArgs(log_retention_days=settings.log_retention_days))
-instances = partial(
-    CapacityArgs,
-    cluster_name=cluster.name,
-    subnet_id=network.subnet_id,
-    security_group_id=network.security_group_id,
-    root_volume_gib=settings.root_volume_gib,
-    depends_on=[network],
+capacity = partial(
+    CapacityArgs, cluster_name=cluster.handle.name, site=network.site, root_volume_gib=settings.root_volume_gib
 )
-head_capacity = Capacity("head", instances(instance_type=settings.head_instance_type, count=1))
+head_capacity = Capacity("head", capacity(instance_type=settings.head_instance_type, count=1))
 worker_capacity = Capacity(
-    "workers", instances(instance_type=settings.worker_instance_type, count=settings.worker_count, gpu=True)
+    "workers",
+    capacity(instance_type=settings.worker_instance_type, count=workers.most, managed=workers.elastic, gpu=True),
 )
 association = cluster.associate([head_capacity.provider, worker_capacity.provider])
-
 node = RayNodeArgs(
-    cluster_arn=cluster.arn,
-    subnet_id=network.subnet_id,
-    security_group_id=network.security_group_id,
+    cluster=cluster.handle,
+    site=network.site,
     region=plan.region,
     image_uri=image_uri,
-    log_group_name=cluster.log_group_name,
-    log_group_arn=cluster.log_group_arn,
+    logs=cluster.logs,
     token_parameter_arn=auth.parameter_arn,
-    bucket_name=storage.bucket_name,
-    bucket_arn=storage.bucket_arn,
-    depends_on=[association, network],
+    bucket=storage.bucket,
+    depends_on=[association],
 )
-registry_arn, head_host = discovery.registry_arn, discovery.head_host
-RayHead("ray-head", RayHeadArgs(node=node, provider=head_capacity.provider, size=plan.head, registry_arn=registry_arn))
-RayWorkers(
+head = RayHead(
+    "ray-head",
+    RayHeadArgs(node=node, provider=head_capacity.provider, size=plan.head, registry_arn=discovery.registry_arn),
+)
+ray_workers = RayWorkers(
     "ray-workers",
     RayWorkersArgs(
-        node=node, provider=worker_capacity.provider, size=plan.worker, count=settings.worker_count, head_host=head_host
+        node=node, provider=worker_capacity.provider, size=plan.worker, workers=workers, head_host=discovery.head_host
     ),
 )
+if workers.elastic:
+    WorkerScaling("scaling", WorkerScalingArgs(service=ray_workers.service, workers=workers, gpus=plan.worker.gpus))
+monitored = MonitoringArgs(region=plan.region, head=head.service, workers=ray_workers.service, alerts=settings.alerts)
+monitoring = Monitoring("monitoring", monitored)
 
 head_id = head_capacity.instance_id()
-dashboard = pulumi.Output.all(plan.region, head_id, head_host).apply(lambda at: commands.dashboard(*at))
-pulumi.export("bucket", storage.bucket_name)
+reach = pulumi.Output.all(head_id, discovery.head_host)
+pulumi.export("bucket", storage.bucket.name)
 pulumi.export("head_instance_id", head_id)
-pulumi.export("cluster_name", cluster.name)
+pulumi.export("cluster_name", cluster.handle.name)
 pulumi.export("image_uri", image_uri)
-pulumi.export("log_group", cluster.log_group_name)
+pulumi.export("log_group", cluster.logs.name)
+pulumi.export("metrics_dashboard", monitoring.dashboard_name)
+pulumi.export("estimated_hourly_usd", plan.hourly_usd or "unknown")
 pulumi.export("train_command", head_id.apply(partial(commands.train, plan.region, plan.gpus)))
 pulumi.export("shell_command", head_id.apply(partial(commands.shell, plan.region)))
-pulumi.export("dashboard_command", dashboard)
+pulumi.export("dashboard_command", reach.apply(lambda at: commands.dashboard(plan.region, *at)))
 pulumi.export("token_command", auth.parameter_name.apply(partial(commands.token, plan.region)))

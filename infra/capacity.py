@@ -4,42 +4,36 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
 from infra import policies
+from infra.handles import Site
 from infra.machine import ami_parameter, user_data
 from infra.tags import tags
-
-# What the ECS agent needs, and what Session Manager needs in place of SSH.
-INSTANCE_POLICIES = {
-    "ecs": "arn:aws:iam::aws:policy/service-role/AmazonEC2ContainerServiceforEC2Role",
-    "ssm": "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityArgs:
-    """Inputs of Capacity; the instances start after `depends_on` and are gone before any of it goes.
+    """Inputs of Capacity.
 
-    `gpu` takes the machine image with the NVIDIA driver, and places the instances next to each other.
+    `gpu` takes the machine image with the NVIDIA driver, and places the instances next to each other. `managed` lets
+    ECS start as many as its tasks need, up to `count`; otherwise there are always `count`.
     """
 
     cluster_name: pulumi.Input[str]
-    subnet_id: pulumi.Input[str]
-    security_group_id: pulumi.Input[str]
+    site: Site
     instance_type: str
     count: int
+    managed: bool = False
     gpu: bool = False
     root_volume_gib: int
-    depends_on: Sequence[pulumi.Resource]
 
 
 class Capacity(pulumi.ComponentResource):
-    """A fixed number of instances: nothing scales them, so that a job's GPUs come and go only with `pulumi up`."""
+    """A number of instances: a fixed one, which changes with `pulumi up` alone, or one that follows the tasks."""
 
     provider: pulumi.Output[str]
 
@@ -48,7 +42,7 @@ class Capacity(pulumi.ComponentResource):
         role, attachments = self._role(name)
         template = self._launch_template(name, args, role)
         self._group = self._auto_scaling_group(name, args, template, attachments)
-        self.provider = self._capacity_provider(name).name
+        self.provider = self._capacity_provider(name, args).name
         self.register_outputs({"provider": self.provider})
 
     def instance_id(self) -> pulumi.Output[str]:
@@ -75,7 +69,7 @@ class Capacity(pulumi.ComponentResource):
             aws.iam.RolePolicyAttachment(
                 f"{name}-instance-{kind}", role=role.name, policy_arn=arn, opts=pulumi.ResourceOptions(parent=self)
             )
-            for kind, arn in INSTANCE_POLICIES.items()
+            for kind, arn in zip(("ecs", "ssm"), policies.MANAGED, strict=True)
         ]
         return role, attachments
 
@@ -95,7 +89,15 @@ class Capacity(pulumi.ComponentResource):
             image_id=ami.insecure_value,
             instance_type=args.instance_type,
             iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=profile.arn),
-            vpc_security_group_ids=[args.security_group_id],
+            network_interfaces=[
+                aws.ec2.LaunchTemplateNetworkInterfaceArgs(
+                    device_index=0,
+                    # Said here, because a subnet may give its instances public addresses by itself.
+                    associate_public_ip_address="false",
+                    security_groups=[args.site.security_group_id],
+                    delete_on_termination="true",
+                )
+            ],
             user_data=pulumi.Output.from_input(args.cluster_name).apply(_encoded_user_data),
             metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
                 http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
@@ -116,30 +118,34 @@ class Capacity(pulumi.ComponentResource):
         name: str,
         args: CapacityArgs,
         template: aws.ec2.LaunchTemplate,
-        attachments: Sequence[pulumi.Resource],
+        attachments: list[aws.iam.RolePolicyAttachment],
     ) -> aws.autoscaling.Group:
         return aws.autoscaling.Group(
             f"{name}-group",
-            min_size=args.count,
+            min_size=0 if args.managed else args.count,
             max_size=args.count,
-            desired_capacity=args.count,
-            vpc_zone_identifiers=[args.subnet_id],
+            # ECS moves a managed group's number; a number here would be put back at every `pulumi up`.
+            desired_capacity=None if args.managed else args.count,
+            protect_from_scale_in=args.managed,
+            vpc_zone_identifiers=[args.site.subnet_id],
             placement_group=self._placement_group(name) if args.gpu else None,
             launch_template=aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version="$Latest"),
             # Old and new instances do not fit at once into a fixed number, and perhaps not into the account's quota.
             instance_refresh=aws.autoscaling.GroupInstanceRefreshArgs(
                 strategy="Rolling",
-                preferences=aws.autoscaling.GroupInstanceRefreshPreferencesArgs(min_healthy_percentage=0),
+                preferences=aws.autoscaling.GroupInstanceRefreshPreferencesArgs(
+                    min_healthy_percentage=0, scale_in_protected_instances="Refresh"
+                ),
             ),
             force_delete=True,
             tags=[
                 # The template tags the instances themselves.
                 aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=False)
-                for key, value in tags(f"{name}-group").items()
+                for key, value in _group_tags(name, args).items()
             ],
             # Instances without the NAT gateway's route, the rules or the role's policies neither join the cluster nor
             # report their tasks stopped: the first `up` would wait for them, and `destroy` would hang in DRAINING.
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[*args.depends_on, *attachments]),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[args.site.network, *attachments]),
         )
 
     def _placement_group(self, name: str) -> pulumi.Output[str]:
@@ -152,19 +158,37 @@ class Capacity(pulumi.ComponentResource):
         )
         return group.name
 
-    def _capacity_provider(self, name: str) -> aws.ecs.CapacityProvider:
+    def _capacity_provider(self, name: str, args: CapacityArgs) -> aws.ecs.CapacityProvider:
         return aws.ecs.CapacityProvider(
             f"{name}-capacity-provider",
             auto_scaling_group_provider=aws.ecs.CapacityProviderAutoScalingGroupProviderArgs(
                 auto_scaling_group_arn=self._group.arn,
-                managed_scaling=aws.ecs.CapacityProviderAutoScalingGroupProviderManagedScalingArgs(status="DISABLED"),
-                managed_termination_protection="DISABLED",
+                managed_scaling=_managed_scaling(args),
+                # Only instances without a task go: the group alone would not know which those are.
+                managed_termination_protection="ENABLED" if args.managed else "DISABLED",
                 # On by default; its lifecycle hook would hold a leaving instance until its training task ends.
                 managed_draining="DISABLED",
             ),
             tags=tags(f"{name}-capacity-provider"),
             opts=pulumi.ResourceOptions(parent=self),
         )
+
+
+def _group_tags(name: str, args: CapacityArgs) -> dict[str, str]:
+    # ECS puts this tag on a group that it scales, and would have to do so again after every `pulumi up`.
+    return {**tags(f"{name}-group"), **({"AmazonECSManaged": "true"} if args.managed else {})}
+
+
+def _managed_scaling(args: CapacityArgs) -> aws.ecs.CapacityProviderAutoScalingGroupProviderManagedScalingArgs:
+    if not args.managed:
+        return aws.ecs.CapacityProviderAutoScalingGroupProviderManagedScalingArgs(status="DISABLED")
+    return aws.ecs.CapacityProviderAutoScalingGroupProviderManagedScalingArgs(
+        status="ENABLED",
+        # An instance for each task and none to spare.
+        target_capacity=100,
+        minimum_scaling_step_size=1,
+        maximum_scaling_step_size=args.count,
+    )
 
 
 def _launched_by(group: str) -> list[aws.ec2.GetInstancesFilterArgs]:

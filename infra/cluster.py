@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra.tags import tags
+from infra.handles import EcsCluster, LogGroup
+from infra.tags import physical_name, tags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,34 +22,43 @@ class ClusterArgs:
 class Cluster(pulumi.ComponentResource):
     """An empty ECS cluster; instances join it by its name, and their capacity providers are associated afterwards."""
 
-    name: pulumi.Output[str]
-    arn: pulumi.Output[str]
-    log_group_name: pulumi.Output[str]
-    log_group_arn: pulumi.Output[str]
+    handle: EcsCluster
+    logs: LogGroup
 
     def __init__(self, name: str, args: ClusterArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Cluster", name, None, opts)
         self._prefix = name
-        cluster = aws.ecs.Cluster(
-            f"{name}-cluster", tags=tags(f"{name}-cluster"), opts=pulumi.ResourceOptions(parent=self)
-        )
+        cluster = self._cluster(name, args)
         logs = aws.cloudwatch.LogGroup(
             f"{name}-logs",
             retention_in_days=args.log_retention_days,
             tags=tags(f"{name}-logs"),
             opts=pulumi.ResourceOptions(parent=self),
         )
-        self.name = cluster.name
-        self.arn = cluster.arn
-        self.log_group_name = logs.name
-        self.log_group_arn = logs.arn
-        self.register_outputs(
-            {
-                "name": self.name,
-                "arn": self.arn,
-                "log_group_name": self.log_group_name,
-                "log_group_arn": self.log_group_arn,
-            }
+        self.handle = EcsCluster(name=cluster.name, arn=cluster.arn)
+        self.logs = LogGroup(name=logs.name, arn=logs.arn)
+        self.register_outputs({"name": cluster.name, "log_group_name": logs.name})
+
+    def _cluster(self, name: str, args: ClusterArgs) -> aws.ecs.Cluster:
+        """Container Insights counts the tasks that run and are wanted, which alarms and dashboard read.
+
+        It makes a log group of its own under a name that follows from the cluster's. Made here, it goes with the stack:
+        after the cluster, which writes to it till its end. That is why the name has to be known beforehand.
+        """
+        physical = physical_name(name)
+        insights = aws.cloudwatch.LogGroup(
+            f"{name}-insights",
+            name=f"/aws/ecs/containerinsights/{physical}/performance",
+            retention_in_days=args.log_retention_days,
+            tags=tags(f"{name}-insights"),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        return aws.ecs.Cluster(
+            f"{name}-cluster",
+            name=physical,
+            settings=[aws.ecs.ClusterSettingArgs(name="containerInsights", value="enabled")],
+            tags=tags(f"{name}-cluster"),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[insights]),
         )
 
     def associate(self, capacity_providers: Sequence[pulumi.Input[str]]) -> aws.ecs.ClusterCapacityProviders:
@@ -59,7 +69,7 @@ class Cluster(pulumi.ComponentResource):
         """
         return aws.ecs.ClusterCapacityProviders(
             f"{self._prefix}-capacity-providers",
-            cluster_name=self.name,
+            cluster_name=self.handle.name,
             capacity_providers=capacity_providers,
             opts=pulumi.ResourceOptions(parent=self),
         )

@@ -22,6 +22,10 @@ DASHBOARD_PORT = 8265
 WORKER_STOP_SECONDS, WORKER_DRAIN_SECONDS = 120, 90
 HEAD_STOP_SECONDS, HEAD_DRAIN_SECONDS = 30, 5
 
+# How long a run waits for its workers: an instance that is started for it takes up to ten minutes, and longer where
+# GPUs are scarce.
+WAIT_SECONDS = 1800
+
 # All that a container writes: Ray's temporary files and spilled objects, and what libraries keep at home. Each task has
 # its own, which ECS removes with it.
 VOLUMES = {"tmp": "/tmp", "home": "/home/ray"}
@@ -41,13 +45,21 @@ class Common:
     size: TaskSize
 
 
-def head(common: Common, *, bucket: str) -> Container:
-    """Define the head: it schedules and runs the job's driver, so it offers Ray no CPU and no GPU."""
+def head(common: Common, *, bucket: str, metrics_namespace: str) -> Container:
+    """Define the head: it schedules and runs the job's driver, so it offers Ray no CPU and no GPU.
+
+    It publishes what Ray is short of, and the job how it goes, to one CloudWatch namespace.
+    """
     return _container(
         HEAD,
         common,
         flags=["--num-cpus=0", "--num-gpus=0"],
-        environment={"TRAINING_STORAGE_PATH": f"s3://{bucket}/{RUNS_PREFIX}"},
+        environment={
+            "CLOUDWATCH_NAMESPACE": metrics_namespace,
+            "TRAINING_CLOUDWATCH_NAMESPACE": metrics_namespace,
+            "TRAINING_STORAGE_PATH": f"s3://{bucket}/{RUNS_PREFIX}",
+            "TRAINING_WAIT_SECONDS": str(WAIT_SECONDS),
+        },
         health_check="head",
         stop_seconds=HEAD_STOP_SECONDS,
         drain_seconds=HEAD_DRAIN_SECONDS,

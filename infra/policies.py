@@ -12,6 +12,21 @@ Policy = dict[str, Any]
 
 # Where the training job keeps its runs; its tasks reach nothing else in the bucket.
 RUNS_PREFIX = "runs"
+# Actions that IAM lets nobody restrict to a resource, and what holds them instead.
+# https://docs.aws.amazon.com/service-authorization/latest/reference/
+ON_EVERYTHING = {
+    "ecr:GetAuthorizationToken": "a registry's token is not tied to a repository; the pull itself is",
+    "cloudwatch:PutMetricData": "metrics are no resources; the condition names the stack's own namespace",
+}
+# Policies that AWS keeps, and why an instance has them with all their wildcards. No task can take its role on.
+MANAGED = {
+    "arn:aws:iam::aws:policy/service-role/AmazonEC2ContainerServiceforEC2Role": (
+        "what the ECS agent calls, which AWS changes together with the agent"
+    ),
+    "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore": (
+        "what the agent of Session Manager calls, in place of SSH and an open port"
+    ),
+}
 # 123456789012.dkr.ecr.us-west-2.amazonaws.com/name, or ECR's newer 123456789012.dkr-ecr.us-west-2.on.aws/name.
 ECR_IMAGE = re.compile(
     r"(?P<account>\d{12})\.dkr[.-]ecr\.(?P<region>[a-z0-9-]+)\.(amazonaws\.com|on\.aws)/(?P<name>[^:@]+)"
@@ -36,8 +51,8 @@ def execution(*, image_uri: str, log_group_arn: str, token_arn: str) -> Policy:
     )
 
 
-def training(*, bucket_arn: str) -> Policy:
-    """What the training job may do: read and write its runs in the stack's bucket.
+def training(*, bucket_arn: str, metrics_namespace: str | None = None) -> Policy:
+    """What the training job may do: read and write its runs in the stack's bucket, and publish metrics where it has to.
 
     Two calls carry no prefix: HeadBucket, and S3's own check whether a missing key may be told as 404 instead of 403.
     PyArrow needs both, so the condition holds only where a prefix is given.
@@ -46,7 +61,7 @@ def training(*, bucket_arn: str) -> Policy:
     listing = _allow(["s3:ListBucket"], bucket_arn)
     listing["Condition"] = {"StringLikeIfExists": {"s3:prefix": [RUNS_PREFIX, f"{RUNS_PREFIX}/*"]}}
     objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
-    return _policy(listing, _allow(objects, f"{bucket_arn}/{RUNS_PREFIX}/*"))
+    return _policy(listing, _allow(objects, f"{bucket_arn}/{RUNS_PREFIX}/*"), *_publish(metrics_namespace))
 
 
 def tls_only(*, bucket_arn: str) -> Policy:
@@ -62,6 +77,14 @@ def tls_only(*, bucket_arn: str) -> Policy:
     )
 
 
+def _publish(metrics_namespace: str | None) -> list[dict[str, Any]]:
+    """The statement that lets metrics be put into one CloudWatch namespace."""
+    if metrics_namespace is None:
+        return []
+    put = _allow(["cloudwatch:PutMetricData"], "*")
+    return [{**put, "Condition": {"StringEquals": {"cloudwatch:namespace": metrics_namespace}}}]
+
+
 def _pull(image_uri: str) -> list[dict[str, Any]]:
     """Statements that let an image be pulled from a private ECR repository; other registries take none."""
     image = ECR_IMAGE.match(image_uri)
@@ -69,7 +92,6 @@ def _pull(image_uri: str) -> list[dict[str, Any]]:
         return []
     repository = "arn:aws:ecr:{region}:{account}:repository/{name}".format(**image.groupdict())
     return [
-        # A registry's token is not tied to a repository, so IAM knows no resource for it.
         _allow(["ecr:GetAuthorizationToken"], "*"),
         _allow(["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], repository),
     ]

@@ -9,6 +9,7 @@ import pulumi
 from infra import containers
 from infra.ray_node import RayNode, RayNodeArgs
 from infra.sizing import TaskSize
+from infra.tags import metrics_namespace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,12 @@ class RayHead(RayNode):
     """The one head of the cluster, under a DNS name that follows its task."""
 
     def __init__(self, name: str, args: RayHeadArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        container = args.node.container(containers.head, size=args.size, bucket=args.node.bucket_name)
+        container = args.node.container(
+            containers.head,
+            size=args.size,
+            bucket=args.node.bucket.name,
+            metrics_namespace=metrics_namespace(),
+        )
         super().__init__(
             "RayHead",
             name,
@@ -35,6 +41,6 @@ class RayHead(RayNode):
             size=args.size,
             count=1,
             capacity_provider=args.provider,
+            publishes=True,
             registry_arn=args.registry_arn,
         )
-        self.register_outputs({})

@@ -11,33 +11,29 @@ import pulumi_aws as aws
 
 from infra import policies
 from infra.containers import VOLUMES, Common, Container
+from infra.handles import Bucket, EcsCluster, EcsService, LogGroup, Site
 from infra.sizing import TaskSize
-from infra.tags import tags
+from infra.tags import metrics_namespace, physical_name, tags
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayNodeArgs:
     """What every Ray node runs on; its services start after `depends_on` and are gone before any of it goes."""
 
-    cluster_arn: pulumi.Input[str]
-    subnet_id: pulumi.Input[str]
-    security_group_id: pulumi.Input[str]
+    cluster: EcsCluster
+    site: Site
     region: str
     image_uri: pulumi.Input[str]
-    log_group_name: pulumi.Input[str]
-    log_group_arn: pulumi.Input[str]
+    logs: LogGroup
     token_parameter_arn: pulumi.Input[str]
-    bucket_name: pulumi.Input[str]
-    bucket_arn: pulumi.Input[str]
+    bucket: Bucket
     depends_on: Sequence[pulumi.Resource]
 
     def container(
         self, define: Callable[..., Container], size: TaskSize, **inputs: pulumi.Input[str]
     ) -> pulumi.Output[str]:
         """JSON of the one container that `define` makes of these inputs and of what every node runs on."""
-        known = pulumi.Output.all(
-            image=self.image_uri, log_group=self.log_group_name, token_arn=self.token_parameter_arn
-        )
+        known = pulumi.Output.all(image=self.image_uri, log_group=self.logs.name, token_arn=self.token_parameter_arn)
         return pulumi.Output.all(known, pulumi.Output.all(**inputs)).apply(
             lambda both: json.dumps([define(Common(**both[0], region=self.region, size=size), **both[1])])
         )
@@ -45,6 +41,8 @@ class RayNodeArgs:
 
 class RayNode(pulumi.ComponentResource):
     """One kind of Ray node: one task on each of its instances."""
+
+    service: EcsService
 
     def __init__(
         self,
@@ -57,21 +55,26 @@ class RayNode(pulumi.ComponentResource):
         size: TaskSize,
         count: int,
         capacity_provider: pulumi.Input[str],
+        scaled: bool = False,
+        publishes: bool = False,
         registry_arn: pulumi.Input[str] | None = None,
     ) -> None:
         super().__init__(f"ray-on-ecs:infra:{kind}", name, None, opts)
         self._prefix = name
         execution_role, execution_policy = self._role("execution", _execution_policy(node))
-        task_role, task_policy = self._role("task", _task_policy(node))
+        task_role, task_policy = self._role("task", _task_policy(node, publishes))
         task = self._task_definition(container, size, execution_role, task_role)
-        self._service(
+        service = self._service(
             task,
             node,
             count=count,
             capacity_provider=capacity_provider,
+            scaled=scaled,
             registry_arn=registry_arn,
-            after=[*node.depends_on, execution_policy, task_policy],
+            after=[node.site.network, *node.depends_on, execution_policy, task_policy],
         )
+        self.service = EcsService(cluster=node.cluster.name, name=service.name)
+        self.register_outputs({"service_name": service.name})
 
     def _role(self, purpose: str, policy: pulumi.Output[str]) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
         name = f"{self._prefix}-{purpose}-role"
@@ -92,7 +95,7 @@ class RayNode(pulumi.ComponentResource):
         name = f"{self._prefix}-task"
         return aws.ecs.TaskDefinition(
             name,
-            family=family(self._prefix),
+            family=physical_name(self._prefix),
             requires_compatibilities=["EC2"],
             # Every task its own network interface: Ray's fixed ports cannot clash, and DNS leads to the task itself.
             network_mode="awsvpc",
@@ -116,20 +119,21 @@ class RayNode(pulumi.ComponentResource):
         *,
         count: int,
         capacity_provider: pulumi.Input[str],
+        scaled: bool,
         registry_arn: pulumi.Input[str] | None,
         after: Sequence[pulumi.Resource],
-    ) -> None:
+    ) -> aws.ecs.Service:
         name = f"{self._prefix}-service"
-        aws.ecs.Service(
+        return aws.ecs.Service(
             name,
-            cluster=node.cluster_arn,
+            cluster=node.cluster.arn,
             task_definition=task.arn,
             desired_count=count,
             capacity_provider_strategies=[
                 aws.ecs.ServiceCapacityProviderStrategyArgs(capacity_provider=capacity_provider, weight=1)
             ],
             network_configuration=aws.ecs.ServiceNetworkConfigurationArgs(
-                subnets=[node.subnet_id], security_groups=[node.security_group_id], assign_public_ip=False
+                subnets=[node.site.subnet_id], security_groups=[node.site.security_group_id], assign_public_ip=False
             ),
             service_registries=_registries(registry_arn),
             # One task fills one instance, so the old one has to stop before the new one fits. It also keeps two heads
@@ -147,14 +151,11 @@ class RayNode(pulumi.ComponentResource):
                 # A service without its association is refused; one that outlives the network, its roles or its logs
                 # cannot report its tasks stopped, and `destroy` waits in DRAINING until it fails.
                 depends_on=after,
+                # The scaler's own number would be put back at every `pulumi up` that looks at AWS.
+                ignore_changes=["desiredCount"] if scaled else None,
                 custom_timeouts=pulumi.CustomTimeouts(delete="30m"),
             ),
         )
-
-
-def family(name: str) -> str:
-    """Name under which ECS counts a task's revisions; a stack's name may hold dots, which ECS does not take."""
-    return f"{pulumi.get_project()}-{pulumi.get_stack()}-{name}".replace(".", "-")
 
 
 def _registries(registry_arn: pulumi.Input[str] | None) -> aws.ecs.ServiceServiceRegistriesArgs | None:
@@ -163,11 +164,12 @@ def _registries(registry_arn: pulumi.Input[str] | None) -> aws.ecs.ServiceServic
 
 def _execution_policy(node: RayNodeArgs) -> pulumi.Output[str]:
     return pulumi.Output.all(
-        image_uri=node.image_uri, log_group_arn=node.log_group_arn, token_arn=node.token_parameter_arn
+        image_uri=node.image_uri, log_group_arn=node.logs.arn, token_arn=node.token_parameter_arn
     ).apply(lambda inputs: json.dumps(policies.execution(**inputs)))
 
 
-def _task_policy(node: RayNodeArgs) -> pulumi.Output[str]:
-    return pulumi.Output.from_input(node.bucket_arn).apply(
-        lambda bucket_arn: json.dumps(policies.training(bucket_arn=bucket_arn))
+def _task_policy(node: RayNodeArgs, publishes: bool) -> pulumi.Output[str]:
+    namespace = metrics_namespace() if publishes else None
+    return pulumi.Output.from_input(node.bucket.arn).apply(
+        lambda bucket_arn: json.dumps(policies.training(bucket_arn=bucket_arn, metrics_namespace=namespace))
     )

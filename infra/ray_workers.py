@@ -8,17 +8,21 @@ import pulumi
 
 from infra import containers
 from infra.ray_node import RayNode, RayNodeArgs
+from infra.settings import Workers
 from infra.sizing import TaskSize
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayWorkersArgs:
-    """Inputs of RayWorkers; `head_host` is the DNS name under which they find the head."""
+    """Inputs of RayWorkers; `head_host` is the DNS name under which they find the head.
+
+    Where their number is elastic, they begin with the fewest, and nothing here changes that later.
+    """
 
     node: RayNodeArgs
     provider: pulumi.Input[str]
     size: TaskSize
-    count: int
+    workers: Workers
     head_host: pulumi.Input[str]
 
 
@@ -33,7 +37,7 @@ class RayWorkers(RayNode):
             opts,
             container=args.node.container(containers.worker, size=args.size, head_host=args.head_host),
             size=args.size,
-            count=args.count,
+            count=args.workers.fewest,
             capacity_provider=args.provider,
+            scaled=args.workers.elastic,
         )
-        self.register_outputs({})

@@ -1,4 +1,4 @@
-"""The tags that everything of a stack carries, so that people and cost reports can tell its parts."""
+"""What tells a stack's parts in the account: the tags that everything carries, and the few names that are given."""
 
 from __future__ import annotations
 
@@ -13,3 +13,13 @@ def tags(name: str) -> dict[str, str]:
 def stack_tags() -> dict[str, str]:
     """Tags that all of a stack's resources share."""
     return {"project": pulumi.get_project(), "stack": pulumi.get_stack()}
+
+
+def physical_name(name: str) -> str:
+    """Name of something that ECS keeps under a given name; a stack's name may hold dots, which ECS does not take."""
+    return f"{pulumi.get_project()}-{pulumi.get_stack()}-{name}".replace(".", "-")
+
+
+def metrics_namespace() -> str:
+    """CloudWatch namespace of the stack's own metrics: a policy can't tell metrics apart by anything else."""
+    return f"{pulumi.get_project()}/{pulumi.get_stack()}"

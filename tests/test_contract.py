@@ -26,7 +26,7 @@ from training.config import ENVIRONMENT_PREFIX, environment_variable, parse
 ROOT = Path(__file__).parents[1]
 SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=1)
 COMMON = containers.Common(image="i", log_group="l", region="us-west-2", token_arn="arn", size=SIZE)
-HEAD = containers.head(COMMON, bucket="bucket")
+HEAD = containers.head(COMMON, bucket="bucket", metrics_namespace="ray-on-ecs/dev")
 WORKER = containers.worker(COMMON, head_host="head.internal")
 # What the containers on a laptop and those of tests/containers have: no GPU, and room for three of them.
 LOCAL = dataclasses.replace(COMMON, region="us-east-1", size=cluster.SIZE)
@@ -77,8 +77,12 @@ def ray_flags() -> str:
 
 def test_the_training_defaults_of_the_head_are_settings_of_the_job() -> None:
     given = {name: value for name, value in variables(HEAD).items() if name.startswith(ENVIRONMENT_PREFIX)}
-    assert list(given) == [environment_variable("storage_path")], "a variable that the job doesn't read does nothing"
-    assert parse([], given).storage_path == f"s3://bucket/{RUNS_PREFIX}", "the job writes where its role may"
+    read = {environment_variable(name) for name in ("cloudwatch_namespace", "storage_path", "wait_seconds")}
+    assert given.keys() == read, "a variable that the job doesn't read does nothing"
+    job = parse([], given)
+    assert job.storage_path == f"s3://bucket/{RUNS_PREFIX}", "the job writes where its role may"
+    assert job.cloudwatch_namespace == "ray-on-ecs/dev", "the job publishes where its role may"
+    assert job.wait_seconds == containers.WAIT_SECONDS, "instances that are started for a job take minutes"
 
 
 def test_workers_are_told_the_head_by_the_variable_that_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +148,10 @@ def as_compose(container: containers.Container) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("service", "container"),
-    [("head", containers.head(LOCAL, bucket="training")), ("worker", containers.worker(LOCAL, head_host="head"))],
+    [
+        ("head", containers.head(LOCAL, bucket="training", metrics_namespace="ray-on-ecs/laptop")),
+        ("worker", containers.worker(LOCAL, head_host="head")),
+    ],
 )
 def test_compose_starts_what_the_stack_starts(service: str, container: containers.Container) -> None:
     local = copy.deepcopy(COMPOSE[service])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ from typing import Any
 import pulumi
 import pytest
 
-from infra.settings import SettingError
+from infra.errors import SettingError
+from infra.policies import MANAGED, ON_EVERYTHING
 from tests.infra.fake_aws import DIGEST, REGISTRY, SECRET, Cloud
 
 ROOT = Path(__file__).parents[1]
@@ -20,6 +23,8 @@ EXPORTS = {
     "cluster_name",
     "image_uri",
     "log_group",
+    "metrics_dashboard",
+    "estimated_hourly_usd",
     "train_command",
     "shell_command",
     "dashboard_command",
@@ -46,6 +51,14 @@ def stack() -> Cloud:
     """The default stack, deployed once for the tests that only look at it."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         return deploy(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def everything() -> Cloud:
+    """A stack with every part that a configuration can add."""
+    config = {"minWorkers": "0", "maxWorkers": "4", "idleTimeoutMinutes": "60", "alertEmail": "team@example.com"}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        return deploy(monkeypatch, config)
 
 
 def container(cloud: Cloud, task: str) -> dict[str, Any]:
@@ -81,9 +94,11 @@ def test_the_exports_are_those_of_the_resources(stack: Cloud) -> None:
     assert plain == {
         "bucket": "training-bucket",
         "head_instance_id": "i-0123456789abcdef0",
-        "cluster_name": "ray-cluster",
+        "cluster_name": "ray-on-ecs-dev-ray",
         "image_uri": f"{REGISTRY}/training@{DIGEST}",
         "log_group": "ray-logs",
+        "metrics_dashboard": "ray-on-ecs-dev-monitoring",
+        "estimated_hourly_usd": 2.204,
     }
 
 
@@ -97,24 +112,31 @@ def test_the_commands_reach_this_stack(stack: Cloud) -> None:
 def test_every_component_is_at_the_top_and_everything_else_in_one(stack: Cloud) -> None:
     components = {name for name, made in stack.resources.items() if made.type.startswith("ray-on-ecs:")}
     assert components == {
-        *("network", "storage", "image", "auth", "discovery", "ray", "head", "workers", "ray-head", "ray-workers")
+        *("network", "storage", "image", "auth", "discovery", "ray", "head", "workers", "ray-head", "ray-workers"),
+        "monitoring",
     }, "these are the architecture"
     for name, made in stack.resources.items():
         expected = {"ray-on-ecs-dev"} if name in components else components
         assert made.parent in expected, f"{name} stands outside of the component that owns it"
 
 
-def test_every_child_is_named_after_its_component(stack: Cloud) -> None:
-    for name, made in stack.resources.items():
+def test_every_child_is_named_after_its_component(everything: Cloud) -> None:
+    for name, made in everything.resources.items():
         if not made.type.startswith("ray-on-ecs:"):
             assert name.startswith(f"{made.parent}-"), f"{name} does not say where it belongs"
 
 
-def test_everything_that_takes_tags_has_them(stack: Cloud) -> None:
+# Settings of something that carries the tags itself, and free of charge.
+UNTAGGED = {"scaling-target", "monitoring-budget"}
+
+
+def test_everything_that_takes_tags_has_them(everything: Cloud) -> None:
     wanted = {"project": "ray-on-ecs", "stack": "dev"}
     checked = 0
-    for name, made in stack.resources.items():
+    for name, made in everything.resources.items():
         if not made.type.startswith(("aws:", "awsx:")) or not (takes_tags(made.type) or "tags" in made.inputs):
+            continue
+        if name in UNTAGGED:
             continue
         if made.type == "aws:ec2/launchTemplate:LaunchTemplate":
             assert made.inputs["tagSpecifications"], "it tags what it launches"
@@ -128,44 +150,76 @@ def test_everything_that_takes_tags_has_them(stack: Cloud) -> None:
     assert checked >= 25, "the SDK keeps its tags elsewhere, and nothing was checked"
 
 
-@pytest.mark.parametrize("service", SERVICES)
-def test_a_service_is_created_after_all_it_runs_on_and_destroyed_before(stack: Cloud, service: str) -> None:
-    needed = {
-        "the association": {"ray-capacity-providers"},
-        "the network": {"network-vpc", "network-ingress", "network-egress"},
-        "its roles' policies": {
-            f"{service.removesuffix('-service')}-execution-policy",
-            f"{service.removesuffix('-service')}-task-policy",
-        },
-        "the instances and their rights": {*GROUPS, "head-instance-ecs", "workers-instance-ecs"},
-        "the logs": {"ray-logs"},
-        "the token": {"auth-parameter"},
+def agent_needs(kind: str) -> dict[str, str]:
+    """What has to be there as long as a service is, and what breaks without the edge."""
+    name = {"head": "ray-head", "workers": "ray-workers"}[kind]
+    return {
+        "ray-capacity-providers": "ECS refuses a service on a provider that the cluster does not know, and `up` ends",
+        f"{kind}-group": "a service without instances can't report its tasks stopped, and `destroy` hangs in DRAINING",
+        f"{kind}-instance-ecs": "without its rights the ECS agent falls silent, and `destroy` hangs in DRAINING",
+        f"{kind}-instance-ssm": "the commands can't reach an instance that Session Manager does not know",
+        "network-vpc": "without NAT gateway and route no image is pulled, and no task reported stopped",
+        "network-ingress": "the workers don't reach the head, and their health checks kill them",
+        "network-egress": "the agent can't reach ECS, and `destroy` hangs in DRAINING",
+        f"{name}-execution-policy": "the first tasks fail for want of image, logs and token",
+        f"{name}-task-policy": "the first run is refused by S3, and a last checkpoint is lost",
+        "ray-logs": "tasks don't start without their log group",
+        "auth-parameter": "tasks don't start without their token",
     }
-    needs = stack.needs(service)
-    for what, names in needed.items():
-        assert names <= needs, f"without {what} `up` fails, or `destroy` hangs in DRAINING"
 
 
-def test_the_head_leaves_before_its_name_does(stack: Cloud) -> None:
-    assert "discovery-head" in stack.needs("ray-head-service"), "Cloud Map refuses to delete a service in use"
+EDGES = {
+    **{("ray-head-service", needed): why for needed, why in agent_needs("head").items()},
+    **{("ray-workers-service", needed): why for needed, why in agent_needs("workers").items()},
+    ("ray-head-service", "discovery-head"): "Cloud Map refuses to delete a service that a task is registered in",
+    ("discovery-head", "discovery-namespace"): "Cloud Map refuses to delete a namespace with a service in it",
+    ("ray-capacity-providers", "head-capacity-provider"): "ECS refuses to associate what is not there",
+    ("ray-capacity-providers", "workers-capacity-provider"): "ECS refuses to associate what is not there",
+    ("ray-capacity-providers", "ray-cluster"): "ECS refuses to delete a cluster's providers before they are taken off",
+    **{
+        (group, needed): why
+        for group in GROUPS
+        for needed, why in {
+            "ray-cluster": "ECS refuses to delete a cluster that still has instances",
+            "network-vpc": "an instance without a route joins no cluster, and `up` waits in vain",
+            "network-ingress": "tasks start before they may talk to each other",
+            "network-egress": "an instance without a way out joins no cluster, and `up` waits in vain",
+        }.items()
+    },
+    ("workers-group", "workers-placement"): "EC2 refuses to delete a placement group with instances in it",
+    ("ray-cluster", "ray-insights"): "Container Insights makes the log group anew, and it stays",
+    ("storage-tls-only", "storage-public-access-block"): "S3 answers 409 to both at once",
+    (
+        "scaling-target",
+        "ray-workers-service",
+    ): "a target without its service is refused, and one that outlives it stays",
+    ("scaling-grow-policy", "scaling-target"): "a policy needs its target",
+    ("scaling-idle-policy", "scaling-target"): "a policy needs its target",
+    ("scaling-idle-alarm", "scaling-idle-policy"): "an alarm that outlives its policy rings for nothing",
+}
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_instances_start_in_a_finished_network_and_leave_before_the_cluster(stack: Cloud, group: str) -> None:
-    needs = stack.needs(group)
-    assert {"network-vpc", "network-ingress", "network-egress"} <= needs, "an instance without a route joins nothing"
-    assert "ray-cluster" in needs, "ECS refuses to delete a cluster with instances"
+@pytest.mark.parametrize(("later", "earlier"), EDGES, ids=":".join)
+def test_what_is_created_later_is_destroyed_earlier(everything: Cloud, later: str, earlier: str) -> None:
+    assert earlier in everything.needs(later), EDGES[later, earlier]
 
 
-def test_the_order_has_no_circle(stack: Cloud) -> None:
-    for name in stack.resources:
-        assert name not in stack.needs(name), f"{name} waits for itself"
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_has_the_time_to_stop_its_tasks(stack: Cloud, service: str) -> None:
+    (definition,) = json.loads(stack.resources[service.replace("service", "task")].inputs["containerDefinitions"])
+    timeout = stack.resources[service].delete_timeout
+    assert int(timeout.removesuffix("m")) * 60 > 5 * definition["stopTimeout"], "`destroy` would fail half-way"
+
+
+def test_the_order_has_no_circle(everything: Cloud) -> None:
+    for name in everything.resources:
+        assert name not in everything.needs(name), f"{name} waits for itself"
 
 
 def test_services_wait_for_both_capacity_providers_to_be_associated(stack: Cloud) -> None:
     association = stack.resources["ray-capacity-providers"].inputs
     assert association["capacityProviders"] == ["head-capacity-provider", "workers-capacity-provider"]
-    assert association["clusterName"] == "ray-cluster"
+    assert association["clusterName"] == "ray-on-ecs-dev-ray"
 
 
 def test_the_token_is_nowhere_to_be_read(stack: Cloud) -> None:
@@ -179,11 +233,77 @@ def test_the_token_is_nowhere_to_be_read(stack: Cloud) -> None:
         assert secret["valueFrom"].endswith(":auth-parameter"), "ECS reads it from the parameter"
 
 
+def statements(document: str) -> list[dict[str, Any]]:
+    """The statements of a policy document."""
+    return json.loads(document)["Statement"]
+
+
+def test_no_role_has_a_wildcard_without_a_written_reason(everything: Cloud) -> None:
+    inline = everything.of_type("aws:iam/rolePolicy:RolePolicy")
+    assert len(inline) == 4, "execution and task roles of head and workers"
+    for policy in inline:
+        for statement in statements(policy.inputs["policy"]):
+            assert "NotAction" not in statement, f"{policy.name} allows what it does not name"
+            assert "NotResource" not in statement, f"{policy.name} reaches what it does not name"
+            for action in statement["Action"]:
+                assert "*" not in action, f"{policy.name} allows {action}"
+            resource = statement["Resource"]
+            if resource == "*":
+                assert set(statement["Action"]) <= ON_EVERYTHING.keys(), (
+                    f"{policy.name} reaches everything: {statement}"
+                )
+            else:
+                assert re.fullmatch(r"arn:aws:[^*]+(/\*|:\*)?", resource), f"{policy.name} reaches {resource}"
+
+
+def test_what_reaches_everything_is_held_by_a_condition_or_reads_nothing(everything: Cloud) -> None:
+    for policy in everything.of_type("aws:iam/rolePolicy:RolePolicy"):
+        for statement in statements(policy.inputs["policy"]):
+            if statement["Resource"] == "*" and statement["Action"] != ["ecr:GetAuthorizationToken"]:
+                assert statement["Condition"] == {"StringEquals": {"cloudwatch:namespace": "ray-on-ecs/dev"}}
+
+
+def test_a_policy_of_aws_has_a_written_reason(everything: Cloud) -> None:
+    attached = [each.inputs for each in everything.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")]
+    assert len(attached) == 4, "two kinds of instance with two agents each"
+    for each in attached:
+        assert each["policyArn"] in MANAGED, f"{each['policyArn']} allows more than anybody here knows"
+        assert each["role"] in {"head-instance-role", "workers-instance-role"}, "a task has its own policies alone"
+
+
+def test_each_role_is_for_one_service(everything: Cloud) -> None:
+    roles = everything.of_type("aws:iam/role:Role")
+    assert len(roles) == 6, "instances, execution and tasks, apart for head and workers"
+    for role in roles:
+        (statement,) = statements(role.inputs["assumeRolePolicy"])
+        service = "ec2.amazonaws.com" if "instance" in role.name else "ecs-tasks.amazonaws.com"
+        assert statement == {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
+
+
+def test_a_task_cannot_reach_the_instances_credentials(everything: Cloud) -> None:
+    for template in everything.of_type("aws:ec2/launchTemplate:LaunchTemplate"):
+        assert template.inputs["metadataOptions"]["httpPutResponseHopLimit"] == 1, "a container is a hop away"
+        assert "ECS_AWSVPC_BLOCK_IMDS=true" in base64.b64decode(template.inputs["userData"]).decode()
+
+
+def test_nothing_has_a_public_address(everything: Cloud) -> None:
+    for template in everything.of_type("aws:ec2/launchTemplate:LaunchTemplate"):
+        (interface,) = template.inputs["networkInterfaces"]
+        assert interface["associatePublicIpAddress"] == "false"
+    for service in SERVICES:
+        assert everything.resources[service].inputs["networkConfiguration"]["assignPublicIp"] is False
+
+
+def test_evaluating_the_program_twice_gives_the_same(monkeypatch: pytest.MonkeyPatch, everything: Cloud) -> None:
+    config = everything.config
+    again = deploy(monkeypatch, config)
+    assert again.resources == everything.resources, "a second `pulumi up` would change something"
+    assert again.exports == everything.exports
+
+
 def test_nothing_lets_the_internet_in(stack: Cloud) -> None:
     for made in stack.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"):
         assert made.inputs.keys().isdisjoint({"cidrIpv4", "cidrIpv6"}), "Ray runs whatever it is told"
-    for service in SERVICES:
-        assert stack.resources[service].inputs["networkConfiguration"]["assignPublicIp"] is False
 
 
 def test_training_finds_its_gpus_and_its_bucket(stack: Cloud) -> None:
@@ -194,7 +314,7 @@ def test_training_finds_its_gpus_and_its_bucket(stack: Cloud) -> None:
 
 
 def test_a_larger_type_changes_every_number_that_follows_from_it(monkeypatch: pytest.MonkeyPatch, stack: Cloud) -> None:
-    cloud = deploy(monkeypatch, {"workerInstanceType": "g5.12xlarge", "workerCount": "4"})
+    cloud = deploy(monkeypatch, {"workerInstanceType": "g5.12xlarge", "workerCount": "4", "checkQuotas": "false"})
     worker = container(cloud, "ray-workers-task")
     assert worker["resourceRequirements"] == [{"type": "GPU", "value": "4"}], "all four GPUs of each instance"
     assert {"--num-cpus=48", "--num-gpus=4"} <= set(worker["command"]), "Ray offers what the instance has"
@@ -212,6 +332,52 @@ def test_a_stack_can_be_kept_without_gpus(monkeypatch: pytest.MonkeyPatch) -> No
     assert cloud.resources["ray-workers-service"].inputs["desiredCount"] == 0, "ECS would look for instances for ever"
     assert cloud.resources["head-group"].inputs["desiredCapacity"] == 1, "the head stays, with its runs and dashboard"
     assert "--num-workers" not in cloud.exports["train_command"], "0 workers are none that train"
+
+
+ELASTIC = {"minWorkers": "0", "maxWorkers": "4"}
+IDLE = {"idleTimeoutMinutes": "60"}
+NETWORK = {"vpcId": "vpc-0a1b", "subnetId": "subnet-0c2d"}
+
+
+@pytest.mark.parametrize(("config", "most", "first"), [(ELASTIC, 4, 0), (IDLE, 2, 2), ({**ELASTIC, **IDLE}, 4, 0)])
+def test_nothing_of_the_program_holds_a_number_that_the_scaler_moves(
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, str], most: int, first: int
+) -> None:
+    cloud = deploy(monkeypatch, config)
+    service, group = cloud.resources["ray-workers-service"], cloud.resources["workers-group"]
+    assert (service.inputs["desiredCount"], service.ignore_changes) == (first, ("desiredCount",))
+    assert "desiredCapacity" not in group.inputs, "ECS moves it"
+    assert group.inputs["maxSize"] == most
+    assert cloud.resources["scaling-target"].inputs["maxCapacity"] == most
+    assert cloud.resources["head-group"].inputs["desiredCapacity"] == 1, "the head stays"
+    assert "--num-workers 2" in cloud.exports["train_command"], "workerCount is what a job asks for"
+
+
+def test_a_fixed_stack_has_no_scaler(stack: Cloud) -> None:
+    assert not stack.of_type("aws:appautoscaling/target:Target"), "a job's workers come and go with `pulumi up` alone"
+
+
+def test_a_change_of_the_workers_leaves_the_head_running(monkeypatch: pytest.MonkeyPatch, stack: Cloud) -> None:
+    for config in (ELASTIC, IDLE, {"workerCount": "5"}, {"workerInstanceType": "g6.2xlarge"}):
+        cloud = deploy(monkeypatch, config)
+        assert cloud.resources["ray-head-task"].inputs == stack.resources["ray-head-task"].inputs, (
+            f"{config}: a new task definition restarts the head, and every job with it"
+        )
+
+
+def test_an_existing_network_holds_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = deploy(monkeypatch, NETWORK)
+    assert not cloud.of_type("awsx:ec2:Vpc"), "there is one"
+    assert cloud.resources["discovery-namespace"].inputs["vpc"] == "vpc-0a1b", "the name is found where the tasks are"
+    for group in GROUPS:
+        assert cloud.resources[group].inputs["vpcZoneIdentifiers"] == ["subnet-0c2d"]
+    for service in SERVICES:
+        assert cloud.resources[service].inputs["networkConfiguration"]["subnets"] == ["subnet-0c2d"]
+
+
+def test_costs_that_nobody_knows_are_exported_as_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cloud, "get_products", lambda *_, **__: {"PriceList": []})
+    assert deploy(monkeypatch).exports["estimated_hourly_usd"] == "unknown", "0 would be a lie"
 
 
 def test_a_ready_image_is_used_and_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +401,17 @@ def test_a_zone_that_is_asked_for_holds_everything(monkeypatch: pytest.MonkeyPat
     assert cloud.resources["network-vpc"].inputs["availabilityZoneNames"] == ["us-west-2b"]
 
 
-@pytest.mark.parametrize("config", [{}, {"imageUri": READY_IMAGE}, {"workerCount": "0"}, {"retainBucket": "true"}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"imageUri": READY_IMAGE},
+        {"workerCount": "0"},
+        {"retainBucket": "true"},
+        NETWORK,
+        {**ELASTIC, **IDLE, "alertEmail": "team@example.com"},
+    ],
+)
 def test_a_preview_evaluates_with_nothing_known_yet(monkeypatch: pytest.MonkeyPatch, config: dict[str, str]) -> None:
     preview = deploy(monkeypatch, config, preview=True)
     update = deploy(monkeypatch, config)
@@ -252,7 +428,16 @@ def test_a_preview_evaluates_with_nothing_known_yet(monkeypatch: pytest.MonkeyPa
         ("headInstanceType", "m99.large"),
         ("workerInstanceType", "m5.xlarge"),
         ("workerInstanceType", "p3dn.24xlarge"),
+        ("workerInstanceType", "p4d.24xlarge"),  # within the quota are 64 vCPUs
         ("workerCount", "-1"),
+        ("minWorkers", "3"),
+        ("maxWorkers", "1"),
+        ("idleTimeoutMinutes", "1"),
+        ("vpcId", "vpc-0a1b"),
+        ("maxHourlyUsd", "1.5"),
+        ("alertEmail", "nobody"),
+        ("monthlyBudgetUsd", "0"),
+        ("vpcCidr", "8.8.0.0/16"),
         ("vpcCidr", "10.0.0.0/8"),
         ("availabilityZone", "eu-west-1a"),
         ("imageUri", "https://example.com"),

@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import replace
+from typing import Any
 
 import pulumi
 
 from infra.capacity import Capacity, CapacityArgs
+from infra.handles import Site
 from infra.machine import user_data
 from tests.infra.fake_aws import Cloud
 
-DEFAULTS = CapacityArgs(
-    cluster_name="ray-cluster",
-    subnet_id="subnet-private",
-    security_group_id="sg-1",
-    instance_type="m5.xlarge",
-    count=1,
-    root_volume_gib=100,
-    depends_on=[],
-)
-GPU = replace(DEFAULTS, instance_type="g5.xlarge", count=2, gpu=True)
+DEFAULTS: dict[str, Any] = {
+    "cluster_name": "ray-cluster",
+    "instance_type": "m5.xlarge",
+    "count": 1,
+    "root_volume_gib": 100,
+}
+GPU = {**DEFAULTS, "instance_type": "g5.xlarge", "count": 2, "gpu": True}
+MANAGED = {**GPU, "managed": True}
 
 
-def capacity(cloud: Cloud, args: CapacityArgs = DEFAULTS) -> Capacity:
-    """Instances with valid defaults."""
-    return cloud.run(lambda: Capacity("head", args))
+def build(args: dict[str, Any] = DEFAULTS) -> Capacity:
+    """Instances with valid defaults, in a network with a rule."""
+    network = pulumi.ComponentResource("test:index:Network", "network")
+    pulumi.CustomResource("test:index:Rule", "rule", {}, pulumi.ResourceOptions(parent=network))
+    subnet, group = pulumi.Output.from_input("subnet-private"), pulumi.Output.from_input("sg-1")
+    site = Site(subnet_id=subnet, security_group_id=group, network=network)
+    return Capacity("head", CapacityArgs(site=site, **args))
+
+
+def capacity(cloud: Cloud, args: dict[str, Any] = DEFAULTS) -> Capacity:
+    """The same, in an account."""
+    return cloud.run(lambda: build(args))
 
 
 def test_the_group_has_a_fixed_number_in_the_one_subnet(cloud: Cloud) -> None:
@@ -39,7 +47,7 @@ def test_the_group_has_a_fixed_number_in_the_one_subnet(cloud: Cloud) -> None:
 
 
 def test_no_instances_are_allowed(cloud: Cloud) -> None:
-    capacity(cloud, replace(GPU, count=0))
+    capacity(cloud, {**GPU, "count": 0})
     group = cloud.resources["head-group"].inputs
     assert {group["minSize"], group["maxSize"], group["desiredCapacity"]} == {0.0}, "the stack costs no GPUs then"
 
@@ -54,7 +62,7 @@ def test_metadata_is_for_the_instance_alone(cloud: Cloud) -> None:
 
 
 def test_the_disk_is_encrypted_and_goes_with_its_instance(cloud: Cloud) -> None:
-    capacity(cloud, replace(DEFAULTS, root_volume_gib=200))
+    capacity(cloud, {**DEFAULTS, "root_volume_gib": 200})
     (disk,) = cloud.resources["head-template"].inputs["blockDeviceMappings"]
     assert disk == {
         "deviceName": "/dev/xvda",
@@ -65,9 +73,18 @@ def test_the_disk_is_encrypted_and_goes_with_its_instance(cloud: Cloud) -> None:
 def test_instances_are_in_the_shared_security_group(cloud: Cloud) -> None:
     capacity(cloud)
     template = cloud.resources["head-template"].inputs
-    assert template["vpcSecurityGroupIds"] == ["sg-1"], "the dashboard is forwarded from instance to task"
+    (interface,) = template["networkInterfaces"]
+    assert interface["securityGroups"] == ["sg-1"], "the dashboard is forwarded from instance to task"
+    assert "vpcSecurityGroupIds" not in template, "EC2 refuses groups in both places"
     assert "keyName" not in template, "there is no SSH"
-    assert "networkInterfaces" not in template, "the subnet decides, and it gives no public address"
+
+
+def test_no_instance_has_a_public_address_whatever_its_subnet_gives(cloud: Cloud) -> None:
+    capacity(cloud)
+    (interface,) = cloud.resources["head-template"].inputs["networkInterfaces"]
+    assert interface["associatePublicIpAddress"] == "false", "a company's subnet may hand them out by itself"
+    assert interface["deviceIndex"] == 0, "it is the instance's first interface"
+    assert interface["deleteOnTermination"] == "true", "it would stay in the subnet and hold up its deletion"
 
 
 def test_what_is_launched_is_tagged(cloud: Cloud) -> None:
@@ -98,9 +115,10 @@ def test_a_new_type_or_disk_replaces_instances_and_a_new_image_does_not(cloud: C
     assert group.inputs["launchTemplate"] == {"id": "head-template-id", "version": "$Latest"}, (
         "by its number, every image that AWS publishes would stop a running job"
     )
-    assert group.inputs["instanceRefresh"] == {"strategy": "Rolling", "preferences": {"minHealthyPercentage": 0.0}}, (
-        "a fixed number leaves no room for a new instance beside the old one"
-    )
+    assert group.inputs["instanceRefresh"] == {
+        "strategy": "Rolling",
+        "preferences": {"minHealthyPercentage": 0.0, "scaleInProtectedInstances": "Refresh"},
+    }, "the number leaves no room for a new instance beside the old one, and a protected one would never go"
 
 
 def test_the_role_is_for_the_agent_and_session_manager(cloud: Cloud) -> None:
@@ -130,6 +148,28 @@ def test_the_head_stands_alone(cloud: Cloud) -> None:
     assert "placementGroup" not in cloud.resources["head-group"].inputs
 
 
+def test_ecs_moves_a_managed_number_and_nobody_else_does(cloud: Cloud) -> None:
+    capacity(cloud, MANAGED)
+    group = cloud.resources["head-group"].inputs
+    assert (group["minSize"], group["maxSize"]) == (0, 2), "instances are there only while tasks want them"
+    assert "desiredCapacity" not in group, "`pulumi up` would put back its own number"
+    assert group["protectFromScaleIn"] is True, "ECS refuses managed termination protection without it"
+    provider = cloud.resources["head-capacity-provider"].inputs["autoScalingGroupProvider"]
+    assert provider["managedScaling"] == {
+        "status": "ENABLED",
+        "targetCapacity": 100.0,
+        "minimumScalingStepSize": 1.0,
+        "maximumScalingStepSize": 2.0,
+    }, "below 100 ECS keeps GPUs that nobody uses"
+    assert provider["managedTerminationProtection"] == "ENABLED", "an instance with a running task would go"
+
+
+def test_the_tag_that_ecs_adds_is_there_from_the_start(cloud: Cloud) -> None:
+    capacity(cloud, MANAGED)
+    tags = {tag["key"]: tag["value"] for tag in cloud.resources["head-group"].inputs["tags"]}
+    assert tags["AmazonECSManaged"] == "true", "every second `pulumi up` would take it away again"
+
+
 def test_ecs_neither_scales_nor_holds_the_instances(cloud: Cloud) -> None:
     made = capacity(cloud)
     assert cloud.resources["head-capacity-provider"].inputs["autoScalingGroupProvider"] == {
@@ -141,12 +181,7 @@ def test_ecs_neither_scales_nor_holds_the_instances(cloud: Cloud) -> None:
 
 
 def test_instances_start_after_what_they_need(cloud: Cloud) -> None:
-    def program() -> None:
-        network = pulumi.ComponentResource("test:index:Network", "network")
-        pulumi.CustomResource("test:index:Rule", "rule", {}, pulumi.ResourceOptions(parent=network))
-        Capacity("head", replace(DEFAULTS, depends_on=[network]))
-
-    cloud.run(program)
+    capacity(cloud)
     needs = cloud.needs("head-group")
     assert {"rule", "head-instance-ecs", "head-instance-ssm", "head-instance-profile"} <= needs, (
         "without them an instance neither joins the cluster nor reports its tasks stopped"
@@ -154,7 +189,7 @@ def test_instances_start_after_what_they_need(cloud: Cloud) -> None:
 
 
 def test_the_instance_is_looked_up_by_its_group_and_running(cloud: Cloud) -> None:
-    instance = cloud.run(lambda: Capacity("head", DEFAULTS).instance_id())
+    instance = cloud.run(lambda: build().instance_id())
     assert cloud.value(instance) == "i-0123456789abcdef0", "the commands need an instance to go to"
     (question,) = [args for token, args in cloud.calls if token.endswith(":getInstances")]
     assert question == {
@@ -165,11 +200,11 @@ def test_the_instance_is_looked_up_by_its_group_and_running(cloud: Cloud) -> Non
 
 def test_an_instance_that_is_just_being_replaced_is_no_error(cloud: Cloud) -> None:
     cloud.running = ()
-    assert cloud.value(cloud.run(lambda: Capacity("head", DEFAULTS).instance_id())) == "", "the next `up` finds it"
+    assert cloud.value(cloud.run(lambda: build().instance_id())) == "", "the next `up` finds it"
 
 
 def test_a_preview_does_not_ask_for_instances_that_do_not_exist(cloud: Cloud) -> None:
     cloud.preview = True
-    instance = cloud.run(lambda: Capacity("head", DEFAULTS).instance_id())
+    instance = cloud.run(lambda: build().instance_id())
     assert cloud.value(instance) is None, "the output stays unknown until the group is there"
     assert not [token for token, _ in cloud.calls if token.endswith(":getInstances")], "there is nothing to find"

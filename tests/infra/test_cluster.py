@@ -25,16 +25,32 @@ def test_logs_do_not_pile_up_for_ever(cloud: Cloud) -> None:
 
 def test_the_cluster_says_its_names(cloud: Cloud) -> None:
     made = cluster(cloud)
-    assert cloud.value(made.name) == "ray-cluster", "instances join by name"
-    assert cloud.value(made.arn).endswith(":ray-cluster"), "services are created by ARN"
-    assert cloud.value(made.log_group_name) == "ray-logs", "containers write by name"
-    assert cloud.value(made.log_group_arn).endswith(":ray-logs"), "policies allow by ARN"
+    assert cloud.value(made.handle.name) == "ray-on-ecs-dev-ray", "instances join by name"
+    assert cloud.value(made.handle.arn).endswith(":ray-cluster"), "services are created by ARN"
+    assert cloud.value(made.logs.name) == "ray-logs", "containers write by name"
+    assert cloud.value(made.logs.arn).endswith(":ray-logs"), "policies allow by ARN"
+
+
+def test_tasks_are_counted(cloud: Cloud) -> None:
+    cluster(cloud)
+    settings = cloud.resources["ray-cluster"].inputs["settings"]
+    assert settings == [{"name": "containerInsights", "value": "enabled"}], "alarms and scaling read these numbers"
+
+
+def test_the_log_group_that_container_insights_would_make_is_the_stacks(cloud: Cloud) -> None:
+    cluster(cloud)
+    insights = cloud.resources["ray-insights"].inputs
+    assert insights["name"] == "/aws/ecs/containerinsights/ray-on-ecs-dev-ray/performance", "ECS looks for this name"
+    assert insights["retentionInDays"] == 30
+    assert "ray-insights" in cloud.resources["ray-cluster"].dependencies, (
+        "destroyed before the cluster, it would be made anew by what the cluster still writes, and stay"
+    )
 
 
 def test_capacity_providers_are_associated_by_name(cloud: Cloud) -> None:
     cluster(cloud, ("head", "workers"))
     association = cloud.resources["ray-capacity-providers"]
-    assert association.inputs == {"clusterName": "ray-cluster", "capacityProviders": ["head", "workers"]}, (
+    assert association.inputs == {"clusterName": "ray-on-ecs-dev-ray", "capacityProviders": ["head", "workers"]}, (
         "by ARN ECS finds no instance in them"
     )
     assert association.parent == "ray", "it belongs to the cluster"

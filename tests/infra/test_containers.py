@@ -18,7 +18,7 @@ COMMON: dict[str, Any] = {
 def head() -> containers.Container:
     """A head with valid defaults."""
     size = TaskSize(vcpus=4, memory_mib=1000, gpus=0)
-    return containers.head(containers.Common(**COMMON, size=size), bucket="runs-bucket")
+    return containers.head(containers.Common(**COMMON, size=size), bucket="runs-bucket", metrics_namespace="ray/dev")
 
 
 def worker(gpus: int = 1) -> containers.Container:
@@ -56,10 +56,13 @@ def test_the_head_knows_where_runs_go_and_nothing_of_the_workers() -> None:
         "AWS_DEFAULT_REGION": "us-west-2",
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_REGION": "us-west-2",
+        "CLOUDWATCH_NAMESPACE": "ray/dev",
         "RAY_AUTH_MODE": "token",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "5",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "TRAINING_CLOUDWATCH_NAMESPACE": "ray/dev",
         "TRAINING_STORAGE_PATH": "s3://runs-bucket/runs",
+        "TRAINING_WAIT_SECONDS": "1800",
     }, "`python -m training` takes its default from here, and a change of workerCount must not restart the head"
 
 

@@ -65,6 +65,21 @@ def test_training_reads_and_writes_its_runs_alone() -> None:
     assert (listing["Action"], listing["Resource"]) == (["s3:ListBucket"], BUCKET), "listing is a right on the bucket"
 
 
+def test_only_who_has_to_publishes_metrics_and_into_one_namespace() -> None:
+    *_, publish = policies.training(bucket_arn=BUCKET, metrics_namespace="ray-on-ecs/dev")["Statement"]
+    assert publish == {
+        "Effect": "Allow",
+        "Action": ["cloudwatch:PutMetricData"],
+        "Resource": "*",
+        "Condition": {"StringEquals": {"cloudwatch:namespace": "ray-on-ecs/dev"}},
+    }, "another stack's scaling hangs on its metrics"
+    assert len(policies.training(bucket_arn=BUCKET)["Statement"]) == 2, "a worker publishes nothing"
+
+
+def test_every_action_without_a_resource_says_why() -> None:
+    assert all(len(reason.split()) >= 8 for reason in policies.ON_EVERYTHING.values()), "a reason, not a word"
+
+
 def test_listing_holds_to_the_runs_and_lets_calls_without_a_prefix_pass() -> None:
     listing, _ = policies.training(bucket_arn=BUCKET)["Statement"]
     assert listing["Condition"] == {"StringLikeIfExists": {"s3:prefix": ["runs", "runs/*"]}}, (

@@ -9,9 +9,11 @@ import pulumi
 import pytest
 
 from infra import containers, policies
+from infra.handles import Bucket, EcsCluster, LogGroup, Site
 from infra.ray_head import RayHead, RayHeadArgs
 from infra.ray_node import RayNodeArgs
 from infra.ray_workers import RayWorkers, RayWorkersArgs
+from infra.settings import Workers
 from infra.sizing import TaskSize
 from tests.infra.fake_aws import DIGEST, REGION, REGISTRY, Cloud
 
@@ -22,21 +24,27 @@ BUCKET = "arn:aws:s3:::training-bucket"
 HEAD_SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=0)
 WORKER_SIZE = TaskSize(vcpus=48, memory_mib=185600, gpus=4)
 KINDS = ["ray-head", "ray-workers"]
+NAMESPACE = "ray-on-ecs/dev"
+FIXED = Workers(fewest=2, most=2, job=2, idle_minutes=0)
+ELASTIC = Workers(fewest=0, most=4, job=2, idle_minutes=0)
+IDLE = Workers(fewest=2, most=2, job=2, idle_minutes=60)
 
 
-def node(depends_on: Sequence[pulumi.Resource] = ()) -> RayNodeArgs:
+def known(value: str) -> pulumi.Output[str]:
+    """A value as a component hands it on."""
+    return pulumi.Output.from_input(value)
+
+
+def node(network: pulumi.Resource, depends_on: Sequence[pulumi.Resource] = ()) -> RayNodeArgs:
     """What both kinds run on, with valid defaults."""
     return RayNodeArgs(
-        cluster_arn="arn:cluster",
-        subnet_id="subnet-private",
-        security_group_id="sg-1",
+        cluster=EcsCluster(name=known("ray-cluster"), arn=known("arn:cluster")),
+        site=Site(subnet_id=known("subnet-private"), security_group_id=known("sg-1"), network=network),
         region=REGION,
         image_uri=IMAGE,
-        log_group_name="ray-logs",
-        log_group_arn=LOGS,
+        logs=LogGroup(name=known("ray-logs"), arn=known(LOGS)),
         token_parameter_arn=TOKEN,
-        bucket_name="training-bucket",
-        bucket_arn=BUCKET,
+        bucket=Bucket(name=known("training-bucket"), arn=known(BUCKET)),
         depends_on=depends_on,
     )
 
@@ -46,10 +54,10 @@ def head_args(shared: RayNodeArgs) -> RayHeadArgs:
     return RayHeadArgs(node=shared, provider="head-provider", size=HEAD_SIZE, registry_arn="arn:registry")
 
 
-def workers_args(shared: RayNodeArgs) -> RayWorkersArgs:
+def workers_args(shared: RayNodeArgs, workers: Workers = FIXED) -> RayWorkersArgs:
     """Two workers with valid defaults."""
     return RayWorkersArgs(
-        node=shared, provider="workers-provider", size=WORKER_SIZE, count=2, head_host="head.x.internal"
+        node=shared, provider="workers-provider", size=WORKER_SIZE, workers=workers, head_host="head.x.internal"
     )
 
 
@@ -63,9 +71,10 @@ def nodes(cloud: Cloud) -> Cloud:
     """An account with both kinds in it, which depend on one resource of the caller's."""
 
     def program() -> None:
+        network = pulumi.CustomResource("test:index:Network", "network", {})
         association = pulumi.CustomResource("test:index:Association", "association", {})
-        RayHead("ray-head", head_args(node([association])))
-        RayWorkers("ray-workers", workers_args(node([association])))
+        RayHead("ray-head", head_args(node(network, [association])))
+        RayWorkers("ray-workers", workers_args(node(network, [association])))
 
     cloud.run(program)
     return cloud
@@ -73,7 +82,7 @@ def nodes(cloud: Cloud) -> Cloud:
 
 def test_the_head_runs_its_container(nodes: Cloud) -> None:
     (container,) = json.loads(nodes.resources["ray-head-task"].inputs["containerDefinitions"])
-    expected = containers.head(common(HEAD_SIZE), bucket="training-bucket")
+    expected = containers.head(common(HEAD_SIZE), bucket="training-bucket", metrics_namespace=NAMESPACE)
     assert container == expected, "what is tested as data is what is deployed"
 
 
@@ -148,7 +157,9 @@ def test_each_kind_has_roles_of_its_own_with_no_more_than_it_needs(nodes: Cloud,
     execution = nodes.resources[f"{kind}-execution-policy"].inputs
     assert json.loads(execution["policy"]) == policies.execution(image_uri=IMAGE, log_group_arn=LOGS, token_arn=TOKEN)
     training = nodes.resources[f"{kind}-task-policy"].inputs
-    assert json.loads(training["policy"]) == policies.training(bucket_arn=BUCKET), "its runs and nothing else"
+    namespace = NAMESPACE if kind == "ray-head" else None
+    expected = policies.training(bucket_arn=BUCKET, metrics_namespace=namespace)
+    assert json.loads(training["policy"]) == expected, "its runs, the head the stack's metrics, and nothing else"
     trusted = json.loads(nodes.resources[f"{kind}-task-role"].inputs["assumeRolePolicy"])
     assert trusted == policies.assumed_by("ecs-tasks.amazonaws.com"), "only tasks take it on"
 
@@ -156,6 +167,25 @@ def test_each_kind_has_roles_of_its_own_with_no_more_than_it_needs(nodes: Cloud,
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_service_is_created_last_and_destroyed_first(nodes: Cloud, kind: str) -> None:
     direct = nodes.resources[f"{kind}-service"].dependencies
-    assert {"association", f"{kind}-execution-policy", f"{kind}-task-policy"} <= direct, (
+    assert {"association", "network", f"{kind}-execution-policy", f"{kind}-task-policy"} <= direct, (
         "a service that outlives its roles hangs in DRAINING"
     )
+
+
+@pytest.mark.parametrize(("workers", "count"), [(ELASTIC, 0), (IDLE, 2)])
+def test_elastic_workers_begin_with_the_fewest_and_are_left_to_the_scaler(
+    cloud: Cloud, workers: Workers, count: int
+) -> None:
+    def program() -> None:
+        network = pulumi.CustomResource("test:index:Network", "network", {})
+        RayWorkers("ray-workers", workers_args(node(network), workers))
+
+    cloud.run(program)
+    service = cloud.resources["ray-workers-service"]
+    assert service.inputs["desiredCount"] == count, "no job wants more yet"
+    assert service.ignore_changes == ("desiredCount",), "`pulumi up --refresh` would take a job's workers away"
+
+
+def test_a_fixed_number_is_held(nodes: Cloud) -> None:
+    assert nodes.resources["ray-workers-service"].ignore_changes == (), "a change of workerCount has to arrive"
+    assert nodes.resources["ray-head-service"].ignore_changes == (), "there is one head, always"

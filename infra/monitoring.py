@@ -1,0 +1,146 @@
+"""What shows how the cluster does, and who hears of it: a dashboard, two alarms and, for an address, a budget."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from infra import dashboard
+from infra.alarms import Metric, of_service, own
+from infra.handles import EcsService
+from infra.settings import Alerts
+from infra.tags import metrics_namespace, physical_name, tags
+
+PERIOD_SECONDS = 300
+# A head needs some minutes for its instance and its image.
+HEAD_GONE_MINUTES = 15
+GPUS_IDLE_MINUTES = 30
+IDLE_PERCENT = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitoringArgs:
+    """Inputs of Monitoring; without an address nobody is written to, and there is no budget."""
+
+    region: str
+    head: EcsService
+    workers: EcsService
+    alerts: Alerts
+
+
+class Monitoring(pulumi.ComponentResource):
+    """The stack's dashboard, and alarms for a head that does not run and for GPUs that idle."""
+
+    dashboard_name: pulumi.Output[str]
+
+    def __init__(self, name: str, args: MonitoringArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("ray-on-ecs:infra:Monitoring", name, None, opts)
+        actions = self._told(name, args)
+        self._alarm_head_gone(name, args, actions)
+        self._alarm_gpus_idle(name, args, actions)
+        self.dashboard_name = self._dashboard(name, args).dashboard_name
+        self.register_outputs({"dashboard_name": self.dashboard_name})
+
+    def _told(self, name: str, args: MonitoringArgs) -> list[pulumi.Input[str]]:
+        """Whom an alarm tells."""
+        if not args.alerts.email:
+            return []
+        topic = aws.sns.Topic(f"{name}-alerts", tags=tags(f"{name}-alerts"), opts=pulumi.ResourceOptions(parent=self))
+        aws.sns.TopicSubscription(
+            f"{name}-email",
+            topic=topic.arn,
+            protocol="email",
+            endpoint=args.alerts.email,
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        self._budget(name, args.alerts)
+        return [topic.arn]
+
+    def _budget(self, name: str, alerts: Alerts) -> None:
+        """Of the whole account: costs can be told by a tag only after somebody has activated it for billing."""
+        aws.budgets.Budget(
+            f"{name}-budget",
+            budget_type="COST",
+            limit_amount=str(alerts.monthly_usd),
+            limit_unit="USD",
+            time_unit="MONTHLY",
+            notifications=[
+                aws.budgets.BudgetNotificationArgs(
+                    comparison_operator="GREATER_THAN",
+                    notification_type=kind,
+                    threshold=percent,
+                    threshold_type="PERCENTAGE",
+                    subscriber_email_addresses=[alerts.email],
+                )
+                for kind, percent in (("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100))
+            ],
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+
+    def _alarm_head_gone(self, name: str, args: MonitoringArgs, actions: list[pulumi.Input[str]]) -> None:
+        running = of_service("RunningTaskCount", "Maximum", args.head)
+        self._alarm(
+            f"{name}-head",
+            f"The Ray head has not been running for {HEAD_GONE_MINUTES} minutes",
+            metric=running,
+            below=1,
+            minutes=HEAD_GONE_MINUTES,
+            missing="breaching",
+            actions=actions,
+        )
+
+    def _alarm_gpus_idle(self, name: str, args: MonitoringArgs, actions: list[pulumi.Input[str]]) -> None:
+        """While there are no GPUs, the head publishes no use of them."""
+        self._alarm(
+            f"{name}-gpus",
+            f"No GPU of the Ray cluster has been used for {GPUS_IDLE_MINUTES} minutes",
+            metric=own("GPUUtilization", "Maximum"),
+            below=IDLE_PERCENT,
+            minutes=GPUS_IDLE_MINUTES,
+            missing="notBreaching",
+            actions=actions,
+        )
+
+    def _alarm(
+        self,
+        name: str,
+        description: str,
+        *,
+        metric: Metric,
+        below: int,
+        minutes: int,
+        missing: str,
+        actions: list[pulumi.Input[str]],
+    ) -> None:
+        aws.cloudwatch.MetricAlarm(
+            f"{name}-alarm",
+            alarm_description=description,
+            namespace=metric.namespace,
+            metric_name=metric.name,
+            statistic=metric.stat,
+            dimensions=metric.dimensions,
+            period=PERIOD_SECONDS,
+            evaluation_periods=minutes * 60 // PERIOD_SECONDS,
+            comparison_operator="LessThanThreshold",
+            threshold=below,
+            treat_missing_data=missing,
+            alarm_actions=actions,
+            tags=tags(f"{name}-alarm"),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+
+    def _dashboard(self, name: str, args: MonitoringArgs) -> aws.cloudwatch.Dashboard:
+        names = pulumi.Output.all(cluster=args.head.cluster, head=args.head.name, workers=args.workers.name)
+        body = names.apply(
+            lambda known: json.dumps(dashboard.body(region=args.region, namespace=metrics_namespace(), **known))
+        )
+        return aws.cloudwatch.Dashboard(
+            f"{name}-dashboard",
+            # Given, as CloudWatch makes up none; people look for it by this name.
+            dashboard_name=physical_name(name),
+            dashboard_body=body,
+            opts=pulumi.ResourceOptions(parent=self),
+        )

@@ -1,0 +1,113 @@
+"""What is shown and who is told."""
+
+from __future__ import annotations
+
+import json
+
+import pulumi
+import pytest
+
+from infra import dashboard
+from infra.handles import EcsService
+from infra.monitoring import Monitoring, MonitoringArgs
+from infra.settings import Alerts
+from tests.infra.fake_aws import REGION, Cloud
+
+NAMES = {"cluster": "ray", "head": "ray-head", "workers": "ray-workers"}
+BODY = dashboard.body(region=REGION, namespace="ray-on-ecs/dev", **NAMES)
+
+
+def monitoring(cloud: Cloud, email: str = "") -> Cloud:
+    """Monitoring with valid defaults."""
+
+    def program() -> None:
+        cluster, head, workers = (pulumi.Output.from_input(each) for each in NAMES.values())
+        args = MonitoringArgs(
+            region=REGION,
+            head=EcsService(cluster=cluster, name=head),
+            workers=EcsService(cluster=cluster, name=workers),
+            alerts=Alerts(email=email, monthly_usd=500),
+        )
+        Monitoring("monitoring", args)
+
+    cloud.run(program)
+    return cloud
+
+
+def lines() -> dict[str, list[list]]:
+    """The lines of every graph, by its title."""
+    return {widget["properties"]["title"]: widget["properties"]["metrics"] for widget in BODY["widgets"]}
+
+
+@pytest.mark.parametrize(
+    ("namespace", "metric"),
+    [
+        *(("ray-on-ecs/dev", name) for name in ("TrainLoss", "TestLoss", "TestAccuracy", "SamplesPerSecond")),
+        *(("ray-on-ecs/dev", name) for name in ("GPUUtilization", "GPUMemoryUtilization", "GPUs", "GPUsWanted")),
+        *(("ECS/ContainerInsights", name) for name in ("RunningTaskCount", "DesiredTaskCount")),
+        *(("ECS/ContainerInsights", name) for name in ("NetworkRxBytes", "NetworkTxBytes")),
+        *(("AWS/ECS", name) for name in ("CPUUtilization", "MemoryUtilization")),
+    ],
+)
+def test_the_dashboard_shows(namespace: str, metric: str) -> None:
+    shown = {(line[0], line[1]) for graph in lines().values() for line in graph}
+    assert (namespace, metric) in shown
+
+
+def test_graphs_go_by_service_and_never_by_instance() -> None:
+    for title, graph in lines().items():
+        for namespace, _, *dimensions, _ in graph:
+            if namespace == "ray-on-ecs/dev":
+                assert dimensions == [], f"{title}: the namespace is the stack's"
+            else:
+                assert dimensions[:3] == ["ClusterName", "ray", "ServiceName"], f"{title}: instances come and go"
+
+
+def test_graphs_lie_side_by_side() -> None:
+    places = {(widget["x"], widget["y"]) for widget in BODY["widgets"]}
+    assert len(places) == len(BODY["widgets"]) == 9, "one would cover another"
+    assert max(widget["x"] + widget["width"] for widget in BODY["widgets"]) == 24, "the grid has 24 columns"
+
+
+def test_the_dashboard_is_deployed_as_it_is_tested(cloud: Cloud) -> None:
+    made = monitoring(cloud).resources["monitoring-dashboard"].inputs
+    assert json.loads(made["dashboardBody"]) == BODY
+    assert made["dashboardName"] == "ray-on-ecs-dev-monitoring", "people look for the stack's name"
+
+
+def test_a_head_that_does_not_run_is_told_even_if_nobody_counts_its_tasks(cloud: Cloud) -> None:
+    alarm = monitoring(cloud).resources["monitoring-head-alarm"].inputs
+    assert (alarm["metricName"], alarm["comparisonOperator"], alarm["threshold"]) == (
+        "RunningTaskCount",
+        "LessThanThreshold",
+        1,
+    )
+    assert alarm["dimensions"] == {"ClusterName": "ray", "ServiceName": "ray-head"}
+    assert alarm["period"] * alarm["evaluationPeriods"] == 15 * 60, "an instance and its image take some minutes"
+    assert alarm["treatMissingData"] == "breaching", "a task that is not there has no number"
+
+
+def test_gpus_that_idle_are_told_while_there_are_any(cloud: Cloud) -> None:
+    alarm = monitoring(cloud).resources["monitoring-gpus-alarm"].inputs
+    assert (alarm["namespace"], alarm["metricName"]) == ("ray-on-ecs/dev", "GPUUtilization")
+    assert (alarm["statistic"], alarm["threshold"]) == ("Maximum", 5), "the busiest of them does nothing"
+    assert alarm["period"] * alarm["evaluationPeriods"] == 30 * 60
+    assert alarm["treatMissingData"] == "notBreaching", "no GPUs cost nothing"
+
+
+def test_without_an_address_nobody_is_written_to(cloud: Cloud) -> None:
+    made = {each.type for each in monitoring(cloud).resources.values()}
+    assert not made & {"aws:sns/topic:Topic", "aws:budgets/budget:Budget"}, "what nobody reads is one thing too many"
+
+
+def test_alarms_and_costs_reach_the_address(cloud: Cloud) -> None:
+    monitoring(cloud, email="team@example.com")
+    subscription = cloud.resources["monitoring-email"].inputs
+    assert (subscription["protocol"], subscription["endpoint"]) == ("email", "team@example.com")
+    for alarm in cloud.of_type("aws:cloudwatch/metricAlarm:MetricAlarm"):
+        assert alarm.inputs["alarmActions"] == [subscription["topic"]], f"{alarm.name} tells nobody"
+    budget = cloud.resources["monitoring-budget"].inputs
+    assert (budget["limitAmount"], budget["limitUnit"], budget["timeUnit"]) == ("500", "USD", "MONTHLY")
+    told = {(each["notificationType"], each["threshold"]) for each in budget["notifications"]}
+    assert told == {("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100)}, "before, at and ahead of the limit"
+    assert all(each["subscriberEmailAddresses"] == ["team@example.com"] for each in budget["notifications"])

@@ -1,0 +1,141 @@
+"""The scaler: which alarm rings when, and what number it sets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pulumi
+import pytest
+
+from infra.handles import EcsService
+from infra.settings import Workers
+from infra.worker_scaling import MOST_STEPS, WorkerScaling, WorkerScalingArgs, wanted_steps
+from tests.infra.fake_aws import Cloud
+
+ELASTIC = Workers(fewest=0, most=4, job=2, idle_minutes=0)
+IDLE = Workers(fewest=2, most=2, job=2, idle_minutes=60)
+BOTH = Workers(fewest=1, most=4, job=2, idle_minutes=60)
+
+
+def scaling(cloud: Cloud, workers: Workers, gpus: int = 1) -> Cloud:
+    """A scaler with valid defaults."""
+
+    def program() -> None:
+        cluster, name = (pulumi.Output.from_input(each) for each in ("ray", "ray-workers"))
+        args = WorkerScalingArgs(service=EcsService(cluster=cluster, name=name), workers=workers, gpus=gpus)
+        WorkerScaling("scaling", args)
+
+    cloud.run(program)
+    return cloud
+
+
+def rings(cloud: Cloud, kind: str, **metrics: float | None) -> bool:
+    """Whether a minute with these values counts towards an alarm, by CloudWatch's rules for its expression."""
+    alarm = cloud.resources[f"scaling-{kind}-alarm"].inputs
+    result = next(query for query in alarm["metricQueries"] if query.get("returnData"))
+    names = {"IF": lambda condition, yes, no: yes if condition else no, "REPEAT": None}
+    names["FILL"] = lambda value, filling: filling if value is None else value
+    value = eval(result["expression"], {"__builtins__": {}}, {**names, **metrics})
+    return value is not None and value > alarm["threshold"]
+
+
+def number(cloud: Cloud, kind: str, above_threshold: float) -> int:
+    """The number of workers that a policy sets for a value so far above its alarm's threshold."""
+    policy = cloud.resources[f"scaling-{kind}-policy"].inputs["stepScalingPolicyConfiguration"]
+    assert policy["adjustmentType"] == "ExactCapacity", "the same number again changes nothing while instances start"
+    steps = policy["stepAdjustments"]
+    fits = [
+        step["scalingAdjustment"]
+        for step in steps
+        if float(step.get("metricIntervalLowerBound", "-inf")) <= above_threshold
+        and above_threshold < float(step.get("metricIntervalUpperBound", "inf"))
+    ]
+    assert len(fits) == 1, "AWS refuses steps that overlap or leave a gap"
+    return int(fits[0])
+
+
+@pytest.mark.parametrize(("workers", "bounds"), [(ELASTIC, (0, 4)), (IDLE, (0, 2)), (BOTH, (0, 4))])
+def test_the_number_stays_within_its_bounds(cloud: Cloud, workers: Workers, bounds: tuple[int, int]) -> None:
+    target = scaling(cloud, workers).resources["scaling-target"].inputs
+    assert (target["minCapacity"], target["maxCapacity"]) == bounds, "an idle stop goes to 0 whatever minWorkers says"
+    assert target["resourceId"] == "service/ray/ray-workers"
+
+
+@pytest.mark.parametrize(
+    ("workers", "alarms"),
+    [(ELASTIC, {"short", "unwanted"}), (IDLE, {"short", "idle"}), (BOTH, {"short", "unwanted", "idle"})],
+)
+def test_each_alarm_is_there_only_where_it_has_something_to_do(
+    cloud: Cloud, workers: Workers, alarms: set[str]
+) -> None:
+    made = {each.name for each in scaling(cloud, workers).of_type("aws:cloudwatch/metricAlarm:MetricAlarm")}
+    assert made == {f"scaling-{kind}-alarm" for kind in alarms}
+
+
+def test_a_job_that_waits_gets_workers_and_one_that_runs_is_left_alone(cloud: Cloud) -> None:
+    scaling(cloud, ELASTIC)
+    assert rings(cloud, "short", wanted=2, there=0), "a job's workers are started"
+    assert rings(cloud, "short", wanted=4, there=2), "a second job's, too"
+    assert not rings(cloud, "short", wanted=2, there=2), "what is there is enough"
+    assert not rings(cloud, "short", wanted=0, there=2), "it never takes any away"
+    assert cloud.resources["scaling-short-alarm"].inputs["evaluationPeriods"] == 1, "somebody waits"
+
+
+@pytest.mark.parametrize("gpus", [1, 4, 8])
+@pytest.mark.parametrize(("fewest", "most"), [(0, 1), (0, 4), (2, 4), (0, 20), (3, 20)])
+def test_as_many_workers_are_started_as_hold_the_gpus(cloud: Cloud, gpus: int, fewest: int, most: int) -> None:
+    scaling(cloud, Workers(fewest=fewest, most=most, job=most, idle_minutes=0), gpus)
+    for wanted in range(1, gpus * most + 5):
+        needed = -(-wanted // gpus)
+        assert number(cloud, "grow", wanted) == min(max(needed, fewest), most), f"{wanted} GPUs"
+
+
+@pytest.mark.parametrize("most", [21, 40, 64, 100])
+def test_many_workers_share_the_steps_that_a_policy_may_have(most: int) -> None:
+    steps = wanted_steps(gpus=8, fewest=0, most=most)
+    assert len(steps) <= MOST_STEPS, "AWS refuses more"
+    assert max(step.scaling_adjustment for step in steps) == most, "no more than maxWorkers"  # ty: ignore
+
+
+def test_workers_that_nobody_wants_go_down_to_the_fewest(cloud: Cloud) -> None:
+    scaling(cloud, BOTH)
+    assert rings(cloud, "unwanted", sign=0, tasks=3), "nobody wants them"
+    assert rings(cloud, "unwanted", sign=None, tasks=3), "a head that is gone wants none"
+    assert not rings(cloud, "unwanted", sign=2, tasks=3), "a job runs on them"
+    assert not rings(cloud, "unwanted", sign=0, tasks=1), "the fewest stay, and the alarm is silent"
+    assert not rings(cloud, "unwanted", sign=0, tasks=None), "there is no service"
+    assert number(cloud, "unwanted", 0.5) == 1
+    assert cloud.resources["scaling-unwanted-alarm"].inputs["evaluationPeriods"] == 10, "the next run follows soon"
+
+
+def test_workers_without_progress_are_stopped_whoever_is_alive(cloud: Cloud) -> None:
+    scaling(cloud, BOTH)
+    assert rings(cloud, "idle", sign=None, tasks=2), "nobody trains: the head is gone, or the job hangs"
+    assert not rings(cloud, "idle", sign=40, tasks=2), "a run makes progress"
+    assert not rings(cloud, "idle", sign=None, tasks=0), "there is nothing to stop"
+    assert number(cloud, "idle", 2) == 0, "all of them"
+    assert cloud.resources["scaling-idle-alarm"].inputs["evaluationPeriods"] == 60, "idleTimeoutMinutes of it"
+
+
+@pytest.mark.parametrize(("kind", "metric"), [("unwanted", "GPUsWanted"), ("idle", "TrainingSteps")])
+def test_an_alarm_looks_at_the_stacks_own_metric_and_at_ecs(cloud: Cloud, kind: str, metric: str) -> None:
+    scaling(cloud, BOTH)
+    queries = {query["id"]: query for query in cloud.resources[f"scaling-{kind}-alarm"].inputs["metricQueries"]}
+    assert queries["sign"]["metric"] == {
+        "namespace": "ray-on-ecs/dev",
+        "metricName": metric,
+        "stat": "Maximum",
+        "period": 60.0,
+        "dimensions": {},
+    }
+    tasks: dict[str, Any] = queries["tasks"]["metric"]
+    assert (tasks["namespace"], tasks["metricName"]) == ("ECS/ContainerInsights", "DesiredTaskCount")
+    assert tasks["dimensions"] == {"ClusterName": "ray", "ServiceName": "ray-workers"}, "by name, not by instance"
+
+
+def test_each_alarm_moves_the_service_through_its_own_policy(cloud: Cloud) -> None:
+    scaling(cloud, BOTH)
+    for alarm, policy in {"short": "grow", "unwanted": "unwanted", "idle": "idle"}.items():
+        actions = cloud.resources[f"scaling-{alarm}-alarm"].inputs["alarmActions"]
+        assert [action.rpartition(":")[2] for action in actions] == [f"scaling-{policy}-policy"]
+        assert "scaling-target" in cloud.needs(f"scaling-{policy}-policy"), "AWS refuses a policy without its target"
