@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PROGRAM = (ROOT / "__main__.py").read_text()
 CONFIG = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/image.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/image.md", "docs/stack.md")
 OF_OTHER_TOOLS = {"--build", "--exclude", "--file", "--follow", "--local", "--rm", "--volumes"}
 
 
@@ -81,9 +81,30 @@ def test_every_file_of_the_tree_exists_and_none_is_left_out() -> None:
 def test_links_lead_somewhere(document: str) -> None:
     text = (ROOT / document).read_text()
     for target in re.findall(r"\]\((?!http|#)([^)#]+)", text):
-        assert (ROOT / target).exists(), f"{document} links to {target}"
+        assert ((ROOT / document).parent / target).exists(), f"{document} links to {target}"
     anchors = {
         re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     }
     for anchor in re.findall(r"\]\(#([^)]+)\)", text):
         assert anchor in anchors, f"{document} links to #{anchor}"
+
+
+def test_every_test_that_is_named_is_there() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "stack.md").read_text()))
+    written = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), flags=re.MULTILINE)
+    }
+    assert len(named) >= 10, "one for each of the blueprint's defects"
+    assert named <= written, f"no such test: {named - written}"
+
+
+def test_every_suppressed_check_has_a_reason() -> None:
+    text = (ROOT / ".checkov.yaml").read_text()
+    suppressed = yaml.safe_load(text)["skip-check"]
+    reasons = dict(re.findall(r"((?:^  # .*\n)+)  - (CKV\w+)", text, flags=re.MULTILINE))
+    explained = {check: reason for reason, check in reasons.items()}
+    assert explained.keys() == set(suppressed), "a check is off and nobody says why"
+    for check, reason in explained.items():
+        assert len(reason.split()) >= 12, f"{check}: 'not needed' is no reason"

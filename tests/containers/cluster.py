@@ -18,6 +18,7 @@ from tests.containers.engine import Engine, arguments
 ROOT = Path(__file__).parents[2]
 HEAD_HOST = "head.ray.internal"
 BUCKET = "training"
+METRICS = "ray-on-ecs/test"
 S3 = "s3"
 AWS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_ENDPOINT_URL": f"http://{S3}:5000"}
 SIZE = TaskSize(vcpus=1, memory_mib=3072, gpus=0)
@@ -45,6 +46,11 @@ import boto3
 s3 = boto3.client("s3", endpoint_url="http://127.0.0.1:5000")
 pages = s3.get_paginator("list_objects_v2").paginate(Bucket="{bucket}", Prefix="{prefix}")
 print("\\n".join(each["Key"] for page in pages for each in page.get("Contents", [])))
+"""
+PUBLISHED = """
+import boto3
+cloudwatch = boto3.client("cloudwatch", endpoint_url="http://127.0.0.1:5000", region_name="us-east-1")
+print("\\n".join(each["MetricName"] for each in cloudwatch.list_metrics(Namespace="{namespace}")["Metrics"]))
 """
 
 
@@ -75,7 +81,7 @@ class Cluster:
             image=self.image, log_group="logs", region="us-east-1", token_arn="arn:token", size=SIZE
         )
         if kind == "head":
-            return containers.head(common, bucket=BUCKET)
+            return containers.head(common, bucket=BUCKET, metrics_namespace=METRICS)
         return containers.worker(common, head_host=HEAD_HOST)
 
     def run(self, kind: str, name: str, *options: str, command: Sequence[str] = (), **variables: str) -> None:
@@ -174,6 +180,10 @@ class Cluster:
         """The keys of the bucket below a prefix, without it."""
         listed = self.engine.python(self.storage, LIST.format(bucket=BUCKET, prefix=prefix)).split()
         return {key.removeprefix(prefix) for key in listed}
+
+    def metrics(self) -> set[str]:
+        """The names of the metrics that head and job have published."""
+        return set(self.engine.python(self.storage, PUBLISHED.format(namespace=METRICS)).split())
 
     @contextmanager
     def one_more(self, kind: str, name: str, *options: str, **given: Any) -> Generator[str]:

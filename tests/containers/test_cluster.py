@@ -36,6 +36,12 @@ def test_the_train_command_trains_on_two_workers_into_the_bucket(cluster: Cluste
     assert result["metrics"]["test_accuracy"] > 0.5, "digits are learned in three epochs"
 
 
+def test_the_head_says_what_ray_is_short_of_and_the_job_how_it_goes(cluster: Cluster) -> None:
+    cluster.train("published", "--dataset=digits", "--epochs=1")
+    expected = {"GPUs", "GPUsWanted", "TrainingSteps", "TrainLoss", "TestAccuracy", "SamplesPerSecond"}
+    cluster.until(lambda: cluster.metrics() >= expected, 90)
+
+
 def test_the_root_is_read_only_and_no_process_has_a_capability(cluster: Cluster) -> None:
     for name in (cluster.head, *cluster.workers):
         refused = cluster.engine.execute(name, "touch", "/usr/local/x", check=False)
