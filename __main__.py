@@ -60,10 +60,10 @@ ray_workers = RayWorkers(
     ),
 )
 if workers.elastic:
-    WorkerScaling("scaling", WorkerScalingArgs(service=ray_workers.service, workers=workers, gpus=plan.worker.gpus))
+    moved = {"service": ray_workers.service, "group_name": worker_capacity.group_name}
+    WorkerScaling("scaling", WorkerScalingArgs(**moved, workers=workers, gpus=plan.worker.gpus))
 monitored = MonitoringArgs(region=plan.region, head=head.service, workers=ray_workers.service, alerts=settings.alerts)
 monitoring = Monitoring("monitoring", monitored)
-
 head_id = head_capacity.instance_id()
 reach = pulumi.Output.all(head_id, discovery.head_host)
 pulumi.export("bucket", storage.bucket.name)

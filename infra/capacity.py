@@ -14,6 +14,9 @@ from infra.handles import Site
 from infra.machine import ami_parameter, user_data
 from infra.tags import tags
 
+# ECS puts this tag on a group that it scales, and takes away no instance that lacks it.
+MANAGED_TAG = aws.autoscaling.GroupTagArgs(key="AmazonECSManaged", value="true", propagate_at_launch=True)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityArgs:
@@ -36,14 +39,16 @@ class Capacity(pulumi.ComponentResource):
     """A number of instances: a fixed one, which changes with `pulumi up` alone, or one that follows the tasks."""
 
     provider: pulumi.Output[str]
+    group_name: pulumi.Output[str]
 
     def __init__(self, name: str, args: CapacityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Capacity", name, None, opts)
         role, attachments = self._role(name)
         template = self._launch_template(name, args, role)
         self._group = self._auto_scaling_group(name, args, template, attachments)
+        self.group_name = self._group.name
         self.provider = self._capacity_provider(name, args).name
-        self.register_outputs({"provider": self.provider})
+        self.register_outputs({"provider": self.provider, "group_name": self.group_name})
 
     def instance_id(self) -> pulumi.Output[str]:
         """ID of the first instance that runs, empty where none does.
@@ -137,12 +142,15 @@ class Capacity(pulumi.ComponentResource):
                     min_healthy_percentage=0, scale_in_protected_instances="Refresh"
                 ),
             ),
+            # Free of charge, and what is paid for, whatever runs on the instances.
+            enabled_metrics=[aws.autoscaling.Metric.GROUP_IN_SERVICE_INSTANCES],
             force_delete=True,
             tags=[
                 # The template tags the instances themselves.
                 aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=False)
-                for key, value in _group_tags(name, args).items()
-            ],
+                for key, value in tags(f"{name}-group").items()
+            ]
+            + ([MANAGED_TAG] if args.managed else []),
             # Instances without the NAT gateway's route, the rules or the role's policies neither join the cluster nor
             # report their tasks stopped: the first `up` would wait for them, and `destroy` would hang in DRAINING.
             opts=pulumi.ResourceOptions(parent=self, depends_on=[args.site.network, *attachments]),
@@ -172,11 +180,6 @@ class Capacity(pulumi.ComponentResource):
             tags=tags(f"{name}-capacity-provider"),
             opts=pulumi.ResourceOptions(parent=self),
         )
-
-
-def _group_tags(name: str, args: CapacityArgs) -> dict[str, str]:
-    # ECS puts this tag on a group that it scales, and would have to do so again after every `pulumi up`.
-    return {**tags(f"{name}-group"), **({"AmazonECSManaged": "true"} if args.managed else {})}
 
 
 def _managed_scaling(args: CapacityArgs) -> aws.ecs.CapacityProviderAutoScalingGroupProviderManagedScalingArgs:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
+import pulumi_random as random
 
 from infra.handles import EcsCluster, LogGroup
 from infra.tags import physical_name, tags
@@ -43,12 +44,14 @@ class Cluster(pulumi.ComponentResource):
         """Container Insights counts the tasks that run and are wanted, which alarms and dashboard read.
 
         It makes a log group of its own under a name that follows from the cluster's. Made here, it goes with the stack:
-        after the cluster, which writes to it till its end. That is why the name has to be known beforehand.
+        after the cluster, which writes to it till its end. That is why the name has to be known beforehand. It is never
+        used again: what Insights still had to write after that could have made the group anew.
         """
-        physical = physical_name(name)
+        suffix = random.RandomId(f"{name}-suffix", byte_length=3, opts=pulumi.ResourceOptions(parent=self))
+        physical = pulumi.Output.concat(physical_name(name), "-", suffix.hex)
         insights = aws.cloudwatch.LogGroup(
             f"{name}-insights",
-            name=f"/aws/ecs/containerinsights/{physical}/performance",
+            name=pulumi.Output.concat("/aws/ecs/containerinsights/", physical, "/performance"),
             retention_in_days=args.log_retention_days,
             tags=tags(f"{name}-insights"),
             opts=pulumi.ResourceOptions(parent=self),

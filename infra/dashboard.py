@@ -8,72 +8,67 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra.alarms import CONTAINER_INSIGHTS, ECS
+from infra.metrics import ECS, Metric, of_service
 
 WIDTH, HEIGHT = 8, 6
 COLUMNS = 3
 
-Line = list[Any]
+Lines = list[list[Any]]
 
 
 def body(*, region: str, namespace: str, cluster: str, head: str, workers: str) -> dict[str, Any]:
     """The dashboard of one stack, a row for the job, one for the GPUs and one for ECS."""
-    own = Own(namespace)
-    both = {"head": Service(cluster, head), "workers": Service(cluster, workers)}
-    graphs = {
-        "Loss": [own.line("TrainLoss", "train"), own.line("TestLoss", "test")],
-        "Test accuracy": [own.line("TestAccuracy", "test accuracy")],
-        "Samples a second, all workers": [own.line("SamplesPerSecond", "samples/s")],
-        "GPU use": [own.line("GPUUtilization", "mean"), own.line("GPUUtilization", "idlest", "Minimum")],
-        "GPU memory": [
-            own.line("GPUMemoryUtilization", "mean"),
-            own.line("GPUMemoryUtilization", "fullest", "Maximum"),
-        ],
-        "GPUs": [own.line("GPUs", "in the cluster"), own.line("GPUsWanted", "wanted by jobs", "Maximum")],
-        "Tasks": [
-            line
-            for name, service in both.items()
-            for line in (
-                service.line(CONTAINER_INSIGHTS, "RunningTaskCount", f"{name}, running"),
-                service.line(CONTAINER_INSIGHTS, "DesiredTaskCount", f"{name}, wanted"),
-            )
-        ],
-        "CPU and memory": [
-            service.line(ECS, f"{kind}Utilization", f"{name}, {kind}")
-            for name, service in both.items()
-            for kind in ("CPU", "Memory")
-        ],
-        "Network of the workers": [
-            both["workers"].line(CONTAINER_INSIGHTS, f"Network{way}Bytes", label)
-            for way, label in (("Rx", "received"), ("Tx", "sent"))
-        ],
-    }
+    graphs = {**_of_the_job(namespace), **_of_the_gpus(namespace), **_of_ecs(cluster, head, workers)}
     return {"widgets": [_graph(index, title, lines, region) for index, (title, lines) in enumerate(graphs.items())]}
 
 
-class Own:
-    """Lines from the stack's own metrics, which have no dimension beside their namespace."""
-
-    def __init__(self, namespace: str) -> None:
-        self._namespace = namespace
-
-    def line(self, metric: str, label: str, stat: str = "Average") -> Line:
-        """A metric as a graph takes it."""
-        return [self._namespace, metric, {"label": label, "stat": stat}]
+def _of_the_job(namespace: str) -> dict[str, Lines]:
+    return {
+        "Loss": [_own(namespace, "TrainLoss", "train"), _own(namespace, "TestLoss", "test")],
+        "Test accuracy": [_own(namespace, "TestAccuracy", "test accuracy")],
+        "Samples a second, all workers": [_own(namespace, "SamplesPerSecond", "samples/s")],
+    }
 
 
-class Service:
-    """Lines from the metrics that ECS publishes for one service."""
+def _of_the_gpus(namespace: str) -> dict[str, Lines]:
+    return {
+        "GPU use": [
+            _own(namespace, "GPUUtilization", "mean"),
+            _own(namespace, "GPUUtilization", "idlest", "Minimum"),
+        ],
+        "GPU memory": [
+            _own(namespace, "GPUMemoryUtilization", "mean"),
+            _own(namespace, "GPUMemoryUtilization", "fullest", "Maximum"),
+        ],
+        "GPUs": [_own(namespace, "GPUs", "in the cluster"), _own(namespace, "GPUsWanted", "wanted by jobs", "Maximum")],
+    }
 
-    def __init__(self, cluster: str, service: str) -> None:
-        self._dimensions = ["ClusterName", cluster, "ServiceName", service]
 
-    def line(self, namespace: str, metric: str, label: str) -> Line:
-        """A metric as a graph takes it."""
-        return [namespace, metric, *self._dimensions, {"label": label, "stat": "Average"}]
+def _of_ecs(cluster: str, head: str, workers: str) -> dict[str, Lines]:
+    services = {"head": head, "workers": workers}
+    return {
+        "Tasks": [
+            of_service(f"{kind}TaskCount", cluster, service).line(f"{name}, {label}")
+            for name, service in services.items()
+            for kind, label in (("Running", "running"), ("Desired", "wanted"))
+        ],
+        "CPU and memory": [
+            of_service(f"{kind}Utilization", cluster, service, namespace=ECS).line(f"{name}, {kind}")
+            for name, service in services.items()
+            for kind in ("CPU", "Memory")
+        ],
+        "Network of the workers": [
+            of_service(f"Network{way}Bytes", cluster, workers).line(label)
+            for way, label in (("Rx", "received"), ("Tx", "sent"))
+        ],
+    }
 
 
-def _graph(index: int, title: str, lines: list[Line], region: str) -> dict[str, Any]:
+def _own(namespace: str, name: str, label: str, stat: str = "Average") -> list[Any]:
+    return Metric(namespace=namespace, name=name, stat=stat).line(label)
+
+
+def _graph(index: int, title: str, lines: Lines, region: str) -> dict[str, Any]:
     row, column = divmod(index, COLUMNS)
     return {
         "type": "metric",

@@ -9,8 +9,8 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import dashboard
-from infra.alarms import Metric, of_service, own
 from infra.handles import EcsService
+from infra.metrics import Metric, of_service
 from infra.settings import Alerts
 from infra.tags import metrics_namespace, physical_name, tags
 
@@ -81,7 +81,7 @@ class Monitoring(pulumi.ComponentResource):
         )
 
     def _alarm_head_gone(self, name: str, args: MonitoringArgs, actions: list[pulumi.Input[str]]) -> None:
-        running = of_service("RunningTaskCount", "Maximum", args.head)
+        running = of_service("RunningTaskCount", args.head.cluster, args.head.name, "Maximum")
         self._alarm(
             f"{name}-head",
             f"The Ray head has not been running for {HEAD_GONE_MINUTES} minutes",
@@ -97,7 +97,7 @@ class Monitoring(pulumi.ComponentResource):
         self._alarm(
             f"{name}-gpus",
             f"No GPU of the Ray cluster has been used for {GPUS_IDLE_MINUTES} minutes",
-            metric=own("GPUUtilization", "Maximum"),
+            metric=Metric(namespace=metrics_namespace(), name="GPUUtilization", stat="Maximum"),
             below=IDLE_PERCENT,
             minutes=GPUS_IDLE_MINUTES,
             missing="notBreaching",

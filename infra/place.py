@@ -39,18 +39,20 @@ class Place:
     def of(cls, settings: Settings) -> Place:
         """Ask AWS; SettingError where the stack can't run there."""
         region = aws.get_region().region
-        zones = common_zones(settings, offerings(settings, region), region)
-        if settings.vpc_id:
-            existing = look_up(settings.vpc_id, settings.subnet_id, region)
+        existing = look_up(settings.vpc_id, settings.subnet_id, region) if settings.vpc_id else None
+        given = existing.zone if existing else settings.availability_zone
+        offered = offerings(settings, region, given)
+        zones = common_zones(settings, offered, region) if offered else [given]
+        if existing:
             _check_subnets_zone(settings, existing, zones)
-            return cls(region=region, zone=existing.zone, existing=existing)
-        return cls(region=region, zone=choose_zone(settings, zones))
+        return cls(region=region, zone=existing.zone if existing else choose_zone(settings, zones), existing=existing)
 
 
-def offerings(settings: Settings, region: str) -> Offerings:
+def offerings(settings: Settings, region: str, given: str) -> Offerings:
     """Ask EC2 in which zones of the region it offers the two instance types.
 
-    Local and Wavelength Zones (us-west-2-lax-1a) are left out: they sort first, and lack NAT gateways or GPU capacity.
+    Where it doesn't tell, a zone that is given is taken as it is: the answer is empty. Local and Wavelength Zones
+    (us-west-2-lax-1a) are left out: they sort first, and lack NAT gateways or GPU capacity.
     """
     types = {settings.head_instance_type, settings.worker_instance_type}
     try:
@@ -58,9 +60,11 @@ def offerings(settings: Settings, region: str) -> Offerings:
             location_type="availability-zone", filters=[{"name": "instance-type", "values": sorted(types)}]
         )
     except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
-        raise pulumi.RunError(
-            f"EC2 in {region} does not tell which instance types it offers: {cause(error)}"
-        ) from error
+        what = f"EC2 in {region} does not tell which zones offer which types (ec2:DescribeInstanceTypeOfferings"
+        if given:
+            pulumi.log.warn(f"{what}: {cause(error)}); going on in {given}")
+            return {}
+        raise pulumi.RunError(f"{what}: {cause(error)}); set availabilityZone to one that does") from error
     zones: Offerings = {name: set() for name in types}
     for name, zone in zip(found.instance_types, found.locations, strict=True):
         if re.fullmatch(f"{region}[a-z]", zone):

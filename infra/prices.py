@@ -19,8 +19,15 @@ from botocore.exceptions import BotoCoreError, ClientError
 from infra.errors import SettingError
 
 PRICE_LIST_REGION = "us-east-1"
-# On-demand Linux without licences, on shared hardware, and not a reservation that stands idle: one price a type.
-PRODUCT = {"operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used"}
+# On-demand Linux without licences, on shared hardware, neither a reservation that stands idle nor a block of capacity
+# that is paid for beforehand: one price a type.
+PRODUCT = {
+    "operatingSystem": "Linux",
+    "tenancy": "Shared",
+    "preInstalledSw": "NA",
+    "capacitystatus": "Used",
+    "marketoption": "OnDemand",
+}
 
 
 def estimate(region: str, instances: Mapping[str, int]) -> float | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra.errors import SettingError
+from infra.errors import SettingError, cause
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +54,9 @@ def check(region: str, *demands: Demand) -> None:
             continue
         try:
             allowed = aws.servicequotas.get_service_quota(service_code="ec2", quota_code=quota.code).value
-        except Exception:  # The SDK raises a bare Exception for whatever the provider answers.
-            pulumi.log.warn(f"the vCPU quotas in {region} could not be read (servicequotas:GetServiceQuota); going on")
+        except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
+            what = f"the vCPU quotas in {region} could not be read (servicequotas:GetServiceQuota"
+            pulumi.log.warn(f"{what}: {cause(error)}); going on")
             return
         if sum(each.count * each.vcpus for each in counted) > allowed:
             _refuse(counted, quota, region, allowed)

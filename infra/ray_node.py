@@ -143,6 +143,11 @@ class RayNode(pulumi.ComponentResource):
             availability_zone_rebalancing="DISABLED",
             # Pulling the image takes minutes, and `pulumi up` has nothing to do that waits for it.
             wait_for_steady_state=False,
+            # While a deployment goes on, ECS lets no scaler take tasks away: one whose tasks fail again and again would
+            # keep its instances for ever.
+            deployment_circuit_breaker=(
+                aws.ecs.ServiceDeploymentCircuitBreakerArgs(enable=True, rollback=False) if scaled else None
+            ),
             force_delete=True,
             propagate_tags="SERVICE",
             tags=tags(name),

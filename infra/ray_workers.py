@@ -16,7 +16,7 @@ from infra.sizing import TaskSize
 class RayWorkersArgs:
     """Inputs of RayWorkers; `head_host` is the DNS name under which they find the head.
 
-    Where their number is elastic, they begin with the fewest, and nothing here changes that later.
+    Where their number is elastic, they begin with the lowest, and nothing here changes that later.
     """
 
     node: RayNodeArgs
@@ -37,7 +37,7 @@ class RayWorkers(RayNode):
             opts,
             container=args.node.container(containers.worker, size=args.size, head_host=args.head_host),
             size=args.size,
-            count=args.workers.fewest,
+            count=args.workers.lowest,
             capacity_provider=args.provider,
             scaled=args.workers.elastic,
         )

@@ -19,7 +19,7 @@ class Workers:
     """How many GPU instances there are, and what moves their number.
 
     `fewest` are there when no job wants any, at most `most`; a job asks for `job` of them by default. After
-    `idle_minutes` without progress there are none at all, until a job wants some; 0 leaves them.
+    `idle_minutes` without progress there are none at all, until a job wants some; 0 minutes leave them.
     """
 
     fewest: int
@@ -31,6 +31,11 @@ class Workers:
     def elastic(self) -> bool:
         """Whether AWS moves the number; otherwise it is `most`, and changes with `pulumi up` alone."""
         return self.most > 0 and (self.fewest < self.most or self.idle_minutes > 0)
+
+    @property
+    def lowest(self) -> int:
+        """The number that the stack begins with, and below which AWS never goes."""
+        return 0 if self.elastic and self.idle_minutes else self.fewest
 
 
 @dataclass(frozen=True, kw_only=True)

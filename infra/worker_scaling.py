@@ -1,6 +1,6 @@
 """The number of workers, moved by AWS: up to what Ray is short of, down when no job wants any or makes no progress.
 
-Three alarms watch the metrics of head, job and ECS, and each sets the service's number through Application Auto
+Three alarms watch the metrics of head, job and instances, and each sets the service's number through Application Auto
 Scaling; the capacity provider starts and stops instances to match. None of it needs the laptop, and going down needs no
 head either: a metric that nobody publishes counts as 0. While an alarm rings its policy is applied each minute, and of
 several the largest number holds.
@@ -14,22 +14,26 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra.alarms import PERIOD_SECONDS, Metric, of_service, own
 from infra.handles import EcsService
+from infra.metrics import AUTO_SCALING, Metric
 from infra.settings import Workers
-from infra.tags import tags
+from infra.tags import metrics_namespace, tags
 
 # How long nobody has to want the workers before they go: the next run often follows soon.
 UNWANTED_MINUTES = 10
+# A change is over when its tasks are, not after ECS's usual five minutes.
+COOLDOWN_SECONDS = 60
+PERIOD_SECONDS = 60
 # https://docs.aws.amazon.com/autoscaling/application/userguide/application-auto-scaling-limits.html
 MOST_STEPS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerScalingArgs:
-    """Inputs of WorkerScaling; each worker has `gpus`."""
+    """Inputs of WorkerScaling: the workers' service and the group of their instances, each of which has `gpus`."""
 
     service: EcsService
+    group_name: pulumi.Input[str]
     workers: Workers
     gpus: int
 
@@ -41,13 +45,17 @@ class WorkerScaling(pulumi.ComponentResource):
         super().__init__("ray-on-ecs:infra:WorkerScaling", name, None, opts)
         workers = args.workers
         self._args = args
-        self._tasks = of_service("DesiredTaskCount", "Maximum", args.service)
         self._target = self._scalable_target(name)
-        self._when_short(name)
+        self._metrics = _metrics(args.group_name)
+        # More than there can be is no reason to wait, nor to keep what idles meanwhile.
+        short = f"(FILL(wanted, 0) > FILL(there, 0) && FILL(there, 0) < {workers.most * args.gpus})"
+        self._when_short(name, short)
         if workers.fewest < workers.most:
-            self._without(name, "unwanted", "GPUsWanted", minutes=UNWANTED_MINUTES, to=workers.fewest)
+            wanted = "FILL(wanted, 0) > 0"
+            self._unless(name, "unwanted", wanted, minutes=UNWANTED_MINUTES, number=workers.fewest)
         if workers.idle_minutes:
-            self._without(name, "idle", "TrainingSteps", minutes=workers.idle_minutes, to=0)
+            alive = f"FILL(progress, 0) > 0 || {short}"
+            self._unless(name, "idle", alive, minutes=workers.idle_minutes, number=0)
         self.register_outputs({})
 
     def _scalable_target(self, name: str) -> aws.appautoscaling.Target:
@@ -57,37 +65,37 @@ class WorkerScaling(pulumi.ComponentResource):
             service_namespace="ecs",
             scalable_dimension="ecs:service:DesiredCount",
             resource_id=pulumi.Output.concat("service/", self._args.service.cluster, "/", self._args.service.name),
-            min_capacity=0 if self._args.workers.idle_minutes else self._args.workers.fewest,
+            min_capacity=self._args.workers.lowest,
             max_capacity=self._args.workers.most,
             opts=pulumi.ResourceOptions(parent=self),
         )
 
-    def _when_short(self, name: str) -> None:
+    def _when_short(self, name: str, short: str) -> None:
         """Set the number to what jobs want, while that is more than what is there."""
         workers = self._args.workers
         steps = wanted_steps(gpus=self._args.gpus, fewest=workers.fewest, most=workers.most)
         self._alarm(
             f"{name}-short",
             "Jobs of the Ray cluster wait for GPUs",
-            expression="IF(wanted > there, wanted, 0)",
-            metrics={"wanted": own("GPUsWanted", "Maximum"), "there": own("GPUs", "Maximum")},
+            expression=f"IF({short}, wanted, 0)",
             above=0,
             minutes=1,
-            policy=self._policy(f"{name}-grow", steps),
+            policy=self._policy(f"{name}-short", steps),
         )
 
-    def _without(self, name: str, kind: str, metric: str, *, minutes: int, to: int) -> None:
-        """Set the number to `to` once ECS has been asked for more all the time, and the metric has been 0."""
+    def _unless(self, name: str, kind: str, needed: str, *, minutes: int, number: int) -> None:
+        """Set the number, once there have been more instances all the time that were not `needed`.
+
+        Instances are counted, for they are what is paid for, also where no task comes to run on them.
+        """
         step = aws.appautoscaling.PolicyStepScalingPolicyConfigurationStepAdjustmentArgs(
-            metric_interval_lower_bound="0", scaling_adjustment=to
+            metric_interval_lower_bound="0", scaling_adjustment=number
         )
         self._alarm(
             f"{name}-{kind}",
-            f"More than {to} workers of the Ray cluster, and no {metric} for {minutes} minutes",
-            # ECS's number may come some minutes late; the job's missing one means that nobody publishes it.
-            expression="IF(FILL(sign, 0) > 0, 0, FILL(tasks, REPEAT))",
-            metrics={"sign": own(metric, "Maximum"), "tasks": self._tasks},
-            above=to,
+            f"More than {number} workers of the Ray cluster, {kind} for {minutes} minutes",
+            expression=f"IF({needed}, 0, instances)",
+            above=number,
             minutes=minutes,
             policy=self._policy(f"{name}-{kind}", [step]),
         )
@@ -104,6 +112,7 @@ class WorkerScaling(pulumi.ComponentResource):
             step_scaling_policy_configuration=aws.appautoscaling.PolicyStepScalingPolicyConfigurationArgs(
                 # An exact number can be set again and again while instances are still starting.
                 adjustment_type="ExactCapacity",
+                cooldown=COOLDOWN_SECONDS,
                 metric_aggregation_type="Maximum",
                 step_adjustments=steps,
             ),
@@ -116,11 +125,11 @@ class WorkerScaling(pulumi.ComponentResource):
         description: str,
         *,
         expression: str,
-        metrics: dict[str, Metric],
         above: int,
         minutes: int,
         policy: aws.appautoscaling.Policy,
     ) -> None:
+        used = {key: metric for key, metric in self._metrics.items() if key in expression}
         result = aws.cloudwatch.MetricAlarmMetricQueryArgs(
             id="result", expression=expression, label=description, return_data=True
         )
@@ -130,13 +139,23 @@ class WorkerScaling(pulumi.ComponentResource):
             comparison_operator="GreaterThanThreshold",
             threshold=above,
             evaluation_periods=minutes * 60 // PERIOD_SECONDS,
-            metric_queries=[result, *(metric.query(key) for key, metric in metrics.items())],
+            metric_queries=[result, *(metric.query(key, PERIOD_SECONDS) for key, metric in used.items())],
             # No number at all: there is no service to move, or no head that asks.
             treat_missing_data="notBreaching",
             alarm_actions=[policy.arn],
             tags=tags(f"{name}-alarm"),
             opts=pulumi.ResourceOptions(parent=self),
         )
+
+
+def _metrics(group_name: pulumi.Input[str]) -> dict[str, Metric]:
+    """What the alarms' expressions speak of."""
+    own = {"wanted": "GPUsWanted", "there": "GPUs", "progress": "RunProgress"}
+    group = {"AutoScalingGroupName": group_name}
+    return {
+        **{key: Metric(namespace=metrics_namespace(), name=name, stat="Maximum") for key, name in own.items()},
+        "instances": Metric(namespace=AUTO_SCALING, name="GroupInServiceInstances", stat="Maximum", dimensions=group),
+    }
 
 
 def wanted_steps(

@@ -5,12 +5,15 @@ import math
 import os
 import socket
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import ray
 from ray import cloudpickle
 from ray.exceptions import AuthenticationError
+from ray.util import placement_group, remove_placement_group
 from rich.console import Console
 
 from training import network
@@ -78,13 +81,17 @@ def _join_or_start(config: TrainingConfig, address: str) -> bool:
 
 
 def wait_for_workers(config: TrainingConfig, seconds: float, console: Console) -> Placement:
-    """The placement of the run's workers, once the cluster has room for them.
+    """The placement of the run's workers, once the cluster has room for them; Ray knows meanwhile what is missing.
 
     Raises:
         ResourceError: It hasn't within `seconds`.
     """
-    deadline = time.monotonic() + seconds
-    with console.status("looking for workers") as status:
+    if placement := plan(config, nodes := _nodes()):
+        return placement
+    if not seconds:
+        raise ResourceError(_shortage(config, nodes, seconds))
+    with _asked_for(config), console.status("looking for workers") as status:
+        deadline = time.monotonic() + seconds
         while not (placement := plan(config, nodes := _nodes())):
             left = deadline - time.monotonic()
             if left <= 0:
@@ -122,6 +129,21 @@ def _knock(address: str) -> None:
         raise ResourceError(
             f"RAY_ADDRESS: nothing listens at {address!r} ({cause}); correct it, or unset it to use this machine"
         ) from cause
+
+
+@contextmanager
+def _asked_for(config: TrainingConfig) -> Generator[None]:
+    """Ask Ray for the workers' places, as whoever starts instances looks at what waits in Ray.
+
+    Without a number of workers it is one: a node of the kind that comes first brings as many as it has GPUs. The group
+    holds the places that it gets, so it goes before Ray Train asks for its own.
+    """
+    place = {"CPU": 1.0} if config.device == "cpu" else {"CPU": 1.0, "GPU": 1.0}
+    group = placement_group([place] * (config.num_workers or 1))
+    try:
+        yield
+    finally:
+        remove_placement_group(group)
 
 
 def _room(node: Resources, cpus: int, use_gpu: bool) -> int:

@@ -77,7 +77,13 @@ class TrainingConfig:
     seed: int = setting(0, "seed of the weights and of the shuffling", at_least=0, at_most=2**32 - 1)
     keep_checkpoints: int = setting(3, "checkpoints kept besides the best one", at_least=1)
     max_failures: int = setting(1, "crashes of a worker after which training is resumed", at_least=0)
+    max_preemptions: int = setting(
+        10, "times that workers may be taken away, by a spot or idle stop or an update, and be waited for", at_least=0
+    )
     wait_seconds: float = setting(600.0, "how long to wait for the workers to join the cluster", at_least=0.0)
+    cloudwatch_namespace: str | None = setting(
+        None, "CloudWatch namespace that the run's progress is published to (default: none)", metavar="NAMESPACE"
+    )
 
     def __post_init__(self) -> None:
         """Hold every value against the rules of its field."""
@@ -85,6 +91,7 @@ class TrainingConfig:
             if (value := getattr(self, spec.name)) is not None:
                 _check(spec, value)
         _check_run_name(self.run_name)
+        _check_namespace(self.cloudwatch_namespace)
 
     def named(self) -> "TrainingConfig":
         """This config with a run name: its own, or one that is unique by the second and the process."""
@@ -183,4 +190,13 @@ def _check_run_name(name: str | None) -> None:
         raise UsageError(
             f"--run-name: {name!r} is not allowed; it becomes a folder, so use letters, digits, '.', '_' and '-', "
             "up to 128, starting with a letter or digit"
+        )
+
+
+def _check_namespace(name: str | None) -> None:
+    """CloudWatch's own rules: https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricData.html."""
+    if name is not None and not re.fullmatch(r"(?!AWS/|:| *$)[A-Za-z0-9._/#: -]{1,255}", name):
+        raise UsageError(
+            f"--cloudwatch-namespace: {name!r} is not allowed; use 1 to 255 letters, digits, '.', '-', '_', '/', '#', "
+            "':' and spaces, not beginning with 'AWS/' or ':'"
         )

@@ -20,7 +20,7 @@ from ray.train import (
 from ray.train.torch import TorchTrainer
 from rich.console import Console
 
-from training import cluster, data, model, results, worker
+from training import cloudwatch, cluster, data, model, results, worker
 from training.cluster import Placement
 from training.config import TrainingConfig, flag
 from training.errors import Interrupted, ResourceError, TrainingError, UsageError
@@ -28,7 +28,18 @@ from training.progress import ProgressBar, new_board
 from training.storage import METRICS, RESULT, SETTINGS, RunStorage
 
 # What may differ when a run is continued: where it is kept and how it is kept going, not what it computes.
-FREE_TO_CHANGE = frozenset({"data_dir", "device", "keep_checkpoints", "max_failures", "storage_path", "wait_seconds"})
+FREE_TO_CHANGE = frozenset(
+    {
+        "cloudwatch_namespace",
+        "data_dir",
+        "device",
+        "keep_checkpoints",
+        "max_failures",
+        "max_preemptions",
+        "storage_path",
+        "wait_seconds",
+    }
+)
 
 LONGEST_CAUSE = 300
 START_TIMEOUT, LEAST_START_SECONDS = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", 60.0
@@ -102,12 +113,19 @@ def _fit(
             checkpoint_config=CheckpointConfig(num_to_keep=config.keep_checkpoints),
             # Without a limit the controller would ask for ever for workers that it can't have; START_TIMEOUT is how
             # long it waits for them, at the start and when a lost node is to be replaced.
-            failure_config=FailureConfig(max_failures=config.max_failures, controller_failure_limit=0),
+            failure_config=FailureConfig(
+                max_failures=config.max_failures,
+                max_preemption_failures=config.max_preemptions,
+                controller_failure_limit=0,
+            ),
             logging_config=LoggingConfig(log_level="WARNING"),
         ),
     )
     try:
-        with ProgressBar(board, config.epochs, console):
+        with (
+            ProgressBar(board, config.epochs, console),
+            cloudwatch.published(board, config.cloudwatch_namespace, console),
+        ):
             result: Any = trainer.fit()
     except SystemExit as stop:  # Ray Train's own answer to Ctrl-C, after it has stopped the workers
         raise Interrupted(f"interrupted; continue with --run-name {config.run_name}") from stop

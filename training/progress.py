@@ -17,12 +17,33 @@ SECONDS_BETWEEN = 0.5
 
 @dataclass
 class State:
-    """How far a run is: `epoch` is the one under way, `finished` the metrics of those behind it."""
+    """How far a run is.
+
+    Attributes:
+        epoch: The epoch under way.
+        step: The steps done of it.
+        steps: The steps it has.
+        finished: The metrics of the epochs that this command has finished.
+        made: The steps that this command has made, also those that were lost with a worker.
+    """
 
     epoch: int = 0
     step: int = 0
     steps: int = 1
     finished: list[dict[str, Any]] = field(default_factory=list)
+    made: int = 0
+
+    def move(self, epoch: int, step: int, steps: int) -> None:
+        """Note the steps done of an epoch; fewer than before are those since a checkpoint."""
+        before = self.step if epoch == self.epoch and step >= self.step else 0
+        self.made += step - before
+        self.epoch, self.step, self.steps = epoch, step, steps
+
+    def finish(self, metrics: dict[str, Any]) -> None:
+        """Note a finished epoch, with its last steps."""
+        self.move(metrics["epoch"], metrics["steps"], metrics["steps"])
+        self.finished.append(metrics)
+        self.move(metrics["epoch"] + 1, 0, metrics["steps"])
 
 
 @ray.remote(num_cpus=0)
@@ -34,12 +55,11 @@ class Board:
 
     def step(self, epoch: int, step: int, steps: int) -> None:
         """Note the steps done of an epoch."""
-        self.state.epoch, self.state.step, self.state.steps = epoch, step, steps
+        self.state.move(epoch, step, steps)
 
     def epoch(self, metrics: dict[str, Any]) -> None:
         """Note a finished epoch."""
-        self.state.finished.append(metrics)
-        self.step(metrics["epoch"] + 1, 0, metrics["steps"])
+        self.state.finish(metrics)
 
     def read(self) -> State:
         """The state now."""
@@ -50,6 +70,14 @@ def new_board() -> Any:
     """A board beside the driver: on a worker's node it would go with that node."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return Board.options(scheduling_strategy=here).remote()
+
+
+def look(board: Any) -> State | None:
+    """The state now, or None where the board can't be asked: that is no reason to lose the training."""
+    try:
+        return ray.get(board.read.remote())
+    except RayError:
+        return None
 
 
 class Reporter:
@@ -108,9 +136,7 @@ class ProgressBar:
             self._draw()
 
     def _draw(self) -> None:
-        try:
-            state: State = ray.get(self._board.read.remote())
-        except RayError:  # a bar that can't be drawn is no reason to lose the training
+        if (state := look(self._board)) is None:
             return
         for metrics in state.finished[self._shown :]:
             self._console.print(_epoch_line(metrics, self._epochs), highlight=False)

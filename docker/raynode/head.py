@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from raynode import address, api, ports, process
+from raynode import address, api, metrics, ports, process
 
 JOBS = f"http://127.0.0.1:{ports.DASHBOARD}/api/jobs/"
 ENDED = {"STOPPED", "SUCCEEDED", "FAILED"}
@@ -27,6 +27,7 @@ def main() -> None:
 def start() -> int:
     """Start the head and stay until it ends; its exit status."""
     os.environ.setdefault(JOB_LIMIT, JOB_LIMIT_SECONDS)
+    metrics.start()
     # The dashboard listens on every interface: it is reached from the instance, and answers to the token alone.
     arguments = ["--head", f"--node-ip-address={address.own()}", "--dashboard-host=0.0.0.0", *ports.flags(ports.HEAD)]
     return process.ray_start("ray-head", [*arguments, *sys.argv[1:]], before_stop=stop_jobs)

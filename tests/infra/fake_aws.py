@@ -51,8 +51,9 @@ class Cloud(mocks.Mocks):
     zones: tuple[str, ...] = ("us-west-2-lax-1a", "us-west-2c", "us-west-2a", "us-west-2b")
     not_offered: dict[str, tuple[str, ...]] = field(default_factory=dict)
     running: tuple[str, ...] = ("i-0123456789abcdef0",)
-    quotas: dict[str, float] | None = field(default_factory=dict)
+    quotas: dict[str, float] = field(default_factory=dict)
     prices: dict[str, float] | None = field(default_factory=lambda: {"m5.xlarge": 0.192, "g5.xlarge": 1.006})
+    silent: tuple[str, ...] = ()
     vpc: dict[str, Any] = field(default_factory=dict)
     subnet: dict[str, Any] = field(default_factory=dict)
     resources: dict[str, Registered] = field(default_factory=dict)
@@ -120,7 +121,10 @@ class Cloud(mocks.Mocks):
     def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         """Answer a question to AWS; an unknown instance type fails as it does there."""
         self.calls.append((args.token, args.args))
-        match args.token.rpartition(":")[2]:
+        asked = args.token.rpartition(":")[2]
+        if asked in self.silent:
+            return {}, [("", "AccessDenied: not authorized")]
+        match asked:
             case "getRegion":
                 return {"region": REGION}, []
             case "getInstanceType":
@@ -128,8 +132,6 @@ class Cloud(mocks.Mocks):
             case "getInstanceTypeOfferings":
                 return self._offerings(args.args["filters"][0]["values"]), []
             case "getServiceQuota":
-                if self.quotas is None:
-                    return {}, [("", "AccessDenied: not authorized to perform servicequotas:GetServiceQuota")]
                 return {"value": self.quotas.get(args.args["quotaCode"], 64.0)}, []
             case "getVpc":
                 vpc = {"id": args.args["id"], "enableDnsSupport": True, "enableDnsHostnames": True, **self.vpc}
@@ -227,4 +229,5 @@ _OUTPUTS: dict[str, dict[str, Any]] = {
     "aws:s3/bucket:Bucket": {"bucket": "training-bucket", "arn": "arn:aws:s3:::training-bucket"},
     "aws:ecr/repository:Repository": {"repositoryUrl": f"{REGISTRY}/training"},
     "random:index/randomPassword:RandomPassword": {"result": SECRET},
+    "random:index/randomId:RandomId": {"hex": "c0ffee"},
 }

@@ -166,8 +166,16 @@ def test_ecs_moves_a_managed_number_and_nobody_else_does(cloud: Cloud) -> None:
 
 def test_the_tag_that_ecs_adds_is_there_from_the_start(cloud: Cloud) -> None:
     capacity(cloud, MANAGED)
-    tags = {tag["key"]: tag["value"] for tag in cloud.resources["head-group"].inputs["tags"]}
-    assert tags["AmazonECSManaged"] == "true", "every second `pulumi up` would take it away again"
+    tags = {tag["key"]: tag for tag in cloud.resources["head-group"].inputs["tags"]}
+    assert tags["AmazonECSManaged"] == {"key": "AmazonECSManaged", "value": "true", "propagateAtLaunch": True}, (
+        "every second `pulumi up` would take it away again, and ECS stops no instance without it"
+    )
+    assert not tags["stack"]["propagateAtLaunch"], "the template says the others"
+
+
+def test_what_is_paid_for_is_counted(cloud: Cloud) -> None:
+    capacity(cloud)
+    assert cloud.resources["head-group"].inputs["enabledMetrics"] == ["GroupInServiceInstances"], "scaling reads it"
 
 
 def test_ecs_neither_scales_nor_holds_the_instances(cloud: Cloud) -> None:

@@ -25,7 +25,7 @@ def test_logs_do_not_pile_up_for_ever(cloud: Cloud) -> None:
 
 def test_the_cluster_says_its_names(cloud: Cloud) -> None:
     made = cluster(cloud)
-    assert cloud.value(made.handle.name) == "ray-on-ecs-dev-ray", "instances join by name"
+    assert cloud.value(made.handle.name) == "ray-on-ecs-dev-ray-c0ffee", "instances join by name"
     assert cloud.value(made.handle.arn).endswith(":ray-cluster"), "services are created by ARN"
     assert cloud.value(made.logs.name) == "ray-logs", "containers write by name"
     assert cloud.value(made.logs.arn).endswith(":ray-logs"), "policies allow by ARN"
@@ -40,8 +40,11 @@ def test_tasks_are_counted(cloud: Cloud) -> None:
 def test_the_log_group_that_container_insights_would_make_is_the_stacks(cloud: Cloud) -> None:
     cluster(cloud)
     insights = cloud.resources["ray-insights"].inputs
-    assert insights["name"] == "/aws/ecs/containerinsights/ray-on-ecs-dev-ray/performance", "ECS looks for this name"
+    assert insights["name"] == "/aws/ecs/containerinsights/ray-on-ecs-dev-ray-c0ffee/performance", (
+        "ECS looks for this name"
+    )
     assert insights["retentionInDays"] == 30
+    assert "ray-suffix" in cloud.needs("ray-insights"), "one that comes back would be in the way of the next `up`"
     assert "ray-insights" in cloud.resources["ray-cluster"].dependencies, (
         "destroyed before the cluster, it would be made anew by what the cluster still writes, and stay"
     )
@@ -50,9 +53,10 @@ def test_the_log_group_that_container_insights_would_make_is_the_stacks(cloud: C
 def test_capacity_providers_are_associated_by_name(cloud: Cloud) -> None:
     cluster(cloud, ("head", "workers"))
     association = cloud.resources["ray-capacity-providers"]
-    assert association.inputs == {"clusterName": "ray-on-ecs-dev-ray", "capacityProviders": ["head", "workers"]}, (
-        "by ARN ECS finds no instance in them"
-    )
+    assert association.inputs == {
+        "clusterName": "ray-on-ecs-dev-ray-c0ffee",
+        "capacityProviders": ["head", "workers"],
+    }, "by ARN ECS finds no instance in them"
     assert association.parent == "ray", "it belongs to the cluster"
     assert "ray-cluster" in association.dependencies, "the cluster has to exist first"
 

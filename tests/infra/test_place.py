@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pulumi
 import pytest
 
 from infra.errors import SettingError
@@ -107,3 +108,19 @@ def test_a_subnet_for_public_addresses_is_pointed_out(cloud: Cloud, warnings: li
     cloud.subnet = {"mapPublicIpOnLaunch": True}
     assert place(cloud, **EXISTING).existing, "endpoints may lead out of it all the same"
     assert "subnet-0c2d is meant for public addresses" in warnings[0]
+
+
+@pytest.mark.parametrize("given", [{"availability_zone": "us-west-2b"}, EXISTING])
+def test_a_caller_who_may_not_ask_for_zones_goes_on_in_the_one_that_is_given(
+    cloud: Cloud, warnings: list[str], given: dict[str, str]
+) -> None:
+    cloud.silent = ("getInstanceTypeOfferings",)
+    assert place(cloud, **given).zone == "us-west-2b"
+    [line] = warnings
+    assert "(ec2:DescribeInstanceTypeOfferings: " in line, "the line names the right that is missing"
+
+
+def test_a_caller_who_may_not_ask_for_zones_has_to_give_one(cloud: Cloud) -> None:
+    cloud.silent = ("getInstanceTypeOfferings",)
+    with pytest.raises(pulumi.RunError, match="set availabilityZone to one that does"):
+        place(cloud)

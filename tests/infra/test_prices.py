@@ -21,6 +21,7 @@ QUESTION = {
             "tenancy": "Shared",
             "preInstalledSw": "NA",
             "capacitystatus": "Used",
+            "marketoption": "OnDemand",
             "instanceType": "g5.xlarge",
             "regionCode": REGION,
         }.items()

@@ -28,6 +28,7 @@ NAMESPACE = "ray-on-ecs/dev"
 FIXED = Workers(fewest=2, most=2, job=2, idle_minutes=0)
 ELASTIC = Workers(fewest=0, most=4, job=2, idle_minutes=0)
 IDLE = Workers(fewest=2, most=2, job=2, idle_minutes=60)
+GROWING = Workers(fewest=2, most=4, job=2, idle_minutes=0)
 
 
 def known(value: str) -> pulumi.Output[str]:
@@ -172,8 +173,8 @@ def test_a_service_is_created_last_and_destroyed_first(nodes: Cloud, kind: str) 
     )
 
 
-@pytest.mark.parametrize(("workers", "count"), [(ELASTIC, 0), (IDLE, 2)])
-def test_elastic_workers_begin_with_the_fewest_and_are_left_to_the_scaler(
+@pytest.mark.parametrize(("workers", "count"), [(ELASTIC, 0), (IDLE, 0), (GROWING, 2)])
+def test_elastic_workers_begin_with_the_lowest_number_and_are_left_to_the_scaler(
     cloud: Cloud, workers: Workers, count: int
 ) -> None:
     def program() -> None:
@@ -183,6 +184,10 @@ def test_elastic_workers_begin_with_the_fewest_and_are_left_to_the_scaler(
     cloud.run(program)
     service = cloud.resources["ray-workers-service"]
     assert service.inputs["desiredCount"] == count, "no job wants more yet"
+    breaker = service.inputs["deploymentCircuitBreaker"]
+    assert breaker == {"enable": True, "rollback": False}, (
+        "tasks that fail for ever would keep the scaler from stopping"
+    )
     assert service.ignore_changes == ("desiredCount",), "`pulumi up --refresh` would take a job's workers away"
 
 

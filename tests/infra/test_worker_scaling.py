@@ -22,7 +22,8 @@ def scaling(cloud: Cloud, workers: Workers, gpus: int = 1) -> Cloud:
 
     def program() -> None:
         cluster, name = (pulumi.Output.from_input(each) for each in ("ray", "ray-workers"))
-        args = WorkerScalingArgs(service=EcsService(cluster=cluster, name=name), workers=workers, gpus=gpus)
+        service = EcsService(cluster=cluster, name=name)
+        args = WorkerScalingArgs(service=service, group_name="workers-group", workers=workers, gpus=gpus)
         WorkerScaling("scaling", args)
 
     cloud.run(program)
@@ -33,9 +34,15 @@ def rings(cloud: Cloud, kind: str, **metrics: float | None) -> bool:
     """Whether a minute with these values counts towards an alarm, by CloudWatch's rules for its expression."""
     alarm = cloud.resources[f"scaling-{kind}-alarm"].inputs
     result = next(query for query in alarm["metricQueries"] if query.get("returnData"))
-    names = {"IF": lambda condition, yes, no: yes if condition else no, "REPEAT": None}
-    names["FILL"] = lambda value, filling: filling if value is None else value
-    value = eval(result["expression"], {"__builtins__": {}}, {**names, **metrics})
+    functions = {
+        "IF": lambda condition, yes, no: yes if condition else no,
+        "FILL": lambda value, filling: filling if value is None else value,
+    }
+    used = {query["id"] for query in alarm["metricQueries"]} - {"result"}
+    expression = result["expression"].replace("&&", "and").replace("||", "or")
+    known = {**dict.fromkeys(used), **metrics}
+    assert known.keys() == used, "the alarm looks at other metrics"
+    value = eval(expression, {"__builtins__": {}}, {**functions, **known})
     return value is not None and value > alarm["threshold"]
 
 
@@ -78,6 +85,8 @@ def test_a_job_that_waits_gets_workers_and_one_that_runs_is_left_alone(cloud: Cl
     assert rings(cloud, "short", wanted=4, there=2), "a second job's, too"
     assert not rings(cloud, "short", wanted=2, there=2), "what is there is enough"
     assert not rings(cloud, "short", wanted=0, there=2), "it never takes any away"
+    assert not rings(cloud, "short", wanted=9, there=4), "there can't be more than maxWorkers"
+    assert not rings(cloud, "short"), "a head that is gone wants none"
     assert cloud.resources["scaling-short-alarm"].inputs["evaluationPeriods"] == 1, "somebody waits"
 
 
@@ -87,7 +96,7 @@ def test_as_many_workers_are_started_as_hold_the_gpus(cloud: Cloud, gpus: int, f
     scaling(cloud, Workers(fewest=fewest, most=most, job=most, idle_minutes=0), gpus)
     for wanted in range(1, gpus * most + 5):
         needed = -(-wanted // gpus)
-        assert number(cloud, "grow", wanted) == min(max(needed, fewest), most), f"{wanted} GPUs"
+        assert number(cloud, "short", wanted) == min(max(needed, fewest), most), f"{wanted} GPUs"
 
 
 @pytest.mark.parametrize("most", [21, 40, 64, 100])
@@ -99,43 +108,57 @@ def test_many_workers_share_the_steps_that_a_policy_may_have(most: int) -> None:
 
 def test_workers_that_nobody_wants_go_down_to_the_fewest(cloud: Cloud) -> None:
     scaling(cloud, BOTH)
-    assert rings(cloud, "unwanted", sign=0, tasks=3), "nobody wants them"
-    assert rings(cloud, "unwanted", sign=None, tasks=3), "a head that is gone wants none"
-    assert not rings(cloud, "unwanted", sign=2, tasks=3), "a job runs on them"
-    assert not rings(cloud, "unwanted", sign=0, tasks=1), "the fewest stay, and the alarm is silent"
-    assert not rings(cloud, "unwanted", sign=0, tasks=None), "there is no service"
+    assert rings(cloud, "unwanted", wanted=0, instances=3), "nobody wants them"
+    assert rings(cloud, "unwanted", instances=3), "a head that is gone wants none"
+    assert not rings(cloud, "unwanted", wanted=2, instances=3), "a job runs on them"
+    assert not rings(cloud, "unwanted", wanted=0, instances=1), "the fewest stay, and the alarm is silent"
+    assert not rings(cloud, "unwanted", wanted=0), "there is no group"
     assert number(cloud, "unwanted", 0.5) == 1
     assert cloud.resources["scaling-unwanted-alarm"].inputs["evaluationPeriods"] == 10, "the next run follows soon"
 
 
 def test_workers_without_progress_are_stopped_whoever_is_alive(cloud: Cloud) -> None:
     scaling(cloud, BOTH)
-    assert rings(cloud, "idle", sign=None, tasks=2), "nobody trains: the head is gone, or the job hangs"
-    assert not rings(cloud, "idle", sign=40, tasks=2), "a run makes progress"
-    assert not rings(cloud, "idle", sign=None, tasks=0), "there is nothing to stop"
+    assert rings(cloud, "idle", instances=2), "the head is gone"
+    assert rings(cloud, "idle", progress=0, wanted=2, there=2, instances=2), "a run hangs, or a job holds and idles"
+    assert rings(cloud, "idle", progress=0, wanted=9, there=4, instances=4), "a job waits for what can't come"
+    assert not rings(cloud, "idle", progress=40, wanted=2, there=2, instances=2), "a run makes progress"
+    assert not rings(cloud, "idle", progress=0, wanted=2, there=0, instances=2), "its workers are starting"
+    assert not rings(cloud, "idle", progress=0, wanted=0, there=0, instances=0), "there is nothing to stop"
     assert number(cloud, "idle", 2) == 0, "all of them"
     assert cloud.resources["scaling-idle-alarm"].inputs["evaluationPeriods"] == 60, "idleTimeoutMinutes of it"
 
 
-@pytest.mark.parametrize(("kind", "metric"), [("unwanted", "GPUsWanted"), ("idle", "TrainingSteps")])
-def test_an_alarm_looks_at_the_stacks_own_metric_and_at_ecs(cloud: Cloud, kind: str, metric: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name", "metric"),
+    [("unwanted", "wanted", "GPUsWanted"), ("idle", "progress", "RunProgress"), ("short", "there", "GPUs")],
+)
+def test_an_alarm_looks_at_the_stacks_own_metrics(cloud: Cloud, kind: str, name: str, metric: str) -> None:
     scaling(cloud, BOTH)
     queries = {query["id"]: query for query in cloud.resources[f"scaling-{kind}-alarm"].inputs["metricQueries"]}
-    assert queries["sign"]["metric"] == {
+    assert queries[name]["metric"] == {
         "namespace": "ray-on-ecs/dev",
         "metricName": metric,
         "stat": "Maximum",
         "period": 60.0,
         "dimensions": {},
     }
-    tasks: dict[str, Any] = queries["tasks"]["metric"]
-    assert (tasks["namespace"], tasks["metricName"]) == ("ECS/ContainerInsights", "DesiredTaskCount")
-    assert tasks["dimensions"] == {"ClusterName": "ray", "ServiceName": "ray-workers"}, "by name, not by instance"
+
+
+@pytest.mark.parametrize("kind", ["unwanted", "idle"])
+def test_what_is_stopped_is_what_is_paid_for(cloud: Cloud, kind: str) -> None:
+    scaling(cloud, BOTH)
+    queries = {query["id"]: query for query in cloud.resources[f"scaling-{kind}-alarm"].inputs["metricQueries"]}
+    instances: dict[str, Any] = queries["instances"]["metric"]
+    assert (instances["namespace"], instances["metricName"]) == ("AWS/AutoScaling", "GroupInServiceInstances"), (
+        "ECS counts no task where none comes to run, and the instances would stay"
+    )
+    assert instances["dimensions"] == {"AutoScalingGroupName": "workers-group"}, "by name, not by instance"
 
 
 def test_each_alarm_moves_the_service_through_its_own_policy(cloud: Cloud) -> None:
     scaling(cloud, BOTH)
-    for alarm, policy in {"short": "grow", "unwanted": "unwanted", "idle": "idle"}.items():
-        actions = cloud.resources[f"scaling-{alarm}-alarm"].inputs["alarmActions"]
-        assert [action.rpartition(":")[2] for action in actions] == [f"scaling-{policy}-policy"]
-        assert "scaling-target" in cloud.needs(f"scaling-{policy}-policy"), "AWS refuses a policy without its target"
+    for kind in ("short", "unwanted", "idle"):
+        actions = cloud.resources[f"scaling-{kind}-alarm"].inputs["alarmActions"]
+        assert [action.rpartition(":")[2] for action in actions] == [f"scaling-{kind}-policy"]
+        assert "scaling-target" in cloud.needs(f"scaling-{kind}-policy"), "AWS refuses a policy without its target"

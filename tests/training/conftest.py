@@ -115,3 +115,14 @@ def s3_client(s3_server: str) -> Any:
     )
     client.create_bucket(Bucket=BUCKET)
     return client
+
+
+@pytest.fixture(scope="session")
+def cloudwatch_client(s3_server: str) -> Any:
+    return boto3.client(
+        "cloudwatch",
+        endpoint_url=s3_server,
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )

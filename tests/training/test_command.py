@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.node.aws import told
 from tests.training.conftest import BUCKET, Run
 from training.model import resnet18_classifier
 
@@ -27,9 +28,10 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(train: Train, storage: Path) -> Run:
+def finished(train: Train, storage: Path, s3_variables: dict[str, str]) -> Run:
     """resnet18 on the digits, from the command line."""
-    return train("--dataset", "digits", "--epochs", "3", "--storage-path", str(storage), "--run-name", "digits")
+    command = ("--dataset", "digits", "--epochs", "3", "--storage-path", str(storage), "--run-name", "digits")
+    return train(*command, TRAINING_CLOUDWATCH_NAMESPACE="runs/of the tests", **s3_variables)
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +68,14 @@ def test_everything_promised_is_in_the_storage_path(run_folder: Path) -> None:
     assert result["times"]["training_seconds"] > 0
     with Image.open(run_folder / "curves.png") as picture:
         assert picture.size > (600, 200), "a picture large enough to read"
+
+
+def test_cloudwatch_has_every_step_and_epoch(run_folder: Path, cloudwatch_client: Any) -> None:
+    history, found = _history(run_folder), told(cloudwatch_client, "runs/of the tests")
+    assert found["RunProgress"].sum - 1 == sum(each["steps"] for each in history) == 36, "1 is the beginning"
+    assert found["TestAccuracy"] == (3, pytest.approx(sum(each["test_accuracy"] for each in history)), "None")
+    assert found["SamplesPerSecond"].sum == pytest.approx(sum(each["samples_per_second"] for each in history))
+    assert {"TrainLoss", "TestLoss"} <= set(found)
 
 
 def test_the_weights_load_into_the_plain_model(run_folder: Path) -> None:

@@ -25,6 +25,11 @@ from training.errors import UsageError
         (["--device", "tpu"], ["--device", "tpu", "auto, cuda, cpu"]),
         (["--run-name", "a/b"], ["--run-name", "a/b", "letters"]),
         (["--run-name", ".."], ["--run-name", "..", "letters"]),
+        (["--cloudwatch-namespace", ""], ["--cloudwatch-namespace", "''", "letters"]),
+        (["--cloudwatch-namespace", "a" * 256], ["--cloudwatch-namespace", "255"]),
+        (["--cloudwatch-namespace", "AWS/ECS"], ["--cloudwatch-namespace", "AWS/"]),
+        (["--cloudwatch-namespace", "naïve"], ["--cloudwatch-namespace", "naïve"]),
+        (["--cloudwatch-namespace", ":a"], ["--cloudwatch-namespace", "':'"]),
         (["--epoch", "3"], ["--epoch", "--help"]),
     ],
 )
@@ -50,6 +55,13 @@ def test_an_environment_variable_sets_the_default_and_a_flag_wins_over_it() -> N
     assert parse([], variables).storage_path == "s3://bucket/runs", "the task definition hands over the bucket so"
     assert parse([], variables).num_workers == 4, "a number from the environment is a number"
     assert parse(["--num-workers", "2"], variables).num_workers == 2, "what is typed wins"
+
+
+def test_a_namespace_is_what_cloudwatch_takes() -> None:
+    for name in ("ray-dev", "a b/C_1.#:", "AWSome/x", "x" * 255):
+        assert parse(["--cloudwatch-namespace", name], {}).cloudwatch_namespace == name
+    assert parse([], {"TRAINING_CLOUDWATCH_NAMESPACE": "ray"}).cloudwatch_namespace == "ray"
+    assert parse([], {"TRAINING_CLOUDWATCH_NAMESPACE": ""}).cloudwatch_namespace is None, "an empty one is none"
 
 
 def test_a_bad_environment_variable_is_refused_like_a_flag() -> None:

@@ -1,0 +1,185 @@
+"""The head tells CloudWatch what there is and what is needed, and comes to no harm where it can't."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import BotoCoreError
+
+from raynode import demand, metrics
+from raynode.demand import Demand
+from tests.node.aws import told
+from tests.node.conftest import Head
+from tests.node.test_process import fake_ray
+
+
+def node(*gpus: dict[str, Any], state: str = "ALIVE") -> dict[str, Any]:
+    """A node as Ray 2.60's dashboard shows it: ray/dashboard/modules/reporter/reporter_models.py."""
+    return {"hostname": "worker", "raylet": {"state": state, "nodeId": "0" * 56}, "gpus": list(gpus)}
+
+
+def gpu(busy: int | None, used: int, total: int = 23028) -> dict[str, Any]:
+    names = {"index": 0, "name": "NVIDIA A10G", "uuid": "GPU-0", "processesPids": []}
+    return {**names, "utilizationGpu": busy, "memoryUsed": used, "memoryTotal": total, "powerMw": None}
+
+
+def summary(*nodes: dict[str, Any]) -> dict[str, Any]:
+    return {"result": True, "msg": "Node summary fetched.", "data": {"summary": list(nodes)}}
+
+
+@pytest.fixture
+def ray(head: Head, monkeypatch: pytest.MonkeyPatch) -> Head:
+    """A head on which five GPUs are needed and three are there."""
+    monkeypatch.setattr(demand, "read", lambda gcs: Demand(gpus=3, gpus_used=3, gpus_waiting=2))
+    head.answer = summary(node(), node(gpu(97, 11514)), node(gpu(3, 11514), gpu(97, 23028)))
+    return head
+
+
+def test_cloudwatch_gets_what_is_there_what_is_needed_and_each_gpu(ray: Head, cloudwatch: Any) -> None:
+    metrics.publish("head-a")
+    assert told(cloudwatch, "head-a") == {
+        "GPUs": (1, 3, "Count"),
+        "GPUsWanted": (1, 5, "Count"),
+        "RunProgress": (1, 0, "Count"),
+        "GPUUtilization": (3, 97 + 3 + 97, "Percent"),
+        "GPUMemoryUtilization": (3, 50 + 50 + 100, "Percent"),
+    }
+
+
+def test_a_metric_has_no_dimension(ray: Head, cloudwatch: Any) -> None:
+    metrics.publish("head-b")
+    assert all(not each["Dimensions"] for each in cloudwatch.list_metrics(Namespace="head-b")["Metrics"])
+
+
+def test_without_gpus_nothing_is_said_of_them(ray: Head, cloudwatch: Any) -> None:
+    ray.answer = summary(node())
+    metrics.publish("head-c")
+    assert set(told(cloudwatch, "head-c")) == {"GPUs", "GPUsWanted", "RunProgress"}
+
+
+def test_workers_are_started_also_where_the_gpus_cannot_be_read(ray: Head, cloudwatch: Any) -> None:
+    ray.answer = {"of another": "Ray"}
+    with pytest.raises(KeyError):
+        metrics.publish("head-d")
+    assert set(told(cloudwatch, "head-d")) == {"GPUs", "GPUsWanted", "RunProgress"}
+
+
+def test_a_gpu_that_does_not_tell_how_busy_it_is_is_left_out() -> None:
+    [busy, full] = metrics.utilization(summary(node(gpu(None, 0), gpu(-1, 0), gpu(0, 0))))
+    assert (busy["Values"], busy["Counts"]) == ([0], [1]), "0 is a value: such a GPU is idle"
+    assert (full["Values"], full["Counts"]) == ([0], [3]), "CloudWatch takes a value once, with how often it is there"
+
+
+def test_a_node_that_is_gone_is_left_out() -> None:
+    assert metrics.utilization(summary(node(gpu(50, 50), state="DEAD"))) == [], "the dashboard keeps it for a while"
+
+
+class Enough(BaseException):
+    """Ends what would go on for ever."""
+
+
+def outcomes(*causes: str | None) -> Callable[[], None]:
+    """Work that fails for these causes, one at each call, then ends."""
+    left: Iterator[str | None] = iter(causes)
+
+    def work() -> None:
+        cause = next(left, Enough())
+        if isinstance(cause, Enough):
+            raise cause
+        if cause:
+            raise OSError(cause)
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("causes", "lines"),
+    [
+        ([None, None], []),
+        (["silent", "silent", "mute"], ["not published (OSError: silent)"]),
+        (["silent", "silent", None, None], ["not published (OSError: silent)", "published again"]),
+        (["a", None, "b"], ["not published (OSError: a)", "published again", "not published (OSError: b)"]),
+        (["several\nlines"], ["not published (OSError: several lines)"]),
+    ],
+)
+def test_a_failure_is_one_line_when_it_begins_and_one_when_it_ends(
+    causes: list[str | None], lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(metrics, "SECONDS_BETWEEN", 0.0)
+    with pytest.raises(Enough):
+        metrics.repeat(outcomes(*causes))
+    assert capsys.readouterr().err.splitlines() == [f"ray-head: metrics: {line}" for line in lines]
+
+
+class Clock:
+    """Time that passes only where something takes it."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_it_is_done_every_minute_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, times = Clock(), []
+    monkeypatch.setattr(metrics, "time", clock)
+
+    def work() -> None:
+        times.append(clock.now - Clock.now)
+        clock.sleep(20)
+        if len(times) == 4:
+            raise Enough
+
+    with pytest.raises(Enough):
+        metrics.repeat(work)
+    assert times == [60, 120, 180, 240], "a minute without a value looks like a head without one"
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "Could not connect to the endpoint URL"),
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "Unable to locate credentials"),
+    ],
+)
+def test_an_aws_that_cannot_be_used_is_a_failure(
+    ray: Head, cloudwatch: Any, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], said: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    metrics.cloudwatch.cache_clear()
+    with pytest.raises(BotoCoreError, match=said):
+        metrics.publish("head-e")
+
+
+HEAD = """
+from raynode import head, metrics, ports
+ports.DASHBOARD = 9
+metrics.SECONDS_BETWEEN = 0.1
+head.main()
+"""
+
+
+@pytest.mark.parametrize(("namespace", "said"), [("mine", 1), ("", 0)])
+def test_a_head_that_cannot_publish_runs_on_and_ends_as_it_would(tmp_path: Path, namespace: str, said: int) -> None:
+    ray = fake_ray(tmp_path, "#!/bin/sh\nsleep 1\nexit 7\n")
+    done = subprocess.run(
+        [sys.executable, "-c", HEAD],
+        env={**ray, "CLOUDWATCH_NAMESPACE": namespace, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 7, "Ray's own status"
+    assert done.stderr.count("ray-head: metrics: not published") == said, done.stderr
+    assert len(done.stderr.splitlines()) == said
