@@ -4,7 +4,7 @@ from functools import partial
 
 import pulumi
 
-from infra import commands
+from infra import commands, ray_node
 from infra.auth import AuthToken, AuthTokenArgs
 from infra.capacity import Capacity, CapacityArgs
 from infra.cluster import Cluster, ClusterArgs
@@ -47,7 +47,6 @@ node = RayNodeArgs(
     logs=cluster.logs,
     token_parameter_arn=auth.parameter_arn,
     bucket=storage.bucket,
-    depends_on=[association],
 )
 head = RayHead(
     "ray-head",
@@ -59,6 +58,7 @@ ray_workers = RayWorkers(
         node=node, provider=worker_capacity.provider, size=plan.worker, workers=workers, head_host=discovery.head_host
     ),
 )
+ray_node.start([head, ray_workers], after=[association])
 if workers.elastic:
     moved = {"service": ray_workers.service, "group_name": worker_capacity.group_name}
     WorkerScaling("scaling", WorkerScalingArgs(**moved, workers=workers, gpus=plan.worker.gpus))

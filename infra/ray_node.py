@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pulumi
 import pulumi_aws as aws
@@ -18,7 +19,7 @@ from infra.tags import metrics_namespace, physical_name, tags
 
 @dataclass(frozen=True, kw_only=True)
 class RayNodeArgs:
-    """What every Ray node runs on; its services start after `depends_on` and are gone before any of it goes."""
+    """What every Ray node runs on."""
 
     cluster: EcsCluster
     site: Site
@@ -27,7 +28,6 @@ class RayNodeArgs:
     logs: LogGroup
     token_parameter_arn: pulumi.Input[str]
     bucket: Bucket
-    depends_on: Sequence[pulumi.Resource]
 
     def container(
         self, define: Callable[..., Container], size: TaskSize, **inputs: pulumi.Input[str]
@@ -40,9 +40,10 @@ class RayNodeArgs:
 
 
 class RayNode(pulumi.ComponentResource):
-    """One kind of Ray node: one task on each of its instances."""
+    """One kind of Ray node, one task on each of its instances; `start` makes the service that runs them."""
 
     service: EcsService
+    rights: list[pulumi.Resource]
 
     def __init__(
         self,
@@ -63,18 +64,22 @@ class RayNode(pulumi.ComponentResource):
         self._prefix = name
         execution_role, execution_policy = self._role("execution", _execution_policy(node))
         task_role, task_policy = self._role("task", _task_policy(node, publishes))
-        task = self._task_definition(container, size, execution_role, task_role)
-        service = self._service(
-            task,
+        self.rights = [execution_policy, task_policy]
+        self._cluster = node.cluster
+        self._service = partial(
+            self._make_service,
+            self._task_definition(container, size, execution_role, task_role),
             node,
             count=count,
             capacity_provider=capacity_provider,
             scaled=scaled,
             registry_arn=registry_arn,
-            after=[node.site.network, *node.depends_on, execution_policy, task_policy],
         )
-        self.service = EcsService(cluster=node.cluster.name, name=service.name)
-        self.register_outputs({"service_name": service.name})
+        self.register_outputs({})
+
+    def start(self, after: Sequence[pulumi.Resource]) -> None:
+        """Make the service, which is gone before any of `after` goes."""
+        self.service = EcsService(cluster=self._cluster.name, name=self._service(after=after).name)
 
     def _role(self, purpose: str, policy: pulumi.Output[str]) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
         name = f"{self._prefix}-{purpose}-role"
@@ -112,7 +117,7 @@ class RayNode(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self),
         )
 
-    def _service(
+    def _make_service(
         self,
         task: aws.ecs.TaskDefinition,
         node: RayNodeArgs,
@@ -155,12 +160,22 @@ class RayNode(pulumi.ComponentResource):
                 parent=self,
                 # A service without its association is refused; one that outlives the network, its roles or its logs
                 # cannot report its tasks stopped, and `destroy` waits in DRAINING until it fails.
-                depends_on=after,
+                depends_on=[node.site.network, *after],
                 # The scaler's own number would be put back at every `pulumi up` that looks at AWS.
                 ignore_changes=["desiredCount"] if scaled else None,
                 custom_timeouts=pulumi.CustomTimeouts(delete="30m"),
             ),
         )
+
+
+def start(nodes: Sequence[RayNode], after: Sequence[pulumi.Resource]) -> None:
+    """Start the services of all nodes after the policies of all their roles, and so destroy them before any of those.
+
+    A run needs both kinds till its end, and a task that stops late still writes its log and its last checkpoint.
+    """
+    rights = [policy for node in nodes for policy in node.rights]
+    for node in nodes:
+        node.start([*after, *rights])
 
 
 def _registries(registry_arn: pulumi.Input[str] | None) -> aws.ecs.ServiceServiceRegistriesArgs | None:

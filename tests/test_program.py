@@ -152,7 +152,7 @@ def test_everything_that_takes_tags_has_them(everything: Cloud) -> None:
 
 def agent_needs(kind: str) -> dict[str, str]:
     """What has to be there as long as a service is, and what breaks without the edge."""
-    name = {"head": "ray-head", "workers": "ray-workers"}[kind]
+    name, other = ("ray-head", "ray-workers") if kind == "head" else ("ray-workers", "ray-head")
     return {
         "ray-capacity-providers": "ECS refuses a service on a provider that the cluster does not know, and `up` ends",
         f"{kind}-group": "a service without instances can't report its tasks stopped, and `destroy` hangs in DRAINING",
@@ -163,6 +163,8 @@ def agent_needs(kind: str) -> dict[str, str]:
         "network-egress": "the agent can't reach ECS, and `destroy` hangs in DRAINING",
         f"{name}-execution-policy": "the first tasks fail for want of image, logs and token",
         f"{name}-task-policy": "the first run is refused by S3, and a last checkpoint is lost",
+        f"{other}-execution-policy": "the other kind's tasks can't be started again while this one's still run",
+        f"{other}-task-policy": "a run needs both kinds until its end",
         "ray-logs": "tasks don't start without their log group",
         "auth-parameter": "tasks don't start without their token",
     }

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 import pulumi
 import pytest
 
-from infra import containers, policies
+from infra import containers, policies, ray_node
 from infra.handles import Bucket, EcsCluster, LogGroup, Site
 from infra.ray_head import RayHead, RayHeadArgs
 from infra.ray_node import RayNodeArgs
@@ -36,7 +35,7 @@ def known(value: str) -> pulumi.Output[str]:
     return pulumi.Output.from_input(value)
 
 
-def node(network: pulumi.Resource, depends_on: Sequence[pulumi.Resource] = ()) -> RayNodeArgs:
+def node(network: pulumi.Resource) -> RayNodeArgs:
     """What both kinds run on, with valid defaults."""
     return RayNodeArgs(
         cluster=EcsCluster(name=known("ray-cluster"), arn=known("arn:cluster")),
@@ -46,7 +45,6 @@ def node(network: pulumi.Resource, depends_on: Sequence[pulumi.Resource] = ()) -
         logs=LogGroup(name=known("ray-logs"), arn=known(LOGS)),
         token_parameter_arn=TOKEN,
         bucket=Bucket(name=known("training-bucket"), arn=known(BUCKET)),
-        depends_on=depends_on,
     )
 
 
@@ -74,8 +72,9 @@ def nodes(cloud: Cloud) -> Cloud:
     def program() -> None:
         network = pulumi.CustomResource("test:index:Network", "network", {})
         association = pulumi.CustomResource("test:index:Association", "association", {})
-        RayHead("ray-head", head_args(node(network, [association])))
-        RayWorkers("ray-workers", workers_args(node(network, [association])))
+        shared = node(network)
+        both = [RayHead("ray-head", head_args(shared)), RayWorkers("ray-workers", workers_args(shared))]
+        ray_node.start(both, after=[association])
 
     cloud.run(program)
     return cloud
@@ -168,9 +167,8 @@ def test_each_kind_has_roles_of_its_own_with_no_more_than_it_needs(nodes: Cloud,
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_service_is_created_last_and_destroyed_first(nodes: Cloud, kind: str) -> None:
     direct = nodes.resources[f"{kind}-service"].dependencies
-    assert {"association", "network", f"{kind}-execution-policy", f"{kind}-task-policy"} <= direct, (
-        "a service that outlives its roles hangs in DRAINING"
-    )
+    rights = {f"{each}-{purpose}-policy" for each in KINDS for purpose in ("execution", "task")}
+    assert {"association", "network", *rights} <= direct, "a service that outlives its roles hangs in DRAINING"
 
 
 @pytest.mark.parametrize(("workers", "count"), [(ELASTIC, 0), (IDLE, 0), (GROWING, 2)])
@@ -179,7 +177,7 @@ def test_elastic_workers_begin_with_the_lowest_number_and_are_left_to_the_scaler
 ) -> None:
     def program() -> None:
         network = pulumi.CustomResource("test:index:Network", "network", {})
-        RayWorkers("ray-workers", workers_args(node(network), workers))
+        RayWorkers("ray-workers", workers_args(node(network), workers)).start([])
 
     cloud.run(program)
     service = cloud.resources["ray-workers-service"]
