@@ -14,7 +14,6 @@ from infra.monitoring import Monitoring, MonitoringArgs
 from infra.network import Network, NetworkArgs
 from infra.plan import Plan
 from infra.ray_head import RayHead, RayHeadArgs
-from infra.ray_node import RayNodeArgs
 from infra.ray_workers import RayWorkers, RayWorkersArgs
 from infra.settings import Settings
 from infra.storage import Storage, StorageArgs
@@ -38,8 +37,7 @@ worker_capacity = Capacity(
     "workers",
     capacity(instance_type=settings.worker_instance_type, count=workers.most, managed=workers.elastic, gpu=True),
 )
-association = cluster.associate([head_capacity.provider, worker_capacity.provider])
-node = RayNodeArgs(
+node = ray_node.RayNodeArgs(
     cluster=cluster.handle,
     site=network.site,
     region=plan.region,
@@ -58,10 +56,12 @@ ray_workers = RayWorkers(
         node=node, provider=worker_capacity.provider, size=plan.worker, workers=workers, head_host=discovery.head_host
     ),
 )
-ray_node.start([head, ray_workers], after=[association])
+ray_node.start([head, ray_workers], after=[cluster.associate([head_capacity.provider, worker_capacity.provider])])
 if workers.elastic:
-    moved = {"service": ray_workers.service, "group_name": worker_capacity.group_name}
-    WorkerScaling("scaling", WorkerScalingArgs(**moved, workers=workers, gpus=plan.worker.gpus))
+    moved = WorkerScalingArgs(
+        service=ray_workers.service, group_name=worker_capacity.group_name, workers=workers, gpus=plan.worker.gpus
+    )
+    WorkerScaling("scaling", moved)
 monitored = MonitoringArgs(region=plan.region, head=head.service, workers=ray_workers.service, alerts=settings.alerts)
 monitoring = Monitoring("monitoring", monitored)
 head_id = head_capacity.instance_id()

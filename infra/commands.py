@@ -17,7 +17,8 @@ def train(region: str, gpus: int, instance_id: str) -> str:
     """Submit the training job on the head, as soon as it is well, and follow its log.
 
     The job outlives a dropped connection. It waits for a worker on each of the stack's GPUs, as instances that still
-    pull the image are not in the cluster yet. More arguments go right after `python -m training`, inside the quotes.
+    pull the image are not in the cluster yet. More arguments go behind it, inside the quotes, where a number of
+    workers takes the place of this one.
     """
     workers = f" --num-workers {gpus}" if gpus else ""
     wait = f'while c=$({HEAD_CONTAINER}); [ -z "$c" ]; do echo waiting for the Ray head to start; sleep 10; done'

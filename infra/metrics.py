@@ -1,7 +1,7 @@
 """CloudWatch's metrics of the stack, as alarms and graphs take them.
 
 ECS's and EC2's own go by the names of service and group. The stack's own, which the head and the training job publish
-each minute, have a namespace for the stack and need no dimension.
+each minute, have a namespace for each cluster and need no dimension.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AUTO_SCALING = "AWS/AutoScaling"
 class Metric:
     """A metric, and the statistic of it that is looked at."""
 
-    namespace: str
+    namespace: pulumi.Input[str]
     name: str
     stat: str
     dimensions: dict[str, pulumi.Input[str]] = field(default_factory=dict)

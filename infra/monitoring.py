@@ -12,7 +12,7 @@ from infra import dashboard
 from infra.handles import EcsService
 from infra.metrics import Metric, of_service
 from infra.settings import Alerts
-from infra.tags import metrics_namespace, physical_name, tags
+from infra.tags import metrics_namespace, tags
 
 PERIOD_SECONDS = 300
 # A head needs some minutes for its instance and its image.
@@ -97,7 +97,7 @@ class Monitoring(pulumi.ComponentResource):
         self._alarm(
             f"{name}-gpus",
             f"No GPU of the Ray cluster has been used for {GPUS_IDLE_MINUTES} minutes",
-            metric=Metric(namespace=metrics_namespace(), name="GPUUtilization", stat="Maximum"),
+            metric=Metric(namespace=metrics_namespace(args.head.cluster), name="GPUUtilization", stat="Maximum"),
             below=IDLE_PERCENT,
             minutes=GPUS_IDLE_MINUTES,
             missing="notBreaching",
@@ -133,14 +133,17 @@ class Monitoring(pulumi.ComponentResource):
         )
 
     def _dashboard(self, name: str, args: MonitoringArgs) -> aws.cloudwatch.Dashboard:
-        names = pulumi.Output.all(cluster=args.head.cluster, head=args.head.name, workers=args.workers.name)
-        body = names.apply(
-            lambda known: json.dumps(dashboard.body(region=args.region, namespace=metrics_namespace(), **known))
+        names = pulumi.Output.all(
+            namespace=metrics_namespace(args.head.cluster),
+            cluster=args.head.cluster,
+            head=args.head.name,
+            workers=args.workers.name,
         )
+        body = names.apply(lambda known: json.dumps(dashboard.body(region=args.region, **known)))
         return aws.cloudwatch.Dashboard(
             f"{name}-dashboard",
-            # Given, as CloudWatch makes up none; people look for it by this name.
-            dashboard_name=physical_name(name),
+            # Given, as CloudWatch makes up none; the cluster's is nobody else's.
+            dashboard_name=args.head.cluster,
             dashboard_body=body,
             opts=pulumi.ResourceOptions(parent=self),
         )

@@ -38,7 +38,7 @@ class Place:
     @classmethod
     def of(cls, settings: Settings) -> Place:
         """Ask AWS; SettingError where the stack can't run there."""
-        region = aws.get_region().region
+        region = region_of_the_stack()
         existing = look_up(settings.vpc_id, settings.subnet_id, region) if settings.vpc_id else None
         given = existing.zone if existing else settings.availability_zone
         offered = offerings(settings, region, given)
@@ -46,6 +46,15 @@ class Place:
         if existing:
             _check_subnets_zone(settings, existing, zones)
         return cls(region=region, zone=existing.zone if existing else choose_zone(settings, zones), existing=existing)
+
+
+def region_of_the_stack() -> str:
+    """Ask the AWS provider; this is the first question, and the one that fails without credentials."""
+    try:
+        return aws.get_region().region
+    except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
+        way_out = "sign in, and set aws:region with `pulumi config set aws:region us-west-2`"
+        raise pulumi.RunError(f"aws:region: AWS can't be asked ({cause(error)}); {way_out}") from error
 
 
 def offerings(settings: Settings, region: str, given: str) -> Offerings:
@@ -59,7 +68,7 @@ def offerings(settings: Settings, region: str, given: str) -> Offerings:
         found = aws.ec2.get_instance_type_offerings(
             location_type="availability-zone", filters=[{"name": "instance-type", "values": sorted(types)}]
         )
-    except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
+    except Exception as error:
         what = f"EC2 in {region} does not tell which zones offer which types (ec2:DescribeInstanceTypeOfferings"
         if given:
             pulumi.log.warn(f"{what}: {cause(error)}); going on in {given}")

@@ -49,8 +49,10 @@ def check(estimated: float | None, most: float, instances: Mapping[str, int]) ->
     if estimated is None or not most or estimated <= most:
         return
     what = " and ".join(f"{count} x {name}" for name, count in instances.items() if count)
-    rule = f"is below the {estimated:.2f} USD an hour that {what} cost"
-    raise SettingError("maxHourlyUsd", most, rule, "raise it, or give fewer or smaller instances")
+    rule = f"is below the {estimated:g} USD an hour that {what} cost"
+    raise SettingError(
+        "maxHourlyUsd", most, rule, "raise it, or give fewer (workerCount, maxWorkers) or smaller instances"
+    )
 
 
 def price_list() -> Any:

@@ -47,7 +47,8 @@ class Demand:
 
 
 def check(region: str, *demands: Demand) -> None:
-    """Refuse with a SettingError what the quotas don't allow; where they can't be read, say so once and go on."""
+    """Refuse with a SettingError what the quotas don't allow; where one can't be read, say so once and go on."""
+    unread: list[str] = []
     for quota in QUOTAS:
         counted = [each for each in demands if each.count and quota_of(each.instance_type) is quota]
         if not counted:
@@ -55,11 +56,13 @@ def check(region: str, *demands: Demand) -> None:
         try:
             allowed = aws.servicequotas.get_service_quota(service_code="ec2", quota_code=quota.code).value
         except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
-            what = f"the vCPU quotas in {region} could not be read (servicequotas:GetServiceQuota"
-            pulumi.log.warn(f"{what}: {cause(error)}); going on")
-            return
+            unread.append(f"{quota.name!r} ({cause(error)})")
+            continue
         if sum(each.count * each.vcpus for each in counted) > allowed:
             _refuse(counted, quota, region, allowed)
+    if unread:
+        what = f"vCPU quotas in {region} could not be read with servicequotas:GetServiceQuota"
+        pulumi.log.warn(f"{what}: {', '.join(unread)}; going on")
 
 
 def quota_of(instance_type: str) -> Quota | None:
@@ -75,7 +78,7 @@ def _refuse(counted: list[Demand], quota: Quota, region: str, allowed: float) ->
         f"needs {needed} vCPUs for {instances}, and the quota {quota.name!r} of this account in {region} is {allowed:g}"
     )
     way_out = (
-        f"ask for more under Service Quotas ({quota.code}), give fewer or smaller instances, "
-        "or set checkQuotas to false to go on"
+        f"ask for more under Service Quotas ({quota.code}), give fewer (workerCount, maxWorkers) or smaller "
+        "instances, or set checkQuotas to false to go on"
     )
     raise SettingError(most.key, most.instance_type, rule, way_out)

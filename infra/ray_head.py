@@ -30,7 +30,7 @@ class RayHead(RayNode):
             containers.head,
             size=args.size,
             bucket=args.node.bucket.name,
-            metrics_namespace=metrics_namespace(),
+            metrics_namespace=metrics_namespace(args.node.cluster.name),
         )
         super().__init__(
             "RayHead",

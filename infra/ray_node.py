@@ -189,7 +189,7 @@ def _execution_policy(node: RayNodeArgs) -> pulumi.Output[str]:
 
 
 def _task_policy(node: RayNodeArgs, publishes: bool) -> pulumi.Output[str]:
-    namespace = metrics_namespace() if publishes else None
-    return pulumi.Output.from_input(node.bucket.arn).apply(
-        lambda bucket_arn: json.dumps(policies.training(bucket_arn=bucket_arn, metrics_namespace=namespace))
+    namespace = metrics_namespace(node.cluster.name) if publishes else None
+    return pulumi.Output.all(bucket_arn=node.bucket.arn, metrics_namespace=namespace).apply(
+        lambda inputs: json.dumps(policies.training(**inputs))
     )

@@ -43,7 +43,12 @@ def worker_counts(count: int, fewest: int, most: int) -> None:
         way_out = "give the number of GPU instances, or 0 to keep the stack without any"
         raise SettingError("workerCount", count, "is below 0", way_out)
     if fewest < -1:
-        raise SettingError("minWorkers", fewest, "is below 0", "give a number of instances, or -1 for workerCount")
+        raise SettingError(
+            "minWorkers",
+            fewest,
+            "is below 0",
+            "give a number of instances, or `pulumi config rm minWorkers` for workerCount",
+        )
     if most < 0:
         raise SettingError("maxWorkers", most, "is below 0", "give a number of instances, or 0 for workerCount")
     if most and fewest > most:

@@ -20,6 +20,6 @@ def physical_name(name: str) -> str:
     return f"{pulumi.get_project()}-{pulumi.get_stack()}-{name}".replace(".", "-")
 
 
-def metrics_namespace() -> str:
-    """CloudWatch namespace of the stack's own metrics: a policy can't tell metrics apart by anything else."""
-    return f"{pulumi.get_project()}/{pulumi.get_stack()}"
+def metrics_namespace(cluster_name: pulumi.Input[str]) -> pulumi.Output[str]:
+    """CloudWatch namespace of one cluster's metrics, by which alone a policy can tell them from another's."""
+    return pulumi.Output.concat(pulumi.get_project(), "/", cluster_name)

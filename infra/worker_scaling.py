@@ -9,6 +9,7 @@ https://docs.aws.amazon.com/autoscaling/application/userguide/step-scaling-polic
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import pulumi
@@ -46,15 +47,15 @@ class WorkerScaling(pulumi.ComponentResource):
         workers = args.workers
         self._args = args
         self._target = self._scalable_target(name)
-        self._metrics = _metrics(args.group_name)
-        # More than there can be is no reason to wait, nor to keep what idles meanwhile.
-        short = f"(FILL(wanted, 0) > FILL(there, 0) && FILL(there, 0) < {workers.most * args.gpus})"
-        self._when_short(name, short)
+        self._metrics = _metrics(args)
+        self._when_short(name)
         if workers.fewest < workers.most:
             wanted = "FILL(wanted, 0) > 0"
             self._unless(name, "unwanted", wanted, minutes=UNWANTED_MINUTES, number=workers.fewest)
         if workers.idle_minutes:
-            alive = f"FILL(progress, 0) > 0 || {short}"
+            # More than there can be is no reason to keep what idles meanwhile.
+            waits = f"FILL(wanted, 0) > FILL(there, 0) && FILL(there, 0) < {workers.most * args.gpus}"
+            alive = f"FILL(progress, 0) > 0 || ({waits})"
             self._unless(name, "idle", alive, minutes=workers.idle_minutes, number=0)
         self.register_outputs({})
 
@@ -70,14 +71,18 @@ class WorkerScaling(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self),
         )
 
-    def _when_short(self, name: str, short: str) -> None:
-        """Set the number to what jobs want, while that is more than what is there."""
-        workers = self._args.workers
-        steps = wanted_steps(gpus=self._args.gpus, fewest=workers.fewest, most=workers.most)
+    def _when_short(self, name: str) -> None:
+        """Set the number to what jobs want while that is more than what is there, and to no less than what runs.
+
+        Without FILL: a minute that comes late is no minute in which nobody wants anything.
+        """
+        workers, gpus = self._args.workers, self._args.gpus
+        steps = wanted_steps(gpus=gpus, fewest=workers.fewest, most=workers.most)
+        short = f"wanted > there && there < {workers.most * gpus}"
         self._alarm(
             f"{name}-short",
             "Jobs of the Ray cluster wait for GPUs",
-            expression=f"IF({short}, wanted, 0)",
+            expression=f"IF({short}, MAX([wanted, FILL(instances, 0) * {gpus}]), 0)",
             above=0,
             minutes=1,
             policy=self._policy(f"{name}-short", steps),
@@ -129,7 +134,7 @@ class WorkerScaling(pulumi.ComponentResource):
         minutes: int,
         policy: aws.appautoscaling.Policy,
     ) -> None:
-        used = {key: metric for key, metric in self._metrics.items() if key in expression}
+        used = {key: metric for key, metric in self._metrics.items() if re.search(rf"\b{key}\b", expression)}
         result = aws.cloudwatch.MetricAlarmMetricQueryArgs(
             id="result", expression=expression, label=description, return_data=True
         )
@@ -148,12 +153,12 @@ class WorkerScaling(pulumi.ComponentResource):
         )
 
 
-def _metrics(group_name: pulumi.Input[str]) -> dict[str, Metric]:
+def _metrics(args: WorkerScalingArgs) -> dict[str, Metric]:
     """What the alarms' expressions speak of."""
     own = {"wanted": "GPUsWanted", "there": "GPUs", "progress": "RunProgress"}
-    group = {"AutoScalingGroupName": group_name}
+    namespace, group = metrics_namespace(args.service.cluster), {"AutoScalingGroupName": args.group_name}
     return {
-        **{key: Metric(namespace=metrics_namespace(), name=name, stat="Maximum") for key, name in own.items()},
+        **{key: Metric(namespace=namespace, name=name, stat="Maximum") for key, name in own.items()},
         "instances": Metric(namespace=AUTO_SCALING, name="GroupInServiceInstances", stat="Maximum", dimensions=group),
     }
 

@@ -13,7 +13,7 @@ import pytest
 
 from infra.errors import SettingError
 from infra.policies import MANAGED, ON_EVERYTHING
-from tests.infra.fake_aws import ACCOUNT, DIGEST, REGION, REGISTRY, SECRET, Cloud
+from tests.infra.fake_aws import ACCOUNT, DIGEST, REGION, REGISTRY, SECRET, Cloud, Registered
 
 ROOT = Path(__file__).parents[1]
 EXPORTS = {
@@ -97,7 +97,7 @@ def test_the_exports_are_those_of_the_resources(stack: Cloud) -> None:
         "cluster_name": "ray-on-ecs-dev-ray-c0ffee",
         "image_uri": f"{REGISTRY}/training@{DIGEST}",
         "log_group": "ray-logs",
-        "metrics_dashboard": "ray-on-ecs-dev-monitoring",
+        "metrics_dashboard": "ray-on-ecs-dev-ray-c0ffee",
         "estimated_hourly_usd": 2.204,
     }
 
@@ -269,10 +269,14 @@ def test_no_role_has_a_wildcard_without_a_written_reason(everything: Cloud) -> N
 
 
 def test_what_reaches_everything_is_held_by_a_condition_or_reads_nothing(everything: Cloud) -> None:
-    for policy in everything.of_type("aws:iam/rolePolicy:RolePolicy"):
-        for statement in statements(policy.inputs["policy"]):
-            if statement["Resource"] == "*" and statement["Action"] != ["ecr:GetAuthorizationToken"]:
-                assert statement["Condition"] == {"StringEquals": {"cloudwatch:namespace": "ray-on-ecs/dev"}}
+    policies = everything.of_type("aws:iam/rolePolicy:RolePolicy")
+    wide = [each for made in policies for each in statements(made.inputs["policy"]) if each["Resource"] == "*"]
+    assert len(wide) == 3, "two execution roles pull from ECR, the head publishes"
+    for statement in wide:
+        if statement["Action"] != ["ecr:GetAuthorizationToken"]:
+            assert statement["Condition"] == {
+                "StringEquals": {"cloudwatch:namespace": "ray-on-ecs/ray-on-ecs-dev-ray-c0ffee"}
+            }
 
 
 def test_a_policy_of_aws_has_a_written_reason(everything: Cloud) -> None:
@@ -292,14 +296,21 @@ def test_each_role_is_for_one_service(everything: Cloud) -> None:
         assert statement == {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
 
 
+def templates(cloud: Cloud) -> list[Registered]:
+    """What the instances of head and workers are launched from."""
+    found = cloud.of_type("aws:ec2/launchTemplate:LaunchTemplate")
+    assert len(found) == 2
+    return found
+
+
 def test_a_task_cannot_reach_the_instances_credentials(everything: Cloud) -> None:
-    for template in everything.of_type("aws:ec2/launchTemplate:LaunchTemplate"):
+    for template in templates(everything):
         assert template.inputs["metadataOptions"]["httpPutResponseHopLimit"] == 1, "a container is a hop away"
         assert "ECS_AWSVPC_BLOCK_IMDS=true" in base64.b64decode(template.inputs["userData"]).decode()
 
 
 def test_nothing_has_a_public_address(everything: Cloud) -> None:
-    for template in everything.of_type("aws:ec2/launchTemplate:LaunchTemplate"):
+    for template in templates(everything):
         (interface,) = template.inputs["networkInterfaces"]
         assert interface["associatePublicIpAddress"] == "false"
     for service in SERVICES:
@@ -314,7 +325,9 @@ def test_evaluating_the_program_twice_gives_the_same(monkeypatch: pytest.MonkeyP
 
 
 def test_nothing_lets_the_internet_in(stack: Cloud) -> None:
-    for made in stack.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"):
+    rules = stack.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule")
+    assert len(rules) == 1
+    for made in rules:
         assert made.inputs.keys().isdisjoint({"cidrIpv4", "cidrIpv6"}), "Ray runs whatever it is told"
 
 

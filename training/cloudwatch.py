@@ -21,8 +21,16 @@ SECONDS_BETWEEN = 60.0
 CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 5, 10, 2
 MOST_AT_ONCE = 1000  # https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricData.html
 LONGEST_CAUSE = 200
+LONGEST_WAIT = 2.0 * ATTEMPTS * (CONNECT_SECONDS + READ_SECONDS)
 
 Datum = dict[str, Any]
+
+EPOCH_METRICS = (
+    ("TrainLoss", "None", "train_loss"),
+    ("TestLoss", "None", "test_loss"),
+    ("TestAccuracy", "None", "test_accuracy"),
+    ("SamplesPerSecond", "Count/Second", "samples_per_second"),
+)
 
 
 def published(board: Any, namespace: str | None, console: Console) -> AbstractContextManager[object]:
@@ -52,7 +60,7 @@ class Publisher:
     ) -> None:
         self._stop.set()
         if error is None or isinstance(error, Exception):  # whoever interrupts a run doesn't wait for CloudWatch
-            self._thread.join()
+            self._thread.join(LONGEST_WAIT)
             self._publish()
 
     def _watch(self) -> None:
@@ -61,7 +69,13 @@ class Publisher:
                 self._publish()
 
     def _publish(self) -> None:
-        """Publish what is new, if there is anything; what fails is tried again with what comes next."""
+        """Publish what is new; whatever goes wrong is said once, and tried again with what comes next."""
+        try:
+            self._publish_news()
+        except Exception as cause:
+            self._warn(f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:LONGEST_CAUSE])
+
+    def _publish_news(self) -> None:
         if (state := progress.look(self._board)) is None:
             return
         steps, epochs = state.made - self._steps, state.finished[self._epochs :]
@@ -70,18 +84,10 @@ class Publisher:
             *(datum for metrics in epochs for datum in _epoch(metrics)),
         ]:
             self._due = time.monotonic() + SECONDS_BETWEEN
-            if self._put(data):
-                self._begun, self._steps, self._epochs = True, self._steps + steps, self._epochs + len(epochs)
-
-    def _put(self, data: list[Datum]) -> bool:
-        try:
             for first in range(0, len(data), MOST_AT_ONCE):
                 part = data[first : first + MOST_AT_ONCE]
                 self._client.put_metric_data(Namespace=self._namespace, MetricData=part)
-        except Exception as cause:
-            self._warn(f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:LONGEST_CAUSE])
-            return False
-        return True
+            self._begun, self._steps, self._epochs = True, self._steps + steps, self._epochs + len(epochs)
 
     @cached_property
     def _client(self) -> Any:
@@ -107,10 +113,8 @@ def _progress(made: int) -> list[Datum]:
 
 def _epoch(metrics: dict[str, Any]) -> list[Datum]:
     """What an epoch came to, over all ranks; CloudWatch takes no loss that is infinite or not a number."""
-    found = [
-        ("TrainLoss", "None", metrics["train_loss"]),
-        ("TestLoss", "None", metrics["test_loss"]),
-        ("TestAccuracy", "None", metrics["test_accuracy"]),
-        ("SamplesPerSecond", "Count/Second", metrics["samples_per_second"]),
+    return [
+        {"MetricName": name, "Unit": unit, "Value": metrics[key]}
+        for name, unit, key in EPOCH_METRICS
+        if isinstance(metrics.get(key), float) and math.isfinite(metrics[key])
     ]
-    return [{"MetricName": name, "Unit": unit, "Value": value} for name, unit, value in found if math.isfinite(value)]

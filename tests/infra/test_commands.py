@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
 
 from infra import commands
+from training.config import parse
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
 def parsed(command: str) -> tuple[list[str], dict[str, list[str]]]:
@@ -53,10 +57,16 @@ def test_without_gpus_the_job_keeps_its_own_number_of_workers() -> None:
     assert "--num-workers" not in commands.train("us-west-2", 0, "i-1"), "0 workers are none that train"
 
 
-def test_the_train_command_takes_more_arguments_after_the_module() -> None:
-    longer = commands.train("us-west-2", 2, "i-1").replace("python -m training", "python -m training --epochs 3")
-    _, parameters = parsed(longer)
-    assert "-- python -m training --epochs 3 " in parameters["command"][0], "the flags of the job follow its name"
+def test_the_train_command_takes_more_arguments_as_the_readme_says() -> None:
+    recipe = re.search(r"train_command \| sed '([^']*)'", README)
+    assert recipe is not None, "the README shows how"
+    mine = recipe[1].replace("--epochs 3", "--epochs 3 --num-workers 8")
+    given = commands.train("us-west-2", 2, "i-1")
+    longer = subprocess.run(["sed", mine], input=given, capture_output=True, text=True, check=True).stdout
+    _, parameters = parsed(longer.strip())
+    _, _, arguments = parameters["command"][0].partition("-m training ")
+    job = parse(arguments.split(), {})
+    assert (job.num_workers, job.epochs) == (8, 3), "what is added wins over what the stack says"
 
 
 def test_the_container_is_looked_up_on_the_instance_and_not_here() -> None:

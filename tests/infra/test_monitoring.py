@@ -14,7 +14,7 @@ from infra.settings import Alerts
 from tests.infra.fake_aws import REGION, Cloud
 
 NAMES = {"cluster": "ray", "head": "ray-head", "workers": "ray-workers"}
-BODY = dashboard.body(region=REGION, namespace="ray-on-ecs/dev", **NAMES)
+BODY = dashboard.body(region=REGION, namespace="ray-on-ecs/ray", **NAMES)
 
 
 def monitoring(cloud: Cloud, email: str = "") -> Cloud:
@@ -42,8 +42,8 @@ def lines() -> dict[str, list[list]]:
 @pytest.mark.parametrize(
     ("namespace", "metric"),
     [
-        *(("ray-on-ecs/dev", name) for name in ("TrainLoss", "TestLoss", "TestAccuracy", "SamplesPerSecond")),
-        *(("ray-on-ecs/dev", name) for name in ("GPUUtilization", "GPUMemoryUtilization", "GPUs", "GPUsWanted")),
+        *(("ray-on-ecs/ray", name) for name in ("TrainLoss", "TestLoss", "TestAccuracy", "SamplesPerSecond")),
+        *(("ray-on-ecs/ray", name) for name in ("GPUUtilization", "GPUMemoryUtilization", "GPUs", "GPUsWanted")),
         *(("ECS/ContainerInsights", name) for name in ("RunningTaskCount", "DesiredTaskCount")),
         *(("ECS/ContainerInsights", name) for name in ("NetworkRxBytes", "NetworkTxBytes")),
         *(("AWS/ECS", name) for name in ("CPUUtilization", "MemoryUtilization")),
@@ -57,7 +57,7 @@ def test_the_dashboard_shows(namespace: str, metric: str) -> None:
 def test_graphs_go_by_service_and_never_by_instance() -> None:
     for title, graph in lines().items():
         for namespace, _, *dimensions, _ in graph:
-            if namespace == "ray-on-ecs/dev":
+            if namespace == "ray-on-ecs/ray":
                 assert dimensions == [], f"{title}: the namespace is the stack's"
             else:
                 assert dimensions[:3] == ["ClusterName", "ray", "ServiceName"], f"{title}: instances come and go"
@@ -72,7 +72,7 @@ def test_graphs_lie_side_by_side() -> None:
 def test_the_dashboard_is_deployed_as_it_is_tested(cloud: Cloud) -> None:
     made = monitoring(cloud).resources["monitoring-dashboard"].inputs
     assert json.loads(made["dashboardBody"]) == BODY
-    assert made["dashboardName"] == "ray-on-ecs-dev-monitoring", "people look for the stack's name"
+    assert made["dashboardName"] == "ray", "the cluster's name, which no other stack has"
 
 
 def test_a_head_that_does_not_run_is_told_even_if_nobody_counts_its_tasks(cloud: Cloud) -> None:
@@ -89,7 +89,7 @@ def test_a_head_that_does_not_run_is_told_even_if_nobody_counts_its_tasks(cloud:
 
 def test_gpus_that_idle_are_told_while_there_are_any(cloud: Cloud) -> None:
     alarm = monitoring(cloud).resources["monitoring-gpus-alarm"].inputs
-    assert (alarm["namespace"], alarm["metricName"]) == ("ray-on-ecs/dev", "GPUUtilization")
+    assert (alarm["namespace"], alarm["metricName"]) == ("ray-on-ecs/ray", "GPUUtilization")
     assert (alarm["statistic"], alarm["threshold"]) == ("Maximum", 5), "the busiest of them does nothing"
     assert alarm["period"] * alarm["evaluationPeriods"] == 30 * 60
     assert alarm["treatMissingData"] == "notBreaching", "no GPUs cost nothing"
@@ -104,7 +104,9 @@ def test_alarms_and_costs_reach_the_address(cloud: Cloud) -> None:
     monitoring(cloud, email="team@example.com")
     subscription = cloud.resources["monitoring-email"].inputs
     assert (subscription["protocol"], subscription["endpoint"]) == ("email", "team@example.com")
-    for alarm in cloud.of_type("aws:cloudwatch/metricAlarm:MetricAlarm"):
+    alarms = cloud.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
+    assert len(alarms) == 2
+    for alarm in alarms:
         assert alarm.inputs["alarmActions"] == [subscription["topic"]], f"{alarm.name} tells nobody"
     budget = cloud.resources["monitoring-budget"].inputs
     assert (budget["limitAmount"], budget["limitUnit"], budget["timeUnit"]) == ("500", "USD", "MONTHLY")

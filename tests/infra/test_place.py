@@ -124,3 +124,12 @@ def test_a_caller_who_may_not_ask_for_zones_has_to_give_one(cloud: Cloud) -> Non
     cloud.silent = ("getInstanceTypeOfferings",)
     with pytest.raises(pulumi.RunError, match="set availabilityZone to one that does"):
         place(cloud)
+
+
+def test_missing_credentials_or_region_are_one_line(cloud: Cloud) -> None:
+    cloud.silent = ("getRegion",)
+    with pytest.raises(pulumi.RunError) as refused:
+        place(cloud)
+    assert str(refused.value).startswith("aws:region: AWS can't be asked (")
+    assert "AccessDenied" in str(refused.value), "the cause may be either"
+    assert "\n" not in str(refused.value)

@@ -46,10 +46,10 @@ def test_head_and_workers_of_one_type_are_all_paid_for(cloud: Cloud) -> None:
 
 def test_what_costs_more_than_the_limit_is_refused(cloud: Cloud) -> None:
     with pytest.raises(SettingError) as refused:
-        plan(cloud, max_hourly_usd=2.0)
+        plan(cloud, max_hourly_usd=2.2)
     assert str(refused.value) == (
-        "maxHourlyUsd: 2.0 is below the 2.20 USD an hour that 1 x m5.xlarge and 2 x g5.xlarge cost; "
-        "raise it, or give fewer or smaller instances"
+        "maxHourlyUsd: 2.2 is below the 2.204 USD an hour that 1 x m5.xlarge and 2 x g5.xlarge cost; "
+        "raise it, or give fewer (workerCount, maxWorkers) or smaller instances"
     )
     assert plan(cloud, max_hourly_usd=2.21).hourly_usd == pytest.approx(2.204), "a limit that is kept stops nothing"
 
@@ -67,7 +67,7 @@ def test_more_vcpus_than_the_quota_are_refused_with_every_way_out(cloud: Cloud) 
     assert str(refused.value) == (
         "workerInstanceType: 'g5.12xlarge' needs 192 vCPUs for 4 x g5.12xlarge, and the quota 'Running On-Demand G and "
         "VT instances' of this account in us-west-2 is 64; ask for more under Service Quotas (L-DB2E81BA), give fewer "
-        "or smaller instances, or set checkQuotas to false to go on"
+        "(workerCount, maxWorkers) or smaller instances, or set checkQuotas to false to go on"
     )
 
 

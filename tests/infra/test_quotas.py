@@ -60,7 +60,7 @@ def test_a_caller_who_may_not_ask_is_told_once_and_goes_on(cloud: Cloud, warning
     cloud.silent = ("getServiceQuota",)
     check(cloud, HEAD, workers())
     [line] = warnings
-    assert line.startswith("the vCPU quotas in us-west-2 could not be read (servicequotas:GetServiceQuota: "), (
+    assert line.startswith("vCPU quotas in us-west-2 could not be read with servicequotas:GetServiceQuota: "), (
         "one line is enough, and reading quotas is no condition for training"
     )
     assert "AccessDenied" in line, "credentials may have expired as well"

@@ -23,7 +23,7 @@ BUCKET = "arn:aws:s3:::training-bucket"
 HEAD_SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=0)
 WORKER_SIZE = TaskSize(vcpus=48, memory_mib=185600, gpus=4)
 KINDS = ["ray-head", "ray-workers"]
-NAMESPACE = "ray-on-ecs/dev"
+NAMESPACE = "ray-on-ecs/ray-cluster"
 FIXED = Workers(fewest=2, most=2, job=2, idle_minutes=0)
 ELASTIC = Workers(fewest=0, most=4, job=2, idle_minutes=0)
 IDLE = Workers(fewest=2, most=2, job=2, idle_minutes=60)

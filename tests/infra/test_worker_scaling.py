@@ -30,20 +30,26 @@ def scaling(cloud: Cloud, workers: Workers, gpus: int = 1) -> Cloud:
     return cloud
 
 
-def rings(cloud: Cloud, kind: str, **metrics: float | None) -> bool:
-    """Whether a minute with these values counts towards an alarm, by CloudWatch's rules for its expression."""
+def value(cloud: Cloud, kind: str, **metrics: float | None) -> float:
+    """What an alarm's expression is in a minute with these values, by CloudWatch's rules."""
     alarm = cloud.resources[f"scaling-{kind}-alarm"].inputs
     result = next(query for query in alarm["metricQueries"] if query.get("returnData"))
     functions = {
         "IF": lambda condition, yes, no: yes if condition else no,
         "FILL": lambda value, filling: filling if value is None else value,
+        "MAX": max,
     }
     used = {query["id"] for query in alarm["metricQueries"]} - {"result"}
-    expression = result["expression"].replace("&&", "and").replace("||", "or")
     known = {**dict.fromkeys(used), **metrics}
     assert known.keys() == used, "the alarm looks at other metrics"
-    value = eval(expression, {"__builtins__": {}}, {**functions, **known})
-    return value is not None and value > alarm["threshold"]
+    expression = result["expression"].replace("&&", "and").replace("||", "or")
+    return eval(expression, {"__builtins__": {}}, {**functions, **known})
+
+
+def rings(cloud: Cloud, kind: str, **metrics: float | None) -> bool:
+    """Whether a minute with these values counts towards an alarm."""
+    found = value(cloud, kind, **metrics)
+    return found is not None and found > cloud.resources[f"scaling-{kind}-alarm"].inputs["threshold"]
 
 
 def number(cloud: Cloud, kind: str, above_threshold: float) -> int:
@@ -86,8 +92,16 @@ def test_a_job_that_waits_gets_workers_and_one_that_runs_is_left_alone(cloud: Cl
     assert not rings(cloud, "short", wanted=2, there=2), "what is there is enough"
     assert not rings(cloud, "short", wanted=0, there=2), "it never takes any away"
     assert not rings(cloud, "short", wanted=9, there=4), "there can't be more than maxWorkers"
-    assert not rings(cloud, "short"), "a head that is gone wants none"
-    assert cloud.resources["scaling-short-alarm"].inputs["evaluationPeriods"] == 1, "somebody waits"
+    alarm = cloud.resources["scaling-short-alarm"].inputs
+    assert alarm["evaluationPeriods"] == 1, "somebody waits"
+    assert alarm["treatMissingData"] == "notBreaching", "a head that is gone wants none"
+
+
+def test_a_smaller_wish_takes_no_running_instance_away(cloud: Cloud) -> None:
+    scaling(cloud, Workers(fewest=0, most=8, job=2, idle_minutes=0), gpus=4)
+    found = value(cloud, "short", wanted=12, there=8, instances=4)
+    assert number(cloud, "short", found) == 4, "one of the four may be the one that works, and has joined a moment ago"
+    assert value(cloud, "short", wanted=12, there=8, instances=None) == 12, "no instance is there yet"
 
 
 @pytest.mark.parametrize("gpus", [1, 4, 8])
@@ -137,7 +151,7 @@ def test_an_alarm_looks_at_the_stacks_own_metrics(cloud: Cloud, kind: str, name:
     scaling(cloud, BOTH)
     queries = {query["id"]: query for query in cloud.resources[f"scaling-{kind}-alarm"].inputs["metricQueries"]}
     assert queries[name]["metric"] == {
-        "namespace": "ray-on-ecs/dev",
+        "namespace": "ray-on-ecs/ray",
         "metricName": metric,
         "stat": "Maximum",
         "period": 60.0,

@@ -93,6 +93,12 @@ def test_a_loss_that_is_no_number_does_not_hide_the_rest(
     assert set(published()) == {"RunProgress", "TestAccuracy", "SamplesPerSecond"}, "CloudWatch would refuse all"
 
 
+def test_a_loop_of_ones_own_may_leave_a_metric_out(state: State, publisher: Publisher, published: Published) -> None:
+    state.finish({"epoch": 0, "steps": 10, "test_accuracy": 0.9, "train_loss": None})
+    publisher._publish()
+    assert set(published()) == {"RunProgress", "TestAccuracy"}, "what is there is published, and the run goes on"
+
+
 def test_the_first_steps_go_at_once_and_the_last_at_the_end(
     state: State, publisher: Publisher, published: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
