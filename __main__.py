@@ -29,14 +29,13 @@ auth = AuthToken("auth", AuthTokenArgs())
 discovery = Discovery("discovery", DiscoveryArgs(vpc_id=network.vpc_id))
 
 cluster = Cluster("ray", ClusterArgs(log_retention_days=settings.log_retention_days))
-capacity = partial(
-    CapacityArgs, cluster_name=cluster.handle.name, site=network.site, root_volume_gib=settings.root_volume_gib
-)
+capacity = partial(CapacityArgs, cluster=cluster.handle, site=network.site, root_volume_gib=settings.root_volume_gib)
 head_capacity = Capacity("head", capacity(instance_type=settings.head_instance_type, count=1))
 worker_capacity = Capacity(
     "workers",
     capacity(instance_type=settings.worker_instance_type, count=workers.most, managed=workers.elastic, gpu=True),
 )
+
 node = ray_node.RayNodeArgs(
     cluster=cluster.handle,
     site=network.site,
@@ -64,6 +63,7 @@ if workers.elastic:
     WorkerScaling("scaling", moved)
 monitored = MonitoringArgs(region=plan.region, head=head.service, workers=ray_workers.service, alerts=settings.alerts)
 monitoring = Monitoring("monitoring", monitored)
+
 head_id = head_capacity.instance_id()
 reach = pulumi.Output.all(head_id, discovery.head_host)
 pulumi.export("bucket", storage.bucket.name)

@@ -10,7 +10,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import policies
-from infra.handles import Site
+from infra.handles import Named, Site
 from infra.machine import ami_parameter, user_data
 from infra.tags import tags
 
@@ -26,7 +26,7 @@ class CapacityArgs:
     ECS start as many as its tasks need, up to `count`; otherwise there are always `count`.
     """
 
-    cluster_name: pulumi.Input[str]
+    cluster: Named
     site: Site
     instance_type: str
     count: int
@@ -103,7 +103,7 @@ class Capacity(pulumi.ComponentResource):
                     delete_on_termination="true",
                 )
             ],
-            user_data=pulumi.Output.from_input(args.cluster_name).apply(_encoded_user_data),
+            user_data=args.cluster.name.apply(_encoded_user_data),
             metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
                 http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
             ),

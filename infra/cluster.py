@@ -9,7 +9,7 @@ import pulumi
 import pulumi_aws as aws
 import pulumi_random as random
 
-from infra.handles import EcsCluster, LogGroup
+from infra.handles import Named
 from infra.tags import physical_name, tags
 
 
@@ -23,8 +23,8 @@ class ClusterArgs:
 class Cluster(pulumi.ComponentResource):
     """An empty ECS cluster; instances join it by its name, and their capacity providers are associated afterwards."""
 
-    handle: EcsCluster
-    logs: LogGroup
+    handle: Named
+    logs: Named
 
     def __init__(self, name: str, args: ClusterArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Cluster", name, None, opts)
@@ -36,8 +36,8 @@ class Cluster(pulumi.ComponentResource):
             tags=tags(f"{name}-logs"),
             opts=pulumi.ResourceOptions(parent=self),
         )
-        self.handle = EcsCluster(name=cluster.name, arn=cluster.arn)
-        self.logs = LogGroup(name=logs.name, arn=logs.arn)
+        self.handle = Named(name=cluster.name, arn=cluster.arn)
+        self.logs = Named(name=logs.name, arn=logs.arn)
         self.register_outputs({"name": cluster.name, "log_group_name": logs.name})
 
     def _cluster(self, name: str, args: ClusterArgs) -> aws.ecs.Cluster:

@@ -17,24 +17,8 @@ class Site:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bucket:
-    """An S3 bucket."""
-
-    name: pulumi.Output[str]
-    arn: pulumi.Output[str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogGroup:
-    """A CloudWatch log group."""
-
-    name: pulumi.Output[str]
-    arn: pulumi.Output[str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EcsCluster:
-    """An ECS cluster."""
+class Named:
+    """A bucket, a log group or a cluster: by its name for those who use it, by its ARN for policies."""
 
     name: pulumi.Output[str]
     arn: pulumi.Output[str]

@@ -12,7 +12,7 @@ import pulumi_aws as aws
 
 from infra import policies
 from infra.containers import VOLUMES, Common, Container
-from infra.handles import Bucket, EcsCluster, EcsService, LogGroup, Site
+from infra.handles import EcsService, Named, Site
 from infra.sizing import TaskSize
 from infra.tags import metrics_namespace, physical_name, tags
 
@@ -21,13 +21,13 @@ from infra.tags import metrics_namespace, physical_name, tags
 class RayNodeArgs:
     """What every Ray node runs on."""
 
-    cluster: EcsCluster
+    cluster: Named
     site: Site
     region: str
     image_uri: pulumi.Input[str]
-    logs: LogGroup
+    logs: Named
     token_parameter_arn: pulumi.Input[str]
-    bucket: Bucket
+    bucket: Named
 
     def container(
         self, define: Callable[..., Container], size: TaskSize, **inputs: pulumi.Input[str]

@@ -9,12 +9,11 @@ from typing import Any
 import pulumi
 
 from infra.capacity import Capacity, CapacityArgs
-from infra.handles import Site
+from infra.handles import Named, Site
 from infra.machine import user_data
 from tests.infra.fake_aws import Cloud
 
 DEFAULTS: dict[str, Any] = {
-    "cluster_name": "ray-cluster",
     "instance_type": "m5.xlarge",
     "count": 1,
     "root_volume_gib": 100,
@@ -29,7 +28,8 @@ def build(args: dict[str, Any] = DEFAULTS) -> Capacity:
     pulumi.CustomResource("test:index:Rule", "rule", {}, pulumi.ResourceOptions(parent=network))
     subnet, group = pulumi.Output.from_input("subnet-private"), pulumi.Output.from_input("sg-1")
     site = Site(subnet_id=subnet, security_group_id=group, network=network)
-    return Capacity("head", CapacityArgs(site=site, **args))
+    cluster = Named(name=pulumi.Output.from_input("ray-cluster"), arn=pulumi.Output.from_input("arn:cluster"))
+    return Capacity("head", CapacityArgs(cluster=cluster, site=site, **args))
 
 
 def capacity(cloud: Cloud, args: dict[str, Any] = DEFAULTS) -> Capacity:

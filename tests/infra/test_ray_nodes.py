@@ -8,7 +8,7 @@ import pulumi
 import pytest
 
 from infra import containers, policies, ray_node
-from infra.handles import Bucket, EcsCluster, LogGroup, Site
+from infra.handles import Named, Site
 from infra.ray_head import RayHead, RayHeadArgs
 from infra.ray_node import RayNodeArgs
 from infra.ray_workers import RayWorkers, RayWorkersArgs
@@ -38,13 +38,13 @@ def known(value: str) -> pulumi.Output[str]:
 def node(network: pulumi.Resource) -> RayNodeArgs:
     """What both kinds run on, with valid defaults."""
     return RayNodeArgs(
-        cluster=EcsCluster(name=known("ray-cluster"), arn=known("arn:cluster")),
+        cluster=Named(name=known("ray-cluster"), arn=known("arn:cluster")),
         site=Site(subnet_id=known("subnet-private"), security_group_id=known("sg-1"), network=network),
         region=REGION,
         image_uri=IMAGE,
-        logs=LogGroup(name=known("ray-logs"), arn=known(LOGS)),
+        logs=Named(name=known("ray-logs"), arn=known(LOGS)),
         token_parameter_arn=TOKEN,
-        bucket=Bucket(name=known("training-bucket"), arn=known(BUCKET)),
+        bucket=Named(name=known("training-bucket"), arn=known(BUCKET)),
     )
 
 
