@@ -54,7 +54,7 @@ def check(region: str, *demands: Demand) -> None:
         if not counted:
             continue
         try:
-            allowed = aws.servicequotas.get_service_quota(service_code="ec2", quota_code=quota.code).value
+            allowed = float(aws.servicequotas.get_service_quota(service_code="ec2", quota_code=quota.code).value)
         except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
             unread.append(f"{quota.name!r} ({cause(error)})")
             continue
