@@ -1,6 +1,7 @@
 # make train   train on this machine          make test    run the tests
 # make check   lint, types, layers            make lock    write docker/requirements.lock anew
 # make image   build the image                make image-size    what it holds, layer by layer
+# make bench   measure the input against a DataLoader's
 # make test-containers   test the image as containers: a head, two workers and an S3
 # Everything is installed into .venv on the first call; PYTHON picks the interpreter (3.11 or 3.12). CONTAINER_ENGINE
 # is docker, or what stands for it.
@@ -12,7 +13,7 @@ CONTAINER_ENGINE ?= docker
 BIN := $(VENV)/bin
 LOCK := docker/requirements.lock
 
-.PHONY: help train test check lock image image-size test-containers
+.PHONY: help train test check lock image image-size bench test-containers
 help:
 	@sed -n 's/^# \(make.*\)/\1/p' Makefile
 
@@ -39,6 +40,9 @@ image:
 
 image-size: image $(VENV)/.train
 	$(BIN)/python -m bench.image $(CONTAINER_ENGINE)
+
+bench: $(VENV)/.train
+	$(BIN)/python -m bench.input $(ARGS)
 
 test-containers: image $(VENV)/.test
 	CONTAINER_ENGINE=$(CONTAINER_ENGINE) $(BIN)/python -m pytest -m container $(ARGS)
