@@ -38,25 +38,26 @@ class Monitoring(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: MonitoringArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Monitoring", name, None, opts)
-        actions = self._told(name, args)
+        actions = self._who_is_told(name, args.alerts)
         self._alarm_head_gone(name, args, actions)
         self._alarm_gpus_idle(name, args, actions)
+        if args.alerts.email:
+            self._budget(name, args.alerts)
         self.dashboard_name = self._dashboard(name, args).dashboard_name
         self.register_outputs({"dashboard_name": self.dashboard_name})
 
-    def _told(self, name: str, args: MonitoringArgs) -> list[pulumi.Input[str]]:
-        """Whom an alarm tells."""
-        if not args.alerts.email:
+    def _who_is_told(self, name: str, alerts: Alerts) -> list[pulumi.Input[str]]:
+        """The topic that alarms go to, if somebody wants to hear of them."""
+        if not alerts.email:
             return []
         topic = aws.sns.Topic(f"{name}-alerts", tags=tags(f"{name}-alerts"), opts=pulumi.ResourceOptions(parent=self))
         aws.sns.TopicSubscription(
             f"{name}-email",
             topic=topic.arn,
             protocol="email",
-            endpoint=args.alerts.email,
+            endpoint=alerts.email,
             opts=pulumi.ResourceOptions(parent=self),
         )
-        self._budget(name, args.alerts)
         return [topic.arn]
 
     def _budget(self, name: str, alerts: Alerts) -> None:
