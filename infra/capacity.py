@@ -74,7 +74,7 @@ class Capacity(pulumi.ComponentResource):
             aws.iam.RolePolicyAttachment(
                 f"{name}-instance-{kind}", role=role.name, policy_arn=arn, opts=pulumi.ResourceOptions(parent=self)
             )
-            for kind, arn in zip(("ecs", "ssm"), policies.MANAGED, strict=True)
+            for kind, (arn, _) in policies.MANAGED.items()
         ]
         return role, attachments
 

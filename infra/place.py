@@ -45,7 +45,8 @@ class Place:
         zones = common_zones(settings, offered, region) if offered else [given]
         if existing:
             _check_subnets_zone(settings, existing, zones)
-        return cls(region=region, zone=existing.zone if existing else choose_zone(settings, zones), existing=existing)
+            return cls(region=region, zone=existing.zone, existing=existing)
+        return cls(region=region, zone=choose_zone(settings, zones))
 
 
 def region_of_the_stack() -> str:

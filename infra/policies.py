@@ -20,11 +20,13 @@ ON_EVERYTHING = {
 }
 # Policies that AWS keeps, and why an instance has them with all their wildcards. No task can take its role on.
 MANAGED = {
-    "arn:aws:iam::aws:policy/service-role/AmazonEC2ContainerServiceforEC2Role": (
-        "what the ECS agent calls, which AWS changes together with the agent"
+    "ecs": (
+        "arn:aws:iam::aws:policy/service-role/AmazonEC2ContainerServiceforEC2Role",
+        "what the ECS agent calls, which AWS changes together with the agent",
     ),
-    "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore": (
-        "what the agent of Session Manager calls, in place of SSH and an open port"
+    "ssm": (
+        "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore",
+        "what the agent of Session Manager calls, in place of SSH and an open port",
     ),
 }
 # 123456789012.dkr.ecr.us-west-2.amazonaws.com/name, or ECR's newer 123456789012.dkr-ecr.us-west-2.on.aws/name.

@@ -45,6 +45,11 @@ class Demand:
     count: int
     vcpus: int
 
+    @property
+    def needed(self) -> int:
+        """The vCPUs of all these instances."""
+        return self.count * self.vcpus
+
 
 def check(region: str, *demands: Demand) -> None:
     """Refuse with a SettingError what the quotas don't allow; where one can't be read, say so once and go on."""
@@ -58,8 +63,8 @@ def check(region: str, *demands: Demand) -> None:
         except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
             unread.append(f"{quota.name!r} ({cause(error)})")
             continue
-        if sum(each.count * each.vcpus for each in counted) > allowed:
-            _refuse(counted, quota, region, allowed)
+        if (needed := sum(each.needed for each in counted)) > allowed:
+            _refuse(counted, quota, region, needed, allowed)
     if unread:
         what = f"vCPU quotas in {region} could not be read with servicequotas:GetServiceQuota"
         pulumi.log.warn(f"{what}: {', '.join(unread)}; going on")
@@ -70,9 +75,8 @@ def quota_of(instance_type: str) -> Quota | None:
     return next((each for each in QUOTAS if re.match(rf"({each.families})\d", instance_type)), None)
 
 
-def _refuse(counted: list[Demand], quota: Quota, region: str, allowed: float) -> None:
-    most = max(counted, key=lambda each: each.count * each.vcpus)
-    needed = sum(each.count * each.vcpus for each in counted)
+def _refuse(counted: list[Demand], quota: Quota, region: str, needed: int, allowed: float) -> None:
+    most = max(counted, key=lambda each: each.needed)
     instances = " and ".join(f"{each.count} x {each.instance_type}" for each in counted)
     rule = (
         f"needs {needed} vCPUs for {instances}, and the quota {quota.name!r} of this account in {region} is {allowed:g}"

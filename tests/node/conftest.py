@@ -1,4 +1,4 @@
-"""A stand-in for the HTTP server of a Ray head, which knows one token, and one for AWS."""
+"""A stand-in for the HTTP server of a Ray head, which knows one token."""
 
 import json
 import threading
@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from raynode import metrics, ports
 
@@ -57,27 +56,10 @@ def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
     server.server_close()
 
 
-@pytest.fixture(scope="session")
-def aws() -> Iterator[str]:
-    """The address of an AWS, which keeps what it is told until the tests end."""
-    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
 @pytest.fixture
-def cloudwatch(aws: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def cloudwatch(aws_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The head's client of that AWS, to which the environment leads it."""
-    variables = {
-        "AWS_ENDPOINT_URL": aws,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-    for name, value in variables.items():
+    for name, value in aws_variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it would keep the credentials of another test
     metrics.cloudwatch.cache_clear()

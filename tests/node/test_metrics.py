@@ -13,7 +13,7 @@ from botocore.exceptions import BotoCoreError
 
 from raynode import demand, metrics
 from raynode.demand import Demand
-from tests.node.aws import told
+from tests.aws import told
 from tests.node.conftest import Head
 from tests.node.test_process import fake_ray
 

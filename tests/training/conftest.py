@@ -1,13 +1,12 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from training.config import TrainingConfig
 from training.data import Dataset, load
@@ -87,41 +86,19 @@ def train(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., Run]:
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[str]:
-    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-@pytest.fixture(scope="session")
-def s3_variables(s3_server: str) -> dict[str, str]:
-    """The environment that leads AWS clients to the S3 of the tests."""
-    return {
-        "AWS_ENDPOINT_URL": s3_server,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-
-
-@pytest.fixture(scope="session")
-def s3_client(s3_server: str) -> Any:
+def s3_client(aws_server: str) -> Any:
     client = boto3.client(
-        "s3", endpoint_url=s3_server, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test"
+        "s3", endpoint_url=aws_server, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test"
     )
     client.create_bucket(Bucket=BUCKET)
     return client
 
 
 @pytest.fixture(scope="session")
-def cloudwatch_client(s3_server: str) -> Any:
+def cloudwatch_client(aws_server: str) -> Any:
     return boto3.client(
         "cloudwatch",
-        endpoint_url=s3_server,
+        endpoint_url=aws_server,
         region_name="us-east-1",
         aws_access_key_id="test",
         aws_secret_access_key="test",

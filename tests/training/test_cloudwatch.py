@@ -11,7 +11,7 @@ import boto3
 import pytest
 from rich.console import Console
 
-from tests.node.aws import Told, told
+from tests.aws import Told, told
 from training import cloudwatch, progress
 from training.cloudwatch import Publisher
 from training.progress import State
@@ -21,9 +21,9 @@ Published = Callable[[], dict[str, Told]]
 
 
 @pytest.fixture
-def state(monkeypatch: pytest.MonkeyPatch, s3_variables: dict[str, str]) -> State:
+def state(monkeypatch: pytest.MonkeyPatch, aws_variables: dict[str, str]) -> State:
     """What stands on the board; the environment leads to the AWS of the tests."""
-    for name, value in s3_variables.items():
+    for name, value in aws_variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it would keep the credentials of another test
     state = State()
@@ -126,7 +126,7 @@ def test_a_cloudwatch_that_is_not_there_is_one_line_and_gets_everything_later(
     published: Published,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    s3_server: str,
+    aws_server: str,
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     for epoch in range(2):
@@ -135,7 +135,7 @@ def test_a_cloudwatch_that_is_not_there_is_one_line_and_gets_everything_later(
     said = capsys.readouterr().out
     assert said.startswith("CloudWatch doesn't take the run's progress; the training goes on (EndpointConnectionError")
     assert said.count("\n") == 1, "once a run"
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", aws_server)
     del publisher._client
     finish(state, 2)
     publisher._publish()

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.node.aws import told
+from tests.aws import told
 from tests.training.conftest import BUCKET, Run
 from training.model import resnet18_classifier
 
@@ -28,10 +28,10 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(train: Train, storage: Path, s3_variables: dict[str, str]) -> Run:
+def finished(train: Train, storage: Path, aws_variables: dict[str, str]) -> Run:
     """resnet18 on the digits, from the command line."""
     command = ("--dataset", "digits", "--epochs", "3", "--storage-path", str(storage), "--run-name", "digits")
-    return train(*command, TRAINING_CLOUDWATCH_NAMESPACE="runs/of the tests", **s3_variables)
+    return train(*command, TRAINING_CLOUDWATCH_NAMESPACE="runs/of the tests", **aws_variables)
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +101,10 @@ def test_a_finished_run_named_again_says_so_and_trains_nothing(train: Train, run
 
 
 def test_an_interrupted_run_in_a_bucket_continues_under_its_name(
-    start: Callable[..., subprocess.Popen[str]], train: Train, s3_variables: dict[str, str], s3_client: Any
+    start: Callable[..., subprocess.Popen[str]], train: Train, aws_variables: dict[str, str], s3_client: Any
 ) -> None:
     command = (*TINY, "--epochs", "20", "--keep-checkpoints", "1", "--run-name", "cut")
-    variables = {"TRAINING_STORAGE_PATH": f"s3://{BUCKET}/runs", **s3_variables}
+    variables = {"TRAINING_STORAGE_PATH": f"s3://{BUCKET}/runs", **aws_variables}
     process = start(*command, **variables)
     _wait_for(lambda: len(_lines(s3_client, "metrics.jsonl")) >= 4, process)
     process.send_signal(signal.SIGINT)
@@ -169,8 +169,8 @@ def test_a_mistake_is_one_line_and_exit_status_2(train: Train, arguments: tuple[
     assert run.stdout == ""
 
 
-def test_a_missing_bucket_is_one_line_and_exit_status_2(train: Train, s3_variables: dict[str, str]) -> None:
-    run = train("--dataset", "digits", "--storage-path", "s3://no-such-bucket/runs", **s3_variables)
+def test_a_missing_bucket_is_one_line_and_exit_status_2(train: Train, aws_variables: dict[str, str]) -> None:
+    run = train("--dataset", "digits", "--storage-path", "s3://no-such-bucket/runs", **aws_variables)
     assert run.returncode == 2
     assert run.stderr.startswith("training: --storage-path: 's3://no-such-bucket/runs'"), run.stderr
     assert run.stderr.count("\n") == 1

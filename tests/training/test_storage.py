@@ -10,8 +10,8 @@ from training.storage import RunStorage
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch, s3_variables: dict[str, str], s3_client: Any) -> Any:
-    for name, value in s3_variables.items():
+def s3(monkeypatch: pytest.MonkeyPatch, aws_variables: dict[str, str], s3_client: Any) -> Any:
+    for name, value in aws_variables.items():
         monkeypatch.setenv(name, value)
     return s3_client
 
