@@ -42,7 +42,7 @@ image-size: image $(VENV)/.train
 	$(BIN)/python -m bench.image $(CONTAINER_ENGINE)
 
 bench: $(VENV)/.train
-	$(BIN)/python -m bench.input $(ARGS)
+	$(BIN)/python -m bench $(ARGS)
 
 test-containers: image $(VENV)/.test
 	CONTAINER_ENGINE=$(CONTAINER_ENGINE) $(BIN)/python -m pytest -m container $(ARGS)

@@ -6,6 +6,7 @@ many as are wanted. Training images come from the training part alone and test i
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +14,14 @@ import torch
 from torch import Tensor
 
 from training import data
+from training.augment import Changes
 from training.config import TrainingConfig
 from training.data import Dataset, Split
 
 TRAIN_SAMPLES, TEST_SAMPLES = 12_000, 2_000
 LEAST_SHARE = 0.6
-FARTHEST_SHIFT = 2
 NOISE = 12.0
+FARTHEST_SHIFT = 2
 
 
 def make(folder: Path | None, seed: int = 0, train: int = TRAIN_SAMPLES, test: int = TEST_SAMPLES) -> Dataset:
@@ -38,7 +40,7 @@ def multiply(source: Split, number: int, random: torch.Generator) -> Split:
     first, second = (_draw(source.labels, labels, random) for _ in range(2))
     share = LEAST_SHARE + (1 - LEAST_SHARE) * torch.rand(number, 1, 1, 1, generator=random)
     images = share * source.images[first] + (1 - share) * source.images[second]
-    images = _shift(_flip(images, random), random)
+    images = Changes.draw(number, True, FARTHEST_SHIFT, random).apply(images)
     images += NOISE * torch.randn(images.shape, generator=random)
     return Split(images.round_().clamp_(0, 255).to(torch.uint8), labels)
 
@@ -52,15 +54,15 @@ def _draw(pool: Tensor, labels: Tensor, random: torch.Generator) -> Tensor:
     return indices
 
 
-def _flip(images: Tensor, random: torch.Generator) -> Tensor:
-    mirrored = torch.rand(len(images), 1, 1, 1, generator=random) < 0.5
-    return torch.where(mirrored, images.flip(-1), images)
+def write(dataset: Dataset, folder: Path) -> None:
+    """Lay the set out as torchvision's FashionMNIST has it: four IDX files in FashionMNIST/raw."""
+    raw = folder / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part, split in (("train", dataset.train), ("t10k", dataset.test)):
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(idx(split.images.squeeze(1)))
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(idx(split.labels.to(torch.uint8)))
 
 
-def _shift(images: Tensor, random: torch.Generator) -> Tensor:
-    """Each image moved by up to FARTHEST_SHIFT pixels either way; what comes in is black."""
-    side, margin = images.shape[-1], FARTHEST_SHIFT
-    padded = torch.nn.functional.pad(images, [margin] * 4)
-    corner = torch.randint(2 * margin + 1, (2, len(images), 1), generator=random) + torch.arange(side)
-    rows, columns = corner[0][:, :, None], corner[1][:, None, :]
-    return padded[torch.arange(len(images))[:, None, None], 0, rows, columns].unsqueeze(1)
+def idx(values: Tensor) -> bytes:
+    """The IDX format of MNIST: a magic number with the type (8 is uint8) and the rank, the sizes, the bytes."""
+    return struct.pack(f">I{values.dim()}I", 0x0800 + values.dim(), *values.shape) + values.numpy().tobytes()

@@ -1,44 +1,25 @@
-"""The input alone: samples a second of a DataLoader with per-sample transforms, and of the batches that training takes.
-
-usage: python -m bench.input [--data-dir FOLDER]   (with Fashion-MNIST's four IDX files; it is downloaded otherwise)
-
-Both read the same images on one CPU thread, in turns, for as many epochs as --repeats; the ratio is of the medians. The
-results go to bench/results/input.json as well.
-"""
+"""The input alone: samples a second of a DataLoader with per-sample transforms, and of the batches of training."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
-import psutil
 import torch
-import torchvision
 from PIL import Image
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision.transforms import Compose, Normalize, ToTensor
 
-from bench import fashion
-from training import data
+from bench.report import Finding, at_least, spread
+from bench.runs import Bench
+from training.batches import Batches
+from training.config import TrainingConfig
 from training.data import Dataset, Split
-from training.errors import UsageError
 
-RESULTS = Path(__file__).parent / "results" / "input.json"
 BATCH_SIZE = 128
-REFERENCE, OURS = "DataLoader, each sample transformed", "uint8 in memory, batches normalized"
-# At least so many samples a second for each one of the reference's.
+REPEATS = 5
 TARGET = 50
 
 
@@ -65,79 +46,45 @@ def per_sample(dataset: Dataset, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
     )
 
 
-def in_batches(dataset: Dataset, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches that training/loop.py makes of an epoch."""
-    for indices in data.train_batches(dataset.train, BATCH_SIZE, epoch, rank=0, world_size=1, seed=0):
-        yield dataset.normalize(dataset.train.images[indices]), dataset.train.labels[indices]
+def in_batches(dataset: Dataset, epoch: int, shift: int = 0, mirror: str = "off") -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches that training takes of an epoch."""
+    config = TrainingConfig(batch_size=BATCH_SIZE, shift=shift, mirror=mirror)
+    yield from Batches(dataset, config, 0, 1, torch.device("cpu")).train(epoch)
 
 
-def measure(dataset: Dataset, repeats: int) -> dict[str, list[float]]:
-    """Samples a second of each input, once a repeat, in turns, after one epoch of each that does not count."""
-    inputs: dict[str, Callable[..., Iterator[tuple[Tensor, Tensor]]]] = {REFERENCE: per_sample, OURS: in_batches}
-    found: dict[str, list[float]] = {name: [] for name in inputs}
-    for repeat in track(range(repeats + 1), "reading", console=Console(stderr=True), transient=True):
+def augmented(dataset: Dataset, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same, shifted and mirrored, which the reference's are not."""
+    yield from in_batches(dataset, epoch, 2, "on")
+
+
+def measure(bench: Bench) -> list[Finding]:
+    """Each input on one thread, in turns, for some epochs after one that does not count."""
+    bench.say("input: a DataLoader beside batches")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    inputs = {"per_sample": per_sample, "in_batches": in_batches, "augmented": augmented}
+    rates: dict[str, list[float]] = {name: [] for name in inputs}
+    for repeat in range(REPEATS + 1):
         for name, batches in inputs.items():
             began = time.perf_counter()
-            samples = sum(len(labels) for _, labels in batches(dataset, repeat))
+            samples = sum(len(labels) for _, labels in batches(bench.dataset, repeat))
             if repeat:
-                found[name].append(samples / (time.perf_counter() - began))
-    return found
+                rates[name].append(samples / (time.perf_counter() - began))
+    torch.set_num_threads(threads)
+    return [
+        finding("input alone", rates["per_sample"], rates["in_batches"], "as the reference's: normalized, shuffled"),
+        finding("input alone, augmented", rates["per_sample"], rates["augmented"], "ours also shifts and mirrors"),
+    ]
 
 
-def document(found: dict[str, list[float]], dataset: Dataset) -> dict[str, Any]:
-    """The results with all that they depend on."""
-    medians = {name: statistics.median(rates) for name, rates in found.items()}
-    return {
-        "benchmark": "input",
-        "samples_per_second": found,
-        "medians": medians,
-        "ratio": medians[OURS] / medians[REFERENCE],
-        "target": TARGET,
-        "data": {"name": dataset.name, "samples": len(dataset.train), "batch_size": BATCH_SIZE, "seed": 0},
-        "hardware": {"machine": platform.machine(), "cpus": psutil.cpu_count(), "threads": torch.get_num_threads()},
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "torchvision": torchvision.__version__,
-        },
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def table(result: dict[str, Any]) -> Table:
-    """The results as people read them."""
-    shown = Table(title=f"Input alone: {result['data']['samples']:,} images, one CPU thread, batches of {BATCH_SIZE}")
-    for name in ("input", "samples a second", "n", "ratio"):
-        shown.add_column(name, justify="left" if name == "input" else "right")
-    for name, rates in result["samples_per_second"].items():
-        ratio = result["medians"][name] / result["medians"][REFERENCE]
-        shown.add_row(name, f"{result['medians'][name]:,.0f}", str(len(rates)), f"{ratio:.1f}")
-    return shown
-
-
-def main() -> int:
-    """Measure, print and write."""
-    parser = argparse.ArgumentParser(prog="python -m bench.input", description="Samples a second of the input alone.")
-    parser.add_argument(
-        "--data-dir", type=Path, help="folder with Fashion-MNIST's four IDX files (default: a download)"
+def finding(name: str, reference: list[float], ours: list[float], note: str) -> Finding:
+    """Samples a second, by their medians."""
+    return Finding(
+        name=name,
+        reference=f"{spread(reference, 4)} images/s",
+        ours=f"{spread(ours, 4)} images/s",
+        **at_least(statistics.median(ours) / statistics.median(reference), TARGET),
+        n=len(ours),
+        note=f"one CPU thread, batches of {BATCH_SIZE}; {note}",
+        data={"reference": reference, "ours": ours},
     )
-    parser.add_argument("--repeats", type=int, default=5, help="epochs of each input (default: 5)")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    try:
-        dataset = fashion.make(arguments.data_dir)
-    except UsageError as error:
-        reason = str(error) if arguments.data_dir else "Fashion-MNIST can't be downloaded; give --data-dir FOLDER"
-        print(f"bench: {reason}", file=sys.stderr)
-        return error.exit_status
-    result = document(measure(dataset, arguments.repeats), dataset)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
-    console = Console()
-    console.print(table(result))
-    console.print(f"{result['ratio']:.0f} times the reference's; at least {TARGET} are wanted. Written to {RESULTS}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

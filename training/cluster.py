@@ -64,19 +64,20 @@ def connect(config: TrainingConfig) -> bool:
 def _join_or_start(config: TrainingConfig, address: str) -> bool:
     # By value: Ray runs the hook before a worker process can import what lies in the driver's directory.
     cloudpickle.register_pickle_by_value(network)
-    hook = network.use_route_to_head
-    init = partial(ray.init, runtime_env={"worker_process_setup_hook": hook}, logging_level=logging.ERROR)
+    hook = {"worker_process_setup_hook": network.use_route_to_head}
+    init = partial(ray.init, logging_level=logging.ERROR)
     if address != "local":
         _knock(address)
         try:
-            init(address=address)
+            init(address=address, runtime_env=hook)
             return False
         except ConnectionError as cause:
             if address != "auto":
                 raise ResourceError(f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({cause})") from cause
     cpus = max(os.cpu_count() or 1, config.num_workers or CPU_WORKERS)
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody announces the end of one's own machine
-    init(address="local", num_cpus=cpus)
+    network.use_route_to("127.0.0.1")  # the workers inherit it; with the hook Ray would have to start others for them
+    init(address="local", num_cpus=cpus, include_dashboard=False)
     return True
 
 

@@ -19,6 +19,11 @@ from training.errors import UsageError
 ENVIRONMENT_PREFIX = "TRAINING_"
 DATASETS = ("auto", "fashion-mnist", "digits", "synthetic")
 DEVICES = ("auto", "cuda", "cpu")
+DEFAULT_LR = {"adamw": 3e-3, "sgd": 0.1}
+DEFAULT_WEIGHT_DECAY = {"adamw": 0.05, "sgd": 5e-4}
+ON_OFF = ("on", "off")
+AUTO_ON_OFF = ("auto", *ON_OFF)
+DTYPES = ("auto", "bf16", "fp32")
 
 EPILOG = """\
 examples:
@@ -34,13 +39,18 @@ exit status: 0 finished, 1 the training failed, 2 a setting or a data set can't 
 """
 
 
+def _each(defaults: Mapping[str, float]) -> str:
+    return ", ".join(f"{value:g} for {name}" for name, value in defaults.items())
+
+
 def setting(default: Any, description: str, **rules: Any) -> Any:
     """A dataclass field that is also a flag.
 
     Args:
         default: The value where neither flag nor environment variable gives one.
         description: The flag's line in `--help`.
-        **rules: `at_least`, `at_most` (inclusive), `above` (exclusive), `choices`, `metavar`.
+        **rules: `at_least`, `at_most` (inclusive), `above` (exclusive), `choices`, `metavar`; and `group`, under which
+            `--help` lists this setting and those that follow.
     """
     return field(default=default, metadata={"description": description, **rules})
 
@@ -53,7 +63,9 @@ class TrainingConfig:
         UsageError: A value breaks its rule; the message names the flag, the value and the rule.
     """
 
-    model: str = setting("resnet18", "resnet18, or package.module:function of your own (see the README)")
+    model: str = setting(
+        "resnet18", "resnet18, or package.module:function of your own (see the README)", group="what to train"
+    )
     dataset: str = setting(
         "fashion-mnist", "what to train on; auto: fashion-mnist if it can be had, else digits", choices=DATASETS
     )
@@ -61,21 +73,54 @@ class TrainingConfig:
         None, "folder that holds Fashion-MNIST's four IDX files, gzipped or not, instead of a download", metavar="DIR"
     )
     samples: int = setting(60_000, "training images in the synthetic data set", at_least=10)
-    epochs: int = setting(10, "passes over the training set", at_least=1)
+    epochs: int = setting(4, "passes over the training set", at_least=1, group="how")
     batch_size: int = setting(
-        64, "most images a step on each worker; the global batch is this times the workers", at_least=1
+        64, "images a step on each worker; the global batch is this times the workers", at_least=1
     )
-    lr: float = setting(1e-3, "peak learning rate of Adam's one-cycle schedule", above=0.0)
+    optimizer: str = setting(
+        "adamw", "both have a one-cycle schedule; sgd has Nesterov momentum", choices=tuple(DEFAULT_LR)
+    )
+    lr: float | None = setting(
+        None,
+        "peak learning rate at a global batch of 256; it grows with the batch, for adamw with its square root "
+        f"(default: {_each(DEFAULT_LR)})",
+        above=0.0,
+    )
+    weight_decay: float | None = setting(
+        None, f"decay of the weights, but of biases and norms (default: {_each(DEFAULT_WEIGHT_DECAY)})", at_least=0.0
+    )
+    label_smoothing: float = setting(0.0, "share of a label that goes to all classes", at_least=0.0, at_most=1.0)
+    mirror: str = setting("on", "mirror half of the training images, where the data set allows it", choices=ON_OFF)
+    shift: int = setting(0, "move training images by up to so many pixels either way", at_least=0, at_most=16)
+    norm_batch: int = setting(
+        64, "images that batch norm normalizes together, whatever the number of workers; 0: each worker's", at_least=0
+    )
+    seed: int = setting(0, "seed of the weights, the shuffling and the augmentation", at_least=0, at_most=2**32 - 1)
+    precision: str = setting(
+        "auto", "autocast to bf16 or none; auto: bf16 on GPUs that have it", choices=DTYPES, group="how fast"
+    )
+    gradient_dtype: str = setting(
+        "auto", "gradients on the wire between workers; auto: as the precision", choices=DTYPES
+    )
+    channels_last: str = setting("auto", "memory layout of images and weights; auto: on GPUs", choices=AUTO_ON_OFF)
+    fused_optimizer: str = setting("on", "one kernel for all weights instead of several for each", choices=ON_OFF)
+    compile: str = setting("off", "torch.compile; it needs a C compiler, which the image has not", choices=ON_OFF)
+    bucket_mb: float = setting(25.0, "MB of gradients that DDP sends at once", above=0.0)
+    static_graph: str = setting("on", "DDP may rely on the same graph in every step", choices=ON_OFF)
+    data_on_device: str = setting(
+        "auto", "keep the data set on the GPU; auto: if it takes half the free memory or less", choices=AUTO_ON_OFF
+    )
     num_workers: int | None = setting(
-        None, "worker processes, one a GPU (default: the cluster's GPUs, or 2 on CPUs)", at_least=1
+        None, "worker processes, one a GPU (default: the cluster's GPUs, or 2 on CPUs)", at_least=1, group="where"
     )
     device: str = setting("auto", "auto: cuda where the cluster has GPUs, else cpu", choices=DEVICES)
     storage_path: str = setting("results", "folder or s3://bucket/prefix that runs are kept under", metavar="PATH")
     run_name: str | None = setting(
         None, "folder of this run under the storage path; an unfinished run of this name is continued", metavar="NAME"
     )
-    seed: int = setting(0, "seed of the weights and of the shuffling", at_least=0, at_most=2**32 - 1)
-    keep_checkpoints: int = setting(3, "checkpoints kept besides the best one", at_least=1)
+    keep_checkpoints: int = setting(
+        3, "checkpoints kept besides the best one", at_least=1, group="when something happens"
+    )
     max_failures: int = setting(1, "crashes of a worker after which training is resumed", at_least=0)
     max_preemptions: int = setting(
         10, "times that workers may be taken away, by a spot or idle stop or an update, and be waited for", at_least=0
@@ -93,12 +138,21 @@ class TrainingConfig:
         _check_run_name(self.run_name)
         _check_namespace(self.cloudwatch_namespace)
 
-    def named(self) -> "TrainingConfig":
-        """This config with a run name: its own, or one that is unique by the second and the process."""
-        if self.run_name:
-            return self
+    @property
+    def base_lr(self) -> float:
+        """The peak learning rate at a global batch of 256: `lr`, or the optimizer's own."""
+        return DEFAULT_LR[self.optimizer] if self.lr is None else self.lr
+
+    @property
+    def decay(self) -> float:
+        """The decay of the weights: `weight_decay`, or the optimizer's own."""
+        return DEFAULT_WEIGHT_DECAY[self.optimizer] if self.weight_decay is None else self.weight_decay
+
+    def completed(self) -> "TrainingConfig":
+        """This config with what it left open: the optimizer's own values, and a run name of its own."""
         model = re.sub(r"[^A-Za-z0-9]+", "-", self.model)
-        return replace(self, run_name=f"{model}-{self.dataset}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}")
+        unique = f"{model}-{self.dataset}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
+        return replace(self, lr=self.base_lr, weight_decay=self.decay, run_name=self.run_name or unique)
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as they are written to result.json."""
@@ -139,9 +193,12 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    section: Any = parser
     for spec in fields(TrainingConfig):
+        if title := spec.metadata.get("group"):
+            section = parser.add_argument_group(title)
         default = environment.get(environment_variable(spec.name)) or spec.default
-        parser.add_argument(
+        section.add_argument(
             flag(spec.name), type=_type(spec), default=default, metavar=_metavar(spec), help=_help(spec, default)
         )
     return parser

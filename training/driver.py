@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from training import cloudwatch, cluster, data, model, results, worker
 from training.cluster import Placement
 from training.config import TrainingConfig, flag
 from training.errors import Interrupted, ResourceError, TrainingError, UsageError
-from training.progress import ProgressBar, new_board
+from training.progress import ProgressBar, look, new_board
 from training.storage import METRICS, RESULT, SETTINGS, RunStorage
 
 # What may differ when a run is continued: where it is kept and how it is kept going, not what it computes.
@@ -32,6 +31,7 @@ FREE_TO_CHANGE = frozenset(
     {
         "cloudwatch_namespace",
         "data_dir",
+        "data_on_device",
         "device",
         "keep_checkpoints",
         "max_failures",
@@ -56,14 +56,13 @@ def run(config: TrainingConfig, console: Console) -> dict[str, Any]:
         ResourceError: The cluster has no room for the workers.
         TrainingError: Training failed; the checkpoints so far are kept.
     """
-    started = datetime.now(UTC)
     asked_for = config.dataset
     config, storage = _prepare(config)
     try:
         config, placement = _place(config, storage, console)
         _announce(config, asked_for, storage, placement, console)
-        outcome, checkpoint = _fit(config, storage, placement, console)
-        document = results.write(storage, config, outcome, checkpoint, started)
+        outcome, checkpoint, first_step = _fit(config, storage, placement, console)
+        document = results.write(storage, config, outcome, checkpoint, first_step)
     finally:
         ray.shutdown()
     _conclude(document, outcome["history"], console)
@@ -75,7 +74,7 @@ def _prepare(config: TrainingConfig) -> tuple[TrainingConfig, RunStorage]:
     model.find(config.model)
     if config.data_dir is not None:  # Ray gives its workers another working directory
         config = replace(config, data_dir=str(Path(config.data_dir).expanduser().absolute()))
-    config = replace(config, dataset=data.choose(config)).named()
+    config = replace(config, dataset=data.choose(config)).completed()
     storage = RunStorage.open(config.storage_path, str(config.run_name))
     storage.check_writable()
     _refuse_finished(storage)
@@ -94,8 +93,8 @@ def _place(config: TrainingConfig, storage: RunStorage, console: Console) -> tup
 
 def _fit(
     config: TrainingConfig, storage: RunStorage, placement: Placement, console: Console
-) -> tuple[dict[str, Any], str]:
-    """Train; what the workers returned, and the path of the last checkpoint."""
+) -> tuple[dict[str, Any], str, float | None]:
+    """Train; what the workers returned, the path of the last checkpoint, and when the first step was done."""
     board = new_board()
     os.environ[START_TIMEOUT] = str(max(config.wait_seconds, LEAST_START_SECONDS))
     trainer = TorchTrainer(
@@ -131,7 +130,8 @@ def _fit(
         raise Interrupted(f"interrupted; continue with --run-name {config.run_name}") from stop
     except TrainingFailedError as failure:
         raise _explain(failure, config) from failure
-    return result.return_value, result.checkpoint.path
+    state = look(board)
+    return result.return_value, result.checkpoint.path, state.first_step if state else None
 
 
 def _refuse_finished(storage: RunStorage) -> None:

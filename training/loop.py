@@ -4,19 +4,23 @@ It takes rank and world size from torch.distributed where a process group is up,
 under torchrun and alone. Where it runs, and what becomes of its checkpoints, is the caller's business.
 """
 
+import shutil
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
-from training import data, model
+from training import ddp, model, norm, optim
+from training.batches import Batches
 from training.config import TrainingConfig
 from training.data import Dataset
+from training.errors import UsageError
+from training.watch import Watch
 
 Metrics = dict[str, Any]
 OnStep = Callable[[int, int], None]
@@ -33,22 +37,28 @@ class Replica:
     Args:
         config: The run's settings.
         dataset: The whole data set; each rank takes its share.
-        device: Where the model and the data live.
+        device: Where the model and the batches live.
+
+    Raises:
+        UsageError: The model, the batch size or the compiler that the settings want can't be had.
     """
 
     def __init__(self, config: TrainingConfig, dataset: Dataset, device: torch.device) -> None:
-        self.config, self.dataset, self.device = config, dataset, device
+        self.config, self.device = config, device
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
         if device.type == "cuda":
             torch.cuda.set_device(device)  # NCCL's collectives on objects go over the current device
-        self.train, self.test = dataset.train.to(device), dataset.test.to(device)
-        torch.manual_seed(config.seed)
-        self.model = model.build(config.model, dataset.channels, dataset.classes).to(device)
-        self.replicated = self._replicate()
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr)
-        self.schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self.optimizer, max_lr=config.lr, total_steps=config.epochs * self.steps
+            torch.backends.cudnn.benchmark = True  # every step has the same shapes
+        self.batches = Batches(dataset, config, self.rank, self.world_size, device)
+        self.watch = Watch(device)
+        self._autocast = config.precision == "bf16" or (config.precision == "auto" and ddp.has_bf16(device))
+        channels_last = config.channels_last == "on" or (config.channels_last == "auto" and device.type == "cuda")
+        self._layout = torch.channels_last if channels_last else torch.contiguous_format
+        self.model = self._build(dataset)
+        self.replicated = ddp.replicate(self.model, config, device, self.watch)
+        self.optimizer, self.schedule = optim.build(
+            self.model, config, self.batches.global_batch, config.epochs * self.batches.steps
         )
         self.history: list[Metrics] = []
 
@@ -60,7 +70,7 @@ class Replica:
     @property
     def steps(self) -> int:
         """Optimizer steps in an epoch, the same on every rank."""
-        return data.steps(len(self.train), self.config.batch_size, self.world_size)
+        return self.batches.steps
 
     def run_epoch(self, on_step: OnStep = lambda step, steps: None) -> Metrics:
         """Train one epoch, test, and append the metrics to the history.
@@ -69,24 +79,29 @@ class Replica:
             on_step: Called after every step with the steps done and the steps of the epoch.
 
         Returns:
-            Losses (mean cross-entropy) and accuracies (0..1) over all samples of all ranks, and the seconds taken.
+            Losses (mean cross-entropy, in training with its label smoothing) and accuracies (0..1) over all samples of
+            all ranks, the seconds taken, and what the watch saw of the steps.
         """
         learning_rate = self.schedule.get_last_lr()[0]
         started = time.perf_counter()
         train = self._train(on_step)
-        trained = time.perf_counter()
+        seconds = time.perf_counter() - started
+        watched = self.watch.summary()
+        tested = time.perf_counter()
         test = self._test()
-        seconds = trained - started
         metrics = {
             "epoch": self.epoch,
             **{f"train_{name}": value for name, value in train.items()},
             **{f"test_{name}": value for name, value in test.items()},
             "learning_rate": learning_rate,
             "train_seconds": seconds,
-            "test_seconds": time.perf_counter() - trained,
+            "test_seconds": time.perf_counter() - tested,
+            "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "samples_per_second": train["samples"] / seconds,
+            **watched,
             "steps": self.steps,
             "world_size": self.world_size,
+            "global_batch": self.batches.global_batch,
         }
         self.history.append(metrics)
         return metrics
@@ -109,48 +124,52 @@ class Replica:
         if self.rank < len(state["random"]):
             _set_random_state(state["random"][self.rank], self.device)
 
-    def _replicate(self) -> nn.Module:
-        if self.world_size == 1:
-            return self.model
-        ids = [self.device.index] if self.device.type == "cuda" else None
-        return DistributedDataParallel(self.model, device_ids=ids)
+    def _build(self, dataset: Dataset) -> torch.nn.Module:
+        torch.manual_seed(self.config.seed)
+        built = model.build(self.config.model, dataset.channels, dataset.classes)
+        torch.manual_seed(self.config.seed + self.rank)  # of dropout and the like, which differ between ranks
+        groups = norm.Groups.of(self.config.batch_size, self.config.norm_batch, self.world_size)
+        placed = norm.group(built.to(self.device).to(memory_format=self._layout), groups)
+        if self.config.compile == "on":
+            _check_compiler()
+            placed.compile()
+        return placed
 
     def _train(self, on_step: OnStep) -> dict[str, Any]:
         self.replicated.train()
-        batches = data.train_batches(
-            self.dataset.train, self.config.batch_size, self.epoch, self.rank, self.world_size, self.config.seed
-        )
         tally = Tally(self.device)
-        for step, indices in enumerate(batches, start=1):
-            labels, logits, loss = self._forward(self.replicated, self.train, indices)
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            self.optimizer.step()
-            self.schedule.step()
-            tally.add(labels, logits.detach(), loss.detach())
-            on_step(step, len(batches))
+        self.watch.start()
+        for step, (images, labels) in enumerate(self.watch.waiting_for(self.batches.train(self.epoch)), start=1):
+            tally.add(labels, *self._step(images, labels))
+            self.watch.stepped()
+            on_step(step, self.steps)
         return tally.mean()
+
+    def _step(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """One step of the optimizer; the logits and the loss that it was made from. Nothing waits for the device."""
+        logits = self._forward(self.replicated, images)
+        loss = cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.watch.received()
+        self.optimizer.step()
+        self.schedule.step()
+        return logits.detach(), loss.detach()
 
     @torch.no_grad()
     def _test(self) -> dict[str, Any]:
         self.model.eval()
-        self._share_buffers()
+        norm.average_buffers(self.model)
         tally = Tally(self.device)
-        for indices in data.test_batches(self.dataset.test, 4 * self.config.batch_size, self.rank, self.world_size):
-            tally.add(*self._forward(self.model, self.test, indices))
+        for images, labels in self.batches.test():
+            logits = self._forward(self.model, images)
+            tally.add(labels, logits, cross_entropy(logits, labels))
         return tally.mean()
 
-    def _share_buffers(self) -> None:
-        """Give every rank rank 0's batch-norm statistics, so that what is tested is what is saved."""
-        if self.world_size > 1:
-            for buffer in self.model.buffers():
-                dist.broadcast(buffer, src=0)
-
-    def _forward(self, network: nn.Module, split: data.Split, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        indices = indices.to(self.device, non_blocking=True)
-        labels = split.labels[indices]
-        logits = network(self.dataset.normalize(split.images[indices]))
-        return labels, logits, cross_entropy(logits, labels)
+    def _forward(self, network: torch.nn.Module, images: Tensor) -> Tensor:
+        """Logits in fp32, whatever the precision of the layers."""
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._autocast):
+            return network(images.contiguous(memory_format=self._layout)).float()
 
     def _gather(self, value: Any) -> list[Any]:
         if self.world_size == 1:
@@ -169,6 +188,11 @@ def _set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def _check_compiler() -> None:
+    if not (shutil.which("cc") or shutil.which("gcc")):
+        raise UsageError("--compile: 'on' needs a C compiler, and there is none here; install gcc or leave it off")
 
 
 class Tally:

@@ -4,7 +4,6 @@ import pkgutil
 from collections.abc import Callable
 
 from torch import nn
-from torchvision.models import resnet18
 
 from training.errors import UsageError
 
@@ -14,6 +13,8 @@ def resnet18_classifier(channels: int, classes: int) -> nn.Module:
 
     Maps float images [batch, channels, height, width] to logits [batch, classes].
     """
+    from torchvision.models import resnet18  # takes seconds, and those that only hand the training on don't need it
+
     model = resnet18(num_classes=classes)
     model.conv1 = nn.Conv2d(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
     return model

@@ -14,13 +14,17 @@ VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 def use_route_to_head() -> None:
-    """Point NCCL and Gloo at the interface that leads to the head; what the user has set stays.
+    """Point NCCL and Gloo at the interface that leads to the head.
 
     Ray calls this in every worker process before it makes the process group.
     """
+    use_route_to(ray.get_runtime_context().gcs_address.rpartition(":")[0])
+
+
+def use_route_to(host: str) -> None:
+    """Point NCCL and Gloo at the interface that leads to a host; what the user has set stays."""
     if all(name in os.environ for name in VARIABLES):
         return
-    host = ray.get_runtime_context().gcs_address.rpartition(":")[0]
     if interface := interface_towards(host):
         nccl, gloo = VARIABLES
         os.environ.setdefault(nccl, f"={interface}")  # '=' is NCCL's sign for the exact name instead of a prefix

@@ -25,6 +25,7 @@ class State:
         steps: The steps it has.
         finished: The metrics of the epochs that this command has finished.
         made: The steps that this command has made, also those that were lost with a worker.
+        first_step: When the first of them was done, in seconds of the epoch, or None before.
     """
 
     epoch: int = 0
@@ -32,11 +33,14 @@ class State:
     steps: int = 1
     finished: list[dict[str, Any]] = field(default_factory=list)
     made: int = 0
+    first_step: float | None = None
 
     def move(self, epoch: int, step: int, steps: int) -> None:
         """Note the steps done of an epoch; fewer than before are those since a checkpoint."""
         before = self.step if epoch == self.epoch and step >= self.step else 0
         self.made += step - before
+        if self.made and self.first_step is None:
+            self.first_step = time.time()
         self.epoch, self.step, self.steps = epoch, step, steps
 
     def finish(self, metrics: dict[str, Any]) -> None:

@@ -1,26 +1,76 @@
-"""What a finished run leaves: result.json, the curves as a picture, the weights, and the table on the screen."""
+"""What a run leaves: metrics and events after each epoch; at its end result.json, curves, weights and a table."""
 
 import io
 import platform
+import time
 from datetime import UTC, datetime
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
-from matplotlib.figure import Figure
 from pyarrow import fs
 from rich.table import Table
 
 import training
 from training.config import TrainingConfig
-from training.loop import Metrics, best
+from training.data import Dataset
+from training.events import EVENTS, event_file
+from training.loop import Metrics, Replica, best
 from training.storage import BEST, CURVES, METRICS, RESULT, WEIGHTS, RunStorage
 
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "pyarrow")
 
 
+def note(storage: RunStorage, history: list[Metrics], checkpoint: Path) -> None:
+    """Leave the last epoch's metrics, and its checkpoint if it is the best so far."""
+    if best(history) is history[-1]:
+        storage.upload(checkpoint, BEST)
+    storage.write_lines(METRICS, history)
+    storage.write(EVENTS, event_file(history))
+
+
+def epoch_line(metrics: Metrics, config: TrainingConfig, rank: int, device: torch.device) -> str:
+    """The line that each worker prints after an epoch."""
+    place = f"GPU{device.index}" if device.type == "cuda" else "CPU"
+    return (
+        f"[Epoch {metrics['epoch']} | {place}: Process rank {rank} | Batchsize: {config.batch_size} | "
+        f"Steps: {metrics['steps']} | Total epoch time: {metrics['train_seconds']:.3f}]"
+    )
+
+
+def outcome(replica: Replica, dataset: Dataset) -> dict[str, Any]:
+    """What `write` needs to know of a run: `data`, `hardware` and `history`.
+
+    The hardware is the device of rank 0 and its node; the ranks are alike, for Ray gives each the same resources.
+    """
+    cuda = replica.device.type == "cuda"
+    return {
+        "data": {
+            "name": dataset.name,
+            "train_samples": len(dataset.train),
+            "test_samples": len(dataset.test),
+            "classes": dataset.classes,
+            "mean": dataset.mean,
+            "std": dataset.std,
+        },
+        "hardware": {
+            "workers": replica.world_size,
+            "device": torch.cuda.get_device_name(replica.device) if cuda else "CPU",
+            "backend": ("nccl" if cuda else "gloo") if replica.world_size > 1 else None,
+            "threads_per_worker": torch.get_num_threads(),
+            "node_cpus": psutil.cpu_count(),
+            "node_memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+            "machine": platform.machine(),
+            "platform": platform.platform(),
+        },
+        "history": replica.history,
+    }
+
+
 def write(
-    storage: RunStorage, config: TrainingConfig, outcome: dict[str, Any], checkpoint: str, started: datetime
+    storage: RunStorage, config: TrainingConfig, outcome: dict[str, Any], checkpoint: str, first_step: float | None
 ) -> dict[str, Any]:
     """Write the results of a run into its folder; `result.json` comes last, for it says that the rest is there.
 
@@ -29,7 +79,8 @@ def write(
         config: Its settings, with the data set, workers and device that were used.
         outcome: What the workers returned: `data`, `hardware`, `history`.
         checkpoint: The folder of the last checkpoint, whose weights are the result.
-        started: When this command started; earlier parts of a resumed run are in `training_seconds` only.
+        first_step: When the first step was done, in seconds of the epoch. Times are of this command; earlier parts of a
+            resumed run are in `training_seconds` only.
 
     Returns:
         The document written to `result.json`.
@@ -50,9 +101,9 @@ def write(
         "data": outcome["data"],
         "hardware": outcome["hardware"],
         "versions": versions(),
-        "times": _times(started, history),
+        "times": _times(first_step, history),
         "config": config.to_dict(),
-        "files": {"weights": WEIGHTS, "metrics": METRICS, "curves": CURVES, "best_checkpoint": BEST},
+        "files": {"weights": WEIGHTS, "metrics": METRICS, "curves": CURVES, "events": EVENTS, "best_checkpoint": BEST},
     }
     storage.write_json(RESULT, document)
     return document
@@ -60,6 +111,8 @@ def write(
 
 def curves(history: list[Metrics]) -> bytes:
     """A PNG of loss and accuracy by epoch, in training and on the test set."""
+    from matplotlib.figure import Figure  # takes a second: not before the training
+
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     epochs = [each["epoch"] + 1 for each in history]
     for axes, name, unit in zip(figure.subplots(1, 2), ("loss", "accuracy"), ("cross-entropy", "share"), strict=True):
@@ -77,16 +130,22 @@ def curves(history: list[Metrics]) -> bytes:
 def table(document: dict[str, Any], history: list[Metrics]) -> Table:
     """The table at the end: a row for each epoch, the best in bold."""
     shown = Table(title=f"Training result: {document['run_name']}")
-    for heading in ("epoch", "train loss", "train acc.", "test loss", "test acc.", "images/s", "seconds"):
+    headings = ["epoch", "train loss", "train acc.", "test loss", "test acc.", "seconds"]
+    watched = ["images/s", "step ms", "95 % ms", "data wait", "network wait"]
+    on_gpu = history[-1]["gpu_memory_bytes"] is not None
+    for heading in [*headings, *watched, *["GPU GiB"] * on_gpu]:
         shown.add_column(heading, justify="right")
     for each in history:
-        best = each["epoch"] == document["best"]["epoch"]
+        is_best = each["epoch"] == document["best"]["epoch"]
         shown.add_row(
             str(each["epoch"] + 1),
             *(f"{each[name]:.4f}" for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy")),
-            f"{each['samples_per_second']:,.0f}",
             f"{each['train_seconds'] + each['test_seconds']:.1f}",
-            style="bold" if best else "",
+            f"{each['samples_per_second']:,.0f}",
+            *(f"{1000 * each[name]:.1f}" for name in ("step_seconds_median", "step_seconds_p95")),
+            *(f"{each[name]:.1%}" for name in ("data_wait_share", "network_wait_share")),
+            *[f"{(each['gpu_memory_bytes'] or 0) / 2**30:.2f}"] * on_gpu,
+            style="bold" if is_best else "",
         )
     return shown
 
@@ -102,12 +161,19 @@ def versions() -> dict[str, str | None]:
     }
 
 
-def _times(started: datetime, history: list[Metrics]) -> dict[str, Any]:
-    finished = datetime.now(UTC)
+def _times(first_step: float | None, history: list[Metrics]) -> dict[str, Any]:
+    """Times of this command, from the start of its process."""
+    started, finished = psutil.Process().create_time(), time.time()
     return {
-        "started": started.isoformat(timespec="seconds"),
-        "finished": finished.isoformat(timespec="seconds"),
-        "total_seconds": (finished - started).total_seconds(),
+        "started": _iso(started),
+        "first_step": _iso(first_step) if first_step else None,
+        "finished": _iso(finished),
+        "total_seconds": finished - started,
+        "to_first_step_seconds": first_step - started if first_step else None,
         "training_seconds": sum(each["train_seconds"] for each in history),
         "test_seconds": sum(each["test_seconds"] for each in history),
     }
+
+
+def _iso(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")

@@ -75,8 +75,8 @@ class RunStorage:
         return self.filesystem.get_file_info(self.path(name)).type == fs.FileType.File
 
     def write(self, name: str, content: bytes | str) -> None:
-        """Write a whole file, making the run's folder if need be."""
-        self._make_folder()
+        """Write a whole file, making its folder if need be."""
+        self._make_folder(*name.split("/")[:-1])
         with self.filesystem.open_output_stream(self.path(name)) as stream:
             stream.write(content.encode() if isinstance(content, str) else content)
 

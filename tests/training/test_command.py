@@ -50,7 +50,7 @@ def test_two_workers_learn_the_digits(run_folder: Path) -> None:
 def test_the_screen_shows_a_line_a_worker_and_epoch_and_a_table(finished: Run, run_folder: Path) -> None:
     for epoch in range(3):
         for rank in range(2):
-            rest = r"Batchsize: 64 \| Steps: 12 \| Total epoch time: [\d.]+\]"
+            rest = r"Batchsize: 64 \| Steps: 11 \| Total epoch time: [\d.]+\]"
             line = rf"\[Epoch {epoch} \| CPU: Process rank {rank} \| {rest}"
             assert len(re.findall(line, finished.stdout)) == 1, f"epoch {epoch} of rank {rank} is shown once"
     assert "Training result: digits" in finished.stdout
@@ -72,7 +72,7 @@ def test_everything_promised_is_in_the_storage_path(run_folder: Path) -> None:
 
 def test_cloudwatch_has_every_step_and_epoch(run_folder: Path, cloudwatch_client: Any) -> None:
     history, found = _history(run_folder), told(cloudwatch_client, "runs/of the tests")
-    assert found["RunProgress"].sum - 1 == sum(each["steps"] for each in history) == 36, "1 is the beginning"
+    assert found["RunProgress"].sum - 1 == sum(each["steps"] for each in history) == 33, "1 is the beginning"
     assert found["TestAccuracy"] == (3, pytest.approx(sum(each["test_accuracy"] for each in history)), "None")
     assert found["SamplesPerSecond"].sum == pytest.approx(sum(each["samples_per_second"] for each in history))
     assert {"TrainLoss", "TestLoss"} <= set(found)
@@ -114,7 +114,7 @@ def test_an_interrupted_run_in_a_bucket_continues_under_its_name(
     assert "result.json" not in _objects(s3_client), "the run was cut too late to tell anything"
     other = train(*command, "--lr", "0.5", **variables)
     assert other.returncode == 2, "a run with another learning rate is another run"
-    assert "--lr 0.001 (now 0.5)" in other.stderr
+    assert "--lr 0.003 (now 0.5)" in other.stderr
     rest = train(*command, **variables)
     assert rest.returncode == 0, rest.stderr
     assert "[Epoch 0 |" not in rest.stdout, "it goes on from the checkpoint instead of starting anew"

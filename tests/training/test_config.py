@@ -70,10 +70,10 @@ def test_a_bad_environment_variable_is_refused_like_a_flag() -> None:
 
 
 def test_a_run_without_a_name_gets_one_that_tells_what_it_is() -> None:
-    name = TrainingConfig(dataset="digits").named().run_name
+    name = TrainingConfig(dataset="digits").completed().run_name
     assert name is not None
     assert name.startswith("resnet18-digits-2"), "a name tells model, data and time"
-    assert TrainingConfig(run_name="mine").named().run_name == "mine", "a given name stays"
+    assert TrainingConfig(run_name="mine").completed().run_name == "mine", "a given name stays"
 
 
 def test_help_is_quick_and_shows_every_flag(capsys: pytest.CaptureFixture[str]) -> None:

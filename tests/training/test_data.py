@@ -1,6 +1,5 @@
 import gzip
 import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,8 +7,9 @@ import torch
 
 from training import data
 from training.config import DATASETS, TrainingConfig
-from training.data import FASHION_MNIST_FILES, Dataset, Split
+from training.data import Dataset, Split
 from training.errors import UsageError
+from training.fashion_mnist import FILES
 
 
 def idx(values: torch.Tensor) -> bytes:
@@ -19,7 +19,7 @@ def idx(values: torch.Tensor) -> bytes:
 
 def write_fashion_mnist(folder: Path, compress: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name in FASHION_MNIST_FILES:
+    for name in FILES:
         n = 20 if name.startswith("train") else 10
         values = torch.arange(n).to(torch.uint8) % 10
         if "images" in name:
@@ -32,7 +32,7 @@ def write_fashion_mnist(folder: Path, compress: bool) -> None:
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No mirror can be reached and nothing has been downloaded before."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(data.FashionMNIST, "mirrors", ["http://127.0.0.1:9/"])
+    monkeypatch.setattr("torchvision.datasets.FashionMNIST.mirrors", ["http://127.0.0.1:9/"])
 
 
 @pytest.mark.parametrize("compress", [True, False])
@@ -133,35 +133,3 @@ def test_synthetic_data_have_the_size_asked_for_and_are_the_same_for_a_seed() ->
     assert len(first.train) == 100
     assert torch.equal(first.train.images, again.train.images), "each worker makes the set itself: it must be one set"
     assert not torch.equal(first.train.images, other.train.images)
-
-
-@pytest.mark.parametrize(
-    ("samples", "ranks", "batch_size"), [(100, 1, 32), (100, 3, 16), (65, 1, 64), (1438, 2, 64), (7, 1, 3)]
-)
-def test_an_epoch_shows_every_image_and_every_rank_the_same_number_of_batches(
-    split: Callable[[int], Split], samples: int, ranks: int, batch_size: int
-) -> None:
-    batches = [data.train_batches(split(samples), batch_size, 0, rank, ranks, seed=0) for rank in range(ranks)]
-    seen = torch.cat([batch for rank in batches for batch in rank])
-    assert set(seen.tolist()) == set(range(samples)), "no image is left out"
-    assert {len(rank) for rank in batches} == {data.steps(samples, batch_size, ranks)}, "or DDP would wait for ever"
-    sizes = {len(batch) for rank in batches for batch in rank}
-    assert max(sizes) <= batch_size, "no batch is larger than asked for"
-    assert max(sizes) - min(sizes) <= 1, "a short last batch would weigh its images more"
-    assert min(sizes) >= 2, "batch norm can't take a single image"
-
-
-def test_each_epoch_is_shuffled_anew(split: Callable[[int], Split]) -> None:
-    first, second = (torch.cat(data.train_batches(split(64), 8, epoch, 0, 2, seed=0)) for epoch in (0, 1))
-    assert not torch.equal(first, second), "the seed of the post's script: without set_epoch every epoch is the same"
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4, 7])
-def test_every_test_image_is_on_exactly_one_rank(split: Callable[[int], Split], ranks: int) -> None:
-    seen = torch.cat([b for rank in range(ranks) for b in data.test_batches(split(150), 16, rank, ranks)])
-    assert sorted(seen.tolist()) == list(range(150)), "an accuracy over padded shards is not the accuracy"
-
-
-@pytest.fixture
-def split() -> Callable[[int], Split]:
-    return lambda n: Split(torch.zeros(n, 1, 28, 28, dtype=torch.uint8), torch.zeros(n, dtype=torch.long))

@@ -3,6 +3,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def small(channels: int, classes: int) -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(channels, 8, 3, stride=3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(648, classes)
+        nn.Conv2d(channels, 8, 3, stride=3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(648, classes)
     )
 
 
@@ -44,6 +45,24 @@ def train_rank(rank: int, ranks: int, config: TrainingConfig, dataset: Dataset, 
         {"history": replica.history, "weights": replica.model.state_dict(), "logits": logits}, f"{folder}/{rank}"
     )
     dist.destroy_process_group()
+
+
+def test_any_number_of_workers_makes_the_same_curve(config: Config, digits: Dataset, tmp_path: Path) -> None:
+    curves = {}
+    for ranks in (1, 2, 4):
+        # Groups of 32 are half of what one worker takes, all that each of two does, and what two of four take together.
+        settings = config(model="small", epochs=3, batch_size=64 // ranks, norm_batch=32)
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        mp.spawn(train_rank, (ranks, settings, digits, str(folder)), nprocs=ranks)
+        curves[ranks] = torch.load(folder / "0", weights_only=True)
+    for ranks in (2, 4):
+        for one, several in zip(curves[1]["history"], curves[ranks]["history"], strict=True):
+            for name in ("train_loss", "test_loss", "train_accuracy", "test_accuracy"):
+                assert several[name] == pytest.approx(one[name], rel=1e-3), f"{name} depends on the number of workers"
+            assert several["learning_rate"] == one["learning_rate"], "it follows the global batch"
+        for name, weights in curves[1]["weights"].items():
+            torch.testing.assert_close(curves[ranks]["weights"][name], weights, atol=1e-4, rtol=1e-3)
 
 
 def _logits(replica: Replica, dataset: Dataset) -> torch.Tensor:
@@ -67,7 +86,7 @@ def test_metrics_are_those_of_all_ranks_and_the_same_on_each(config: Config, dig
 
 
 def test_the_loop_learns_alone_without_ray(config: Config, digits: Dataset) -> None:
-    replica = Replica(config(model="small", epochs=5, lr=1e-2), digits, CPU)
+    replica = Replica(config(model="small", epochs=5), digits, CPU)
     for _ in range(5):
         metrics = replica.run_epoch()
     assert metrics["test_accuracy"] > 0.9, "a small network reaches 0.9 on digits in a few epochs"
@@ -75,7 +94,7 @@ def test_the_loop_learns_alone_without_ray(config: Config, digits: Dataset) -> N
 
 
 def test_the_loop_imports_without_ray() -> None:
-    check = "import sys, training.loop, training.checkpoint; sys.exit('ray' in sys.modules)"
+    check = "import sys, training.plain; sys.exit('ray' in sys.modules)"
     status = subprocess.run([sys.executable, "-c", check], cwd=Path(__file__).parents[2], env=dict(os.environ))
     assert status.returncode == 0, "the step must run under torchrun and alone"
 
@@ -113,6 +132,57 @@ def test_every_step_is_announced(config: Config, digits: Dataset) -> None:
     replica = Replica(config(model="small", epochs=1), digits, CPU)
     replica.run_epoch(on_step=lambda step, of: steps.append((step, of)))
     assert steps == [(n, replica.steps) for n in range(1, replica.steps + 1)], "the progress bar would stand still"
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"optimizer": "sgd"},
+        {"shift": 2},
+        {"precision": "bf16"},
+        {"channels_last": "on"},
+        {"fused_optimizer": "off"},
+        {"data_on_device": "off"},
+        {"label_smoothing": 0.1},
+    ],
+)
+def test_every_choice_learns(config: Config, digits: Dataset, choice: dict[str, Any]) -> None:
+    replica = Replica(config(model="small", epochs=4, **choice), digits, CPU)
+    for _ in range(4):
+        metrics = replica.run_epoch()
+    assert metrics["test_accuracy"] > 0.8
+
+
+def test_compiling_gives_the_same_weights(config: Config, digits: Dataset) -> None:
+    plain, compiled = (Replica(config(model="small", epochs=1, compile=c), digits, CPU) for c in ("off", "on"))
+    one, other = plain.run_epoch(), compiled.run_epoch()
+    assert other["train_loss"] == pytest.approx(one["train_loss"], rel=1e-3)
+    assert list(compiled.model.state_dict()) == list(plain.model.state_dict()), "the weights keep their names"
+
+
+def test_compiling_without_a_compiler_is_refused(
+    config: Config, digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UsageError, match="--compile: 'on' needs a C compiler"):
+        Replica(config(model="small", compile="on"), digits, CPU)
+
+
+def test_an_epoch_tells_how_its_steps_went(config: Config, digits: Dataset) -> None:
+    metrics = Replica(config(model="small", epochs=1), digits, CPU).run_epoch()
+    assert 0 < metrics["step_seconds_median"] <= metrics["step_seconds_p95"]
+    assert 0 < metrics["data_wait_share"] < 1
+    assert metrics["network_wait_share"] == 0, "one worker has no network to wait for"
+    assert metrics["steps"] * metrics["step_seconds_median"] == pytest.approx(metrics["train_seconds"], rel=0.5)
+
+
+@pytest.mark.parametrize("static_graph", ["on", "off"])
+def test_gradients_in_bf16_learn_as_well(config: Config, digits: Dataset, tmp_path: Path, static_graph: str) -> None:
+    settings = config(model="small", epochs=4, gradient_dtype="bf16", static_graph=static_graph, bucket_mb=0.01)
+    mp.spawn(train_rank, (2, settings, digits, str(tmp_path)), nprocs=2)
+    history = torch.load(tmp_path / "0", weights_only=True)["history"]
+    assert history[-1]["test_accuracy"] > 0.8
+    assert 0 < history[-1]["network_wait_share"] < 1, "two workers wait for each other's gradients"
 
 
 def test_a_function_that_gives_no_module_is_refused() -> None:

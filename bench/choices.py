@@ -1,0 +1,97 @@
+"""What each choice of the step earns: its time with it and without it, all else as by default, in turns."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from bench.report import Finding, spread
+from bench.runs import Bench
+from training.config import TrainingConfig
+from training.data import load
+from training.loop import Replica
+
+BATCH_SIZE = 128
+CONFIG = TrainingConfig(dataset="synthetic", samples=10 * BATCH_SIZE, batch_size=BATCH_SIZE, epochs=4)
+
+# What is changed, from what to what; the default comes second where it pays here, and first where it pays elsewhere.
+ALONE: tuple[tuple[str, Any, Any], ...] = (
+    ("channels_last", "off", "on"),
+    ("precision", "fp32", "bf16"),
+    ("fused_optimizer", "off", "on"),
+    ("compile", "off", "on"),
+    ("mirror", "off", "on"),
+    ("shift", 0, 2),
+    ("norm_batch", 0, 64),
+    ("data_on_device", "off", "on"),
+)
+TOGETHER: tuple[tuple[str, Any, Any], ...] = (
+    ("gradient_dtype", "fp32", "bf16"),
+    ("bucket_mb", 25.0, 100.0),
+    ("static_graph", "off", "on"),
+)
+
+
+def measure(bench: Bench) -> list[Finding]:
+    """Steps of one worker, and of two where the choice is about what they send each other."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    findings = []
+    for name, without, chosen in ALONE:
+        bench.say(f"choices: {name}")
+        findings.append(finding(name, without, chosen, alone(name, (without, chosen), device)))
+    for name, without, chosen in TOGETHER:
+        bench.say(f"choices: {name}, two workers")
+        findings.append(finding(name, without, chosen, together(name, (without, chosen))))
+    return findings
+
+
+def finding(name: str, without: Any, chosen: Any, seconds: dict[Any, list[float]]) -> Finding:
+    """The step times of both."""
+    medians = {value: statistics.median(times) for value, times in seconds.items()}
+    default = getattr(TrainingConfig(), name)
+    return Finding(
+        name=f"step with {name} {chosen}",
+        reference=f"{without}: {spread([1000 * t for t in seconds[without]])} ms",
+        ours=f"{chosen}: {spread([1000 * t for t in seconds[chosen]])} ms",
+        ratio=medians[without] / medians[chosen],
+        n=len(seconds[chosen]),
+        note=f"the default is {default}",
+        data={str(value): times for value, times in seconds.items()},
+    )
+
+
+def alone(name: str, values: tuple[Any, Any], device: torch.device) -> dict[Any, list[float]]:
+    """Step times of one worker."""
+    dataset = load("synthetic", CONFIG)
+    return _in_turns({value: Replica(replace(CONFIG, **{name: value}), dataset, device) for value in values})
+
+
+def together(name: str, values: tuple[Any, Any]) -> dict[Any, list[float]]:
+    """Step times of two workers of one thread each, on this machine's CPUs."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_rank, (name, values, folder), nprocs=2)
+        return torch.load(f"{folder}/times")
+
+
+def _rank(rank: int, name: str, values: tuple[Any, Any], folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    times = alone(name, values, torch.device("cpu"))
+    if rank == 0:
+        torch.save(times, f"{folder}/times")
+    dist.destroy_process_group()
+
+
+def _in_turns(replicas: dict[Any, Replica]) -> dict[Any, list[float]]:
+    """The median step of each epoch, in seconds, but of the first, which warms up."""
+    seconds: dict[Any, list[float]] = {value: [] for value in replicas}
+    for _ in range(CONFIG.epochs):
+        for value, replica in replicas.items():
+            seconds[value].append(replica.run_epoch()["step_seconds_median"])
+    return {value: times[1:] for value, times in seconds.items()}

@@ -1,0 +1,89 @@
+"""Gradients on the wire in bf16 beside fp32: bytes of a step, and the accuracy at the end."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from dataclasses import replace
+
+import psutil
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from bench import goal, runs
+from bench.report import Finding, at_most
+from bench.runs import Bench, Run
+from training.config import TrainingConfig
+from training.data import load
+from training.loop import Replica
+
+STEPS = 12
+SMALL = TrainingConfig(dataset="synthetic", samples=2 * 8 * STEPS, batch_size=8, norm_batch=0, epochs=1)
+POINTS = 0.3
+
+
+def measure(bench: Bench, fp32: list[Run]) -> list[Finding]:
+    """The bytes of both, and trainings in bf16 beside those in fp32 that are there already."""
+    bench.say("wire: bytes of a step")
+    bytes_of = {dtype: bytes_a_step(dtype) for dtype in ("fp32", "bf16")}
+    bf16 = []
+    for seed in bench.seeds:
+        bench.say(f"wire: training with bf16 gradients, seed {seed}")
+        bf16.append(runs.train(bench, *goal.OURS, "--seed", str(seed), "--gradient-dtype", "bf16"))
+    return [traffic(bytes_of), accuracy([run.accuracy for run in fp32], [run.accuracy for run in bf16])]
+
+
+def traffic(bytes_of: dict[str, float]) -> Finding:
+    """Bytes on the wire."""
+    return Finding(
+        name="bytes on the wire a step",
+        reference=f"fp32: {bytes_of['fp32'] / 1e6:.1f} MB",
+        ours=f"bf16: {bytes_of['bf16'] / 1e6:.1f} MB",
+        **at_most(bytes_of["bf16"] / bytes_of["fp32"], 0.51),
+        n=STEPS,
+        note="sent by both workers of a resnet18, as the loopback interface counts it, TCP and all",
+        data=bytes_of,
+    )
+
+
+def accuracy(fp32: list[float], bf16: list[float]) -> Finding:
+    """Points of accuracy lost, seed by seed."""
+    lost = [100 * (one - other) for one, other in zip(fp32, bf16, strict=True)]
+    error = statistics.stdev(lost) / len(lost) ** 0.5 if len(lost) > 1 else float("nan")
+    return Finding(
+        name="accuracy with bf16 gradients",
+        reference=f"fp32: {statistics.mean(fp32):.4f}",
+        ours=f"bf16: {statistics.mean(bf16):.4f}",
+        **at_most(statistics.mean(lost), POINTS, " points lost"),
+        n=len(lost),
+        note=f"the ratio is points lost on average, with a standard error of {error:.2f}; seed by seed "
+        + ", ".join(f"{each:+.2f}" for each in lost),
+        data={"fp32": fp32, "bf16": bf16},
+    )
+
+
+def bytes_a_step(dtype: str) -> float:
+    """Bytes that two workers of a resnet18 send each other in a step, counted by the system on its loopback."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_send, (dtype, folder), nprocs=2)
+        return torch.load(f"{folder}/bytes")
+
+
+def _send(rank: int, dtype: str, folder: str) -> None:
+    """One of the two workers. The bytes of an epoch's steps are those between its second step and its last."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    config = replace(SMALL, gradient_dtype=dtype)
+    replica = Replica(config, load(config.dataset, config), torch.device("cpu"))
+    counts: list[int] = []
+
+    def count(step: int, steps: int) -> None:
+        dist.barrier()
+        counts.append(psutil.net_io_counters(pernic=True)["lo"].bytes_sent)
+        dist.barrier()
+
+    replica.run_epoch(count)
+    if rank == 0:
+        torch.save((counts[-1] - counts[0]) / (len(counts) - 1), f"{folder}/bytes")
+    dist.destroy_process_group()

@@ -1,0 +1,120 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from training import norm
+from training.norm import GroupedBatchNorm, Groups
+
+LAYERS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "world_size", "expected"),
+    [
+        (64, 1, Groups(1, 1)),
+        (128, 1, Groups(2, 1)),
+        (100, 1, Groups(2, 1)),
+        (32, 2, Groups(1, 2)),
+        (16, 4, Groups(1, 4)),
+        (16, 8, Groups(1, 4)),
+        (24, 4, Groups(1, 2)),
+        (32, 3, Groups(1, 1)),
+        (1, 4, Groups(1, 4)),
+    ],
+)
+def test_workers_split_a_large_batch_and_pool_small_ones(batch_size: int, world_size: int, expected: Groups) -> None:
+    assert Groups.of(batch_size, 64, world_size) == expected
+
+
+def test_each_worker_keeps_its_own_where_that_is_wanted() -> None:
+    assert Groups.of(128, 0, 4) == Groups(1, 1)
+
+
+def test_a_model_whose_groups_are_the_batches_is_left_as_it_is() -> None:
+    plain = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+    assert norm.group(plain, Groups(1, 1)) is plain
+    assert type(plain[1]) is nn.BatchNorm2d, "torch's own batch norm is the faster one"
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_every_part_is_normalized_as_a_batch_of_its_own(dimensions: int) -> None:
+    images = torch.randn(8, 3, *[4] * dimensions)
+    plain, grouped = LAYERS[dimensions](3), norm.group(LAYERS[dimensions](3), Groups(2, 1))
+    expected = torch.cat([plain(part) for part in images.chunk(2)])
+    assert torch.allclose(grouped(images), expected)
+
+
+def test_the_running_statistics_are_the_mean_of_the_groups() -> None:
+    images = torch.randn(8, 3, 4, 4)
+    grouped, parts = norm.group(nn.BatchNorm2d(3), Groups(2, 1)), [nn.BatchNorm2d(3), nn.BatchNorm2d(3)]
+    grouped(images)
+    for layer, part in zip(parts, images.chunk(2), strict=True):
+        layer(part)
+    for name in ("running_mean", "running_var"):
+        expected = (getattr(parts[0], name) + getattr(parts[1], name)) / 2
+        assert torch.allclose(getattr(grouped, name), expected, atol=1e-6)
+    assert grouped.num_batches_tracked == 1, "a step counts once"
+
+
+def test_a_trained_model_is_tested_as_the_plain_one_and_its_weights_load_there() -> None:
+    grouped, plain = norm.group(nn.Sequential(nn.BatchNorm2d(3)), Groups(4, 1)), nn.Sequential(nn.BatchNorm2d(3))
+    grouped(torch.randn(8, 3, 4, 4))
+    plain.load_state_dict(grouped.state_dict())
+    images = torch.randn(8, 3, 4, 4)
+    assert torch.equal(grouped.eval()(images), plain.eval()(images))
+
+
+def test_options_of_the_batch_norm_are_kept() -> None:
+    layer = nn.BatchNorm2d(3, eps=0.5, momentum=None, affine=False).double()
+    [grouped] = norm.group(nn.Sequential(layer), Groups(2, 1)).children()
+    assert isinstance(grouped, GroupedBatchNorm)
+    assert (grouped.eps, grouped.momentum, grouped.weight) == (0.5, None, None)
+    images = torch.randn(8, 3, 4, 4, dtype=torch.double)
+    first = grouped(images)
+    assert first.dtype == torch.double
+    torch.testing.assert_close(grouped.running_mean, images.mean((0, 2, 3)))  # without momentum: the plain mean
+
+
+def pool(rank: int, folder: str, images: torch.Tensor) -> None:
+    """A backward pass through a batch norm that two ranks share, each with one half of the images."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    layer = norm.group(nn.Sequential(nn.BatchNorm2d(3)), Groups(1, 2))
+    mine = images.chunk(2)[rank].clone().requires_grad_()
+    normalized = layer(mine)
+    normalized.pow(3).sum().backward()
+    norm.average_buffers(layer)
+    torch.save(
+        {"normalized": normalized.detach(), "gradient": mine.grad, "state": layer.state_dict()}, f"{folder}/{rank}"
+    )
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def pooled(tmp_path: Path) -> Callable[[torch.Tensor], list[dict[str, Any]]]:
+    def run(images: torch.Tensor) -> list[dict[str, Any]]:
+        mp.spawn(pool, (str(tmp_path), images), nprocs=2)
+        return [torch.load(tmp_path / rank, weights_only=True) for rank in ("0", "1")]
+
+    return run
+
+
+def test_workers_that_pool_compute_what_one_would_with_all_the_images(
+    pooled: Callable[[torch.Tensor], list[dict[str, Any]]],
+) -> None:
+    images = torch.randn(8, 3, 4, 4) * 2 + 5
+    ranks = pooled(images)
+    plain, whole = nn.BatchNorm2d(3), images.clone().requires_grad_()
+    expected = plain(whole)
+    expected.pow(3).sum().backward()
+    assert torch.allclose(torch.cat([each["normalized"] for each in ranks]), expected, atol=1e-5)
+    gradient = torch.cat([each["gradient"] for each in ranks])
+    torch.testing.assert_close(gradient, whole.grad, atol=1e-4, rtol=1e-4)  # each image is in the others' statistics
+    for each in ranks:
+        for name, value in plain.state_dict().items():
+            torch.testing.assert_close(each["state"][f"0.{name}"], value)

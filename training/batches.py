@@ -1,0 +1,127 @@
+"""The order in which the ranks see the images, and the batches that it makes: normalized, augmented, on the device.
+
+No Python runs for a single image. The images of an epoch are shuffled as a whole and cut into global batches, of which
+each rank takes its share, so that any number of workers together makes the same steps. What doesn't fill a last global
+batch sits out the epoch; the next shuffle leaves out others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from training.augment import Changes
+from training.config import TrainingConfig
+from training.data import Dataset, Split
+from training.errors import UsageError
+
+BATCHES_AHEAD = 4
+TEST_BATCHES = 4  # test batches are so many times larger: they need no gradients
+# A data set that takes more of a GPU's free memory stays in the node's.
+LARGEST_SHARE = 0.5
+SEEDS_OF_A_RUN = 2**20  # more than anybody's epochs: no two epochs of two runs share a shuffle
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Batches:
+    """A data set as one rank takes it: float images [n, channels, height, width] and labels [n], on its device.
+
+    Args:
+        dataset: The whole data set.
+        config: The run's settings.
+        rank: This rank.
+        world_size: The number of ranks.
+        device: Where the batches are wanted.
+
+    Raises:
+        UsageError: The training images don't fill one step.
+    """
+
+    def __init__(
+        self, dataset: Dataset, config: TrainingConfig, rank: int, world_size: int, device: torch.device
+    ) -> None:
+        self.rank, self.world_size, self.device = rank, world_size, device
+        self.config, self.batch_size = config, config.batch_size
+        self._check(len(dataset.train))
+        self.resident = _fits(device, dataset, config)
+        self.dataset = dataset.to(device) if self.resident else dataset
+
+    @property
+    def global_batch(self) -> int:
+        """Images in a step, of all ranks."""
+        return self.batch_size * self.world_size
+
+    @property
+    def steps(self) -> int:
+        """Steps in an epoch."""
+        return len(self.dataset.train) // self.global_batch
+
+    def train(self, epoch: int) -> Iterator[Batch]:
+        """This rank's batches of an epoch: the same shuffle and the same changes whatever the number of ranks."""
+        random = torch.Generator().manual_seed(self.config.seed * SEEDS_OF_A_RUN + epoch)
+        order = torch.randperm(len(self.dataset.train), generator=random)
+        mirror = self.dataset.mirrors and self.config.mirror == "on"
+        changes = Changes.draw(len(order), mirror, self.config.shift, random).to(self.device)
+        places = [self._place(step) for step in range(self.steps)]
+        batches = self._take(self.dataset.train, order, places)
+        for place, (images, labels) in zip(places, batches, strict=True):
+            yield self.dataset.normalize(changes[place].apply(images)), labels
+
+    def test(self) -> Iterator[Batch]:
+        """This rank's share of the test set: every image on exactly one rank, none repeated."""
+        order = torch.arange(self.rank, len(self.dataset.test), self.world_size)
+        size = TEST_BATCHES * self.batch_size
+        places = [slice(first, first + size) for first in range(0, len(order), size)]
+        for images, labels in self._take(self.dataset.test, order, places):
+            yield self.dataset.normalize(images), labels
+
+    def _check(self, samples: int) -> None:
+        if samples < self.global_batch:
+            raise UsageError(
+                f"--batch-size: {self.batch_size} on each of {self.world_size} workers is {self.global_batch} images a "
+                f"step, and the training set has {samples}; use {samples // self.world_size} or less, or fewer workers"
+            )
+
+    def _place(self, step: int) -> slice:
+        """Where in the epoch's order this rank's batch of a step lies."""
+        first = step * self.global_batch + self.rank * self.batch_size
+        return slice(first, first + self.batch_size)
+
+    def _take(self, split: Split, order: Tensor, places: list[slice]) -> Iterator[Batch]:
+        """The images and labels at these places of the order, as they are stored, on the device."""
+        if self.resident:
+            order = order.to(self.device)
+            for place in places:
+                yield split[order[place]]
+            return
+        for images, labels in ahead(lambda place: self._pinned(split[order[place]]), places):
+            yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+
+    def _pinned(self, batch: Batch) -> Batch:
+        """In memory that a GPU copies from by itself."""
+        return (batch[0].pin_memory(), batch[1].pin_memory()) if self.device.type == "cuda" else batch
+
+
+def ahead(make: Callable[[slice], Batch], places: list[slice]) -> Iterator[Batch]:
+    """What `make` gives for each place, in order, made on another thread while the one before is used."""
+    with ThreadPoolExecutor(1, "batches") as pool:
+        waiting: deque[Future[Batch]] = deque()
+        for place in places:
+            waiting.append(pool.submit(make, place))
+            if len(waiting) > BATCHES_AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _fits(device: torch.device, dataset: Dataset, config: TrainingConfig) -> bool:
+    """Whether the data set goes to the device as a whole."""
+    if config.data_on_device != "auto" or device.type != "cuda":
+        return config.data_on_device != "off"
+    free, _ = torch.cuda.mem_get_info(device)
+    return dataset.nbytes <= LARGEST_SHARE * free

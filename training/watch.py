@@ -1,0 +1,104 @@
+"""How long the steps of an epoch take, and what of it is waiting; the device is asked once, at the end of the epoch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+class Watch:
+    """Watches one rank's steps. Call `start` before the first step of an epoch and `stepped` after each.
+
+    On a GPU the moments are events in its stream, so nobody waits for it; on a CPU they are the clock's.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.start()
+
+    def start(self) -> None:
+        """Forget what was seen, and begin an epoch."""
+        self._steps: list[Any] = [self._now()]
+        self._data = 0.0
+        self._ready: Any = None
+        self._exchanges: list[tuple[Any, Any]] = []
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def waiting_for(self, batches: Iterable[T]) -> Iterator[T]:
+        """The batches, with note of the time until each is handed out."""
+        iterator, missing = iter(batches), object()
+        while True:
+            asked = time.perf_counter()
+            batch: Any = next(iterator, missing)
+            self._data += time.perf_counter() - asked
+            if batch is missing:
+                return
+            yield batch
+
+    def ready(self) -> None:
+        """Gradients are ready to be sent. After the last of a step nothing is left but to wait for the network."""
+        self._ready = self._now()
+
+    def received(self) -> None:
+        """The backward pass is over and the gradients are those of all ranks."""
+        if self._ready is not None:
+            self._exchanges.append((self._ready, self._now()))
+            self._ready = None
+
+    def stepped(self) -> None:
+        """A step is done."""
+        self._steps.append(self._now())
+
+    def summary(self) -> dict[str, Any]:
+        """What the epoch came to, over all ranks; the same call on every rank.
+
+        Returns:
+            `step_seconds_median` and `step_seconds_p95` over the steps of all ranks; `data_wait_share` and
+            `network_wait_share`, of all ranks' time: until a batch was there, and between the last gradient's being
+            ready and the end of its exchange, also with a slower rank; `gpu_memory_bytes`, the most that PyTorch held
+            on any rank's GPU, None on CPUs.
+        """
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        steps = [self._between(*pair) for pair in zip(self._steps, self._steps[1:], strict=False)]
+        network = sum(self._between(*pair) for pair in self._exchanges)
+        everyone = _gather(torch.tensor([self._peak(), self._data, network, *steps], dtype=torch.float64), self._device)
+        times = everyone[:, 3:]
+        total = times.sum().item()
+        return {
+            "step_seconds_median": times.median().item(),
+            "step_seconds_p95": times.flatten().quantile(0.95).item(),
+            "data_wait_share": everyone[:, 1].sum().item() / total,
+            "network_wait_share": everyone[:, 2].sum().item() / total,
+            "gpu_memory_bytes": int(everyone[:, 0].max()) if self._device.type == "cuda" else None,
+        }
+
+    def _now(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, first: Any, second: Any) -> float:
+        return first.elapsed_time(second) / 1000 if self._device.type == "cuda" else second - first
+
+    def _peak(self) -> float:
+        return float(torch.cuda.max_memory_allocated(self._device)) if self._device.type == "cuda" else 0.0
+
+
+def _gather(row: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The rows of all ranks, one above the other."""
+    if not dist.is_initialized():
+        return row[None]
+    row = row.to(device)
+    rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, row)
+    return torch.stack(rows).cpu()
