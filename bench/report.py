@@ -58,9 +58,14 @@ def at_most(ratio: float, wanted: float, unit: str = "") -> dict[str, Any]:
     return {"ratio": ratio, "target": f"at most {wanted:g}{unit}", "reached": ratio <= wanted}
 
 
-def spread(values: Sequence[float], digits: int = 3) -> str:
+def spread(values: Sequence[float]) -> str:
     """The median, and the least and greatest."""
-    return f"{statistics.median(values):.{digits}g} ({min(values):.{digits}g} to {max(values):.{digits}g})"
+    return f"{number(statistics.median(values))} ({number(min(values))} to {number(max(values))})"
+
+
+def number(value: float) -> str:
+    """Three digits that count, and all of a large number."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def hardware() -> dict[str, Any]:

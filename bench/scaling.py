@@ -7,7 +7,7 @@ from bench.report import Finding, at_least, spread
 from bench.runs import Bench
 
 STEPS = 12
-REPEATS = 4
+REPEATS = 3
 TARGET = 0.9
 FLAGS = ("--dataset", "synthetic", "--epochs", "1", "--gradient-dtype", "bf16")
 

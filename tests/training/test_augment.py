@@ -10,7 +10,7 @@ def picture(n: int = 1, channels: int = 1) -> torch.Tensor:
 
 def test_a_shift_moves_down_and_right_and_lets_black_in() -> None:
     images = picture(channels=3)
-    moved = move(images, torch.tensor([[2, 1]]))
+    moved = move(images, torch.tensor([[2, 1]]), 2)
     assert torch.equal(moved[..., 2:, 1:], images[..., :-2, :-1])
     assert moved[..., :2, :].max() == 0, "two rows came in from above"
     assert moved[..., :, :1].max() == 0, "one column came in from the left"
@@ -18,12 +18,12 @@ def test_a_shift_moves_down_and_right_and_lets_black_in() -> None:
 
 def test_a_negative_shift_moves_up_and_left() -> None:
     images = picture()
-    assert torch.equal(move(images, torch.tensor([[-2, -1]]))[..., :-2, :-1], images[..., 2:, 1:])
+    assert torch.equal(move(images, torch.tensor([[-2, -1]]), 2)[..., :-2, :-1], images[..., 2:, 1:])
 
 
 def test_each_image_has_a_shift_of_its_own() -> None:
     images = picture(2)
-    moved = move(images, torch.tensor([[0, 0], [0, 2]]))
+    moved = move(images, torch.tensor([[0, 0], [0, 2]]), 2)
     assert torch.equal(moved[0], images[0])
     assert torch.equal(moved[1, :, :, 2:], images[1, :, :, :-2])
 
@@ -50,4 +50,4 @@ def test_nothing_changes_where_nothing_is_wanted() -> None:
 
 
 def test_a_shift_may_be_larger_than_the_image() -> None:
-    assert move(picture(), torch.tensor([[7, 0]])).max() == 0
+    assert move(picture(), torch.tensor([[7, 0]]), 7).max() == 0

@@ -28,7 +28,11 @@ def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def small(channels: int, classes: int) -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(channels, 8, 3, stride=3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(648, classes)
+        nn.Conv2d(channels, 8, 3, stride=3, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(648, classes),
     )
 
 
