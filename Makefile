@@ -1,7 +1,7 @@
 # make train   train on this machine          make test    run the tests
 # make check   lint, types, layers            make lock    write docker/requirements.lock anew
 # make image   build the image                make image-size    what it holds, layer by layer
-# make bench   measure the input against a DataLoader's
+# make bench   measure the training beside a plain loop
 # make test-containers   test the image as containers: a head, two workers and an S3
 # Everything is installed into .venv on the first call; PYTHON picks the interpreter (3.11 or 3.12). CONTAINER_ENGINE
 # is docker, or what stands for it.

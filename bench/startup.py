@@ -13,10 +13,10 @@ REPEATS = 3
 FLAGS = ("--dataset", "synthetic", "--samples", "64", "--batch-size", "8", "--epochs", "1")
 
 NOTE = (
-    "two workers; the ratio is of the best. A Ray of one's own starts ten processes that import what they need, in three "
-    "stages: driver, Ray Train's controller, workers. Done, from 43 s on this machine: no dashboard in it, no torchvision "
-    "in driver and controller, workers that Ray has started already, without a runtime environment. Tried: imports in the "
-    "workers while the controller starts; on two CPUs that takes 5 s more"
+    "two workers; the ratio is of the best. A Ray of one's own starts ten processes that import what they need, in "
+    "three stages: driver, Ray Train's controller, workers. Done, from 43 s on this machine: no dashboard in it, no "
+    "torchvision in driver and controller, workers that Ray has started already, without a runtime environment. Tried: "
+    "imports in the workers while the controller starts; on two CPUs that takes 5 s more"
 )
 
 

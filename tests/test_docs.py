@@ -1,19 +1,25 @@
 """The README's commands, keys, outputs, flags and paths exist."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
 
-from training.config import parse
+from training.config import TrainingConfig, parse
+from training.events import SCALARS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PROGRAM = (ROOT / "__main__.py").read_text()
 CONFIG = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/image.md", "docs/stack.md")
-OF_OTHER_TOOLS = {"--build", "--exclude", "--file", "--follow", "--local", "--rm", "--volumes"}
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/image.md", "docs/stack.md", "docs/training.md")
+TRAINING = (ROOT / "docs" / "training.md").read_text()
+OF_OTHER_TOOLS = {"--build", "--exclude", "--file", "--follow", "--local", "--logdir", "--nproc-per-node", "--only"} | {
+    "--rm",
+    "--volumes",
+}
 
 
 def section(title: str) -> str:
@@ -57,8 +63,38 @@ def test_every_flag_that_is_mentioned_is_one_of_the_command(capsys: pytest.Captu
     with pytest.raises(SystemExit):
         parse(["--help"], {})
     known = capsys.readouterr().out
-    for flag in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - OF_OTHER_TOOLS:
+    for flag in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README + TRAINING)) - OF_OTHER_TOOLS:
         assert f"{flag} " in known, f"{flag} is no flag of python -m training"
+
+
+def test_the_training_s_defaults_are_those_of_its_settings() -> None:
+    rows = re.findall(r"^\| ((?:`--[a-z-]+`(?:, )?)+) \| (\S.*?) \|", TRAINING, flags=re.MULTILINE)
+    shown = {}
+    for flags, defaults in rows:
+        names = [name.replace("-", "_") for name in re.findall(r"--([a-z-]+)", flags)]
+        shown |= dict(zip(names, defaults.replace("`", "").split(", "), strict=True))
+    config = TrainingConfig().completed()
+    assert {name: f"{getattr(config, name)}" for name in shown} == {
+        name: f"{type(getattr(config, name))(value)}" for name, value in shown.items()
+    }
+    assert set() < _settings_of("how fast") <= set(shown), "a choice that costs or saves time is not explained"
+
+
+def _settings_of(title: str) -> set[str]:
+    """The settings that `--help` lists under this title."""
+    found, under = set(), ""
+    for spec in fields(TrainingConfig):
+        under = spec.metadata.get("group", under)
+        if under == title:
+            found.add(spec.name)
+    return found
+
+
+def test_every_metric_that_is_explained_is_written() -> None:
+    named = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`\w+`.*?) \|", TRAINING, flags=re.MULTILINE)))
+    watched = set(SCALARS.values())
+    assert len(named) >= 6
+    assert set(named) <= watched, f"no such metric: {set(named) - watched}"
 
 
 def test_every_file_of_the_tree_exists_and_none_is_left_out() -> None:

@@ -129,12 +129,12 @@ def curves(history: list[Metrics]) -> bytes:
 
 def table(document: dict[str, Any], history: list[Metrics]) -> Table:
     """The table at the end: a row for each epoch, the best in bold."""
-    shown = Table(title=f"Training result: {document['run_name']}")
-    headings = ["epoch", "train loss", "train acc.", "test loss", "test acc.", "seconds"]
-    watched = ["images/s", "step ms", "95 % ms", "data wait", "network wait"]
+    shown = Table(title=f"Training result: {document['run_name']}", box=None, padding=(0, 1, 0, 0))
+    headings = ["epoch", "train\nloss", "train\nacc.", "test\nloss", "test\nacc.", "s"]
+    watched = ["images/s", "step\nms", "95 %\nms", "data\nwait", "net\nwait"]
     on_gpu = history[-1]["gpu_memory_bytes"] is not None
-    for heading in [*headings, *watched, *["GPU GiB"] * on_gpu]:
-        shown.add_column(heading, justify="right")
+    for heading in [*headings, *watched, *["GPU\nGiB"] * on_gpu]:
+        shown.add_column(heading, justify="right", no_wrap=True)
     for each in history:
         is_best = each["epoch"] == document["best"]["epoch"]
         shown.add_row(
@@ -142,12 +142,16 @@ def table(document: dict[str, Any], history: list[Metrics]) -> Table:
             *(f"{each[name]:.4f}" for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy")),
             f"{each['train_seconds'] + each['test_seconds']:.1f}",
             f"{each['samples_per_second']:,.0f}",
-            *(f"{1000 * each[name]:.1f}" for name in ("step_seconds_median", "step_seconds_p95")),
+            *(_milliseconds(each[name]) for name in ("step_seconds_median", "step_seconds_p95")),
             *(f"{each[name]:.1%}" for name in ("data_wait_share", "network_wait_share")),
             *[f"{(each['gpu_memory_bytes'] or 0) / 2**30:.2f}"] * on_gpu,
             style="bold" if is_best else "",
         )
     return shown
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.1f}" if seconds < 0.1 else f"{1000 * seconds:,.0f}"
 
 
 def versions() -> dict[str, str | None]:

@@ -65,7 +65,11 @@ def test_everything_promised_is_in_the_storage_path(run_folder: Path) -> None:
     assert lines[-1] == result["metrics"], "the result is the last epoch"
     assert result["config"]["epochs"] == 3
     assert result["versions"]["torch"] == torch.__version__.partition("+")[0]
+    assert 0 < result["times"]["to_first_step_seconds"] < result["times"]["total_seconds"]
     assert result["times"]["training_seconds"] > 0
+    assert (run_folder / "tensorboard" / "events.out.tfevents.training").stat().st_size > 100
+    for name in ("step_seconds_median", "data_wait_share", "network_wait_share"):
+        assert lines[-1][name] > 0, f"{name} of two workers is measured"
     with Image.open(run_folder / "curves.png") as picture:
         assert picture.size > (600, 200), "a picture large enough to read"
 

@@ -83,3 +83,10 @@ def test_help_is_quick_and_shows_every_flag(capsys: pytest.CaptureFixture[str]) 
     assert stop.value.code == 0, "asking for help is no mistake"
     assert all(flag(spec.name) in shown for spec in fields(TrainingConfig)), "each setting is in --help"
     assert "exit status" in shown, "scripts need to know what the exit status means"
+
+
+def test_what_is_left_open_is_the_optimizer_s_own() -> None:
+    sgd, adamw = (TrainingConfig(optimizer=name).completed() for name in ("sgd", "adamw"))
+    assert (sgd.lr, sgd.weight_decay) == (0.1, 5e-4)
+    assert (adamw.lr, adamw.weight_decay) == (3e-3, 0.05)
+    assert TrainingConfig(lr=0.5).completed().lr == 0.5, "what was given stays"

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from training import checkpoint, model
+from training import checkpoint, data, model
 from training.config import TrainingConfig
 from training.data import Dataset
 from training.errors import UsageError
@@ -67,6 +67,28 @@ def test_any_number_of_workers_makes_the_same_curve(config: Config, digits: Data
             assert several["learning_rate"] == one["learning_rate"], "it follows the global batch"
         for name, weights in curves[1]["weights"].items():
             torch.testing.assert_close(curves[ranks]["weights"][name], weights, atol=1e-4, rtol=1e-3)
+
+
+def first_step(rank: int, ranks: int, config: TrainingConfig, dataset: Dataset, folder: str) -> None:
+    """The weights after one step of resnet18."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
+    replica = Replica(config, dataset, CPU)
+    replica.run_epoch()
+    torch.save(list(replica.model.parameters()), f"{folder}/{rank}")
+    dist.destroy_process_group()
+
+
+def test_resnet18_makes_the_same_step_on_any_number_of_workers(config: Config, tmp_path: Path) -> None:
+    weights = []
+    for ranks in (1, 2, 4):
+        settings = config(dataset="synthetic", samples=32, epochs=1, optimizer="sgd", batch_size=32 // ranks)
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        mp.spawn(first_step, (ranks, settings, data.load("synthetic", settings), str(folder)), nprocs=ranks)
+        weights.append(torch.load(folder / "0", weights_only=True))
+    for several in weights[1:]:
+        torch.testing.assert_close(several, weights[0], atol=1e-6, rtol=1e-5)
 
 
 def _logits(replica: Replica, dataset: Dataset) -> torch.Tensor:

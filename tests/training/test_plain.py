@@ -1,0 +1,53 @@
+"""The training without Ray, as a user types it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.training.conftest import Run
+
+TINY = ("--model", "own:build", "--dataset", "synthetic", "--samples", "256", "--epochs", "2")
+Start = Callable[..., Run]
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+@pytest.fixture
+def run(environment: dict[str, str], tmp_path: Path) -> Start:
+    def start(*arguments: str, launcher: tuple[str, ...] = ()) -> Run:
+        command = [sys.executable, *launcher, "-m", "training.plain", *arguments, "--storage-path", str(tmp_path)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+    return start
+
+
+@pytest.mark.parametrize(("launcher", "workers"), [((), 1), (TORCHRUN, 2)], ids=["alone", "torchrun"])
+def test_it_leaves_what_a_run_on_ray_does(run: Start, tmp_path: Path, launcher: tuple[str, ...], workers: int) -> None:
+    done = run(*TINY, "--run-name", "mine", launcher=launcher)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "mine"
+    result = json.loads((folder / "result.json").read_text())
+    assert result["hardware"]["workers"] == workers
+    assert result["times"]["to_first_step_seconds"] > 0
+    for name in result["files"].values():
+        assert (folder / name).exists(), f"{name} is promised and not there"
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
+    assert "[Epoch 1 | CPU: Process rank 0" in done.stdout
+
+
+def test_a_name_that_was_used_is_refused_and_nothing_is_lost(run: Start, tmp_path: Path) -> None:
+    assert run(*TINY, "--run-name", "mine").returncode == 0
+    before = (tmp_path / "mine" / "result.json").read_text()
+    again = run(*TINY, "--run-name", "mine")
+    assert again.returncode == 2
+    assert again.stderr.startswith("training: --run-name: 'mine' is a run already"), again.stderr
+    assert (tmp_path / "mine" / "result.json").read_text() == before
+
+
+def test_the_number_of_workers_is_torchrun_s(run: Start) -> None:
+    refused = run(*TINY, "--num-workers", "3")
+    assert refused.returncode == 2
+    assert "--num-workers: 3 is not torchrun's number, 1" in refused.stderr
