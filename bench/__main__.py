@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import choices, goal, gpu, input, report, runs, scaling, startup, watching, wire
+from bench import choices, fashion, goal, gpu, input, report, runs, scaling, startup, watching, wire
 from bench.report import Finding
 from bench.runs import Bench, BenchmarkError
 from training.errors import UsageError
@@ -28,14 +28,15 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each kind (default: 3)")
     parser.add_argument("--only", nargs="+", choices=list(BENCHMARKS), default=list(BENCHMARKS), help="default: all")
     arguments = parser.parse_args()
-    log = Console(stderr=True)
     try:
-        with runs.prepared(arguments.data_dir, tuple(range(arguments.seeds)), log) as bench:
-            return _measure(bench, arguments.only)
+        dataset = fashion.make(arguments.data_dir)
     except UsageError as error:
         reason = str(error) if arguments.data_dir else "Fashion-MNIST can't be downloaded; give --data-dir FOLDER"
         print(f"bench: {reason}", file=sys.stderr)
         return error.exit_status
+    try:
+        with runs.prepared(dataset, tuple(range(max(arguments.seeds, 1))), Console(stderr=True)) as bench:
+            return _measure(bench, arguments.only)
     except BenchmarkError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
@@ -43,15 +44,9 @@ def main() -> int:
 
 def _measure(bench: Bench, names: list[str]) -> int:
     data = f"{len(bench.dataset.train):,} training and {len(bench.dataset.test):,} test images made of Fashion-MNIST's"
-    findings: list[Finding] = []
-    for name in names:
-        found = BENCHMARKS[name](bench)
-        report.write(name, found, bench.seeds, data)
-        findings += found
-    table = report.table(findings, bench.seeds, data)
-    Console().print(table)
-    if names == list(BENCHMARKS):
-        report.write_table(table)
+    documents = [report.document(name, BENCHMARKS[name](bench), bench.seeds, data) for name in names]
+    report.write(documents, list(BENCHMARKS))
+    Console().print(report.table(documents))
     return 0
 
 

@@ -1,6 +1,6 @@
 """What ours is measured against: a plain Ray Train loop with the choices that the ECS post's script makes.
 
-usage: python -m bench.reference --data-dir FOLDER [--seed N] [--epochs N]
+usage: python -m bench.reference --data-dir FOLDER --storage-path FOLDER [--seed N] [--epochs N]
 
 resnet18 for one channel, Adam at 1e-3, 128 images a worker, fp32, a DataLoader that turns each image into a tensor and
 normalizes it by itself, ten epochs; Ray Train's `prepare_model` and `prepare_data_loader`. Unlike the post's, its

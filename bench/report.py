@@ -68,61 +68,59 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def hardware() -> dict[str, Any]:
-    """The machine."""
+def document(name: str, findings: Sequence[Finding], seeds: Sequence[int], data: str) -> dict[str, Any]:
+    """The findings of a benchmark with all that they depend on."""
+    packages = {package: metadata.version(package) for package in PACKAGES}
     return {
-        "machine": platform.machine(),
-        "cpu": _cpu(),
-        "cpus": psutil.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpus": [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())],
-    }
-
-
-def versions() -> dict[str, str]:
-    """What ran."""
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}}
-
-
-def write(name: str, findings: Sequence[Finding], seeds: Sequence[int], data: str) -> Path:
-    """Write the findings of a benchmark to bench/results/."""
-    document = {
         "benchmark": name,
-        "hardware": hardware(),
-        "versions": versions(),
+        "hardware": {
+            "machine": platform.machine(),
+            "cpu": _cpu(),
+            "cpus": psutil.cpu_count(),
+            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+            "gpus": [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())],
+        },
+        "versions": {"python": platform.python_version(), **packages},
         "data": data,
         "seeds": list(seeds),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "findings": [asdict(each) for each in findings],
     }
+
+
+def write(documents: Sequence[dict[str, Any]], order: Sequence[str]) -> None:
+    """Write each document to bench/results/, and a table of all that is there, in this order of their names."""
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps(document, indent=2) + "\n")
-    return path
-
-
-def write_table(shown: Table) -> None:
-    """Write the table of all benchmarks beside their results."""
+    for each in documents:
+        (RESULTS / f"{each['benchmark']}.json").write_text(json.dumps(each, indent=2) + "\n")
+    paths = [path for name in order if (path := RESULTS / f"{name}.json").exists()]
     with (RESULTS / "table.txt").open("w") as file:
-        Console(file=file, width=160).print(shown)
+        Console(file=file, width=160).print(table([json.loads(path.read_text()) for path in paths]))
 
 
-def table(findings: Sequence[Finding], seeds: Sequence[int], data: str) -> Table:
-    """All findings as people read them."""
-    machine = hardware()
-    gpus = f", {' '.join(machine['gpus'])}" if machine["gpus"] else ", no GPU"
-    title = f"{data}; seeds {', '.join(map(str, seeds))}"
-    ran_on = f"{machine['cpus']} CPUs ({machine['cpu']}), {machine['memory_gib']} GiB{gpus}; " + ", ".join(
-        f"{name} {version}" for name, version in versions().items()
+def table(documents: Sequence[dict[str, Any]]) -> Table:
+    """All findings as people read them, and below them what they were measured on."""
+    title = "; ".join(
+        dict.fromkeys(f"{each['data']}, seeds {', '.join(map(str, each['seeds']))}" for each in documents)
     )
-    shown = Table(title=title, caption=ran_on, show_lines=True)
+    ran_on = dict.fromkeys(_ran_on(each) for each in documents)
+    shown = Table(title="; ".join(data), caption="\n".join(ran_on), show_lines=True)
     for heading in ("what", "reference", "ours", "ratio", "wanted", "n", "note"):
         shown.add_column(heading, justify="right" if heading in ("ratio", "n") else "left")
-    for each in findings:
-        ratio = "-" if each.ratio is None else f"{each.ratio:.3g}"
-        wanted = each.target + {True: ": [green]yes[/]", False: ": [red]no[/]", None: ""}[each.reached]
-        shown.add_row(each.name, each.reference, each.ours, ratio, wanted, str(each.n), each.note)
+    for found in (each for document in documents for each in document["findings"]):
+        ratio = "-" if found["ratio"] is None else f"{found['ratio']:.3g}"
+        wanted = found["target"] + {True: ": [green]yes[/]", False: ": [red]no[/]", None: ""}[found["reached"]]
+        shown.add_row(
+            *(found[name] for name in ("name", "reference", "ours")), ratio, wanted, str(found["n"]), found["note"]
+        )
     return shown
+
+
+def _ran_on(document: dict[str, Any]) -> str:
+    machine, versions = document["hardware"], document["versions"]
+    gpus = ", ".join(machine["gpus"]) or "no GPU"
+    ran_on = f"{machine['cpus']} CPUs ({machine['cpu']}), {machine['memory_gib']} GiB, {gpus}"
+    return f"{document['at'][:10]}, {ran_on}; {', '.join(f'{name} {version}' for name, version in versions.items())}"
 
 
 def _cpu() -> str:

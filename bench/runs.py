@@ -65,9 +65,8 @@ class Run:
 
 
 @contextmanager
-def prepared(data_dir: Path | None, seeds: tuple[int, ...], console: Console) -> Generator[Bench]:
-    """The images that all benchmarks use, made once; UsageError where there are none to make them of."""
-    dataset = fashion.make(data_dir)
+def prepared(dataset: Dataset, seeds: tuple[int, ...], console: Console) -> Generator[Bench]:
+    """The images that all benchmarks use, laid out in a folder for as long as they run."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         fashion.write(dataset, Path(folder))
         yield Bench(dataset, Path(folder), seeds, console)

@@ -103,10 +103,14 @@ class TrainingConfig:
         "auto", "gradients on the wire between workers; auto: as the precision", choices=DTYPES
     )
     channels_last: str = setting("auto", "memory layout of images and weights; auto: on GPUs", choices=AUTO_ON_OFF)
-    fused_optimizer: str = setting("on", "one kernel for all weights instead of several for each", choices=ON_OFF)
-    compile: str = setting("off", "torch.compile; it needs a C compiler, which the image has not", choices=ON_OFF)
-    bucket_mb: float = setting(25.0, "MB of gradients that DDP sends at once", above=0.0)
-    static_graph: str = setting("on", "DDP may rely on the same graph in every step", choices=ON_OFF)
+    fused_optimizer: str = setting("on", "one kernel instead of one for each of its operations", choices=ON_OFF)
+    compile: str = setting("off", "torch.compile; it needs a compiler, which the image has not", choices=ON_OFF)
+    bucket_mb: float | None = setting(
+        None, "MB of gradients that DDP sends at once (default: DDP's own, 25 after a first 1)", above=0.0
+    )
+    static_graph: str = setting(
+        "on", "DDP relies on the same graph in every step; off: weights may be left out", choices=ON_OFF
+    )
     data_on_device: str = setting(
         "auto", "keep the data set on the GPU; auto: if it takes half the free memory or less", choices=AUTO_ON_OFF
     )
@@ -135,6 +139,7 @@ class TrainingConfig:
         for spec in fields(self):
             if (value := getattr(self, spec.name)) is not None:
                 _check(spec, value)
+        _check_norm_batch(self.norm_batch)
         _check_run_name(self.run_name)
         _check_namespace(self.cloudwatch_namespace)
 
@@ -240,6 +245,11 @@ def _check(spec: Field, value: Any) -> None:
 
 def _refuse(spec: Field, value: Any, rule: str) -> NoReturn:
     raise UsageError(f"{flag(spec.name)}: {value!r} is not allowed; it must be {rule} ({spec.metadata['description']})")
+
+
+def _check_norm_batch(images: int) -> None:
+    if images == 1:
+        raise UsageError("--norm-batch: 1 is not allowed; one image has no variance: use 2 or more, or 0 for none")
 
 
 def _check_run_name(name: str | None) -> None:

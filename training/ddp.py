@@ -10,15 +10,21 @@ from training.config import TrainingConfig
 from training.watch import Watch
 
 
-def has_bf16(device: torch.device) -> bool:
-    """Whether this is a GPU that computes in bf16: NVIDIA's of the Ampere generation (A10G, A100) or later."""
-    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+def all_have_bf16(device: torch.device) -> bool:
+    """Whether every rank's GPU computes in bf16, as NVIDIA's of the Ampere generation (A10G, A100) and later do."""
+    has = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if not dist.is_initialized():
+        return has
+    ranks = torch.tensor(int(has), device=device)
+    dist.all_reduce(ranks, dist.ReduceOp.MIN)
+    return bool(ranks)
 
 
-def replicate(model: nn.Module, config: TrainingConfig, device: torch.device, watch: Watch) -> nn.Module:
+def replicate(model: nn.Module, config: TrainingConfig, device: torch.device, bf16: bool, watch: Watch) -> nn.Module:
     """The model, with gradients that are the mean over all ranks; `watch` hears when they are sent.
 
-    Its buffers are each rank's own: batch norm's are averaged before they are used (norm.py).
+    They are sent in bf16 if `bf16`, unless the config says otherwise. Buffers are each rank's own: norm.py shares them
+    before they are used.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return model
@@ -32,9 +38,8 @@ def replicate(model: nn.Module, config: TrainingConfig, device: torch.device, wa
         static_graph=static,
         find_unused_parameters=not static,
     )
-    auto = "bf16" if has_bf16(device) else "fp32"
-    dtype = auto if config.gradient_dtype == "auto" else config.gradient_dtype
-    exchange = bf16_compress_hook if dtype == "bf16" else allreduce_hook
+    in_bf16 = bf16 if config.gradient_dtype == "auto" else config.gradient_dtype == "bf16"
+    exchange = bf16_compress_hook if in_bf16 else allreduce_hook
 
     def hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         watch.ready()

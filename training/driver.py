@@ -24,18 +24,22 @@ from training.cluster import Placement
 from training.config import TrainingConfig, flag
 from training.errors import Interrupted, ResourceError, TrainingError, UsageError
 from training.progress import ProgressBar, look, new_board
-from training.storage import METRICS, RESULT, SETTINGS, RunStorage
+from training.storage import METRICS, PLAIN, RESULT, SETTINGS, RunStorage
 
 # What may differ when a run is continued: where it is kept and how it is kept going, not what it computes.
 FREE_TO_CHANGE = frozenset(
     {
+        "bucket_mb",
         "cloudwatch_namespace",
+        "compile",
         "data_dir",
         "data_on_device",
         "device",
+        "fused_optimizer",
         "keep_checkpoints",
         "max_failures",
         "max_preemptions",
+        "static_graph",
         "storage_path",
         "wait_seconds",
     }
@@ -149,6 +153,11 @@ def _refuse_other_settings(config: TrainingConfig, storage: RunStorage) -> None:
     if not storage.exists(METRICS):
         return
     before, now = storage.read_json(SETTINGS) or {}, config.to_dict()
+    if before.get(PLAIN):
+        raise UsageError(
+            f"--run-name: run {storage.run_name!r} was trained by training.plain, whose runs can't be continued; give "
+            "another --run-name"
+        )
     changed = [name for name in now if name not in FREE_TO_CHANGE and before.get(name) != now[name]]
     if changed:
         details = ", ".join(f"{flag(name)} {before.get(name)} (now {now[name]})" for name in changed)

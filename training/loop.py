@@ -4,6 +4,7 @@ It takes rank and world size from torch.distributed where a process group is up,
 under torchrun and alone. Where it runs, and what becomes of its checkpoints, is the caller's business.
 """
 
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -49,14 +50,14 @@ class Replica:
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
         if device.type == "cuda":
             torch.cuda.set_device(device)  # NCCL's collectives on objects go over the current device
-            torch.backends.cudnn.benchmark = True  # every step has the same shapes
+            torch.backends.cudnn.benchmark = True  # the shapes of a step are those of the next
         self.batches = Batches(dataset, config, self.rank, self.world_size, device)
         self.watch = Watch(device)
-        self._autocast = config.precision == "bf16" or (config.precision == "auto" and ddp.has_bf16(device))
+        self._autocast = config.precision == "bf16" or (config.precision == "auto" and ddp.all_have_bf16(device))
         channels_last = config.channels_last == "on" or (config.channels_last == "auto" and device.type == "cuda")
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
         self.model = self._build(dataset)
-        self.replicated = ddp.replicate(self.model, config, device, self.watch)
+        self.replicated = ddp.replicate(self.model, config, device, self._autocast, self.watch)
         self.optimizer, self.schedule = optim.build(
             self.model, config, self.batches.global_batch, config.epochs * self.batches.steps
         )
@@ -129,9 +130,12 @@ class Replica:
         built = model.build(self.config.model, dataset.channels, dataset.classes)
         torch.manual_seed(self.config.seed + self.rank)  # of dropout and the like, which differ between ranks
         groups = norm.Groups.of(self.config.batch_size, self.config.norm_batch, self.world_size)
-        placed = norm.group(built.to(self.device).to(memory_format=self._layout), groups)
+        placed = norm.group(built.to(self.device), groups)
+        for tensor in (*placed.parameters(), *placed.buffers()):
+            if tensor.dim() == 4:  # the layouts are of images, and `to` would refuse a tensor of five dimensions
+                tensor.data = tensor.data.contiguous(memory_format=self._layout)
         if self.config.compile == "on":
-            _check_compiler()
+            _check_compiler(self.device)
             placed.compile()
         return placed
 
@@ -159,7 +163,7 @@ class Replica:
     @torch.no_grad()
     def _test(self) -> dict[str, Any]:
         self.model.eval()
-        norm.average_buffers(self.model)
+        norm.share_buffers(self.model)
         tally = Tally(self.device)
         for images, labels in self.batches.test():
             logits = self._forward(self.model, images)
@@ -190,9 +194,11 @@ def _set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
-def _check_compiler() -> None:
-    if not (shutil.which("cc") or shutil.which("gcc")):
-        raise UsageError("--compile: 'on' needs a C compiler, and there is none here; install gcc or leave it off")
+def _check_compiler(device: torch.device) -> None:
+    """For a GPU torch.compile has C code compiled, for a CPU C++."""
+    named, usual = ("CC", ("cc", "gcc", "clang")) if device.type == "cuda" else ("CXX", ("c++", "g++", "clang++"))
+    if not any(shutil.which(name) for name in (os.environ.get(named, ""), *usual)):
+        raise UsageError(f"--compile: 'on' needs a compiler ({', '.join(usual)}), and there is none; leave it off")
 
 
 class Tally:

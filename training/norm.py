@@ -11,6 +11,7 @@ Weights and buffers have the names and meanings of `nn.BatchNorm*d`: a state_dic
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from training.errors import UsageError
+
+# What is replaced: a subclass may do more than its name says.
+PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @dataclass(frozen=True)
@@ -30,35 +36,61 @@ class Groups:
 
     @classmethod
     def of(cls, batch_size: int, norm_batch: int, world_size: int) -> Groups:
-        """Groups of `norm_batch` images where they come out even, else of nearly as many, never more.
+        """Groups of `norm_batch` images where they come out even, else of nearly as many, not more.
 
-        Teams are of one size, so it divides `world_size`. A `norm_batch` of 0 leaves each worker its own.
+        Teams are of one size, so it divides `world_size`, and no part is a single image, which has no variance. A
+        `norm_batch` of 0 leaves each worker its own.
         """
         if not norm_batch:
             return cls(1, 1)
         if batch_size >= norm_batch:
-            return cls(-(-batch_size // norm_batch), 1)
+            return cls(min(math.ceil(batch_size / norm_batch), max(batch_size // 2, 1)), 1)
         return cls(1, max(n for n in range(1, world_size + 1) if world_size % n == 0 and n * batch_size <= norm_batch))
 
 
 def group(model: nn.Module, groups: Groups) -> nn.Module:
-    """The model with its batch norms over these groups; every rank must call it, for teams are made."""
+    """The model with its batch norms over these groups; every rank must call it, for teams are made.
+
+    Raises:
+        UsageError: A batch norm of the model does something else as well, which would be lost.
+    """
     if groups == Groups(1, 1):
         return model
     team = _team(groups.team) if groups.team > 1 else None
-    return _replace(model, groups.split, team)
+    replaced: dict[nn.Module, GroupedBatchNorm] = {}
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if not isinstance(module, _BatchNorm) or isinstance(module, nn.SyncBatchNorm):
+            continue  # SyncBatchNorm is told already whom to share with
+        if type(module) not in PLAIN:
+            raise UsageError(
+                f"--norm-batch: this model's {type(module).__name__} is a batch norm of its own kind, which can't be "
+                "told what to normalize together; --norm-batch 0 leaves it as it is, over each worker's images"
+            )
+        if module not in replaced:
+            replaced[module] = GroupedBatchNorm(module, groups.split, team)
+        if not name:
+            return replaced[module]
+        parent, _, leaf = name.rpartition(".")
+        model.get_submodule(parent).add_module(leaf, replaced[module])
+    return model
 
 
-def average_buffers(model: nn.Module) -> None:
-    """Give every rank the mean of the ranks' running statistics, which are then those of all groups.
+def share_buffers(model: nn.Module) -> None:
+    """Give every rank the same buffers: of running statistics the ranks' mean, which is that of all groups.
 
-    A running average is linear in what it averages, so the mean of the ranks' is what one worker would have had.
+    A running average is linear in what it averages, so the mean of the ranks' is what one worker would have had. Other
+    buffers become rank 0's.
     """
-    if dist.is_initialized():
-        for buffer in model.buffers():
-            if buffer.is_floating_point():
-                dist.all_reduce(buffer)
-                buffer /= dist.get_world_size()
+    if not dist.is_initialized():
+        return
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    running = {id(each) for norm in norms for each in (norm.running_mean, norm.running_var)}
+    for buffer in model.buffers():
+        if id(buffer) in running:
+            buffer /= dist.get_world_size()
+            dist.all_reduce(buffer)
+        else:
+            dist.broadcast(buffer, src=0)
 
 
 class GroupedBatchNorm(_BatchNorm):
@@ -146,13 +178,3 @@ def _team(size: int) -> dist.ProcessGroup:
     """This rank's team, of ranks that take neighbouring parts of the global batch."""
     team, _ = dist.new_subgroups(group_size=size)
     return team
-
-
-def _replace(module: nn.Module, split: int, team: dist.ProcessGroup | None) -> nn.Module:
-    if isinstance(module, nn.SyncBatchNorm | GroupedBatchNorm):
-        return module  # it is told already whom to share with
-    if isinstance(module, _BatchNorm):
-        return GroupedBatchNorm(module, split, team)
-    for name, child in module.named_children():
-        module.add_module(name, _replace(child, split, team))
-    return module

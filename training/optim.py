@@ -39,7 +39,8 @@ def build(
         {"params": [each for each in weights if each.dim() > 1], "weight_decay": config.decay},
         {"params": [each for each in weights if each.dim() <= 1], "weight_decay": 0.0},
     ]
-    lr, fused = peak_lr(config, global_batch), config.fused_optimizer == "on"
+    lr = peak_lr(config, global_batch)
+    fused = True if config.fused_optimizer == "on" else None  # False would also be the slowest of the others
     optimizer: torch.optim.Optimizer = (
         SGD(groups, lr=lr, momentum=MOMENTUM, nesterov=True, fused=fused)
         if config.optimizer == "sgd"

@@ -23,7 +23,7 @@ from training import checkpoint, data, results
 from training.config import TrainingConfig, parse
 from training.errors import TrainingError, UsageError
 from training.loop import Replica
-from training.storage import SETTINGS, RunStorage
+from training.storage import PLAIN, SETTINGS, RunStorage
 
 LAST = "last"
 
@@ -44,7 +44,10 @@ def main() -> int:
 def process_group(config: TrainingConfig) -> Generator[torch.device]:
     """This process's device, with the others of torchrun's within reach."""
     cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
+    index = int(os.environ.get("LOCAL_RANK", 0))
+    if cuda and index >= torch.cuda.device_count():
+        raise UsageError(f"--device: 'cuda' needs a GPU for each process, and here are {torch.cuda.device_count()}")
+    device = torch.device("cuda", index) if cuda else torch.device("cpu")
     if "WORLD_SIZE" not in os.environ:
         yield device
         return
@@ -60,10 +63,10 @@ def train(config: TrainingConfig, device: torch.device) -> None:
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     if config.num_workers not in (None, world_size):
         raise UsageError(f"--num-workers: {config.num_workers} is not torchrun's number, {world_size}; leave it out")
-    config = replace(config, dataset=data.choose(config), num_workers=world_size, device=device.type).completed()
+    config = replace(config, dataset=_choose(config), num_workers=world_size, device=device.type).completed()
+    storage = _open(config) if not dist.is_initialized() or dist.get_rank() == 0 else None
     dataset = data.load(config.dataset, config)
     replica = Replica(config, dataset, device)
-    storage = _open(config) if replica.rank == 0 else None
     steps: list[float] = []
     while replica.epoch < config.epochs:
         metrics = replica.run_epoch(lambda step, of: steps.append(time.time()))
@@ -79,12 +82,21 @@ def train(config: TrainingConfig, device: torch.device) -> None:
         print(f"results in {storage.uri}")
 
 
+def _choose(config: TrainingConfig) -> str:
+    """The data set that rank 0 finds: with `auto` another rank might find another."""
+    if not dist.is_initialized():
+        return data.choose(config)
+    chosen = [data.choose(config) if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(chosen, src=0)
+    return chosen[0]
+
+
 def _open(config: TrainingConfig) -> RunStorage:
     storage = RunStorage.open(config.storage_path, str(config.run_name))
     storage.check_writable()
     if storage.exists(SETTINGS):
         raise UsageError(f"--run-name: {config.run_name!r} is a run already; give another, or delete {storage.uri}")
-    storage.write_json(SETTINGS, config.to_dict())
+    storage.write_json(SETTINGS, {**config.to_dict(), PLAIN: True})
     return storage
 
 

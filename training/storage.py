@@ -16,6 +16,7 @@ from training.errors import UsageError
 
 WEIGHTS, RESULT, METRICS, CURVES, BEST = "model.pt", "result.json", "metrics.jsonl", "curves.png", "best"
 SETTINGS = "config.json"
+PLAIN = "without_ray"  # among the settings: a run of training.plain
 
 
 @dataclass(frozen=True)

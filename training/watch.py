@@ -25,7 +25,7 @@ class Watch:
     def start(self) -> None:
         """Forget what was seen, and begin an epoch."""
         self._steps: list[Any] = [self._now()]
-        self._data = 0.0
+        self._waits: list[tuple[Any, Any]] = []
         self._ready: Any = None
         self._exchanges: list[tuple[Any, Any]] = []
         if self._device.type == "cuda":
@@ -35,9 +35,9 @@ class Watch:
         """The batches, with note of the time until each is handed out."""
         iterator, missing = iter(batches), object()
         while True:
-            asked = time.perf_counter()
+            asked = self._now()
             batch: Any = next(iterator, missing)
-            self._data += time.perf_counter() - asked
+            self._waits.append((asked, self._now()))
             if batch is missing:
                 return
             yield batch
@@ -62,18 +62,18 @@ class Watch:
         Returns:
             `step_seconds_median` and `step_seconds_p95` over the steps of all ranks; `data_wait_share` and
             `network_wait_share`, of all ranks' time: until a batch was there, and between the last gradient's being
-            ready and the end of its exchange, also with a slower rank; `gpu_memory_bytes`, the most that PyTorch held
-            on any rank's GPU, None on CPUs.
+            ready and the end of its exchange, also with a slower rank; `gpu_memory_bytes`, the most that training
+            held on any rank's GPU, None on CPUs.
         """
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         steps = [self._between(*pair) for pair in zip(self._steps, self._steps[1:], strict=False)]
-        network = sum(self._between(*pair) for pair in self._exchanges)
-        everyone = _gather(torch.tensor([self._peak(), self._data, network, *steps], dtype=torch.float64), self._device)
+        data, network = (sum(self._between(*pair) for pair in pairs) for pairs in (self._waits, self._exchanges))
+        everyone = _gather(torch.tensor([self._peak(), data, network, *steps], dtype=torch.float64), self._device)
         times = everyone[:, 3:]
         total = times.sum().item()
         return {
-            "step_seconds_median": times.median().item(),
+            "step_seconds_median": times.flatten().quantile(0.5).item(),
             "step_seconds_p95": times.flatten().quantile(0.95).item(),
             "data_wait_share": everyone[:, 1].sum().item() / total,
             "network_wait_share": everyone[:, 2].sum().item() / total,

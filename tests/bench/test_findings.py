@@ -1,6 +1,7 @@
 """What the benchmarks make of their measurements."""
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ def test_the_goal_is_the_mean_of_the_reference_s_final_accuracies() -> None:
     assert found.data["goal"] == pytest.approx(0.75)
     assert found.ratio == pytest.approx(30 / 7.5), "30 s beside the median of 10 and 5 s"
     assert found.reached, "at least 3 times"
-    assert "first in epoch 2, none" in found.note, "that the reference passed it before its end is told"
+    assert "first passes it in epoch 2, none" in found.note, "that the reference passed it before its end is told"
+    assert "the ratio would be 3.3" in found.note, "20 and 30 s beside 7.5 s"
 
 
 def test_a_seed_that_misses_the_goal_fails_it() -> None:
@@ -49,7 +51,7 @@ def test_points_lost_are_counted_seed_by_seed() -> None:
 
 
 def test_scaling_is_a_share_of_twice_one_worker_s_rate() -> None:
-    assert scaling.finding(128, [100.0, 90.0], [170.0, 160.0], 0.9, 0.1).ratio == pytest.approx(0.85)
+    assert scaling.finding(128, [100.0, 90.0], [170.0, 160.0], 0.1).ratio == pytest.approx(0.85)
 
 
 def test_a_gpu_that_is_not_there_is_told_and_reaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,8 +66,21 @@ def test_the_table_says_what_was_reached_and_what_not() -> None:
         Finding(name="small", reference="1", ours="2", **report.at_most(2, 1)),
     ]
     console = Console(width=160, record=True, file=io.StringIO())
-    console.print(report.table(findings, (0, 1), "some data"))
+    console.print(report.table([report.document("both", findings, (0, 1), "some data")]))
     text = console.export_text()
     assert "at least 1: yes" in text
     assert "at most 1: no" in text
     assert "torch" in text, "a result carries what it depends on"
+    assert "some data, seeds 0, 1" in text
+
+
+def test_a_part_that_is_measured_again_keeps_the_others_in_the_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    for name in ("second", "first", "second"):
+        found = Finding(name=f"{name} thing", reference="1", ours="2", **report.at_least(2, 1))
+        report.write([report.document(name, [found], (0,), "data")], ["first", "second"])
+    text = (tmp_path / "table.txt").read_text()
+    assert 0 < text.index("first thing") < text.index("second thing")
+    assert text.count("second thing") == 1

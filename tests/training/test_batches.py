@@ -16,11 +16,11 @@ Numbered = Callable[[int], Dataset]
 
 @pytest.fixture
 def numbered() -> Numbered:
-    """A data set whose labels are the images' numbers, and whose pixels are too."""
+    """A data set whose labels are the images' numbers, and whose pixels grow from there to the right."""
 
     def build(n: int) -> Dataset:
         labels = torch.arange(n)
-        images = (labels % 256).to(torch.uint8).view(n, 1, 1, 1).expand(n, 1, 6, 6).contiguous()
+        images = (labels.view(n, 1, 1, 1) + torch.arange(6)).remainder(256).to(torch.uint8).expand(n, 1, 6, 6)
         return Dataset.of("numbered", Split(images, labels), Split(images, labels), classes=n)
 
     return build
@@ -94,12 +94,22 @@ def test_a_broken_image_ends_the_epoch_with_its_error(config: Config, numbered: 
 
 def test_images_are_left_as_they_are_where_nothing_is_to_change_them(config: Config, numbered: Numbered) -> None:
     dataset = numbered(64)
-    [(images, shown)] = list(Batches(replace(dataset, mirrors=True), config(mirror="off"), 0, 1, CPU).train(0))
-    assert torch.equal(images, dataset.normalize(dataset.train.images[shown]))
+    forbidden, unwanted = (dataset, config()), (replace(dataset, mirrors=True), config(mirror="off"))
+    for changed, settings in (forbidden, unwanted):
+        [(images, shown)] = list(Batches(changed, settings, 0, 1, CPU).train(0))
+        assert torch.equal(images, dataset.normalize(dataset.train.images[shown]))
+
+
+def test_images_are_mirrored_and_shifted_where_that_is_wanted(config: Config, numbered: Numbered) -> None:
+    dataset = replace(numbered(64), mirrors=True)
+    [(images, shown)] = list(Batches(dataset, config(shift=2), 0, 1, CPU).train(0))
+    stored = dataset.normalize(dataset.train.images[shown])
+    changed = (images != stored).flatten(1).any(1)
+    assert 50 < changed.sum() < 64, "a few are neither mirrored nor moved"
 
 
 def test_test_images_are_never_augmented(config: Config, digits: Dataset) -> None:
-    images, _ = next(Batches(digits, config(), 0, 1, CPU).test())
+    images, _ = next(Batches(replace(digits, mirrors=True), config(shift=2), 0, 1, CPU).test())
     assert torch.equal(images, digits.normalize(digits.test.images[: len(images)]))
 
 

@@ -13,6 +13,7 @@ from training.errors import UsageError
         (["--epochs", "many"], ["--epochs", "many"]),
         (["--batch-size", "0"], ["--batch-size", "0", "1 or more"]),
         (["--lr", "0"], ["--lr", "0.0", "above 0"]),
+        (["--norm-batch", "1"], ["--norm-batch", "1", "no variance"]),
         (["--lr", "nan"], ["--lr", "nan", "finite"]),
         (["--num-workers", "0"], ["--num-workers", "0", "1 or more"]),
         (["--samples", "9"], ["--samples", "9", "10 or more"]),

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ Config = Callable[..., TrainingConfig]
 @pytest.fixture(autouse=True)
 def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(model.MODELS, "small", small)
+    monkeypatch.setitem(model.MODELS, "forgetful", forgetful)
 
 
 def small(channels: int, classes: int) -> nn.Module:
@@ -34,6 +36,10 @@ def small(channels: int, classes: int) -> nn.Module:
         nn.Flatten(),
         nn.Linear(648, classes),
     )
+
+
+def forgetful(channels: int, classes: int) -> nn.Module:
+    return nn.Sequential(small(channels, 32), nn.Dropout(), nn.Linear(32, classes))
 
 
 def train_rank(rank: int, ranks: int, config: TrainingConfig, dataset: Dataset, folder: str) -> None:
@@ -62,33 +68,37 @@ def test_any_number_of_workers_makes_the_same_curve(config: Config, digits: Data
         curves[ranks] = torch.load(folder / "0", weights_only=True)
     for ranks in (2, 4):
         for one, several in zip(curves[1]["history"], curves[ranks]["history"], strict=True):
-            for name in ("train_loss", "test_loss", "train_accuracy", "test_accuracy"):
+            for name in ("train_loss", "test_loss"):
                 assert several[name] == pytest.approx(one[name], rel=1e-3), f"{name} depends on the number of workers"
+            assert several["test_accuracy"] == pytest.approx(one["test_accuracy"], abs=2 / len(digits.test))
             assert several["learning_rate"] == one["learning_rate"], "it follows the global batch"
         for name, weights in curves[1]["weights"].items():
             torch.testing.assert_close(curves[ranks]["weights"][name], weights, atol=1e-4, rtol=1e-3)
 
 
-def first_step(rank: int, ranks: int, config: TrainingConfig, dataset: Dataset, folder: str) -> None:
-    """The weights after one step of resnet18."""
+def first_gradients(rank: int, ranks: int, config: TrainingConfig, dataset: Dataset, folder: str) -> None:
+    """The gradients of the first step, as each rank has them after the exchange."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
     replica = Replica(config, dataset, CPU)
-    replica.run_epoch()
-    torch.save(list(replica.model.parameters()), f"{folder}/{rank}")
+    replica.replicated.train()
+    replica._step(*next(replica.batches.train(0)))
+    gradients = [weight.grad for weight in replica.model.parameters()]
+    torch.save({"gradients": gradients, "buffers": list(replica.model.buffers())}, f"{folder}/{rank}")
     dist.destroy_process_group()
 
 
-def test_resnet18_makes_the_same_step_on_any_number_of_workers(config: Config, tmp_path: Path) -> None:
-    weights = []
+def test_resnet18_has_the_same_gradients_on_any_number_of_workers(config: Config, tmp_path: Path) -> None:
+    found = []
     for ranks in (1, 2, 4):
-        settings = config(dataset="synthetic", samples=32, epochs=1, optimizer="sgd", batch_size=32 // ranks)
+        settings = config(dataset="synthetic", samples=32, batch_size=32 // ranks, norm_batch=32)
         folder = tmp_path / str(ranks)
         folder.mkdir()
-        mp.spawn(first_step, (ranks, settings, data.load("synthetic", settings), str(folder)), nprocs=ranks)
-        weights.append(torch.load(folder / "0", weights_only=True))
-    for several in weights[1:]:
-        torch.testing.assert_close(several, weights[0], atol=1e-6, rtol=1e-5)
+        mp.spawn(first_gradients, (ranks, settings, data.load("synthetic", settings), str(folder)), nprocs=ranks)
+        found.append(torch.load(folder / "0", weights_only=True))
+    assert max(each.abs().max() for each in found[0]["gradients"]) > 0.01, "far above the tolerance"
+    for several in found[1:]:
+        torch.testing.assert_close(several["gradients"], found[0]["gradients"], atol=1e-5, rtol=1e-3)
 
 
 def _logits(replica: Replica, dataset: Dataset) -> torch.Tensor:
@@ -128,7 +138,7 @@ def test_the_loop_imports_without_ray() -> None:
 def test_a_run_continued_from_its_checkpoint_ends_as_one_that_was_not_cut(
     config: Config, digits: Dataset, tmp_path: Path
 ) -> None:
-    settings = config(model="small", epochs=3)
+    settings = config(model="forgetful", epochs=3)
     whole = Replica(settings, digits, CPU)
     whole.run_epoch()
     checkpoint.save(whole, tmp_path)
@@ -137,8 +147,8 @@ def test_a_run_continued_from_its_checkpoint_ends_as_one_that_was_not_cut(
     continued = Replica(settings, digits, CPU)
     checkpoint.load(continued, tmp_path)
     continued.run_epoch()
-    pairs = zip(whole.model.parameters(), continued.model.parameters(), strict=True)
-    assert all(torch.equal(one, other) for one, other in pairs), "optimizer, schedule or order were not restored"
+    pairs = zip(whole.model.state_dict().values(), continued.model.state_dict().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs), "optimizer, schedule, order or chance was not restored"
     assert continued.epoch == 2, "the epochs before the cut count"
 
 
@@ -179,8 +189,10 @@ def test_every_choice_learns(config: Config, digits: Dataset, choice: dict[str, 
     assert metrics["test_accuracy"] > 0.8
 
 
-def test_compiling_gives_the_same_weights(config: Config, digits: Dataset) -> None:
-    plain, compiled = (Replica(config(model="small", epochs=1, compile=c), digits, CPU) for c in ("off", "on"))
+@pytest.mark.parametrize("norm_batch", [64, 32])
+def test_compiling_changes_neither_the_curve_nor_the_names(config: Config, digits: Dataset, norm_batch: int) -> None:
+    settings = config(model="small", epochs=1, norm_batch=norm_batch)
+    plain, compiled = (Replica(replace(settings, compile=c), digits, CPU) for c in ("off", "on"))
     one, other = plain.run_epoch(), compiled.run_epoch()
     assert other["train_loss"] == pytest.approx(one["train_loss"], rel=1e-3)
     assert list(compiled.model.state_dict()) == list(plain.model.state_dict()), "the weights keep their names"
@@ -190,7 +202,7 @@ def test_compiling_without_a_compiler_is_refused(
     config: Config, digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(UsageError, match="--compile: 'on' needs a C compiler"):
+    with pytest.raises(UsageError, match="--compile: 'on' needs a compiler"):
         Replica(config(model="small", compile="on"), digits, CPU)
 
 
@@ -199,7 +211,7 @@ def test_an_epoch_tells_how_its_steps_went(config: Config, digits: Dataset) -> N
     assert 0 < metrics["step_seconds_median"] <= metrics["step_seconds_p95"]
     assert 0 < metrics["data_wait_share"] < 1
     assert metrics["network_wait_share"] == 0, "one worker has no network to wait for"
-    assert metrics["steps"] * metrics["step_seconds_median"] == pytest.approx(metrics["train_seconds"], rel=0.5)
+    assert metrics["steps"] * metrics["step_seconds_median"] / 2 <= metrics["train_seconds"], "half are no faster"
 
 
 @pytest.mark.parametrize("static_graph", ["on", "off"])

@@ -9,6 +9,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from training import norm
+from training.errors import UsageError
 from training.norm import GroupedBatchNorm, Groups
 
 LAYERS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -26,10 +27,15 @@ LAYERS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
         (24, 4, Groups(1, 2)),
         (32, 3, Groups(1, 1)),
         (1, 4, Groups(1, 4)),
+        (65, 1, Groups(2, 1)),
     ],
 )
 def test_workers_split_a_large_batch_and_pool_small_ones(batch_size: int, world_size: int, expected: Groups) -> None:
     assert Groups.of(batch_size, 64, world_size) == expected
+
+
+def test_no_part_is_a_single_image() -> None:
+    assert Groups.of(3, 2, 1) == Groups(1, 1), "it has no variance"
 
 
 def test_each_worker_keeps_its_own_where_that_is_wanted() -> None:
@@ -40,6 +46,22 @@ def test_a_model_whose_groups_are_the_batches_is_left_as_it_is() -> None:
     plain = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
     assert norm.group(plain, Groups(1, 1)) is plain
     assert type(plain[1]) is nn.BatchNorm2d, "torch's own batch norm is the faster one"
+
+
+def test_a_batch_norm_that_does_more_is_refused_not_replaced() -> None:
+    class NormAndActivation(nn.BatchNorm2d):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input).relu()
+
+    with pytest.raises(UsageError, match=r"--norm-batch: this model's NormAndActivation .* --norm-batch 0"):
+        norm.group(nn.Sequential(NormAndActivation(3)), Groups(2, 1))
+
+
+def test_a_batch_norm_that_is_used_twice_stays_one() -> None:
+    layer = nn.BatchNorm2d(3)
+    first, second = norm.group(nn.Sequential(layer, layer), Groups(2, 1))._modules.values()
+    assert isinstance(first, GroupedBatchNorm)
+    assert first is second
 
 
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
@@ -88,7 +110,7 @@ def pool(rank: int, folder: str, images: torch.Tensor) -> None:
     mine = images.chunk(2)[rank].clone().requires_grad_()
     normalized = layer(mine)
     normalized.pow(3).sum().backward()
-    norm.average_buffers(layer)
+    norm.share_buffers(layer)
     torch.save(
         {"normalized": normalized.detach(), "gradient": mine.grad, "state": layer.state_dict()}, f"{folder}/{rank}"
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.training.conftest import Run
 
@@ -45,6 +46,24 @@ def test_a_name_that_was_used_is_refused_and_nothing_is_lost(run: Start, tmp_pat
     assert again.returncode == 2
     assert again.stderr.startswith("training: --run-name: 'mine' is a run already"), again.stderr
     assert (tmp_path / "mine" / "result.json").read_text() == before
+
+
+def test_a_run_that_was_cut_off_is_not_taken_for_one_on_ray(train: Callable[..., Run], tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"without_ray": True}))
+    (folder / "metrics.jsonl").write_text("{}\n")
+    refused = train(*TINY, "--run-name", "mine", "--storage-path", str(tmp_path))
+    assert refused.returncode == 2
+    assert "was trained by training.plain" in refused.stderr
+
+
+def test_gpus_that_are_not_there_are_one_line(run: Start) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    refused = run(*TINY, "--device", "cuda")
+    assert refused.returncode == 2
+    assert refused.stderr == "training: --device: 'cuda' needs a GPU for each process, and here are 0\n"
 
 
 def test_the_number_of_workers_is_torchrun_s(run: Start) -> None:
