@@ -100,9 +100,7 @@ def write(documents: Sequence[dict[str, Any]], order: Sequence[str]) -> None:
 
 def table(documents: Sequence[dict[str, Any]]) -> Table:
     """All findings as people read them, and below them what they were measured on."""
-    title = "; ".join(
-        dict.fromkeys(f"{each['data']}, seeds {', '.join(map(str, each['seeds']))}" for each in documents)
-    )
+    data = dict.fromkeys(f"{each['data']}, seeds {', '.join(map(str, each['seeds']))}" for each in documents)
     ran_on = dict.fromkeys(_ran_on(each) for each in documents)
     shown = Table(title="; ".join(data), caption="\n".join(ran_on), show_lines=True)
     for heading in ("what", "reference", "ours", "ratio", "wanted", "n", "note"):
@@ -110,9 +108,8 @@ def table(documents: Sequence[dict[str, Any]]) -> Table:
     for found in (each for document in documents for each in document["findings"]):
         ratio = "-" if found["ratio"] is None else f"{found['ratio']:.3g}"
         wanted = found["target"] + {True: ": [green]yes[/]", False: ": [red]no[/]", None: ""}[found["reached"]]
-        shown.add_row(
-            *(found[name] for name in ("name", "reference", "ours")), ratio, wanted, str(found["n"]), found["note"]
-        )
+        compared = (found[name] for name in ("name", "reference", "ours"))
+        shown.add_row(*compared, ratio, wanted, str(found["n"]), found["note"])
     return shown
 
 

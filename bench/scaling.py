@@ -41,7 +41,7 @@ def finding(batch_size: int, one: list[float], two: list[float], wait: float) ->
         n=len(one),
         note="resnet18, by the median step, gradients in bf16 over gloo, under torchrun; the ratio is of the best "
         "repeats, as whatever else the machine does only slows them. Two workers waited for each other at most "
-        f"{wait:.0%} of the time; the exchange takes as long for small batches as for large, and its threads take it from "
-        "the two cores that compute. Tried for small ones: buckets of 5 and 100 MB, no difference",
+        f"{wait:.0%} of the time; the exchange takes as long for small batches as for large, and its threads take it "
+        "from the two cores that compute. Tried for small ones: buckets of 5 and 100 MB, no difference",
         data={"one": one, "two": two},
     )
