@@ -44,8 +44,10 @@ def main() -> int:
 
 def _measure(bench: Bench, names: list[str]) -> int:
     data = f"{len(bench.dataset.train):,} training and {len(bench.dataset.test):,} test images made of Fashion-MNIST's"
-    documents = [report.document(name, BENCHMARKS[name](bench), bench.seeds, data) for name in names]
-    report.write(documents, list(BENCHMARKS))
+    documents = []
+    for name in names:
+        documents.append(report.document(name, BENCHMARKS[name](bench), bench.seeds, data))
+        report.write(documents[-1], list(BENCHMARKS))  # what is measured stays, whatever comes of the next
     Console().print(report.table(documents))
     return 0
 

@@ -88,11 +88,10 @@ def document(name: str, findings: Sequence[Finding], seeds: Sequence[int], data:
     }
 
 
-def write(documents: Sequence[dict[str, Any]], order: Sequence[str]) -> None:
-    """Write each document to bench/results/, and a table of all that is there, in this order of their names."""
+def write(document: dict[str, Any], order: Sequence[str]) -> None:
+    """Write the document to bench/results/, and a table of all that are there, in this order of their names."""
     RESULTS.mkdir(exist_ok=True)
-    for each in documents:
-        (RESULTS / f"{each['benchmark']}.json").write_text(json.dumps(each, indent=2) + "\n")
+    (RESULTS / f"{document['benchmark']}.json").write_text(json.dumps(document, indent=2) + "\n")
     paths = [path for name in order if (path := RESULTS / f"{name}.json").exists()]
     with (RESULTS / "table.txt").open("w") as file:
         Console(file=file, width=160).print(table([json.loads(path.read_text()) for path in paths]))

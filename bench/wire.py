@@ -5,20 +5,24 @@ from __future__ import annotations
 import statistics
 import tempfile
 from dataclasses import replace
+from itertools import pairwise
 
 import psutil
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import nn
 
 from bench import goal, runs
 from bench.report import Finding, at_most
 from bench.runs import Bench, Run
 from training.config import TrainingConfig
-from training.data import load
+from training.data import Dataset, load
 from training.loop import Replica
 
 STEPS = 12
+DTYPES = ("fp32", "bf16")
+SEEDS_OF_SMALL = 20
 SMALL = TrainingConfig(dataset="synthetic", samples=2 * 8 * STEPS, batch_size=8, norm_batch=0, epochs=1)
 POINTS = 0.3
 
@@ -26,12 +30,18 @@ POINTS = 0.3
 def measure(bench: Bench, fp32: list[Run]) -> list[Finding]:
     """The bytes of both, and trainings in bf16 beside those in fp32 that are there already."""
     bench.say("wire: bytes of a step")
-    bytes_of = {dtype: bytes_a_step(dtype) for dtype in ("fp32", "bf16")}
+    bytes_of = {dtype: bytes_a_step(dtype) for dtype in DTYPES}
     bf16 = []
     for seed in bench.seeds:
         bench.say(f"wire: training with bf16 gradients, seed {seed}")
         bf16.append(runs.train(bench, *goal.OURS, "--seed", str(seed), "--gradient-dtype", "bf16"))
-    return [traffic(bytes_of), accuracy([run.accuracy for run in fp32], [run.accuracy for run in bf16])]
+    bench.say(f"wire: a small network, {SEEDS_OF_SMALL} seeds of each")
+    small = accuracies(bench)
+    return [
+        traffic(bytes_of),
+        accuracy("resnet18", [run.accuracy for run in fp32], [run.accuracy for run in bf16]),
+        accuracy("a small network", small["fp32"], small["bf16"]),
+    ]
 
 
 def traffic(bytes_of: dict[str, float]) -> Finding:
@@ -47,12 +57,12 @@ def traffic(bytes_of: dict[str, float]) -> Finding:
     )
 
 
-def accuracy(fp32: list[float], bf16: list[float]) -> Finding:
+def accuracy(network: str, fp32: list[float], bf16: list[float]) -> Finding:
     """Points of accuracy lost, seed by seed."""
     lost = [100 * (one - other) for one, other in zip(fp32, bf16, strict=True)]
     error = statistics.stdev(lost) / len(lost) ** 0.5 if len(lost) > 1 else float("nan")
     return Finding(
-        name="accuracy with bf16 gradients",
+        name=f"accuracy with bf16 gradients, {network}",
         reference=f"fp32: {statistics.mean(fp32):.4f}",
         ours=f"bf16: {statistics.mean(bf16):.4f}",
         **at_most(statistics.mean(lost), POINTS, " points lost"),
@@ -86,4 +96,38 @@ def _send(rank: int, dtype: str, folder: str) -> None:
     replica.run_epoch(count)
     if rank == 0:
         torch.save((counts[-1] - counts[0]) / (len(counts) - 1), f"{folder}/bytes")
+    dist.destroy_process_group()
+
+
+def accuracies(bench: Bench) -> dict[str, list[float]]:
+    """Final test accuracies of a network that is small enough for many seeds: one training tells little.
+
+    Seed by seed two trainings differ by chance as soon as anything is rounded differently.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_train_small, (bench.dataset, folder), nprocs=2)
+        return torch.load(f"{folder}/accuracies")
+
+
+def small(channels: int, classes: int) -> nn.Module:
+    """Three convolutions."""
+    widths = (channels, 32, 64, 128)
+    layers = [
+        nn.Sequential(nn.Conv2d(one, other, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(other), nn.ReLU())
+        for one, other in pairwise(widths)
+    ]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes))
+
+
+def _train_small(rank: int, dataset: Dataset, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    found: dict[str, list[float]] = {dtype: [] for dtype in DTYPES}
+    for seed in range(SEEDS_OF_SMALL):
+        for dtype in DTYPES:
+            config = TrainingConfig(model="bench.wire:small", epochs=3, seed=seed, gradient_dtype=dtype)
+            replica = Replica(config, dataset, torch.device("cpu"))
+            found[dtype].append([replica.run_epoch() for _ in range(config.epochs)][-1]["test_accuracy"])
+    if rank == 0:
+        torch.save(found, f"{folder}/accuracies")
     dist.destroy_process_group()

@@ -44,7 +44,7 @@ def test_half_of_the_bytes_reach_the_target_and_all_of_them_do_not() -> None:
 
 
 def test_points_lost_are_counted_seed_by_seed() -> None:
-    found = wire.accuracy([0.80, 0.82], [0.79, 0.82])
+    found = wire.accuracy("resnet18", [0.80, 0.82], [0.79, 0.82])
     assert found.ratio == pytest.approx(0.5)
     assert found.reached is False, "0.3 points are allowed"
     assert "+1.00, +0.00" in found.note
@@ -80,7 +80,7 @@ def test_a_part_that_is_measured_again_keeps_the_others_in_the_table(
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     for name in ("second", "first", "second"):
         found = Finding(name=f"{name} thing", reference="1", ours="2", **report.at_least(2, 1))
-        report.write([report.document(name, [found], (0,), "data")], ["first", "second"])
+        report.write(report.document(name, [found], (0,), "data"), ["first", "second"])
     text = (tmp_path / "table.txt").read_text()
     assert 0 < text.index("first thing") < text.index("second thing")
     assert text.count("second thing") == 1
