@@ -21,7 +21,7 @@ from training.loop import Replica
 BATCH_SIZE = 128
 CONFIG = TrainingConfig(dataset="synthetic", samples=6 * BATCH_SIZE, batch_size=BATCH_SIZE, epochs=3)
 
-# What is changed, from what to what; the default comes second where it pays here, and first where it pays elsewhere.
+# The setting, the value to compare with, and the choice.
 ALONE: tuple[tuple[str, Any, Any], ...] = (
     ("channels_last", "off", "on"),
     ("precision", "fp32", "bf16"),
