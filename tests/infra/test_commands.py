@@ -60,13 +60,13 @@ def test_without_gpus_the_job_keeps_its_own_number_of_workers() -> None:
 def test_the_train_command_takes_more_arguments_as_the_readme_says() -> None:
     recipe = re.search(r"train_command \| sed '([^']*)'", README)
     assert recipe is not None, "the README shows how"
-    mine = recipe[1].replace("--epochs 3", "--epochs 3 --num-workers 8")
+    mine = recipe[1].replace("--epochs 5", "--epochs 5 --num-workers 8")
     given = commands.train("us-west-2", 2, "i-1")
     longer = subprocess.run(["sed", mine], input=given, capture_output=True, text=True, check=True).stdout
     _, parameters = parsed(longer.strip())
     _, _, arguments = parameters["command"][0].partition("-m training ")
     job = parse(arguments.split(), {})
-    assert (job.num_workers, job.epochs) == (8, 3), "what is added wins over what the stack says"
+    assert (job.num_workers, job.epochs) == (8, 5), "what is added wins over what the stack says"
 
 
 def test_the_container_is_looked_up_on_the_instance_and_not_here() -> None:
