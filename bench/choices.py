@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
+from bench import runs
 from bench.report import Finding, spread
 from bench.runs import Bench
 from training.config import TrainingConfig
@@ -80,18 +78,7 @@ def alone(name: str, values: tuple[Any, Any], device: torch.device) -> dict[Any,
 
 def together(name: str, values: tuple[Any, Any]) -> dict[Any, list[float]]:
     """Step times of two workers of one thread each, on this machine's CPUs."""
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (name, values, folder), nprocs=2)
-        return torch.load(f"{folder}/times")
-
-
-def _rank(rank: int, name: str, values: tuple[Any, Any], folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    times = alone(name, values, torch.device("cpu"))
-    if rank == 0:
-        torch.save(times, f"{folder}/times")
-    dist.destroy_process_group()
+    return runs.on_two_workers(alone, name, values, torch.device("cpu"))
 
 
 def _in_turns(replicas: dict[Any, Replica]) -> dict[Any, list[float]]:

@@ -38,6 +38,7 @@ def finding(references: list[list[dict[str, Any]]], ours: list[list[dict[str, An
     theirs = [sum(each["seconds"] for each in epochs) for epochs in references]
     passed = [_until(epochs, goal) for epochs in ours]
     reached = [seconds for seconds in passed if seconds is not None]
+    epochs = ", ".join(str(_passing(each, goal) or "none") for each in references)
     median = statistics.median(reached) if reached else math.inf
     ratio = statistics.median(theirs) / median
     fields: dict[str, Any] = at_least(ratio, TARGET)
@@ -49,53 +50,36 @@ def finding(references: list[list[dict[str, Any]]], ours: list[list[dict[str, An
         **fields,
         n=len(ours),
         note=f"{goal:.4f}, passed by {len(reached)} of {len(ours)} of ours, ending at {_list(_finals(ours))}; the "
-        f"reference ends at {_list(_finals(references))}; first passes it in epoch {_epochs(references, goal)}; were "
+        f"reference ends at {_list(_finals(references))}; first passes it in epoch {epochs}; were "
         f"it stopped there, the ratio would be {_stopped(references, goal) / median:.2g}",
         data={"goal": goal, "reference": references, "ours": ours},
     )
 
 
+def _passing(epochs: list[dict[str, Any]], goal: float) -> int | None:
+    """The first epoch that passes the goal, counted from 1."""
+    return next((number for number, each in enumerate(epochs, 1) if each["test_accuracy"] >= goal), None)
+
+
 def _stopped(references: list[list[dict[str, Any]]], goal: float) -> float:
     """The reference's median seconds if it were stopped as soon as it passes the goal, or else at its end."""
-    seconds = [[each["seconds"] for each in epochs] for epochs in references]
-    passing = [[each["test_accuracy"] >= goal for each in epochs] for epochs in references]
-    ends = [1 + hits.index(True) if any(hits) else len(hits) for hits in passing]
-    return statistics.median(sum(each[:end]) for each, end in zip(seconds, ends, strict=True))
+    return statistics.median(sum(each["seconds"] for each in epochs[: _passing(epochs, goal)]) for epochs in references)
 
 
 def _finals(trainings: list[list[dict[str, Any]]]) -> list[float]:
     return [epochs[-1]["test_accuracy"] for epochs in trainings]
 
 
-def _epochs(trainings: list[list[dict[str, Any]]], goal: float) -> str:
-    """The first epoch of each that passes the goal, counted from 1."""
-    passing = [[i for i, each in enumerate(epochs, 1) if each["test_accuracy"] >= goal] for epochs in trainings]
-    return ", ".join(str(found[0]) if found else "none" for found in passing)
-
-
 def _until(epochs: list[dict[str, Any]], goal: float) -> float | None:
-    """Seconds until the end of the first epoch that passes the goal."""
-    seconds = 0.0
-    for each in epochs:
-        seconds += each["train_seconds"] + each["test_seconds"]
-        if each["test_accuracy"] >= goal:
-            return seconds
-    return None
+    """Seconds until the end of our first epoch that passes the goal."""
+    if (end := _passing(epochs, goal)) is None:
+        return None
+    return sum(each["train_seconds"] + each["test_seconds"] for each in epochs[:end])
 
 
 def _reference(bench: Bench, seed: int) -> list[dict[str, Any]]:
-    folder = str(bench.folder)
-    command = [
-        "-m",
-        "bench.reference",
-        "--data-dir",
-        folder,
-        "--storage-path",
-        folder + "/reference",
-        "--seed",
-        str(seed),
-    ]
-    printed = runs.call([sys.executable, *command])
+    folders = ["--data-dir", str(bench.folder), "--storage-path", str(bench.folder / "reference")]
+    printed = runs.call([sys.executable, "-m", "bench.reference", *folders, "--seed", str(seed)])
     return [json.loads(line) for line in printed.splitlines() if line.startswith('{"epoch"')]
 
 

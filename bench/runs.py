@@ -8,12 +8,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from rich.console import Console
 
 from bench import fashion
@@ -76,9 +79,8 @@ def train(bench: Bench, *flags: str, launcher: tuple[str, ...] = ("-m", "trainin
     """Run the training command on the benchmark's images, or on what `flags` say, and read what it left."""
     name = f"run-{time.time_ns()}"
     runs = bench.folder / "runs"
-    arguments = [*LOCAL, "--data-dir", str(bench.folder), "--storage-path", str(runs), "--run-name", name]
-    if "--dataset" in flags:
-        arguments = [part for part in arguments if part not in ("--data-dir", str(bench.folder))]
+    images = () if "--dataset" in flags else ("--data-dir", str(bench.folder))
+    arguments = [*LOCAL, *images, "--storage-path", str(runs), "--run-name", name]
     started = time.time()
     call([sys.executable, *launcher, *arguments, *flags])
     history = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
@@ -88,6 +90,22 @@ def train(bench: Bench, *flags: str, launcher: tuple[str, ...] = ("-m", "trainin
 def torchrun(workers: int) -> tuple[str, ...]:
     """A launcher for `train`: the same loop without Ray."""
     return ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers), "-m", "training.plain")
+
+
+def on_two_workers(work: Callable[..., Any], *arguments: Any) -> Any:
+    """What `work(*arguments)` returns on rank 0 of two gloo workers of one thread each, on this machine's CPUs."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_worker, (folder, work, arguments), nprocs=2)
+        return torch.load(f"{folder}/found")
+
+
+def _worker(rank: int, folder: str, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    found = work(*arguments)
+    if rank == 0:
+        torch.save(found, f"{folder}/found")
+    dist.destroy_process_group()
 
 
 def call(command: list[str]) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 from dataclasses import replace
 from itertools import pairwise
 
 import psutil
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 from bench import goal, runs
@@ -75,15 +73,11 @@ def accuracy(network: str, fp32: list[float], bf16: list[float]) -> Finding:
 
 def bytes_a_step(dtype: str) -> float:
     """Bytes that two workers of a resnet18 send each other in a step, counted by the system on its loopback."""
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_send, (dtype, folder), nprocs=2)
-        return torch.load(f"{folder}/bytes")
+    return runs.on_two_workers(_send, dtype)
 
 
-def _send(rank: int, dtype: str, folder: str) -> None:
-    """One of the two workers. The bytes of an epoch's steps are those between its second step and its last."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+def _send(dtype: str) -> float:
+    """On each of the two workers: the bytes of an epoch's steps between its first step's end and its last's."""
     config = replace(SMALL, gradient_dtype=dtype)
     replica = Replica(config, load(config.dataset, config), torch.device("cpu"))
     counts: list[int] = []
@@ -94,9 +88,7 @@ def _send(rank: int, dtype: str, folder: str) -> None:
         dist.barrier()
 
     replica.run_epoch(count)
-    if rank == 0:
-        torch.save((counts[-1] - counts[0]) / (len(counts) - 1), f"{folder}/bytes")
-    dist.destroy_process_group()
+    return (counts[-1] - counts[0]) / (len(counts) - 1)
 
 
 def accuracies(bench: Bench) -> dict[str, list[float]]:
@@ -104,9 +96,7 @@ def accuracies(bench: Bench) -> dict[str, list[float]]:
 
     Seed by seed two trainings differ by chance as soon as anything is rounded differently.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_train_small, (bench.dataset, folder), nprocs=2)
-        return torch.load(f"{folder}/accuracies")
+    return runs.on_two_workers(_train_small, bench.dataset)
 
 
 def small(channels: int, classes: int) -> nn.Module:
@@ -119,15 +109,11 @@ def small(channels: int, classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes))
 
 
-def _train_small(rank: int, dataset: Dataset, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+def _train_small(dataset: Dataset) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {dtype: [] for dtype in DTYPES}
     for seed in range(SEEDS_OF_SMALL):
         for dtype in DTYPES:
             config = TrainingConfig(model="bench.wire:small", epochs=3, seed=seed, gradient_dtype=dtype)
             replica = Replica(config, dataset, torch.device("cpu"))
             found[dtype].append([replica.run_epoch() for _ in range(config.epochs)][-1]["test_accuracy"])
-    if rank == 0:
-        torch.save(found, f"{folder}/accuracies")
-    dist.destroy_process_group()
+    return found
