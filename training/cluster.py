@@ -77,7 +77,7 @@ def _join_or_start(config: TrainingConfig, address: str) -> bool:
     cpus = max(os.cpu_count() or 1, config.num_workers or CPU_WORKERS)
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody announces the end of one's own machine
     network.use_route_to("127.0.0.1")  # the workers inherit it; with the hook Ray would have to start others for them
-    init(address="local", num_cpus=cpus, include_dashboard=False)
+    init(address="local", num_cpus=cpus)
     return True
 
 
