@@ -1,7 +1,7 @@
 """The order in which the ranks see the images, and the batches that it makes: normalized, augmented, on the device.
 
 No Python runs for a single image. The images of an epoch are shuffled as a whole and cut into global batches, of which
-each rank takes its share, so that any number of workers together makes the same steps. What doesn't fill a last global
+each rank takes its shares, so that any number of workers together makes the same steps. What doesn't fill a last global
 batch sits out the epoch; the next shuffle leaves out others.
 """
 
@@ -47,6 +47,8 @@ class Batches:
     ) -> None:
         self.rank, self.world_size, self.device = rank, world_size, device
         self.config, self.batch_size = config, config.batch_size
+        self.shares = config.shares(world_size)
+        self.mine = range(rank, self.shares, world_size)
         self._check(len(dataset.train))
         self.resident = _fits(device, dataset, config)
         self.dataset = dataset.to(device) if self.resident else dataset
@@ -54,20 +56,23 @@ class Batches:
     @property
     def global_batch(self) -> int:
         """Images in a step, of all ranks."""
-        return self.batch_size * self.world_size
+        return self.batch_size * self.shares
 
     @property
     def steps(self) -> int:
         """Steps in an epoch."""
         return len(self.dataset.train) // self.global_batch
 
-    def train(self, epoch: int) -> Iterator[Batch]:
-        """This rank's batches of an epoch: the same shuffle and the same changes whatever the number of ranks."""
+    def train(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+        """This rank's batches of an epoch from a step on, for each step one of each of its shares.
+
+        Shuffle and changes are the same whatever the number of ranks and wherever the epoch is entered.
+        """
         random = torch.Generator().manual_seed(self.config.seed * SEEDS_OF_A_RUN + epoch)
         order = torch.randperm(len(self.dataset.train), generator=random)
         mirror = self.dataset.mirrors and self.config.mirror == "on"
         changes = Changes.draw(len(order), mirror, self.config.shift, random).to(self.device)
-        places = [self._place(step) for step in range(self.steps)]
+        places = [self._place(step, share) for step in range(first_step, self.steps) for share in self.mine]
         batches = self._take(self.dataset.train, order, places)
         for place, (images, labels) in zip(places, batches, strict=True):
             yield self.dataset.normalize(changes[place].apply(images)), labels
@@ -83,13 +88,13 @@ class Batches:
     def _check(self, samples: int) -> None:
         if samples < self.global_batch:
             raise UsageError(
-                f"--batch-size: {self.batch_size} on each of {self.world_size} workers is {self.global_batch} images a "
-                f"step, and the training set has {samples}; use {samples // self.world_size} or less, or fewer workers"
+                f"--batch-size: {self.batch_size} on each of {self.shares} workers is {self.global_batch} images a "
+                f"step, and the training set has {samples}; use {samples // self.shares} or less, or fewer workers"
             )
 
-    def _place(self, step: int) -> slice:
-        """Where in the epoch's order this rank's batch of a step lies."""
-        first = step * self.global_batch + self.rank * self.batch_size
+    def _place(self, step: int, share: int) -> slice:
+        """Where in the epoch's order a share of a step lies."""
+        first = step * self.global_batch + share * self.batch_size
         return slice(first, first + self.batch_size)
 
     def _take(self, split: Split, order: Tensor, places: list[slice]) -> Iterator[Batch]:

@@ -1,33 +1,67 @@
 """A checkpoint: a folder with the weights as a plain state_dict, and beside them what training needs to go on."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from training.loop import Replica
+from training.loop import Metrics, Replica
 from training.storage import WEIGHTS
 
 STATE = "training_state.pt"
+FILES = (WEIGHTS, STATE)
 
 
-def name(epoch: int) -> str:
-    """The folder of the checkpoint that was taken after `epoch`, counted from 0."""
-    return f"checkpoint_{epoch:06d}"
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint is written from, while training goes on.
+
+    Attributes:
+        step: Optimizer steps before it.
+        weights: The model's state_dict, on the CPU.
+        state: Replica.state(), likewise.
+        ended: Whether an epoch has just ended.
+    """
+
+    step: int
+    weights: dict[str, Any]
+    state: dict[str, Any]
+    ended: bool
+
+    @property
+    def history(self) -> list[Metrics]:
+        """The metrics of the epochs before it."""
+        return self.state["history"]
+
+    def write(self, folder: Path) -> None:
+        """Write the files of the checkpoint."""
+        torch.save(self.weights, folder / WEIGHTS)
+        torch.save(self.state, folder / STATE)
 
 
-def save(replica: Replica, folder: Path) -> None:
-    """Write a checkpoint from rank 0; every rank must call it, for the random states are gathered."""
+def take(replica: Replica) -> Snapshot | None:
+    """A snapshot on rank 0, None on the others; every rank must call it, for the states of all are gathered."""
     state = replica.state()
-    if replica.rank == 0:
-        torch.save({key: value.cpu() for key, value in replica.model.state_dict().items()}, folder / WEIGHTS)
-        torch.save(state, folder / STATE)
+    if replica.rank:
+        return None
+    return Snapshot(replica.step, _copied(replica.model.state_dict()), _copied(state), replica.under_way is None)
 
 
 def load(replica: Replica, folder: Path) -> None:
-    """Continue a replica where the checkpoint was taken."""
-    replica.load(_read(folder / WEIGHTS), _read(folder / STATE))
+    """Continue a replica where the checkpoint was taken; every rank must call it."""
+    weights, state = (torch.load(folder / name, map_location="cpu", weights_only=True) for name in FILES)
+    replica.load(weights, state)
 
 
-def _read(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True)
+def _copied(value: Any) -> Any:
+    """The same with copies of its tensors, on the CPU."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(each) for each in value)
+    return value

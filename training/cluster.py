@@ -29,11 +29,15 @@ Resources = dict[str, float]
 
 @dataclass(frozen=True)
 class Placement:
-    """The workers of a run: how many, on GPUs or not, and how many CPUs each may use."""
+    """The workers of a run: how many, on GPUs or not, and how many CPUs each may use.
+
+    Where their number may change, `limits` are the fewest and the most.
+    """
 
     num_workers: int
     use_gpu: bool
     cpus_per_worker: int
+    limits: tuple[int, int] | None = None
 
     @property
     def resources_per_worker(self) -> Resources:
@@ -42,7 +46,8 @@ class Placement:
 
     def __str__(self) -> str:
         kind = "GPU" if self.use_gpu else "CPU"
-        return f"{self.num_workers} x {kind}, {self.cpus_per_worker} CPU threads each"
+        number = f"{self.num_workers} ({self.limits[0]} to {self.limits[1]})" if self.limits else self.num_workers
+        return f"{number} x {kind}, {self.cpus_per_worker} CPU threads each"
 
 
 def connect(config: TrainingConfig) -> bool:
@@ -74,7 +79,7 @@ def _join_or_start(config: TrainingConfig, address: str) -> bool:
         except ConnectionError as cause:
             if address != "auto":
                 raise ResourceError(f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({cause})") from cause
-    cpus = max(os.cpu_count() or 1, config.num_workers or CPU_WORKERS)
+    cpus = max(os.cpu_count() or 1, config.workers[0] if config.workers else CPU_WORKERS)
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody announces the end of one's own machine
     network.use_route_to("127.0.0.1")  # the workers inherit it; with the hook Ray would have to start others for them
     init(address="local", num_cpus=cpus)
@@ -103,7 +108,7 @@ def wait_for_workers(config: TrainingConfig, seconds: float, console: Console) -
 
 
 def plan(config: TrainingConfig, nodes: list[Resources]) -> Placement | None:
-    """The most CPUs a worker can have so that all workers fit, or None if they don't fit at all.
+    """The most workers there is room for, with as many CPUs each as fit; None where there are too few.
 
     Args:
         config: Says how many workers on which device; by default one a GPU, or two where there is none.
@@ -111,12 +116,15 @@ def plan(config: TrainingConfig, nodes: list[Resources]) -> Placement | None:
     """
     gpus = int(sum(node.get("GPU", 0) for node in nodes))
     use_gpu = config.device == "cuda" or (config.device == "auto" and gpus > 0)
-    workers = config.num_workers or (gpus if use_gpu else CPU_WORKERS)
-    most = int(max((node.get("CPU", 0) for node in nodes), default=0))
-    for cpus in range(most, 0, -1):
-        if 0 < workers <= sum(_room(node, cpus, use_gpu) for node in nodes):
-            return Placement(workers, use_gpu, cpus)
-    return None
+    default = gpus if use_gpu else CPU_WORKERS
+    least, most = config.workers or (default, default)
+    workers = min(most, sum(_room(node, 1, use_gpu) for node in nodes))
+    if workers < max(least, 1):
+        return None
+    cpus = int(max(node.get("CPU", 0) for node in nodes))
+    while sum(_room(node, cpus, use_gpu) for node in nodes) < workers:
+        cpus -= 1
+    return Placement(workers, use_gpu, cpus, (least, most) if least < most else None)
 
 
 def _knock(address: str) -> None:
@@ -140,7 +148,7 @@ def _asked_for(config: TrainingConfig) -> Generator[None]:
     holds the places that it gets, so it goes before Ray Train asks for its own.
     """
     place = {"CPU": 1.0} if config.device == "cpu" else {"CPU": 1.0, "GPU": 1.0}
-    group = placement_group([place] * (config.num_workers or 1))
+    group = placement_group([place] * (config.workers[0] if config.workers else 1))
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any, NoReturn
@@ -114,8 +114,12 @@ class TrainingConfig:
     data_on_device: str = setting(
         "auto", "keep the data set on the GPU; auto: if it takes half the free memory or less", choices=AUTO_ON_OFF
     )
-    num_workers: int | None = setting(
-        None, "worker processes, one a GPU (default: the cluster's GPUs, or 2 on CPUs)", at_least=1, group="where"
+    num_workers: int | str | None = setting(
+        None,
+        "worker processes, one a GPU; 1:4 goes on with what is there, from 1 to 4, each step as if with 4 (default: "
+        "the cluster's GPUs, or 2 on CPUs)",
+        metavar="N|MIN:MAX",
+        group="where",
     )
     device: str = setting("auto", "auto: cuda where the cluster has GPUs, else cpu", choices=DEVICES)
     storage_path: str = setting("results", "folder or s3://bucket/prefix that runs are kept under", metavar="PATH")
@@ -125,9 +129,19 @@ class TrainingConfig:
     keep_checkpoints: int = setting(
         3, "checkpoints kept besides the best one", at_least=1, group="when something happens"
     )
-    max_failures: int = setting(1, "crashes of a worker after which training is resumed", at_least=0)
+    checkpoint_seconds: float = setting(
+        300.0, "seconds after which a checkpoint is taken within an epoch; each epoch ends with one", at_least=0.0
+    )
+    max_stale: int = setting(3, "checkpoints in a row that may fail to be stored; one more ends the run", at_least=0)
+    max_failures: int = setting(3, "crashes and stalls of workers after which training is resumed", at_least=0)
     max_preemptions: int = setting(
         10, "times that workers may be taken away, by a spot or idle stop or an update, and be waited for", at_least=0
+    )
+    stall_timeout: float = setting(
+        600.0,
+        "seconds without a step after which the workers' stacks are written down and training is resumed; it covers "
+        "loading the data and compiling, too",
+        above=0.0,
     )
     wait_seconds: float = setting(600.0, "how long to wait for the workers to join the cluster", at_least=0.0)
     cloudwatch_namespace: str | None = setting(
@@ -140,8 +154,21 @@ class TrainingConfig:
             if (value := getattr(self, spec.name)) is not None:
                 _check(spec, value)
         _check_norm_batch(self.norm_batch)
+        _check_workers(self)
         _check_run_name(self.run_name)
         _check_namespace(self.cloudwatch_namespace)
+
+    @property
+    def workers(self) -> tuple[int, int] | None:
+        """The fewest and the most workers that the run may have, or None where the cluster decides."""
+        if self.num_workers is None:
+            return None
+        least, _, most = str(self.num_workers).partition(":")
+        return int(least), int(most or least)
+
+    def shares(self, world_size: int) -> int:
+        """The parts of a step, of `batch_size` images each: as many as the run may have workers."""
+        return self.workers[1] if self.workers else world_size
 
     @property
     def base_lr(self) -> float:
@@ -209,9 +236,13 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _type(spec: Field) -> type:
+def _type(spec: Field) -> Callable[[str], Any]:
     """`int` of a field annotated `int` or `int | None`."""
-    return {"int": int, "float": float}.get(_type_name(spec), str)
+    return {"int": int, "float": float, "int | str": _number_or_text}.get(_type_name(spec), str)
+
+
+def _number_or_text(value: str) -> int | str:
+    return int(value) if value.isdecimal() else value
 
 
 def _type_name(spec: Field) -> str:
@@ -250,6 +281,22 @@ def _refuse(spec: Field, value: Any, rule: str) -> NoReturn:
 def _check_norm_batch(images: int) -> None:
     if images == 1:
         raise UsageError("--norm-batch: 1 is not allowed; one image has no variance: use 2 or more, or 0 for none")
+
+
+def _check_workers(config: TrainingConfig) -> None:
+    given = config.num_workers
+    if given is None:
+        return
+    if not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", str(given)) or config.workers != tuple(sorted(config.workers or ())):
+        raise UsageError(
+            f"--num-workers: {given!r} is not allowed; it must be a number from 1, or the fewest and the most, as 1:4"
+        )
+    least, most = config.workers or (0, 0)
+    if least < most and config.batch_size < config.norm_batch:
+        raise UsageError(
+            f"--num-workers: {given} may have fewer workers than {most}, and --norm-batch {config.norm_batch} takes "
+            f"the images of several with --batch-size {config.batch_size}; use --norm-batch {config.batch_size} or less"
+        )
 
 
 def _check_run_name(name: str | None) -> None:

@@ -28,7 +28,8 @@ def replicate(model: nn.Module, config: TrainingConfig, device: torch.device, bf
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return model
-    static = config.static_graph == "on"
+    # Where a worker has several shares of a step, all but the last are held back, which a static graph can't.
+    static = config.static_graph == "on" and config.shares(dist.get_world_size()) == dist.get_world_size()
     replicated = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,

@@ -13,6 +13,14 @@ class Interrupted(TrainingError):
     exit_status = 130
 
 
+class Preempted(TrainingError):
+    """Workers are taken away; the others end for the run to go on elsewhere."""
+
+
+class StorageError(TrainingError):
+    """Checkpoints could not be stored or read, however often it was tried."""
+
+
 class UsageError(TrainingError):
     """A setting, a folder or a data set that can't be used; nothing was created or trained."""
 

@@ -5,31 +5,55 @@ under torchrun and alone. Where it runs, and what becomes of its checkpoints, is
 """
 
 import os
+import random
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
 from training import ddp, model, norm, optim
-from training.batches import Batches
+from training.batches import Batch, Batches
 from training.config import TrainingConfig
 from training.data import Dataset
 from training.errors import UsageError
 from training.watch import Watch
 
 Metrics = dict[str, Any]
+# DDP orders its buckets anew, by the order in which gradients came, before the third step.
+BUCKETS_SETTLE = 2
 OnStep = Callable[[int, int], None]
 
 
 def best(history: list[Metrics]) -> Metrics:
     """The epoch with the highest test accuracy, the earliest of several."""
     return max(history, key=lambda each: each["test_accuracy"])
+
+
+@dataclass
+class Epoch:
+    """An epoch under way.
+
+    Attributes:
+        tally: What this rank has counted in it.
+        learning_rate: The one that it began with.
+        step: The steps done of it.
+        seconds: How long they took.
+    """
+
+    tally: "Tally"
+    learning_rate: float
+    step: int = 0
+    seconds: float = 0.0
 
 
 class Replica:
@@ -61,7 +85,9 @@ class Replica:
         self.optimizer, self.schedule = optim.build(
             self.model, config, self.batches.global_batch, config.epochs * self.batches.steps
         )
+        self._weight = torch.tensor(self.world_size / self.batches.shares, device=device)
         self.history: list[Metrics] = []
+        self.under_way: Epoch | None = None
 
     @property
     def epoch(self) -> int:
@@ -73,62 +99,113 @@ class Replica:
         """Optimizer steps in an epoch, the same on every rank."""
         return self.batches.steps
 
-    def run_epoch(self, on_step: OnStep = lambda step, steps: None) -> Metrics:
-        """Train one epoch, test, and append the metrics to the history.
+    @property
+    def step(self) -> int:
+        """Optimizer steps done since the start of the training."""
+        return self.epoch * self.steps + (self.under_way.step if self.under_way else 0)
+
+    def run_epoch(
+        self, on_step: OnStep = lambda step, steps: None, on_test: Callable[[], None] = lambda: None
+    ) -> Metrics:
+        """Train an epoch, or what is left of one that a checkpoint was taken in; test; note it in the history.
 
         Args:
             on_step: Called after every step with the steps done and the steps of the epoch.
+            on_test: Called after every batch of the test.
 
         Returns:
             Losses (mean cross-entropy, in training with its label smoothing) and accuracies (0..1) over all samples of
             all ranks, the seconds taken, and what the watch saw of the steps.
         """
-        learning_rate = self.schedule.get_last_lr()[0]
-        started = time.perf_counter()
-        train = self._train(on_step)
-        seconds = time.perf_counter() - started
+        epoch = self.under_way = self.under_way or Epoch(Tally(self.device), float(self.schedule.get_last_lr()[0]))
+        self._train(epoch, on_step)
+        train = epoch.tally.mean()
         watched = self.watch.summary()
         tested = time.perf_counter()
-        test = self._test()
+        test = self._test(on_test)
         metrics = {
             "epoch": self.epoch,
             **{f"train_{name}": value for name, value in train.items()},
             **{f"test_{name}": value for name, value in test.items()},
-            "learning_rate": learning_rate,
-            "train_seconds": seconds,
+            "learning_rate": epoch.learning_rate,
+            "train_seconds": epoch.seconds,
             "test_seconds": time.perf_counter() - tested,
             "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "samples_per_second": train["samples"] / seconds,
+            "samples_per_second": train["samples"] / epoch.seconds,
             **watched,
             "steps": self.steps,
             "world_size": self.world_size,
             "global_batch": self.batches.global_batch,
         }
         self.history.append(metrics)
+        self.under_way = None
         return metrics
 
     def state(self) -> dict[str, Any]:
         """All that a later `load` needs to go on, but the weights; the same call on every rank."""
+        epoch = self.under_way
         return {
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
-            "random": self._gather(_random_state(self.device)),
-            "history": self.history,
+            "history": list(self.history),
+            "epoch": epoch and {"learning_rate": epoch.learning_rate, "step": epoch.step, "seconds": epoch.seconds},
+            "ranks": self._gather(self._own_state()),
         }
 
     def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Continue where `weights` and `state` were taken."""
+        """Continue where `weights` and `state` were taken, on as many ranks or on another number."""
+        done = len(state["history"]) * self.steps + (state["epoch"] or {"step": 0})["step"]
+        self._make_buckets(min(done, BUCKETS_SETTLE))
         self.model.load_state_dict(weights)
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
-        self.history = state["history"]
-        if self.rank < len(state["random"]):
-            _set_random_state(state["random"][self.rank], self.device)
+        self.history = list(state["history"])
+        self.under_way = Epoch(Tally(self.device), **state["epoch"]) if state["epoch"] else None
+        ranks = state["ranks"]
+        if self.rank < len(ranks):
+            _set_random_state(ranks[self.rank]["random"], self.device)
+        if self.under_way:
+            own = [ranks[self.rank]] if len(ranks) == self.world_size else ranks
+            self._load_shares(self.under_way, own)
+
+    def _own_state(self) -> dict[str, Any]:
+        """What differs between the ranks: random states, and within an epoch the running statistics and the tally."""
+        own: dict[str, Any] = {"random": _random_state(self.device)}
+        if self.under_way:
+            own["buffers"] = {name: buffer.cpu() for name, buffer in self.model.named_buffers()}
+            own["tally"] = self.under_way.tally.state()
+        return own
+
+    def _load_shares(self, epoch: Epoch, ranks: list[dict[str, Any]]) -> None:
+        """Take over what one rank has counted, or all of them: then the mean of their statistics and the sum of theirs.
+
+        A sum goes to rank 0, for it is added up over the ranks later.
+        """
+        for name, buffer in self.model.named_buffers():
+            values = torch.stack([each["buffers"][name].double() for each in ranks])
+            buffer.copy_(values.mean(0) if buffer.is_floating_point() else values[0])
+        if len(ranks) == 1 or self.rank == 0:
+            for each in ranks:
+                epoch.tally.load(each["tally"])
+
+    def _make_buckets(self, steps: int) -> None:
+        """Let DDP order its buckets, as it has done after so many steps.
+
+        With three ranks or more the order of the sums, and so their last digit, follows from it. What these steps leave
+        behind is loaded over.
+        """
+        if self.replicated is self.model:
+            return
+        images, labels = next(self.batches.train(0))
+        self.replicated.train()
+        for _ in range(steps):
+            cross_entropy(self._forward(self.replicated, images), labels).backward()
+            self.optimizer.zero_grad(set_to_none=True)
 
     def _build(self, dataset: Dataset) -> torch.nn.Module:
         torch.manual_seed(self.config.seed)
         built = model.build(self.config.model, dataset.channels, dataset.classes)
-        torch.manual_seed(self.config.seed + self.rank)  # of dropout and the like, which differ between ranks
+        _seed(self.config.seed + self.rank)  # of dropout and the like, which differ between ranks
         groups = norm.Groups.of(self.config.batch_size, self.config.norm_batch, self.world_size)
         placed = norm.group(built.to(self.device), groups)
         for tensor in (*placed.parameters(), *placed.buffers()):
@@ -139,35 +216,46 @@ class Replica:
             placed.compile()
         return placed
 
-    def _train(self, on_step: OnStep) -> dict[str, Any]:
+    def _train(self, epoch: Epoch, on_step: OnStep) -> None:
         self.replicated.train()
-        tally = Tally(self.device)
         self.watch.start()
-        for step, (images, labels) in enumerate(self.watch.waiting_for(self.batches.train(self.epoch)), start=1):
-            tally.add(labels, *self._step(images, labels))
+        before, started = epoch.seconds, time.perf_counter()
+        batches = self.watch.waiting_for(self.batches.train(self.epoch, epoch.step))
+        for shares in zip(*[batches] * len(self.batches.mine), strict=True):
+            self._step(shares, epoch.tally)
             self.watch.stepped()
-            on_step(step, self.steps)
-        return tally.mean()
+            epoch.step += 1
+            epoch.seconds = before + time.perf_counter() - started
+            on_step(epoch.step, self.steps)
+        epoch.seconds = before + time.perf_counter() - started
 
-    def _step(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """One step of the optimizer; the logits and the loss that it was made from. Nothing waits for the device."""
-        logits = self._forward(self.replicated, images)
-        loss = cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing)
+    def _step(self, shares: Sequence[Batch], tally: "Tally") -> None:
+        """One step of the optimizer from this rank's shares of it. Nothing waits for the device."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        for number, (images, labels) in enumerate(shares, start=1):
+            with self._exchanging(number == len(shares)):
+                logits = self._forward(self.replicated, images)
+                loss = cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing)
+                loss.backward(self._weight)  # DDP takes the mean over the ranks, which may have shares of other numbers
+            tally.add(labels, logits.detach(), loss.detach())
         self.watch.received()
         self.optimizer.step()
         self.schedule.step()
-        return logits.detach(), loss.detach()
+
+    def _exchanging(self, last: bool) -> AbstractContextManager[Any]:
+        """Gradients are sent with the last share of a step."""
+        alone = last or not isinstance(self.replicated, DistributedDataParallel)
+        return nullcontext() if alone else self.replicated.no_sync()
 
     @torch.no_grad()
-    def _test(self) -> dict[str, Any]:
+    def _test(self, on_batch: Callable[[], None]) -> dict[str, Any]:
         self.model.eval()
         norm.share_buffers(self.model)
         tally = Tally(self.device)
         for images, labels in self.batches.test():
             logits = self._forward(self.model, images)
             tally.add(labels, logits, cross_entropy(logits, labels))
+            on_batch()
         return tally.mean()
 
     def _forward(self, network: torch.nn.Module, images: Tensor) -> Tensor:
@@ -183,13 +271,27 @@ class Replica:
         return values
 
 
-def _random_state(device: torch.device) -> dict[str, Tensor]:
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def _random_state(device: torch.device) -> dict[str, Any]:
+    name, numbers, *rest = np.random.get_state()
     cuda = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
-    return {"cpu": torch.get_rng_state(), **cuda}
+    return {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": (name, np.asarray(numbers).tolist(), *rest),
+        **cuda,
+    }
 
 
-def _set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    torch.set_rng_state(state["cpu"])
+def _set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
 
@@ -213,6 +315,16 @@ class Tally:
         hits = (logits.argmax(dim=1) == labels).sum()
         self.sums += torch.stack([loss * len(labels), hits])
         self.samples += len(labels)
+
+    def state(self) -> tuple[list[float], int]:
+        """What was counted."""
+        return self.sums.tolist(), self.samples
+
+    def load(self, state: tuple[list[float], int]) -> None:
+        """Add what was counted elsewhere."""
+        sums, samples = state
+        self.sums += self.sums.new_tensor(sums)
+        self.samples += samples
 
     def mean(self) -> dict[str, Any]:
         """Loss and accuracy over the samples of all ranks, and how many they were."""

@@ -3,29 +3,29 @@
 usage: python -m training.plain [FLAGS]
        torchrun --nproc-per-node 2 -m training.plain [FLAGS]
 
-The flags are those of `python -m training`; the number of workers is torchrun's. A run that is cut off isn't continued.
+The flags are those of `python -m training`; the number of workers is torchrun's. A run that was cut off goes on when it
+is started again with the same --run-name, here or under Ray.
 """
 
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from training import checkpoint, data, results
+from training import data, results
 from training.config import TrainingConfig, parse
 from training.errors import TrainingError, UsageError
+from training.keeper import Keeper
 from training.loop import Replica
-from training.storage import PLAIN, SETTINGS, RunStorage
-
-LAST = "last"
+from training.resuming import refuse_finished, refuse_other_settings
+from training.storage import SETTINGS, RunStorage
 
 
 def main() -> int:
@@ -59,45 +59,61 @@ def process_group(config: TrainingConfig) -> Generator[torch.device]:
 
 
 def train(config: TrainingConfig, device: torch.device) -> None:
-    """Train all epochs on this rank; rank 0 prints a line for each and leaves the results."""
+    """Train all epochs on this rank, or those that are left; rank 0 prints a line for each and leaves the results."""
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     if config.num_workers not in (None, world_size):
         raise UsageError(f"--num-workers: {config.num_workers} is not torchrun's number, {world_size}; leave it out")
-    config = replace(config, dataset=_choose(config), num_workers=world_size, device=device.type).completed()
-    storage = _open(config) if not dist.is_initialized() or dist.get_rank() == 0 else None
+    config = replace(config, dataset=_choose(config), num_workers=world_size, device=device.type)
+    config, storage = _open(config)
     dataset = data.load(config.dataset, config)
     replica = Replica(config, dataset, device)
     steps: list[float] = []
-    while replica.epoch < config.epochs:
-        metrics = replica.run_epoch(lambda step, of: steps.append(time.time()))
-        with tempfile.TemporaryDirectory() as folder:
-            checkpoint.save(replica, Path(folder))
-            if storage:
-                storage.upload(Path(folder), LAST)
-                results.note(storage, replica.history, Path(folder))
+
+    def on_step(step: int, of: int) -> None:
+        steps.append(time.time())
+        keeper.step(step, of)
+
+    with Keeper(replica, storage, config) as keeper:
+        keeper.resume()
+        while replica.epoch < config.epochs:
+            metrics = replica.run_epoch(on_step)
+            keeper.save()
+            if replica.rank == 0:
                 print(results.epoch_line(metrics, config, replica.rank, device), flush=True)
-    if storage:
-        document = results.write(storage, config, results.outcome(replica, dataset), storage.path(LAST), steps[0])
+    if replica.rank == 0:
+        outcome = results.outcome(replica, dataset, keeper.stored)
+        document = results.write(storage, config, outcome, steps[0] if steps else None)
         Console().print(results.table(document, replica.history))
         print(f"results in {storage.uri}")
 
 
 def _choose(config: TrainingConfig) -> str:
     """The data set that rank 0 finds: with `auto` another rank might find another."""
-    if not dist.is_initialized():
-        return data.choose(config)
-    chosen = [data.choose(config) if dist.get_rank() == 0 else ""]
-    dist.broadcast_object_list(chosen, src=0)
-    return chosen[0]
+    return _shared(data.choose(config) if _is_first() else None)
 
 
-def _open(config: TrainingConfig) -> RunStorage:
+def _open(config: TrainingConfig) -> tuple[TrainingConfig, RunStorage]:
+    """The settings and folder of the run, which rank 0 names and looks at."""
+    config = _shared(config.completed() if _is_first() else None)
     storage = RunStorage.open(config.storage_path, str(config.run_name))
-    storage.check_writable()
-    if storage.exists(SETTINGS):
-        raise UsageError(f"--run-name: {config.run_name!r} is a run already; give another, or delete {storage.uri}")
-    storage.write_json(SETTINGS, {**config.to_dict(), PLAIN: True})
-    return storage
+    if _is_first():
+        storage.check_writable()
+        refuse_finished(storage)
+        refuse_other_settings(config, storage)
+        storage.write_json(SETTINGS, config.to_dict())
+    return config, storage
+
+
+def _is_first() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _shared(value: Any) -> Any:
+    """Rank 0's value on every rank."""
+    values = [value]
+    if dist.is_initialized():
+        dist.broadcast_object_list(values, src=0)
+    return values[0]
 
 
 if __name__ == "__main__":

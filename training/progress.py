@@ -2,7 +2,7 @@
 
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
@@ -12,7 +12,27 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from training.errors import UsageError
+
 SECONDS_BETWEEN = 0.5
+NAMESPACE = "training"
+# A command that was killed takes its board with it, a little later.
+ENDING_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """A worker's process.
+
+    Attributes:
+        node_id: Ray's id of its node.
+        pid: The process there.
+        stacks: The file there to which it writes its stacks when it gets SIGUSR1.
+    """
+
+    node_id: str
+    pid: int
+    stacks: str
 
 
 @dataclass
@@ -26,6 +46,10 @@ class State:
         finished: The metrics of the epochs that this command has finished.
         made: The steps that this command has made, also those that were lost with a worker.
         first_step: When the first of them was done, in seconds of the epoch, or None before.
+        resumed: The checkpoint that the workers went on from last, or None.
+        starts: How often workers have started to train.
+        ranks: The workers that train, by rank.
+        idle: Seconds without a sign of life.
     """
 
     epoch: int = 0
@@ -34,6 +58,10 @@ class State:
     finished: list[dict[str, Any]] = field(default_factory=list)
     made: int = 0
     first_step: float | None = None
+    resumed: str | None = None
+    starts: int = 0
+    ranks: dict[int, "Whereabouts"] = field(default_factory=dict)
+    idle: float = 0.0
 
     def move(self, epoch: int, step: int, steps: int) -> None:
         """Note the steps done of an epoch; fewer than before are those since a checkpoint."""
@@ -56,24 +84,62 @@ class Board:
 
     def __init__(self) -> None:
         self.state = State()
+        self._sign = time.monotonic()
+
+    def alive(self) -> None:
+        """Note a sign of life."""
+        self._sign = time.monotonic()
+
+    def enlist(self, rank: int, whereabouts: Whereabouts) -> None:
+        """Note a worker that starts."""
+        self.alive()
+        self.state.ranks[rank] = whereabouts
+
+    def resumed(self, checkpoint: str | None, epoch: int, step: int, steps: int) -> None:
+        """Note where the workers went on."""
+        self.alive()
+        self.state.resumed = checkpoint
+        self.state.starts += 1
+        self.state.epoch, self.state.step, self.state.steps = epoch, step, steps
+
+    def forget(self) -> None:
+        """Forget the workers: they have been stopped."""
+        self.state.ranks.clear()
 
     def step(self, epoch: int, step: int, steps: int) -> None:
         """Note the steps done of an epoch."""
+        self.alive()
         self.state.move(epoch, step, steps)
 
     def epoch(self, metrics: dict[str, Any]) -> None:
         """Note a finished epoch."""
+        self.alive()
         self.state.finish(metrics)
 
     def read(self) -> State:
         """The state now."""
-        return self.state
+        return replace(self.state, idle=time.monotonic() - self._sign)
 
 
-def new_board() -> Any:
-    """A board beside the driver: on a worker's node it would go with that node."""
+def new_board(run_name: str) -> Any:
+    """A board beside the driver: on a worker's node it would go with that node. There is one for a run at a time.
+
+    Raises:
+        UsageError: Another command on this cluster trains the run.
+    """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return Board.options(scheduling_strategy=here).remote()
+    board = Board.options(scheduling_strategy=here, name=f"run {run_name}", namespace=NAMESPACE)
+    deadline = time.monotonic() + ENDING_SECONDS
+    while True:
+        try:
+            return board.remote()
+        except ValueError:  # Ray knows one of that name
+            if time.monotonic() > deadline:
+                raise UsageError(
+                    f"--run-name: run {run_name!r} is being trained by another command on this cluster; wait for it or "
+                    "stop it, or give another --run-name"
+                ) from None
+            time.sleep(SECONDS_BETWEEN)
 
 
 def look(board: Any) -> State | None:
@@ -85,23 +151,41 @@ def look(board: Any) -> State | None:
 
 
 class Reporter:
-    """A worker's end: it tells the board, from rank 0 only and not more often than the driver looks."""
+    """A worker's end: every rank tells where it is, and rank 0 how far, not more often than the driver looks."""
 
-    def __init__(self, board: Any, rank: int, epoch: int) -> None:
+    def __init__(self, board: Any, rank: int, whereabouts: Whereabouts) -> None:
+        board.enlist.remote(rank, whereabouts)
         self._board = board if rank == 0 else None
-        self._epoch, self._last = epoch, 0.0
+        self._epoch, self._last = 0, 0.0
+
+    def resumed(self, checkpoint: str | None, epoch: int, step: int, steps: int) -> None:
+        """Tell where this rank goes on: the checkpoint, the epoch, the steps done of it and the steps it has."""
+        self._epoch = epoch
+        if self._board:
+            self._board.resumed.remote(checkpoint, epoch, step, steps)
 
     def step(self, step: int, steps: int) -> None:
         """Tell how many of the epoch's steps are done."""
-        if self._board and (now := time.monotonic()) - self._last >= SECONDS_BETWEEN:
-            self._last = now
+        if self._board and self._is_time():
             self._board.step.remote(self._epoch, step, steps)
 
     def epoch(self, metrics: dict[str, Any]) -> None:
-        """Tell that an epoch is finished and its checkpoint stored."""
+        """Tell that an epoch is finished."""
         self._epoch = metrics["epoch"] + 1
         if self._board:
             self._board.epoch.remote(metrics)
+
+    def alive(self) -> None:
+        """Tell that this rank is at work, though not at a step."""
+        if self._board and self._is_time():
+            self._board.alive.remote()
+
+    def _is_time(self) -> bool:
+        now = time.monotonic()
+        if now - self._last < SECONDS_BETWEEN:
+            return False
+        self._last = now
+        return True
 
 
 class ProgressBar:

@@ -5,12 +5,10 @@ import platform
 import time
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from pyarrow import fs
 from rich.table import Table
 
 import training
@@ -23,10 +21,8 @@ from training.storage import BEST, CURVES, METRICS, RESULT, WEIGHTS, RunStorage
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "pyarrow")
 
 
-def note(storage: RunStorage, history: list[Metrics], checkpoint: Path) -> None:
-    """Leave the last epoch's metrics, and its checkpoint if it is the best so far."""
-    if best(history) is history[-1]:
-        storage.upload(checkpoint, BEST)
+def note(storage: RunStorage, history: list[Metrics]) -> None:
+    """Leave the metrics of the epochs so far."""
     storage.write_lines(METRICS, history)
     storage.write(EVENTS, event_file(history))
 
@@ -40,8 +36,8 @@ def epoch_line(metrics: Metrics, config: TrainingConfig, rank: int, device: torc
     )
 
 
-def outcome(replica: Replica, dataset: Dataset) -> dict[str, Any]:
-    """What `write` needs to know of a run: `data`, `hardware` and `history`.
+def outcome(replica: Replica, dataset: Dataset, checkpoints: dict[str, Any]) -> dict[str, Any]:
+    """What `write` needs to know of a run: `data`, `hardware`, `history` and `checkpoints`, as the keeper has them.
 
     The hardware is the device of rank 0 and its node; the ranks are alike, for Ray gives each the same resources.
     """
@@ -66,19 +62,20 @@ def outcome(replica: Replica, dataset: Dataset) -> dict[str, Any]:
             "platform": platform.platform(),
         },
         "history": replica.history,
+        "checkpoints": checkpoints,
     }
 
 
 def write(
-    storage: RunStorage, config: TrainingConfig, outcome: dict[str, Any], checkpoint: str, first_step: float | None
+    storage: RunStorage, config: TrainingConfig, outcome: dict[str, Any], first_step: float | None
 ) -> dict[str, Any]:
     """Write the results of a run into its folder; `result.json` comes last, for it says that the rest is there.
 
     Args:
         storage: The run's folder.
         config: Its settings, with the data set, workers and device that were used.
-        outcome: What the workers returned: `data`, `hardware`, `history`.
-        checkpoint: The folder of the last checkpoint, whose weights are the result.
+        outcome: What rank 0 returned: `data`, `hardware`, `history`, `checkpoints`. The weights are those of the last
+            checkpoint, and of the best.
         first_step: When the first step was done, in seconds of the epoch. Times are of this command; earlier parts of a
             resumed run are in `training_seconds` only.
 
@@ -86,24 +83,22 @@ def write(
         The document written to `result.json`.
     """
     history: list[Metrics] = outcome["history"]
-    fs.copy_files(
-        f"{checkpoint}/{WEIGHTS}",
-        storage.path(WEIGHTS),
-        source_filesystem=storage.filesystem,
-        destination_filesystem=storage.filesystem,
-    )
+    checkpoints = outcome["checkpoints"]
+    storage.copy(f"{checkpoints['best']}/{WEIGHTS}", BEST)
+    storage.copy(f"{checkpoints['last']}/{WEIGHTS}", WEIGHTS)
     storage.write(CURVES, curves(history))
     document = {
         "run_name": config.run_name,
         "storage_path": storage.uri,
         "metrics": history[-1],
         "best": best(history),
+        "checkpoints": checkpoints,
         "data": outcome["data"],
         "hardware": outcome["hardware"],
         "versions": versions(),
         "times": _times(first_step, history),
         "config": config.to_dict(),
-        "files": {"weights": WEIGHTS, "metrics": METRICS, "curves": CURVES, "events": EVENTS, "best_checkpoint": BEST},
+        "files": {"weights": WEIGHTS, "metrics": METRICS, "curves": CURVES, "events": EVENTS, "best_weights": BEST},
     }
     storage.write_json(RESULT, document)
     return document

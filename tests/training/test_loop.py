@@ -12,11 +12,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from training import checkpoint, data, model
+from training import data, model
 from training.config import TrainingConfig
 from training.data import Dataset
 from training.errors import UsageError
-from training.loop import Replica
+from training.loop import Replica, Tally
 
 CPU = torch.device("cpu")
 Config = Callable[..., TrainingConfig]
@@ -25,7 +25,6 @@ Config = Callable[..., TrainingConfig]
 @pytest.fixture(autouse=True)
 def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(model.MODELS, "small", small)
-    monkeypatch.setitem(model.MODELS, "forgetful", forgetful)
 
 
 def small(channels: int, classes: int) -> nn.Module:
@@ -36,10 +35,6 @@ def small(channels: int, classes: int) -> nn.Module:
         nn.Flatten(),
         nn.Linear(648, classes),
     )
-
-
-def forgetful(channels: int, classes: int) -> nn.Module:
-    return nn.Sequential(small(channels, 32), nn.Dropout(), nn.Linear(32, classes))
 
 
 def train_rank(rank: int, ranks: int, config: TrainingConfig, dataset: Dataset, folder: str) -> None:
@@ -82,7 +77,7 @@ def first_gradients(rank: int, ranks: int, config: TrainingConfig, dataset: Data
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
     replica = Replica(config, dataset, CPU)
     replica.replicated.train()
-    replica._step(*next(replica.batches.train(0)))
+    replica._step([next(replica.batches.train(0))], Tally(CPU))
     gradients = [weight.grad for weight in replica.model.parameters()]
     torch.save({"gradients": gradients, "buffers": list(replica.model.buffers())}, f"{folder}/{rank}")
     dist.destroy_process_group()
@@ -133,34 +128,6 @@ def test_the_loop_imports_without_ray() -> None:
     check = "import sys, training.plain; sys.exit('ray' in sys.modules)"
     status = subprocess.run([sys.executable, "-c", check], cwd=Path(__file__).parents[2], env=dict(os.environ))
     assert status.returncode == 0, "the step must run under torchrun and alone"
-
-
-def test_a_run_continued_from_its_checkpoint_ends_as_one_that_was_not_cut(
-    config: Config, digits: Dataset, tmp_path: Path
-) -> None:
-    settings = config(model="forgetful", epochs=3)
-    whole = Replica(settings, digits, CPU)
-    whole.run_epoch()
-    checkpoint.save(whole, tmp_path)
-    whole.run_epoch()
-    torch.manual_seed(99)
-    continued = Replica(settings, digits, CPU)
-    checkpoint.load(continued, tmp_path)
-    continued.run_epoch()
-    pairs = zip(whole.model.state_dict().values(), continued.model.state_dict().values(), strict=True)
-    assert all(torch.equal(one, other) for one, other in pairs), "optimizer, schedule, order or chance was not restored"
-    assert continued.epoch == 2, "the epochs before the cut count"
-
-
-def test_weights_are_a_plain_state_dict(config: Config, digits: Dataset, tmp_path: Path) -> None:
-    replica = Replica(config(model="small", epochs=1), digits, CPU)
-    replica.run_epoch()
-    checkpoint.save(replica, tmp_path)
-    fresh = small(digits.channels, digits.classes)
-    fresh.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
-    assert all(
-        torch.equal(a, b) for a, b in zip(fresh.state_dict().values(), replica.model.state_dict().values(), strict=True)
-    )
 
 
 def test_every_step_is_announced(config: Config, digits: Dataset) -> None:

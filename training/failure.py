@@ -1,0 +1,118 @@
+"""What a run that can't go on leaves: one line for whoever started it, and `error.json` beside its checkpoints."""
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import fields
+from datetime import UTC, datetime
+from typing import Any
+
+import torch.distributed as dist
+from ray.exceptions import RayActorError
+from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
+from ray.util.state import get_log
+
+from training.config import TrainingConfig, flag
+from training.errors import ResourceError, TrainingError, UsageError
+from training.progress import State, look
+from training.storage import ERROR, RunStorage
+from training.store import PREFIX
+
+LONGEST_CAUSE = 300
+LAST_LINES = 50
+LOG_SECONDS = 10
+# What a rank says when another one has gone.
+CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket Timeout")
+
+
+def explain(
+    error: TrainingFailedError, config: TrainingConfig, storage: RunStorage, board: Any, stalls: list[str]
+) -> TrainingError:
+    """The one line for a failed run: a mistake of the user's as it is, else the cause and how to go on.
+
+    Of a failure that is no such mistake `error.json` is left in the run's folder.
+
+    Args:
+        error: What Ray Train says.
+        config: The run's settings.
+        storage: The run's folder.
+        board: The run's board.
+        stalls: Where the stacks of its stalls are.
+    """
+    rank, cause = _cause(error)
+    if isinstance(cause, UsageError):
+        return cause
+    if type(cause).__name__ == "WorkerGroupStartupTimeoutError":  # of Ray's internals: it has no public name
+        return ResourceError(
+            f"the cluster has the {config.num_workers} workers' CPUs and GPUs, but they were not free within "
+            f"{config.wait_seconds:.0f} s; wait for the other run to end, or ask for fewer workers"
+        )
+    what = f"no step for {config.stall_timeout:g} s, {len(stalls)} times" if stalls else _on_one_line(cause)
+    document = {
+        "run_name": storage.run_name,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "what": what,
+        "where": str(error),
+        "rank": rank,
+        "log": _log(look(board), rank),
+        "stacks": stalls,
+        "checkpoint": max(storage.folders(PREFIX), default=None),
+        "next": command(config),
+    }
+    left = _leave(document, storage)
+    on_rank = "" if rank is None or stalls else f" on rank {rank}"
+    return TrainingError(f"training failed{on_rank}: {what}; {left}; continue with --run-name {config.run_name}")
+
+
+def command(config: TrainingConfig) -> str:
+    """What to type for the run to go on: the flags that are not at their defaults."""
+    return shlex.join(["python", "-m", "training", *_flags(config)])
+
+
+def _flags(config: TrainingConfig) -> Iterator[str]:
+    for spec in fields(config):
+        if (value := getattr(config, spec.name)) != spec.default:
+            yield from (flag(spec.name), str(value))
+
+
+def _cause(error: TrainingFailedError) -> tuple[int | None, BaseException]:
+    """The rank that failed first, as far as it can be told, and why."""
+    if isinstance(error, WorkerGroupError) and error.worker_failures:
+        rank, cause = min(error.worker_failures.items(), key=lambda each: (_is_consequence(each[1]), each[0]))
+        return rank, getattr(cause, "cause", None) or cause
+    return None, error.controller_failure if isinstance(error, ControllerError) else error
+
+
+def _is_consequence(cause: BaseException) -> bool:
+    return isinstance(cause, dist.DistError) or any(each in str(cause) for each in CONSEQUENCES)
+
+
+def _on_one_line(error: BaseException) -> str:
+    if isinstance(error, RayActorError):
+        return f"the worker's process ended ({' '.join(str(error).split())[:LONGEST_CAUSE]})"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST_CAUSE]
+
+
+def _log(state: State | None, rank: int | None) -> list[str]:
+    """The end of the worker's log, or why it can't be had."""
+    worker = state.ranks.get(0 if rank is None else rank) if state else None
+    if worker is None:
+        return ["it is not known where the worker ran"]
+    try:
+        return [
+            line
+            for suffix in ("out", "err")
+            for part in get_log(
+                node_id=worker.node_id, pid=worker.pid, tail=LAST_LINES, suffix=suffix, timeout=LOG_SECONDS
+            )
+            for line in part.splitlines()
+        ]
+    except Exception as cause:  # Ray's state API has many ways to fail, none of which matters more than the failure
+        return [f"Ray has not kept it: {_on_one_line(cause)}"]
+
+
+def _leave(document: dict[str, Any], storage: RunStorage) -> str:
+    try:
+        storage.write_json(ERROR, document)
+    except OSError as cause:
+        return f"{ERROR} could not be written to {storage.uri} ({cause})"
+    return f"see {storage.uri}/{ERROR}"

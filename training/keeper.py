@@ -1,0 +1,217 @@
+"""When checkpoints are taken, and how they are stored while training goes on; plain PyTorch, on every rank alike.
+
+All ranks take a checkpoint at the same step. Which one that is, rank 0's clock says: about once a second it tells the
+others whether a checkpoint is due. A thread of rank 0 stores it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from training import checkpoint, results
+from training.checkpoint import Snapshot
+from training.config import TrainingConfig, flag
+from training.errors import StorageError
+from training.loop import Replica
+from training.storage import RunStorage, reason
+from training.store import CheckpointStore
+
+LOOK_SECONDS = 1.0
+# What a run that fails waits for the checkpoint that is on its way.
+LAST_SECONDS = 60.0
+
+
+class Leave(Exception):
+    """A worker will be taken away; the checkpoint is stored, and this rank has to end."""
+
+
+class Keeper:
+    """Keeps one run's checkpoints; a context, within which it trains.
+
+    Args:
+        replica: What is trained.
+        storage: The run's folder.
+        config: The run's settings.
+        notice: The moment, in seconds of the epoch, when a worker will be taken away, or None; the same on all ranks,
+            which call it at the same steps.
+        alive: Called every now and then while the training waits for a checkpoint.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        storage: RunStorage,
+        config: TrainingConfig,
+        notice: Callable[[], float | None] = lambda: None,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._replica, self._storage, self._config = replica, storage, config
+        self._notice, self._alive = notice, alive
+        self._store: CheckpointStore | None = None
+        self._thread = ThreadPoolExecutor(1, "checkpoints")
+        self._storing: Future[None] | None = None
+        self._lost: list[str] = []
+        self._unstored: Snapshot | None = None
+        self._saved = -1
+        self._last = self._looked = time.monotonic()
+        self._between = self._left = 1
+        self.waited = 0.0
+
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish()
+            else:
+                self._wait(LAST_SECONDS)
+        finally:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def stored(self) -> dict[str, Any]:
+        """On rank 0 the `last` checkpoint, the `best`, and the `waited_seconds` that training stood for any of them."""
+        if self._store is None:
+            return {}
+        return {"last": self._store.names[-1], "best": self._store.best, "waited_seconds": self.waited}
+
+    def resume(self) -> str | None:
+        """Go on from the newest whole checkpoint; its name, or None where there is none."""
+        with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
+            name = self._find(Path(folder))
+            if name is None:
+                return None
+            checkpoint.load(self._replica, Path(folder))
+        self._last = self._looked = time.monotonic()
+        return name
+
+    def step(self, step: int, steps: int) -> None:
+        """After each step: take a checkpoint if one is due.
+
+        Raises:
+            Leave: A worker will be taken away.
+        """
+        self._left -= 1
+        if self._left <= 0 and step < steps:  # the end of an epoch has one of its own
+            self._look()
+
+    def save(self) -> None:
+        """Take a checkpoint and let it be stored; the one before is, by then.
+
+        Raises:
+            StorageError: Too many in a row could not be stored.
+        """
+        began = time.monotonic()
+        self._wait()
+        self._check()
+        if snapshot := checkpoint.take(self._replica):
+            self._storing = self._thread.submit(self._put, snapshot)
+        self._saved = self._replica.step
+        self._last = time.monotonic()
+        self.waited += self._last - began
+
+    def leave_if_told(self) -> None:
+        """Store a checkpoint and raise Leave if a worker will be taken away."""
+        if (deadline := self._notice()) is None:
+            return
+        if self._saved != self._replica.step:
+            self.save()
+        self._wait(max(deadline - time.time(), 0.0))
+        if dist.is_initialized():
+            dist.barrier()
+        raise Leave
+
+    def _look(self) -> None:
+        self.leave_if_told()
+        due, self._left = self._agreed()
+        if due:
+            self.save()
+
+    def _agreed(self) -> tuple[bool, int]:
+        """Whether a checkpoint is due and after how many steps to look again, as rank 0 says."""
+        now = time.monotonic()
+        seconds = min(LOOK_SECONDS, self._config.checkpoint_seconds)
+        wanted = self._between * seconds / max(now - self._looked, 1e-6)
+        self._between = max(1, min(2 * self._between, round(wanted)))
+        self._looked = now
+        idle = self._storing is None or self._storing.done()
+        due = idle and now - self._last >= self._config.checkpoint_seconds
+        said = torch.tensor([int(due), self._between], device=self._replica.device)
+        if dist.is_initialized():
+            dist.broadcast(said, src=0)
+        due, left = said.tolist()
+        return bool(due), left
+
+    def _find(self, folder: Path) -> str | None:
+        """The newest whole checkpoint, which rank 0 chooses, on this rank's machine."""
+        if self._replica.rank == 0:
+            self._store = CheckpointStore(self._storage, self._config.keep_checkpoints, _say)
+            chosen = [self._store.fetch(folder)]
+        else:
+            chosen = [None]
+        if dist.is_initialized():
+            dist.broadcast_object_list(chosen, src=0)
+        if self._replica.rank and chosen[0]:
+            fetched = CheckpointStore(self._storage, self._config.keep_checkpoints).fetch(folder, chosen[0])
+            if not fetched:
+                raise StorageError(f"{chosen[0]} could be read on rank 0 and not on rank {self._replica.rank}")
+        return chosen[0]
+
+    def _put(self, snapshot: Snapshot) -> None:
+        """On rank 0's thread: store a checkpoint, and with it what else an epoch leaves."""
+        assert self._store is not None
+        try:
+            with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
+                self._store.put(snapshot, Path(folder))
+            if snapshot.ended:
+                results.note(self._storage, snapshot.history)
+            self._lost.clear()
+            self._unstored = None
+        except OSError as cause:
+            self._unstored = snapshot
+            self._lost.append(reason(cause))
+            _say(
+                f"the checkpoint of step {snapshot.step} could not be stored ({self._lost[-1]}); training goes on: "
+                f"{len(self._lost)} in a row are missing, {self._config.max_stale} may be ({flag('max_stale')})"
+            )
+
+    def _check(self) -> None:
+        if self._storing and self._storing.done():
+            self._storing.result()  # of a bug
+        if len(self._lost) > self._config.max_stale:
+            raise StorageError(f"{len(self._lost)} checkpoints in a row could not be stored ({self._lost[-1]})")
+
+    def _finish(self) -> None:
+        """Nothing may be missing of a run that has ended."""
+        self._wait()
+        self._check()
+        if self._unstored:
+            self._storing = self._thread.submit(self._put, self._unstored)
+            self._wait()
+        if self._unstored:
+            raise StorageError(f"the last checkpoint could not be stored ({self._lost[-1]})")
+
+    def _wait(self, seconds: float = float("inf")) -> None:
+        deadline = time.monotonic() + seconds
+        while self._storing and not self._storing.done() and time.monotonic() < deadline:
+            wait_for([self._storing], timeout=min(LOOK_SECONDS, max(deadline - time.monotonic(), 0.0)))
+            with suppress(Exception):
+                self._alive()
+
+
+def _say(line: str) -> None:
+    print(f"training: {line}", flush=True)

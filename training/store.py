@@ -1,0 +1,127 @@
+"""The checkpoints in a run's folder: stored whole or not at all, found again, and few.
+
+A checkpoint is whole once its `checkpoint.json` is there, which is written last and says how long each file is and what
+its SHA-256 is. One that isn't, or whose files are others, is passed over for the one before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from training.checkpoint import FILES, Snapshot
+from training.storage import RunStorage
+
+MANIFEST, PREFIX = "checkpoint.json", "checkpoint_"
+
+
+class CheckpointStore:
+    """The checkpoints of one run.
+
+    Args:
+        storage: The run's folder.
+        keep: How many are kept besides the best one.
+        say: Told of a checkpoint that is passed over.
+    """
+
+    def __init__(self, storage: RunStorage, keep: int, say: Callable[[str], None] = print) -> None:
+        self._storage, self._keep, self._say = storage, keep, say
+        self._whole: dict[str, dict[str, Any]] = {}
+        for name in storage.folders(PREFIX):
+            if manifest := self._manifest(name):
+                self._whole[name] = manifest
+
+    @property
+    def names(self) -> list[str]:
+        """The checkpoints that were stored whole, the newest last."""
+        return sorted(self._whole)
+
+    @property
+    def best(self) -> str | None:
+        """The one of the epoch with the highest test accuracy, the earliest of several."""
+        tested = [name for name in self.names if self._accuracy(name) is not None]
+        return max(tested, key=lambda name: self._accuracy(name) or 0.0, default=None)
+
+    def put(self, snapshot: Snapshot, folder: Path) -> str:
+        """Store a checkpoint and delete those that need not be kept; its name.
+
+        Args:
+            snapshot: What it is written from.
+            folder: An empty folder of this machine.
+
+        Raises:
+            OSError: It could not be stored; those before are as they were.
+        """
+        snapshot.write(folder)
+        name = f"{PREFIX}{snapshot.step:08d}"
+        files = {each: {"bytes": (folder / each).stat().st_size, "sha256": _sha256(folder / each)} for each in FILES}
+        manifest = {
+            "step": snapshot.step,
+            "epochs": len(snapshot.history),
+            "test_accuracy": snapshot.history[-1]["test_accuracy"] if snapshot.ended else None,
+            "files": files,
+        }
+        self._storage.delete(f"{name}/{MANIFEST}")  # of another try: from here on it is not whole
+        for each in FILES:
+            self._storage.upload(folder / each, f"{name}/{each}")
+        self._storage.write_json(f"{name}/{MANIFEST}", manifest)
+        self._whole[name] = manifest
+        self._prune()
+        return name
+
+    def fetch(self, folder: Path, name: str | None = None) -> str | None:
+        """Fetch the newest whole checkpoint, or the one of that name, into a folder of this machine; its name."""
+        for each in reversed(self.names):
+            if name not in (None, each):
+                continue
+            if fault := self._fault(each, folder):
+                self._say(f"{each} is not whole ({fault}); passing it over")
+                self._whole.pop(each, None)
+            else:
+                return each
+        return None
+
+    def _fault(self, name: str, folder: Path) -> str | None:
+        """What is wrong with a checkpoint, which is fetched meanwhile."""
+        for each, expected in self._whole[name]["files"].items():
+            file = folder / each
+            try:
+                self._storage.download(f"{name}/{each}", file)
+            except FileNotFoundError:
+                return f"{each} is missing"
+            if (found := file.stat().st_size) != expected["bytes"]:
+                return f"{each} has {found:,} of {expected['bytes']:,} bytes"
+            if _sha256(file) != expected["sha256"]:
+                return f"{each} holds something else"
+        return None
+
+    def _manifest(self, name: str) -> dict[str, Any] | None:
+        try:
+            manifest = json.loads(self._storage.read(f"{name}/{MANIFEST}"))
+        except (FileNotFoundError, ValueError):
+            return None
+        return manifest if isinstance(manifest, dict) and set(manifest.get("files", ())) == set(FILES) else None
+
+    def _accuracy(self, name: str) -> float | None:
+        return self._whole[name]["test_accuracy"]
+
+    def _prune(self) -> None:
+        """Delete what is neither among the last nor the best; what can't be deleted now is left for the next time."""
+        for name in self.names[: -self._keep]:
+            if name == self.best:
+                continue
+            try:
+                self._storage.delete(f"{name}/{MANIFEST}")  # first: what is half deleted is not whole
+                self._storage.delete_folder(name)
+            except OSError as cause:
+                self._say(f"{name} could not be deleted ({cause})")
+                return
+            del self._whole[name]
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
