@@ -62,7 +62,9 @@ def _connect() -> "JobSubmissionClient":
     try:
         return JobSubmissionClient(DASHBOARD)
     except AuthenticationError as cause:
-        raise UsageError("RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's") from cause
+        raise UsageError(
+            "RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's, and RAY_AUTH_MODE=token"
+        ) from cause
     except (OSError, RuntimeError, ValueError) as cause:
         raise ResourceError(
             f"no dashboard of a Ray head answers ({_on_one_line(cause)}); RAY_API_SERVER_ADDRESS says where one is"
