@@ -16,13 +16,13 @@ HEAD_CONTAINER = f"sudo docker ps -qf label=com.amazonaws.ecs.container-name={HE
 def train(region: str, gpus: int, instance_id: str) -> str:
     """Submit the training job on the head, as soon as it is well, and follow its log.
 
-    The job outlives a dropped connection. It waits for a worker on each of the stack's GPUs, as instances that still
-    pull the image are not in the cluster yet. More arguments go behind it, inside the quotes, where a number of
-    workers takes the place of this one.
+    The job outlives a dropped connection, and the same command with the name of its run follows it again. It waits for
+    a worker on each of the stack's GPUs, as instances that still pull the image are not in the cluster yet. More
+    arguments go behind it, inside the quotes, where a number of workers takes the place of this one.
     """
     workers = f" --num-workers {gpus}" if gpus else ""
     wait = f'while c=$({HEAD_CONTAINER}); [ -z "$c" ]; do echo waiting for the Ray head to start; sleep 10; done'
-    submit = f"sudo docker exec -it $c ray job submit -- python -m training{workers}"
+    submit = f"sudo docker exec -it $c python -m training.job{workers}"
     return _session(region, instance_id, "AWS-StartInteractiveCommand", {"command": [f"{wait}; {submit}"]})
 
 

@@ -21,6 +21,7 @@ from infra.sizing import TaskSize
 from raynode import ports, worker
 from raynode.errors import StartError
 from tests.containers import cluster
+from training import job
 from training.config import ENVIRONMENT_PREFIX, environment_variable, parse
 
 ROOT = Path(__file__).parents[1]
@@ -103,10 +104,10 @@ def test_every_port_is_documented() -> None:
 
 
 def test_the_train_command_runs_the_job_of_this_repository() -> None:
-    found = re.search(r"ray job submit -- python -m (\w+)([^\"]*)", commands.train("us-west-2", 8, "i-1"))
+    found = re.search(r"\$c python -m (\w+)\.(\w+)([^\"]*)", commands.train("us-west-2", 8, "i-1"))
     assert found is not None
-    assert (ROOT / found[1] / "__main__.py").is_file(), f"python -m {found[1]} would not run"
-    assert parse(found[2].split(), {}).num_workers == 8, "a worker on each GPU of the stack"
+    assert (ROOT / found[1] / f"{found[2]}.py").is_file(), f"python -m {found[1]}.{found[2]} would not run"
+    assert parse(found[3].split(), {}).num_workers == 8, "a worker on each GPU of the stack"
 
 
 # The task definition's alone: names, the one container, the log driver, and GPUs, which a laptop has none of.
@@ -164,10 +165,14 @@ def test_compose_starts_what_the_stack_starts(service: str, container: container
 
 
 def test_compose_trains_as_the_train_command_does() -> None:
-    submitted = re.search(r"(ray job submit)( -- python -m .*?)\"", commands.train("us-west-2", 2, "i-1"))
+    submitted = re.search(r"\$c (python -m .*?)\"", commands.train("us-west-2", 2, "i-1"))
     assert submitted is not None
-    local = f"{submitted[1]} --address http://head:8265{submitted[2]}"
-    assert COMPOSE["train"]["command"].startswith(local), "another command than the stack's"
+    assert COMPOSE["train"]["command"].startswith(f"{submitted[1]} "), "another command than the stack's"
+    assert COMPOSE["train"]["environment"]["RAY_API_SERVER_ADDRESS"] == f"http://head:{ports.DASHBOARD}"
+
+
+def test_the_train_command_asks_the_dashboard_of_the_head_it_runs_on() -> None:
+    assert int(job.DASHBOARD.rpartition(":")[2]) == ports.DASHBOARD, "no variable of the container says where it is"
 
 
 def test_the_lock_holds_the_versions_of_the_project() -> None:

@@ -335,7 +335,7 @@ def test_nothing_lets_the_internet_in(stack: Cloud) -> None:
 
 def test_training_finds_its_gpus_and_its_bucket(stack: Cloud) -> None:
     head = environment(stack, "ray-head-task")
-    assert "python -m training --num-workers 2" in stack.exports["train_command"], "one worker for each GPU"
+    assert "python -m training.job --num-workers 2" in stack.exports["train_command"], "one worker for each GPU"
     assert head["TRAINING_STORAGE_PATH"] == "s3://training-bucket/runs", "the task's role allows this prefix alone"
     assert environment(stack, "ray-workers-task")["RAY_HEAD_HOST"] == "head.ray-on-ecs-dev.internal"
 

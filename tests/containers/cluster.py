@@ -161,7 +161,7 @@ class Cluster:
 
     def submit(self, *flags: str) -> list[str]:
         """The command that the stack's `train_command` runs in the head, with more flags."""
-        inside = re.search(r"docker exec -it \$c (ray job submit .*?)\"", commands.train("us-east-1", 2, "i-1"))
+        inside = re.search(r"exec -it \$c (python -m training\.job .*?)\"", commands.train("us-east-1", 2, "i-1"))
         assert inside is not None, "train_command has another form"
         return [*inside[1].split(), *flags]
 

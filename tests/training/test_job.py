@@ -1,0 +1,313 @@
+"""Runs as jobs of a Ray head: who is cut off finds them again. One head for all tests, on ports of its own."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.job_submission import JobInfo, JobSubmissionClient
+
+from training import job
+
+TINY = ("--model", "own:build", "--dataset", "synthetic", "--samples", "256", "--num-workers", "2")
+LONG = (*TINY, "--epochs", "5000", "--keep-checkpoints", "1", "--run-name", "long")
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-the-tests"}
+PORTS = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port")
+# Arguments: the port it forwards to, and its own. As the connection of a session to the head, it can be cut.
+CONNECTION = """
+import asyncio, sys
+async def copy(reader, writer):
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+async def connect(reader, writer):
+    there, back = await asyncio.open_connection("127.0.0.1", int(sys.argv[1]))
+    await asyncio.gather(copy(reader, back), copy(there, writer))
+async def main():
+    async with await asyncio.start_server(connect, "127.0.0.1", int(sys.argv[2])) as server:
+        print("listening", flush=True)
+        await server.serve_forever()
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("jobs")
+
+
+@pytest.fixture(scope="module")
+def address(environment: dict[str, str], storage: Path) -> Iterator[str]:
+    """The dashboard of a Ray head with two CPUs. Its environment has a default of the training, as the stack's has."""
+    ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
+    temporary = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the paths of sockets lie below it
+    scripts = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    own = {
+        **TOKEN,
+        "RAY_TMPDIR": temporary,
+        "PATH": scripts,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1",
+        "TRAINING_STORAGE_PATH": str(storage),
+    }
+    variables = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"}
+    command = ["ray", "start", "--head", "--block", "--num-cpus=2", "--object-store-memory=100000000"]
+    with (storage / "head.log").open("w") as log:
+        head = subprocess.Popen(
+            [*command, "--node-ip-address=127.0.0.1", *(f"--{name}={port}" for name, port in ports.items())],
+            env={**variables, **own},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    dashboard = f"http://127.0.0.1:{ports['dashboard-port']}"
+    try:
+        _until(lambda: _answers(f"{dashboard}/api/gcs_healthz"), (storage / "head.log").read_text)
+        yield dashboard
+    finally:
+        head.terminate()
+        head.wait(60)
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def ray_jobs(address: str) -> JobSubmissionClient:
+    return JobSubmissionClient(address, headers={"Authorization": f"Bearer {TOKEN['RAY_AUTH_TOKEN']}"})
+
+
+@pytest.fixture
+def follow(
+    environment: dict[str, str], address: str, storage: Path, tmp_path: Path
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start `python -m training.job` with these arguments; what still follows after the test is ended."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def popen(*arguments: str, at: str = address, **variables: str) -> subprocess.Popen[str]:
+        own = {**TOKEN, "RAY_API_SERVER_ADDRESS": at, "TRAINING_STORAGE_PATH": str(storage)}
+        begun.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "training.job", *arguments],
+                cwd=tmp_path,
+                env={**environment, **own, **variables},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return begun[-1]
+
+    yield popen
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def long_run(follow: Callable[..., subprocess.Popen[str]], ray_jobs: JobSubmissionClient) -> str:
+    """The job of a run that trains for longer than the tests; the command that followed it was killed."""
+    first = follow(*LONG)
+    _read_until(first, "Process rank")
+    first.kill()
+    first.wait()
+    return _latest(ray_jobs, "long")
+
+
+def test_a_run_is_followed_to_its_end_and_a_second_time_under_another_id(
+    follow: Callable[..., subprocess.Popen[str]], storage: Path, ray_jobs: JobSubmissionClient
+) -> None:
+    process = follow(*TINY, "--epochs", "2", "--run-name", "short")
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, out + err
+    assert out.startswith("run short is submitted as job short\n"), "the ID by which Ray's own commands know it"
+    assert "[Epoch 1 | CPU: Process rank 1" in out, "the log of the job is shown"
+    assert "Training result: short" in out, "to its last line"
+    assert err == "", "nothing of Ray's beside it"
+    assert (storage / "short" / "result.json").exists(), "the head's environment says where results go"
+    again = follow(*TINY, "--epochs", "2", "--run-name", "short")
+    out, err = again.communicate(timeout=240)
+    assert again.returncode == 2, "the exit status is the driver's own"
+    assert "is finished (2 epochs" in out, "and so is the reason"
+    assert (_status(ray_jobs, "short"), _status(ray_jobs, "short.2")) == ("SUCCEEDED", "FAILED"), "Ray knows both"
+    assert err == "", "what the log says is not said twice"
+
+
+def test_the_same_command_shows_the_log_of_a_run_under_way_from_the_start(
+    follow: Callable[..., subprocess.Popen[str]], long_run: str, ray_jobs: JobSubmissionClient
+) -> None:
+    assert _status(ray_jobs, long_run) == "RUNNING", "it went on when the command was killed"
+    second = follow(*LONG)
+    seen = _read_until(second, "Process rank")
+    assert seen.startswith(f"run long is under way as job {long_run}: its log from the start\n"), seen
+    assert "model    own:build, 5000 epochs" in seen, "what was shown before is shown again"
+    assert _latest(ray_jobs, "long") == long_run, "a second driver would write into the same run"
+    second.send_signal(signal.SIGINT)
+    _, err = second.communicate(timeout=30)
+    assert second.returncode == 130
+    assert f"job {long_run} goes on" in err, "Ctrl-C is for the follower"
+    assert "--run-name long follows it" in err
+    assert f"ray job stop {long_run}" in err, "and the way to end it is named"
+    assert err.count("\n") == 1, "no traceback"
+    assert _status(ray_jobs, long_run) == "RUNNING"
+
+
+def test_a_lost_connection_is_one_line_and_a_stopped_job_another(
+    follow: Callable[..., subprocess.Popen[str]], long_run: str, address: str, ray_jobs: JobSubmissionClient
+) -> None:
+    [port] = _free_ports(1)
+    there = address.rpartition(":")[2]
+    connection = subprocess.Popen([sys.executable, "-c", CONNECTION, there, str(port)], stdout=subprocess.PIPE)
+    assert connection.stdout
+    connection.stdout.readline()
+    cut, whole = follow(*LONG, at=f"http://127.0.0.1:{port}"), follow(*LONG)
+    for process in (cut, whole):
+        _read_until(process, "Process rank")
+    connection.kill()
+    connection.communicate()
+    _, err = cut.communicate(timeout=30)
+    assert cut.returncode == 1
+    assert err.startswith(f"training: lost the connection to job {long_run} ("), err
+    assert "the same command with --run-name long follows it" in err
+    assert err.count("\n") == 1, "no traceback"
+    ray_jobs.stop_job(long_run)
+    _, err = whole.communicate(timeout=60)
+    assert whole.returncode == 1, "it is not finished"
+    assert err == f"training: job {long_run} was stopped; the same command with --run-name long continues the run\n"
+
+
+def test_a_run_gets_a_name_that_the_user_can_give_again(
+    follow: Callable[..., subprocess.Popen[str]], ray_jobs: JobSubmissionClient
+) -> None:
+    process = follow("--model", "own:nothing", "--dataset", "synthetic")
+    out, _ = process.communicate(timeout=240)
+    assert process.returncode == 2, "a mistake that only the head can see is passed on"
+    name = out.split()[1]
+    assert name.startswith("own-nothing-synthetic-")
+    command = f"python -m training --model own:nothing --dataset synthetic --run-name {name}"
+    found: Any = ray_jobs.get_job_info(name)
+    assert found.entrypoint == command
+
+
+def test_a_mistake_is_one_line_before_anything_is_submitted(
+    follow: Callable[..., subprocess.Popen[str]], ray_jobs: JobSubmissionClient
+) -> None:
+    before = len(ray_jobs.list_jobs())
+    process = follow("--epochs", "0")
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (2, "")
+    assert err.startswith("training: --epochs: 0 is not allowed"), err
+    assert err.count("\n") == 1, "no traceback"
+    assert len(ray_jobs.list_jobs()) == before
+
+
+@pytest.mark.parametrize("given", [{"RAY_AUTH_TOKEN": "another"}, {"RAY_AUTH_MODE": "disabled"}])
+def test_another_token_than_the_heads_is_one_line(
+    follow: Callable[..., subprocess.Popen[str]], given: dict[str, str]
+) -> None:
+    process = follow(*TINY, **given)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (2, "")
+    assert err.startswith("training: RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster"), err
+    assert err.count("\n") == 1, "no traceback"
+
+
+def test_no_head_is_one_line_and_exit_status_3(follow: Callable[..., subprocess.Popen[str]]) -> None:
+    process = follow(*TINY, at="http://127.0.0.1:9")
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (3, "")
+    assert "RAY_API_SERVER_ADDRESS" in err, "the way out is named"
+    assert err.count("\n") == 1, "no traceback"
+
+
+def test_a_driver_that_a_signal_ended_has_a_shells_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _followed(monkeypatch, status="FAILED", driver_exit_code=-9) == 137, "the kernel's, when memory is short"
+
+
+def test_a_job_without_a_driver_says_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _followed(monkeypatch, status="FAILED", message="The actor\ndied.") == 1
+    assert capsys.readouterr().err == "training: job gone failed: The actor died.\n", "the log can't know"
+
+
+def test_help_says_what_it_adds_to_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        job.main(["--help"])
+    shown = capsys.readouterr().out
+    assert stopped.value.code == 0
+    assert shown.index("RAY_API_SERVER_ADDRESS") < shown.index("--batch-size"), "its own, then the training's"
+
+
+def _followed(monkeypatch: pytest.MonkeyPatch, **details: Any) -> int:
+    """The exit status of the command whose job ended so, without a line in its log."""
+
+    class Client:
+        def __init__(self, address: str) -> None:
+            pass
+
+        def list_jobs(self) -> list[JobInfo]:
+            return []
+
+        def submit_job(self, **job: object) -> None:
+            pass
+
+        async def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
+            yield ""
+
+        def get_job_info(self, job_id: str) -> JobInfo:
+            return JobInfo(entrypoint="python", **details)
+
+    monkeypatch.setattr("ray.job_submission.JobSubmissionClient", Client)
+    return job.main(["--run-name", "gone"])
+
+
+def _latest(jobs: JobSubmissionClient, name: str) -> str:
+    """The last job of a run."""
+    listed: list[Any] = jobs.list_jobs()
+    mine = [each for each in listed if (each.metadata or {}).get("run_name") == name]
+    return max(mine, key=lambda each: each.start_time).submission_id
+
+
+def _status(jobs: JobSubmissionClient, job_id: str) -> str:
+    return jobs.get_job_status(job_id).value
+
+
+def _free_ports(count: int) -> list[int]:
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    found = [each.getsockname()[1] for each in listeners]
+    for each in listeners:
+        each.close()
+    return found
+
+
+def _answers(url: str) -> bool:
+    """Whether the dashboard is up; it says so to everybody."""
+    try:
+        return urllib.request.urlopen(url, timeout=5).status == 200
+    except OSError:
+        return False
+
+
+def _until(reached: Callable[[], bool], why: Callable[[], str] = str) -> None:
+    deadline = time.monotonic() + 150
+    while not reached():
+        assert time.monotonic() < deadline, why()
+        time.sleep(0.3)
+
+
+def _read_until(process: subprocess.Popen[str], wanted: str) -> str:
+    """What a command prints up to and with the first line that has `wanted`."""
+    assert process.stdout
+    seen = ""
+    while wanted not in seen:
+        line = process.stdout.readline()
+        assert line or process.poll() is None, f"it ended before {wanted!r}: {seen}"
+        seen += line
+    return seen
