@@ -2,6 +2,7 @@
 # make check   lint, types, layers            make lock    write docker/requirements.lock anew
 # make image   build the image                make image-size    what it holds, layer by layer
 # make bench   measure the training beside a plain loop
+# make drills  disturb runs at random moments, N of each kind
 # make test-containers   test the image as containers: a head, two workers and an S3
 # Everything is installed into .venv on the first call; PYTHON picks the interpreter (3.11 or 3.12). CONTAINER_ENGINE
 # is docker, or what stands for it.
@@ -9,11 +10,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+N ?= 10
 CONTAINER_ENGINE ?= docker
 BIN := $(VENV)/bin
 LOCK := docker/requirements.lock
 
-.PHONY: help train test check lock image image-size bench test-containers
+.PHONY: help train test check lock image image-size bench drills test-containers
 help:
 	@sed -n 's/^# \(make.*\)/\1/p' Makefile
 
@@ -41,8 +43,11 @@ image:
 image-size: image $(VENV)/.train
 	$(BIN)/python -m bench.image $(CONTAINER_ENGINE)
 
-bench: $(VENV)/.train
+bench: $(VENV)/.test
 	$(BIN)/python -m bench $(ARGS)
+
+drills: $(VENV)/.train
+	$(BIN)/python -m bench.drills -n $(N)
 
 test-containers: image $(VENV)/.test
 	CONTAINER_ENGINE=$(CONTAINER_ENGINE) $(BIN)/python -m pytest -m container $(ARGS)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import choices, fashion, goal, gpu, input, report, runs, scaling, startup, watching, wire
+from bench import choices, fashion, goal, gpu, input, report, runs, saving, scaling, startup, watching, wire
 from bench.report import Finding
 from bench.runs import Bench, BenchmarkError
 from training.errors import UsageError
@@ -63,6 +63,7 @@ BENCHMARKS: dict[str, Callable[[Bench], list[Finding]]] = {
     "input": input.measure,
     "scaling": scaling.measure,
     "startup": startup.measure,
+    "saving": saving.measure,
     "choices": choices.measure,
     "gpu": gpu.measure,
 }

@@ -14,8 +14,11 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PROGRAM = (ROOT / "__main__.py").read_text()
 CONFIG = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/image.md", "docs/stack.md", "docs/training.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md") + tuple(
+    f"docs/{name}.md" for name in ("failures", "image", "stack", "training")
+)
 TRAINING = (ROOT / "docs" / "training.md").read_text()
+FAILURES = (ROOT / "docs" / "failures.md").read_text()
 OF_OTHER_TOOLS = {"--build", "--exclude", "--file", "--follow", "--local", "--logdir", "--nproc-per-node", "--only"} | {
     "--rm",
     "--volumes",
@@ -63,7 +66,7 @@ def test_every_flag_that_is_mentioned_is_one_of_the_command(capsys: pytest.Captu
     with pytest.raises(SystemExit):
         parse(["--help"], {})
     known = capsys.readouterr().out
-    for flag in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README + TRAINING)) - OF_OTHER_TOOLS:
+    for flag in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README + TRAINING + FAILURES)) - OF_OTHER_TOOLS:
         assert f"{flag} " in known, f"{flag} is no flag of python -m training"
 
 
@@ -125,14 +128,15 @@ def test_links_lead_somewhere(document: str) -> None:
         assert anchor in anchors, f"{document} links to #{anchor}"
 
 
-def test_every_test_that_is_named_is_there() -> None:
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "stack.md").read_text()))
+@pytest.mark.parametrize("document", ["docs/stack.md", "docs/failures.md"])
+def test_every_test_that_is_named_is_there(document: str) -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / document).read_text()))
     written = {
         name
         for path in (ROOT / "tests").rglob("test_*.py")
         for name in re.findall(r"^def (test_\w+)", path.read_text(), flags=re.MULTILINE)
     }
-    assert len(named) >= 10, "one for each of the blueprint's defects"
+    assert len(named) >= 10, "one for each defect or fault"
     assert named <= written, f"no such test: {named - written}"
 
 

@@ -47,7 +47,8 @@ def take(replica: Replica) -> Snapshot | None:
     state = replica.state()
     if replica.rank:
         return None
-    return Snapshot(replica.step, _copied(replica.model.state_dict()), _copied(state), replica.under_way is None)
+    ended = replica.under_way is None and bool(replica.history)
+    return Snapshot(replica.step, _copied(replica.model.state_dict()), _copied(state), ended)
 
 
 def load(replica: Replica, folder: Path) -> None:

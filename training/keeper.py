@@ -89,6 +89,11 @@ class Keeper:
             return {}
         return {"last": self._store.names[-1], "best": self._store.best, "waited_seconds": self.waited}
 
+    @property
+    def storing(self) -> bool:
+        """On rank 0, whether a checkpoint is being stored."""
+        return self._storing is not None and not self._storing.done()
+
     def resume(self) -> str | None:
         """Go on from the newest whole checkpoint; its name, or None where there is none."""
         with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
@@ -148,8 +153,7 @@ class Keeper:
         wanted = self._between * seconds / max(now - self._looked, 1e-6)
         self._between = max(1, min(2 * self._between, round(wanted)))
         self._looked = now
-        idle = self._storing is None or self._storing.done()
-        due = idle and now - self._last >= self._config.checkpoint_seconds
+        due = not self.storing and now - self._last >= self._config.checkpoint_seconds
         said = torch.tensor([int(due), self._between], device=self._replica.device)
         if dist.is_initialized():
             dist.broadcast(said, src=0)
@@ -207,7 +211,7 @@ class Keeper:
 
     def _wait(self, seconds: float = float("inf")) -> None:
         deadline = time.monotonic() + seconds
-        while self._storing and not self._storing.done() and time.monotonic() < deadline:
+        while self._storing and self.storing and time.monotonic() < deadline:
             wait_for([self._storing], timeout=min(LOOK_SECONDS, max(deadline - time.monotonic(), 0.0)))
             with suppress(Exception):
                 self._alive()

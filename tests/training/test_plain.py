@@ -1,6 +1,7 @@
 """The training without Ray, as a user types it."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -39,23 +40,30 @@ def test_it_leaves_what_a_run_on_ray_does(run: Start, tmp_path: Path, launcher: 
     assert "[Epoch 1 | CPU: Process rank 0" in done.stdout
 
 
-def test_a_name_that_was_used_is_refused_and_nothing_is_lost(run: Start, tmp_path: Path) -> None:
+def test_a_finished_run_is_refused_and_nothing_is_lost(run: Start, tmp_path: Path) -> None:
     assert run(*TINY, "--run-name", "mine").returncode == 0
     before = (tmp_path / "mine" / "result.json").read_text()
     again = run(*TINY, "--run-name", "mine")
     assert again.returncode == 2
-    assert again.stderr.startswith("training: --run-name: 'mine' is a run already"), again.stderr
+    assert again.stderr.startswith("training: --run-name: run 'mine' is finished (2 epochs"), again.stderr
     assert (tmp_path / "mine" / "result.json").read_text() == before
 
 
-def test_a_run_that_was_cut_off_is_not_taken_for_one_on_ray(train: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_run_that_was_cut_off_is_continued_with_the_same_settings(run: Start, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"without_ray": True}))
-    (folder / "metrics.jsonl").write_text("{}\n")
-    refused = train(*TINY, "--run-name", "mine", "--storage-path", str(tmp_path))
+    assert run(*TINY, "--run-name", "mine", "--checkpoint-seconds", "0").returncode == 0
+    (folder / "result.json").unlink()
+    last = max(folder.glob("checkpoint_*"))
+    shutil.rmtree(last)
+    (folder / "model.pt").rename(folder / "before.pt")
+    refused = run(*TINY, "--run-name", "mine", "--seed", "1")
     assert refused.returncode == 2
-    assert "was trained by training.plain" in refused.stderr
+    assert "--seed 0 (now 1)" in refused.stderr
+    done = run(*TINY, "--run-name", "mine")
+    assert done.returncode == 0, done.stderr
+    assert "[Epoch 0 |" not in done.stdout, "it goes on from the checkpoint"
+    before, after = (torch.load(folder / name, weights_only=True) for name in ("before.pt", "model.pt"))
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 
 def test_gpus_that_are_not_there_are_one_line(run: Start) -> None:

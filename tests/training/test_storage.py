@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from tests.bad_line import bad_line
 from tests.training.conftest import BUCKET
+from training import storage as module
 from training.errors import UsageError
 from training.storage import RunStorage
 
@@ -63,8 +65,53 @@ def test_a_bucket_is_written_under_its_prefix_and_run(s3: Any, tmp_path: Path) -
     assert keys(s3, "storage/") <= {"storage/"}, "a check leaves no object but the prefix's marker"
     storage.write_lines("metrics.jsonl", [{"epoch": 0}, {"epoch": 1}])
     (tmp_path / "model.pt").write_bytes(b"weights")
-    storage.upload(tmp_path, "best")
+    storage.upload(tmp_path / "model.pt", "best/model.pt")
     assert {"storage/run/metrics.jsonl", "storage/run/best/model.pt"} <= keys(s3, "storage/run")
     assert storage.uri == f"s3://{BUCKET}/storage/run", "the place is shown as a user types it"
     body = s3.get_object(Bucket=BUCKET, Key="storage/run/metrics.jsonl")["Body"].read()
     assert body == b'{"epoch": 0}\n{"epoch": 1}\n', "one document a line"
+
+
+def test_calls_that_are_lost_are_made_again(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
+    (tmp_path / "model.pt").write_bytes(b"weights")
+    with bad_line(os.environ["AWS_ENDPOINT_URL"], 0.3) as line:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", line.url)
+        storage = RunStorage.open(f"s3://{BUCKET}/again", "run")
+        storage.check_writable()
+        for number in range(10):
+            storage.write_json(f"{number}.json", number)
+            assert storage.read_json(f"{number}.json") == number
+        storage.upload(tmp_path / "model.pt", "folder_1/model.pt")
+        storage.copy("folder_1/model.pt", "folder_2/model.pt")
+        assert storage.folders("folder") == ["folder_1", "folder_2"]
+        storage.download("folder_2/model.pt", tmp_path / "back.pt")
+        storage.delete_folder("folder_1")
+        storage.delete("0.json")
+        storage.delete("never.json")
+        assert line.failed > 10
+    assert (tmp_path / "back.pt").read_bytes() == b"weights"
+    assert keys(s3, "again/run/") == {f"again/run/{n}.json" for n in range(1, 10)} | {
+        "again/run/folder_2/model.pt", "again/run/"
+    } - {"again/run/"}  # fmt: skip
+
+
+def test_calls_that_stay_lost_end_after_some_tries(s3: Any, aws_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
+    with bad_line(aws_server, 1.0) as line:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", line.url)
+        storage = RunStorage.open(f"s3://{BUCKET}/never", "run")
+        with pytest.raises(OSError, match="503|NETWORK_CONNECTION"):
+            storage.write_json("a.json", 1)
+        assert module.TRIES <= line.failed <= 4 * module.TRIES
+        with pytest.raises(UsageError, match="--storage-path"):
+            storage.check_writable()
+
+
+def test_a_file_that_is_written_again_is_never_half_there(tmp_path: Path) -> None:
+    storage = RunStorage.open(str(tmp_path), "run")
+    storage.write("metrics.jsonl", "old")
+    with Path(storage.path("metrics.jsonl")).open() as reader:
+        storage.write("metrics.jsonl", "new")
+        assert reader.read() == "old", "it is another file, put in the old one's place"
+    assert [each.name for each in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
