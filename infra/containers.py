@@ -29,6 +29,8 @@ WAIT_SECONDS = 1800
 # All that a container writes: Ray's temporary files and spilled objects, and what libraries keep at home. Each task has
 # its own, which ECS removes with it.
 VOLUMES = {"tmp": "/tmp", "home": "/home/ray"}
+# What the head alone keeps, on its instance: the next head there takes up the jobs and the workers of the last one.
+STATE, STATE_PATH = "ray-head-state", "/var/lib/ray"
 USER = "1000:1000"
 
 Container = dict[str, Any]
@@ -56,10 +58,12 @@ def head(common: Common, *, bucket: str, metrics_namespace: str) -> Container:
         flags=["--num-cpus=0", "--num-gpus=0"],
         environment={
             "CLOUDWATCH_NAMESPACE": metrics_namespace,
+            "RAY_HEAD_STATE": STATE_PATH,
             "TRAINING_CLOUDWATCH_NAMESPACE": metrics_namespace,
             "TRAINING_STORAGE_PATH": f"s3://{bucket}/{RUNS_PREFIX}",
             "TRAINING_WAIT_SECONDS": str(WAIT_SECONDS),
         },
+        volumes={**VOLUMES, STATE: STATE_PATH},
         health_check="head",
         stop_seconds=HEAD_STOP_SECONDS,
         drain_seconds=HEAD_DRAIN_SECONDS,
@@ -73,6 +77,7 @@ def worker(common: Common, *, head_host: str) -> Container:
         common,
         flags=[f"--num-cpus={common.size.vcpus}", f"--num-gpus={common.size.gpus}"],
         environment={"RAY_HEAD_HOST": head_host},
+        volumes=VOLUMES,
         health_check="worker",
         stop_seconds=WORKER_STOP_SECONDS,
         drain_seconds=WORKER_DRAIN_SECONDS,
@@ -85,6 +90,7 @@ def _container(
     *,
     flags: list[str],
     environment: dict[str, str],
+    volumes: dict[str, str],
     health_check: str,
     stop_seconds: int,
     drain_seconds: int,
@@ -106,7 +112,7 @@ def _container(
         "stopTimeout": stop_seconds,
         "user": USER,
         "readonlyRootFilesystem": True,
-        "mountPoints": [{"sourceVolume": volume, "containerPath": path} for volume, path in VOLUMES.items()],
+        "mountPoints": [{"sourceVolume": volume, "containerPath": path} for volume, path in volumes.items()],
         "linuxParameters": {
             "initProcessEnabled": True,
             # Without it Docker gives /dev/shm 64 MiB, and both Ray's object store and data loaders live there.

@@ -23,7 +23,7 @@ class RayHeadArgs:
 
 
 class RayHead(RayNode):
-    """The one head of the cluster, under a DNS name that follows its task."""
+    """The one head of the cluster, under a DNS name that follows its task, with its state on the instance's disk."""
 
     def __init__(self, name: str, args: RayHeadArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         container = args.node.container(
@@ -43,4 +43,5 @@ class RayHead(RayNode):
             capacity_provider=args.provider,
             publishes=True,
             registry_arn=args.registry_arn,
+            kept=containers.STATE,
         )

@@ -59,6 +59,7 @@ class RayNode(pulumi.ComponentResource):
         scaled: bool = False,
         publishes: bool = False,
         registry_arn: pulumi.Input[str] | None = None,
+        kept: str | None = None,
     ) -> None:
         super().__init__(f"ray-on-ecs:infra:{kind}", name, None, opts)
         self._prefix = name
@@ -68,7 +69,7 @@ class RayNode(pulumi.ComponentResource):
         self._cluster = node.cluster
         self._service = partial(
             self._make_service,
-            self._task_definition(container, size, execution_role, task_role),
+            self._task_definition(container, size, execution_role, task_role, kept),
             node,
             count=count,
             capacity_provider=capacity_provider,
@@ -95,7 +96,12 @@ class RayNode(pulumi.ComponentResource):
         return role, inline
 
     def _task_definition(
-        self, container: pulumi.Input[str], size: TaskSize, execution_role: aws.iam.Role, task_role: aws.iam.Role
+        self,
+        container: pulumi.Input[str],
+        size: TaskSize,
+        execution_role: aws.iam.Role,
+        task_role: aws.iam.Role,
+        kept: str | None,
     ) -> aws.ecs.TaskDefinition:
         name = f"{self._prefix}-task"
         return aws.ecs.TaskDefinition(
@@ -112,7 +118,7 @@ class RayNode(pulumi.ComponentResource):
             execution_role_arn=execution_role.arn,
             task_role_arn=task_role.arn,
             container_definitions=container,
-            volumes=[aws.ecs.TaskDefinitionVolumeArgs(name=volume) for volume in VOLUMES],
+            volumes=_volumes(kept),
             tags=tags(name),
             opts=pulumi.ResourceOptions(parent=self),
         )
@@ -176,6 +182,20 @@ def start(nodes: Sequence[RayNode], after: Sequence[pulumi.Resource]) -> None:
     rights = [policy for node in nodes for policy in node.rights]
     for node in nodes:
         node.start([*after, *rights])
+
+
+def _volumes(kept: str | None) -> list[aws.ecs.TaskDefinitionVolumeArgs]:
+    """Those that go with the task, and the one that stays on the instance's disk for the next task, and goes with it.
+
+    https://docs.aws.amazon.com/AmazonECS/latest/developerguide/docker-volumes.html
+    """
+    volumes = [aws.ecs.TaskDefinitionVolumeArgs(name=volume) for volume in VOLUMES]
+    if kept is None:
+        return volumes
+    shared = aws.ecs.TaskDefinitionVolumeDockerVolumeConfigurationArgs(
+        scope="shared", autoprovision=True, driver="local"
+    )
+    return [*volumes, aws.ecs.TaskDefinitionVolumeArgs(name=kept, docker_volume_configuration=shared)]
 
 
 def _registries(registry_arn: pulumi.Input[str] | None) -> aws.ecs.ServiceServiceRegistriesArgs | None:

@@ -18,7 +18,7 @@ import training
 from infra import commands, containers
 from infra.policies import RUNS_PREFIX
 from infra.sizing import TaskSize
-from raynode import ports, worker
+from raynode import ports, state, worker
 from raynode.errors import StartError
 from tests.containers import cluster
 from training import job
@@ -61,8 +61,21 @@ def test_the_user_and_the_volumes_are_those_of_the_image(container: containers.C
     assert f"--uid {container['user'].partition(':')[0]} " in dockerfile, "the volumes would have another owner"
     declared = re.search(r"^VOLUME (.*)$", dockerfile, flags=re.MULTILINE)
     assert declared is not None
-    mounted = [mount["containerPath"] for mount in container["mountPoints"]]
+    mounted = [mount["containerPath"] for mount in container["mountPoints"] if not kept(mount)]
     assert mounted == json.loads(declared[1]), "ECS would give root a volume that the image doesn't declare"
+    for mount in filter(kept, container["mountPoints"]):
+        assert f"install --directory --owner=ray --group=ray {mount['containerPath']}\n" in dockerfile, (
+            "the head could not write its state"
+        )
+
+
+def kept(mount: dict[str, str]) -> bool:
+    """Whether the volume outlives its task."""
+    return mount["sourceVolume"] == containers.STATE
+
+
+def test_the_head_keeps_its_state_where_its_command_looks_for_it() -> None:
+    assert variables(HEAD)[state.FOLDER] == containers.STATE_PATH
 
 
 def test_the_images_version_is_the_packages() -> None:
@@ -131,7 +144,10 @@ def as_compose(container: containers.Container) -> dict[str, Any]:
         "user": container["user"],
         "read_only": container["readonlyRootFilesystem"],
         "cap_drop": linux["capabilities"]["drop"],
-        "volumes": [mount["containerPath"] for mount in container["mountPoints"]],
+        "volumes": [
+            f"{mount['sourceVolume']}:{mount['containerPath']}" if kept(mount) else mount["containerPath"]
+            for mount in container["mountPoints"]
+        ],
         "mem_limit": f"{container['memory']}m",
         "shm_size": f"{linux['sharedMemorySize']}m",
         "ulimits": {
@@ -162,6 +178,11 @@ def test_compose_starts_what_the_stack_starts(service: str, container: container
     del local["healthcheck"]["start_interval"]  # ECS has none; it shortens the wait on a laptop
     expected = as_compose(container)
     assert {name: local[name] for name in expected} == expected, "the laptop would show something else than AWS runs"
+
+
+def test_compose_keeps_the_heads_state_as_the_stack_does() -> None:
+    volumes = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["volumes"]
+    assert list(volumes) == [containers.STATE]
 
 
 def test_compose_trains_as_the_train_command_does() -> None:

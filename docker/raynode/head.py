@@ -1,14 +1,17 @@
 """`ray-head`: the node that schedules, serves the dashboard and the Jobs API, and runs the jobs' drivers.
 
-Arguments, such as --num-cpus=0, go to `ray start`.
+Arguments, such as --num-cpus=0, go to `ray start`. With RAY_HEAD_STATE it takes up the state of the head before it.
 """
 
 import os
 import signal
 import sys
+import threading
 import time
+from contextlib import suppress
+from typing import Any
 
-from raynode import address, api, metrics, ports, process
+from raynode import address, api, health, metrics, ports, process, state
 
 JOBS = f"http://127.0.0.1:{ports.DASHBOARD}/api/jobs/"
 ENDED = {"STOPPED", "SUCCEEDED", "FAILED"}
@@ -17,6 +20,7 @@ JOBS_SECONDS = 10.0
 JOB_LIMIT, JOB_LIMIT_SECONDS = "RAY_JOB_STOP_WAIT_TIME_S", "8"
 # Who follows a job's log sees its last line only after two looks, a second apart.
 LAST_LINE_SECONDS = 2.5
+LOST_SECONDS, LOST_SECONDS_BETWEEN = 120.0, 2.0
 
 
 def main() -> None:
@@ -27,6 +31,9 @@ def main() -> None:
 def start() -> int:
     """Start the head and stay until it ends; its exit status."""
     os.environ.setdefault(JOB_LIMIT, JOB_LIMIT_SECONDS)
+    if kept := state.opened():
+        os.environ.update(kept.variables)
+        threading.Thread(target=take_up, args=(kept, time.time()), name="state", daemon=True).start()
     metrics.start()
     # The dashboard listens on every interface: it is reached from the instance, and answers to the token alone.
     arguments = ["--head", f"--node-ip-address={address.own()}", "--dashboard-host=0.0.0.0", *ports.flags(ports.HEAD)]
@@ -36,7 +43,7 @@ def start() -> int:
 def stop_jobs() -> signal.Signals:
     """Stop the jobs, which run here, so that each can say how it goes on; after some seconds drain all the same."""
     deadline = time.monotonic() + JOBS_SECONDS
-    jobs = _running()
+    jobs = [job["submission_id"] for job in _running()]
     for job in jobs:
         print(f"ray-head: stopping job {job}", flush=True)
         try:
@@ -50,11 +57,48 @@ def stop_jobs() -> signal.Signals:
     return signal.SIGTERM
 
 
-def _running() -> list[str]:
+def take_up(kept: state.State, began: float) -> None:
+    """Once Ray is up, end the jobs of the head before; the state is sound when the head is well after that."""
+    _wait_until_well()
+    end_lost_jobs(began)
+    _wait_until_well()
+    kept.settle()
+
+
+def end_lost_jobs(began: float) -> None:
+    """Have Ray see that jobs from before this head, `began` in Unix time, have no driver any more: they went with it.
+
+    By itself it looks only when the next job is submitted, and would show them as running until then.
+    """
+    deadline, told = time.monotonic() + LOST_SECONDS, set[str]()
+    while (lost := _lost(began)) and time.monotonic() < deadline:
+        for job in lost:
+            if job not in told:
+                print(f"ray-head: job {job} has ended with the head that it ran on", flush=True)
+                told.add(job)
+            with suppress(OSError):  # what would end it is not up yet, or takes its time
+                api.post(f"{JOBS}{job}/stop")
+        time.sleep(LOST_SECONDS_BETWEEN)
+
+
+def _lost(began: float) -> list[str]:
+    return [job["submission_id"] for job in _running() if job["start_time"] < 1000 * began]
+
+
+def _wait_until_well() -> None:
+    while True:
+        with suppress(OSError):
+            for url in health.urls("head"):
+                api.get(url)
+            return
+        time.sleep(1)
+
+
+def _running() -> list[dict[str, Any]]:
     """The submitted jobs that have not ended; none where the dashboard no longer answers."""
     try:
         jobs = api.get(JOBS)
     except OSError as cause:
         print(f"ray-head: the jobs are not known ({cause})", file=sys.stderr)
         return []
-    return [job["submission_id"] for job in jobs if job["submission_id"] and job["status"] not in ENDED]
+    return [job for job in jobs if job["submission_id"] and job["status"] not in ENDED]

@@ -19,6 +19,8 @@ from raynode import address, api, gpus, ports, process
 from raynode.errors import HeadError, StartError
 
 DEFAULT_WAIT_SECONDS = 300.0
+# How long a worker that has joined waits for a head that comes back, also where its image has to be pulled first.
+RECONNECT, RECONNECT_SECONDS = "RAY_gcs_rpc_server_reconnect_timeout_s", "600"
 SECONDS_BETWEEN = 5.0
 
 
@@ -38,6 +40,8 @@ def start() -> int:
         own = address.towards(host)
     except OSError as cause:
         raise HeadError(f"{host} has no address any more, or no route leads there ({cause})") from cause
+    os.environ.setdefault(RECONNECT, RECONNECT_SECONDS)
+    # By name, not by address: when the head comes back under another one, Ray finds it there.
     arguments = [f"--address={host}:{ports.GCS}", f"--node-ip-address={own}", *sys.argv[1:]]
     return process.ray_start("ray-worker", arguments, before_stop=partial(stop_signal, host))
 

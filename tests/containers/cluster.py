@@ -32,6 +32,16 @@ import json, ray
 ray.init(address="auto", logging_level="ERROR", log_to_driver=False)
 print(json.dumps([node for node in ray.nodes() if node["Alive"]]))
 """
+FREE = """
+import ray
+ray.init(address="auto", logging_level="ERROR", log_to_driver=False)
+print("free:", ray.available_resources().get("CPU", 0))
+"""
+JOBS = """
+import json
+from raynode import api, head
+print(json.dumps({job["submission_id"]: job["status"] for job in api.get(head.JOBS) if job["submission_id"]}))
+"""
 CREATE = f"import boto3; boto3.client('s3', endpoint_url='http://127.0.0.1:5000').create_bucket(Bucket='{BUCKET}')"
 READ = """
 import boto3, sys
@@ -84,6 +94,10 @@ class Cluster:
             return containers.head(common, bucket=BUCKET, metrics_namespace=METRICS)
         return containers.worker(common, head_host=HEAD_HOST)
 
+    def state(self, name: str) -> str:
+        """The volume that a head's container leaves behind."""
+        return f"{name}-state"
+
     def run(self, kind: str, name: str, *options: str, command: Sequence[str] = (), **variables: str) -> None:
         """Start a node, or another command in a node's container; `variables` go before the definition's."""
         definition = self.definition(kind)
@@ -92,7 +106,8 @@ class Cluster:
         self.engine.remove(name)
         networks = () if any(each.startswith("--network=") for each in options) else (f"--network={self.network}",)
         models = f"--volume={Path(__file__).parent / 'tiny.py'}:{MODELS}/tiny.py:ro"
-        given = arguments(definition, {**AWS, "PYTHONPATH": MODELS, **variables})
+        kept = {containers.STATE: self.state(name)}
+        given = arguments(definition, {**AWS, "PYTHONPATH": MODELS, **variables}, kept)
         self.engine.run("run", "--detach", f"--name={name}", *networks, models, *options, *given)
 
     def start_storage(self, image: str) -> None:
@@ -155,6 +170,14 @@ class Cluster:
         [listed] = [line for line in self.engine.python(self.head, NODES).splitlines() if line.startswith("[{")]
         return json.loads(listed)
 
+    def free_cpus(self) -> float:
+        """The CPUs that no work holds."""
+        return float(self.engine.python(self.head, FREE).rpartition("free:")[2])
+
+    def jobs(self) -> dict[str, str]:
+        """The status of each submitted job, by its submission id."""
+        return json.loads(self.engine.python(self.head, JOBS))
+
     def addresses(self) -> dict[str, str]:
         """The address of each node's container on the network."""
         return {name: self.engine.address(name, self.network) for name in (self.head, *self.workers)}
@@ -194,10 +217,12 @@ class Cluster:
             yield name
         finally:
             self.engine.remove(name)
+            self.engine.remove_volume(self.state(name))
 
     def close(self) -> None:
         """Leave nothing behind."""
         self.engine.remove(self.head, self.storage, *self.workers)
+        self.engine.remove_volume(self.state(self.head))
 
 
 class Run(threading.Thread):

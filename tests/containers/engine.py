@@ -61,6 +61,10 @@ class Engine:
             self.run("kill", name, check=False)  # `rm --force` of some engines would wait for the stop timeout
             self.run("rm", "--force", "--volumes", name, check=False)
 
+    def remove_volume(self, name: str) -> None:
+        """Forget a volume that outlived its container, if it is there."""
+        self.run("volume", "rm", "--force", name, check=False)
+
     @contextmanager
     def network(self, name: str) -> Generator[str]:
         """A network that others don't reach, as a security group would have it; gone afterwards."""
@@ -92,12 +96,13 @@ LEFT_OUT = {
 LINUX = {"initProcessEnabled", "sharedMemorySize", "capabilities"}
 
 
-def arguments(container: Container, extra: Mapping[str, str]) -> list[str]:
+def arguments(container: Container, extra: Mapping[str, str], kept: Mapping[str, str]) -> list[str]:
     """What ECS makes of a container definition, as arguments of `docker run`, image and command last.
 
     Args:
         container: One of infra/containers.py.
         extra: More environment variables.
+        kept: The engine's volume for each of the definition's that outlives its task; the others go with the container.
     """
     linux = container["linuxParameters"]
     assert set(container) <= TRANSLATED | set(LEFT_OUT), set(container)
@@ -117,10 +122,15 @@ def arguments(container: Container, extra: Mapping[str, str]) -> list[str]:
         f"--shm-size={linux['sharedMemorySize']}m",
         f"--stop-timeout={container['stopTimeout']}",
         *(f"--ulimit={name}={soft}:{hard}" for name, (soft, hard) in limits.items()),
-        *(f"--volume={mount['containerPath']}" for mount in container["mountPoints"]),
+        *(f"--volume={_volume(mount, kept)}" for mount in container["mountPoints"]),
         *(f"--env={name}={value}" for name, value in environment.items()),
         # By name alone: its value is the engine's own environment, not a word of a command line.
         *(f"--env={secret['name']}" for secret in container["secrets"]),
         container["image"],
         *container["command"],
     ]
+
+
+def _volume(mount: Mapping[str, str], kept: Mapping[str, str]) -> str:
+    name, path = mount["sourceVolume"], mount["containerPath"]
+    return f"{kept[name]}:{path}" if name in kept else path

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from infra.containers import STATE_PATH
 from raynode import ports
 from tests.containers.cluster import HEAD_HOST, Cluster, until
 from tests.containers.engine import Engine
@@ -142,9 +143,9 @@ def test_the_token_stands_in_its_own_variable_and_nowhere_else(cluster: Cluster)
     for name in (cluster.head, *cluster.workers):
         assert token not in cluster.engine.logs(name)
         search = cluster.engine.execute(
-            name, "grep", "-rlsa", "--devices=skip", token, "/tmp", "/home/ray", check=False
+            name, "grep", "-rlsa", "--devices=skip", token, "/tmp", "/home/ray", STATE_PATH, check=False
         )
-        assert not search.stdout, "Ray's own logs go where people look at them"
+        assert not search.stdout, "Ray's own logs go where people look at them, and its state outlives it"
         commands = cluster.engine.execute(name, "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
         assert "raylet" in commands
         assert token not in commands, "every user of the host reads command lines"

@@ -59,6 +59,7 @@ def test_the_head_knows_where_runs_go_and_nothing_of_the_workers() -> None:
         "CLOUDWATCH_NAMESPACE": "ray/dev",
         "RAY_AUTH_MODE": "token",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "5",
+        "RAY_HEAD_STATE": "/var/lib/ray",
         "RAY_USAGE_STATS_ENABLED": "0",
         "TRAINING_CLOUDWATCH_NAMESPACE": "ray/dev",
         "TRAINING_STORAGE_PATH": "s3://runs-bucket/runs",
@@ -146,7 +147,16 @@ def test_nothing_can_be_gained_inside_a_container() -> None:
         assert container["readonlyRootFilesystem"], "what a job writes into the image outlives it"
 
 
+def mounts(container: containers.Container) -> dict[str, str]:
+    """The path of each volume."""
+    return {mount["sourceVolume"]: mount["containerPath"] for mount in container["mountPoints"]}
+
+
 def test_all_that_is_written_lies_on_a_volume_of_the_task() -> None:
-    for container in (head(), worker()):
-        mounts = {mount["sourceVolume"]: mount["containerPath"] for mount in container["mountPoints"]}
-        assert mounts == containers.VOLUMES == {"tmp": "/tmp", "home": "/home/ray"}
+    assert mounts(worker()) == containers.VOLUMES == {"tmp": "/tmp", "home": "/home/ray"}
+
+
+def test_the_head_alone_keeps_its_state() -> None:
+    assert mounts(head()) == {**containers.VOLUMES, "ray-head-state": "/var/lib/ray"}
+    assert environment(head())["RAY_HEAD_STATE"] == mounts(head())["ray-head-state"], "it would be kept nowhere"
+    assert "RAY_HEAD_STATE" not in environment(worker()), "a worker has no state"

@@ -95,9 +95,21 @@ def test_a_worker_runs_its_container(nodes: Cloud) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_task_has_the_volumes_that_its_container_mounts(nodes: Cloud, kind: str) -> None:
     task = nodes.resources[f"{kind}-task"].inputs
-    assert task["volumes"] == [{"name": "tmp"}, {"name": "home"}], "a path on the host would outlive the task"
     (container,) = json.loads(task["containerDefinitions"])
-    assert {mount["sourceVolume"] for mount in container["mountPoints"]} == {"tmp", "home"}
+    assert [volume["name"] for volume in task["volumes"]] == [
+        mount["sourceVolume"] for mount in container["mountPoints"]
+    ]
+
+
+def test_only_the_heads_state_outlives_its_task(nodes: Cloud) -> None:
+    *others, state = nodes.resources["ray-head-task"].inputs["volumes"]
+    shared = {"scope": "shared", "autoprovision": True, "driver": "local"}
+    assert state == {"name": "ray-head-state", "dockerVolumeConfiguration": shared}, (
+        "on the instance's disk, which the next task there finds and `destroy` leaves nothing of"
+    )
+    assert others == nodes.resources["ray-workers-task"].inputs["volumes"] == [{"name": "tmp"}, {"name": "home"}], (
+        "what a job writes goes with the task"
+    )
 
 
 @pytest.mark.parametrize(("kind", "size"), [("ray-head", HEAD_SIZE), ("ray-workers", WORKER_SIZE)])
