@@ -79,6 +79,11 @@ class Run:
         lines = file.read_text().splitlines() if file.exists() else []
         return sorted(float(line) for line in lines)[WORKERS - 1 :: WORKERS]
 
+    @property
+    def step(self) -> int:
+        """The step that the latest checkpoint was taken after: those that were lost don't count."""
+        return max((int(each.name.rpartition("_")[2]) for each in self.folder.glob("checkpoint_*")), default=0)
+
     def wait_for_steps(self, count: int) -> None:
         """Wait until so many steps have been made, but not all."""
         until(lambda: len(self.moments) >= count or self.ended, START_SECONDS)

@@ -2,7 +2,8 @@
 
 usage: python -m bench.drills [-n N] [--seed N] [--kind KIND …]
 
-Exit status: 0 if every run ended with the undisturbed run's weights, 1 if one did not.
+Of each kind there is one run, which is disturbed N times: at random steps, and at a random moment of each. Exit status:
+0 if every run ended with the undisturbed run's weights, 1 if one did not.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import argparse
 import random
 import signal
-import statistics
 import sys
 import tempfile
 import time
@@ -21,15 +21,28 @@ from itertools import pairwise
 from rich.console import Console
 from rich.table import Table
 
-from bench.disturbed import EPOCHS, STEPS, WORKERS, Run
+from bench.disturbed import END_SECONDS, STEPS, WORKERS, Run
 from bench.nodes import Nodes, end, kill, until
 from bench.report import spread
 from bench.slow import FOLDER
 
+EPOCHS = 6
 TOTAL = EPOCHS * STEPS
 STEP_SECONDS = 0.15
-DRAIN_SECONDS = "40"
-STALL = ("--stall-timeout", "15")
+DRAIN_SECONDS, STALL_SECONDS = "40", "15"
+# A step that a disturbance was too late for may still be made.
+SETTLED_SECONDS = 1.5
+# Nothing is refused here for having been disturbed too often.
+PATIENCE = (
+    "--epochs",
+    str(EPOCHS),
+    "--max-failures",
+    "100",
+    "--max-preemptions",
+    "100",
+    "--stall-timeout",
+    STALL_SECONDS,
+)
 
 
 def kill_worker(run: Run, chance: random.Random) -> None:
@@ -48,7 +61,7 @@ def kill_driver(run: Run, chance: random.Random) -> None:
     if run.command:
         kill(run.command.pid)
         run.command.wait()
-    run.start(seconds=STEP_SECONDS)
+    run.start(*PATIENCE, seconds=STEP_SECONDS)
 
 
 def stop_node(run: Run, chance: random.Random) -> None:
@@ -72,84 +85,100 @@ KINDS: dict[str, Callable[[Run, random.Random], None]] = {
 
 @dataclass(frozen=True)
 class Drill:
-    """What came of one.
+    """What came of one kind.
 
     Attributes:
+        disturbed: At which steps.
         ended: Whether the run ended by itself, with exit status 0.
         same: Whether its weights are the undisturbed run's.
-        stood: The longest time without a step after the disturbance, in seconds.
-        repeated: Steps that were made twice.
+        stood: After each disturbance, the longest time without a step, in seconds.
+        repeated: Steps that were made twice, for each disturbance in the mean.
     """
 
+    disturbed: list[int]
     ended: bool
     same: bool
-    stood: float
-    repeated: int
+    stood: list[float]
+    repeated: float
 
 
 def main() -> int:
     """Drill, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.drills", description="Disturb runs at random moments.")
-    parser.add_argument("-n", type=int, default=10, help="drills of each kind (default: 10)")
+    parser.add_argument("-n", type=int, default=10, help=f"disturbances of each run, up to {TOTAL - 2} (default: 10)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default: 0)")
     parser.add_argument("--kind", nargs="+", choices=list(KINDS), default=list(KINDS), help="default: all")
     arguments = parser.parse_args()
-    console, chance = Console(stderr=True), random.Random(arguments.seed)
-    found: dict[str, list[Drill]] = {}
+    if not 1 <= arguments.n <= TOTAL - 2:
+        parser.error(f"-n: {arguments.n} is not from 1 to {TOTAL - 2}, the steps of a run but its first and last")
+    console, found = Console(stderr=True), {}
     with tempfile.TemporaryDirectory(prefix="drills-") as folder, Nodes(WORKERS, _variables(folder)) as nodes:
-        whole = Run(nodes, "undisturbed").start()
+        whole = Run(nodes, "undisturbed").start(*PATIENCE)
         if whole.finish():
             print(f"drills: the undisturbed run failed:\n{whole.log[-2000:]}", file=sys.stderr)
             return 1
-        for number in range(arguments.n):
-            for kind in arguments.kind:
-                drill = _drill(Run(nodes, f"{kind.replace(' ', '-')}-{number}"), kind, whole, chance, console)
-                found.setdefault(kind, []).append(drill)
+        for kind in arguments.kind:
+            chance = random.Random(f"{arguments.seed} {kind}")
+            found[kind] = _drill(Run(nodes, kind.replace(" ", "-")), kind, arguments.n, whole, chance, console)
     Console(width=120).print(table(found))
-    return 0 if all(each.ended and each.same for drills in found.values() for each in drills) else 1
+    return 0 if all(each.ended and each.same for each in found.values()) else 1
 
 
 def _variables(folder: str) -> dict[str, str]:
     return {FOLDER: folder, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": DRAIN_SECONDS}
 
 
-def _drill(run: Run, kind: str, whole: Run, chance: random.Random, console: Console) -> Drill:
+def _drill(run: Run, kind: str, times: int, whole: Run, chance: random.Random, console: Console) -> Drill:
+    steps, moments = sorted(chance.sample(range(1, TOTAL - 1), times)), []
     run.nodes.replace_ended()
-    until(lambda: not run.nodes.trainers(), 60)  # of the run before
-    step = chance.randrange(1, TOTAL - 1)
-    run.start(*STALL, seconds=STEP_SECONDS)
+    run.start(*PATIENCE, seconds=STEP_SECONDS)
     try:
-        run.wait_for_steps(step)
-        time.sleep(chance.uniform(0, STEP_SECONDS))
-        disturbed = time.time()
-        KINDS[kind](run, chance)
-        ended = run.finish() == 0
+        for number, step in enumerate(steps):
+            # What was repeated doesn't count; a disturbance comes after the one before has been got over.
+            _wait_for_step(run, step, moments[-1] if moments else 0.0)
+            time.sleep(chance.uniform(0, STEP_SECONDS))
+            moments.append(time.time())
+            console.print(f"{kind}: {number + 1} of {times}, at step {step} of {TOTAL}", style="dim", highlight=False)
+            KINDS[kind](run, chance)
+        ended = run.finish(END_SECONDS) == 0
     except (AssertionError, TimeoutError) as cause:
-        console.print(f"{run.name}: {cause}", highlight=False)
-        ended, disturbed = False, time.time()
+        console.print(f"{kind}: {cause}\n{run.log[-3000:]}", highlight=False, markup=False)
+        ended = False
     finally:
         if run.command:
             end(run.command.pid)
-    moments = [disturbed, *(each for each in run.moments if each > disturbed)]
-    stood = max((after - before for before, after in pairwise(moments)), default=0.0)
-    drill = Drill(ended, ended and run.ends_as(whole), stood, len(run.moments) - TOTAL)
-    console.print(f"{run.name}: disturbed at step {step} of {TOTAL}, {drill}", style="dim", highlight=False)
-    if not ended:
-        console.print(run.log[-3000:], highlight=False, markup=False)
-    return drill
+    stood = [_longest_pause(run, *pair) for pair in pairwise([*moments, float("inf")])]
+    repeated = (len(run.moments) - TOTAL) / times
+    return Drill(steps[: len(moments)], ended, ended and run.ends_as(whole), stood, repeated)
 
 
-def table(found: dict[str, list[Drill]]) -> Table:
+def _wait_for_step(run: Run, step: int, after: float) -> None:
+    """Wait until the run has made this step, and one after that moment."""
+
+    def made() -> bool:
+        run.nodes.replace_ended()
+        return run.ended or (run.step >= step and run.moments[-1] > after + SETTLED_SECONDS)
+
+    until(made, END_SECONDS)
+    if run.ended:
+        raise AssertionError("it has ended before it was disturbed as often as it should be")
+
+
+def _longest_pause(run: Run, disturbed: float, following: float) -> float:
+    """The longest time without a step between two disturbances, or after the last."""
+    moments = [disturbed, *(each for each in run.moments if disturbed < each < following)]
+    return max((after - before for before, after in pairwise(moments)), default=0.0)
+
+
+def table(found: dict[str, Drill]) -> Table:
     """A row for each kind: medians, with the least and the greatest."""
     shown = Table(title=f"Runs of {TOTAL} steps on {WORKERS} workers, a checkpoint whenever the one before is stored")
-    for heading in ("disturbance", "runs", "ended", "same weights", "s without a step", "steps repeated"):
+    for heading in ("disturbance", "times", "ended", "same weights", "s without a step", "steps repeated, mean"):
         shown.add_column(heading, justify="left" if heading == "disturbance" else "right")
-    for kind, drills in found.items():
-        ended, same = (sum(getattr(each, name) for each in drills) for name in ("ended", "same"))
-        stood = spread([each.stood for each in drills])
-        repeated = [each.repeated for each in drills]
-        steps = f"{statistics.median(repeated):g} ({min(repeated)} to {max(repeated)})"
-        shown.add_row(kind, str(len(drills)), str(ended), str(same), stood, steps)
+    for kind, drill in found.items():
+        told = ("yes" if each else "NO" for each in (drill.ended, drill.same))
+        stood = spread(drill.stood) if drill.stood else "-"
+        shown.add_row(kind, str(len(drill.disturbed)), *told, stood, f"{drill.repeated:.1f}")
     return shown
 
 

@@ -48,7 +48,7 @@ def finding(epochs: list[dict[str, float]]) -> Finding:
         ours=f"{spread(shares)} %",
         n=len(epochs),
         note=(
-            f"training stands {1000 * stood:.0f} ms to copy the state, and takes {slower:.2f} s longer for the steps of "
+            f"training stands {1000 * stood:.0f} ms to copy the state, and is {slower:.2f} s slower in the steps of "
             f"the {stored:.1f} s in which it is stored; the S3, moto, shares the two cores with the training"
         ),
         data={"epochs": epochs},

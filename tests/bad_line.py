@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import cast
 
+OF_THE_LINE = ("content-length", "transfer-encoding", "connection", "date", "server", "expect")
+
 
 class BadLine(ThreadingHTTPServer):
     """Hands requests on to `behind`, but a share of them: those are refused with 503, or their connection is cut."""
@@ -30,17 +32,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def hand_on(self) -> None:
         line = cast(BadLine, self.server)
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self._body()
         if line.chance.random() < line.share:
             self._fail(line)
             return
         behind = http.client.HTTPConnection(line.behind, timeout=30)
-        behind.request(self.command, self.path, body, dict(self.headers))
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in OF_THE_LINE}
+        behind.request(self.command, self.path, body, headers)
         answer = behind.getresponse()
         content = answer.read()
         self.send_response(answer.status)
         for name, value in answer.getheaders():
-            if name.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
+            if name.lower() not in OF_THE_LINE:
                 self.send_header(name, value)
         # Of HEAD the length is the object's, of which nothing follows.
         length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(content))
@@ -50,6 +53,17 @@ class Handler(BaseHTTPRequestHandler):
         behind.close()
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = hand_on
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = []
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass
+        return b"".join(parts)
 
     def _fail(self, line: BadLine) -> None:
         line.failed += 1

@@ -14,9 +14,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PROGRAM = (ROOT / "__main__.py").read_text()
 CONFIG = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md") + tuple(
-    f"docs/{name}.md" for name in ("failures", "image", "stack", "training")
-)
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")))
 TRAINING = (ROOT / "docs" / "training.md").read_text()
 FAILURES = (ROOT / "docs" / "failures.md").read_text()
 OF_OTHER_TOOLS = {"--build", "--exclude", "--file", "--follow", "--local", "--logdir", "--nproc-per-node", "--only"} | {

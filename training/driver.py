@@ -1,5 +1,6 @@
 """A run from the command to the result: check everything, let Ray Train train, write what came of it."""
 
+import math
 import os
 import tempfile
 from dataclasses import replace
@@ -14,11 +15,11 @@ from rich.console import Console
 from training import cloudwatch, cluster, data, failure, model, results, worker
 from training.cluster import Placement
 from training.config import TrainingConfig
-from training.errors import Interrupted
+from training.errors import Interrupted, StorageError
 from training.progress import ProgressBar, look, new_board
 from training.resuming import is_begun, refuse_finished, refuse_other_settings
 from training.stall import StallWatch
-from training.storage import ERROR, RESULT, SETTINGS, RunStorage
+from training.storage import ERROR, RESULT, SETTINGS, RunStorage, reason
 
 START_TIMEOUT, LEAST_START_SECONDS = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", 60.0
 
@@ -40,11 +41,23 @@ def run(config: TrainingConfig, console: Console) -> dict[str, Any]:
         config, placement = _place(config, storage, console)
         _announce(config, asked_for, storage, placement, console)
         outcome, first_step = _fit(config, storage, placement, console)
-        document = results.write(storage, config, outcome, first_step)
+        document = _write(storage, config, outcome, first_step)
     finally:
         ray.shutdown()
     _conclude(document, outcome["history"], console)
     return document
+
+
+def _write(
+    storage: RunStorage, config: TrainingConfig, outcome: dict[str, Any], first_step: float | None
+) -> dict[str, Any]:
+    try:
+        return results.write(storage, config, outcome, first_step)
+    except OSError as cause:
+        raise StorageError(
+            f"the run is trained, but its results could not be written to {storage.uri} ({reason(cause)}); the same "
+            f"command with --run-name {config.run_name} writes them"
+        ) from cause
 
 
 def _prepare(config: TrainingConfig) -> tuple[TrainingConfig, RunStorage]:
@@ -84,20 +97,34 @@ def _fit(
             stalls,
             tempfile.TemporaryDirectory(prefix="ray-train-") as folder,
         ):
-            result: Any = _trainer(config, storage, placement, board, folder).fit()
+            outcome = _fit_and_fit_again(config, storage, placement, board, folder)
     except SystemExit as stop:  # Ray Train's own answer to Ctrl-C, after it has stopped the workers
         raise Interrupted(f"interrupted; continue with --run-name {config.run_name}") from stop
     except TrainingFailedError as cause:
         raise failure.explain(cause, config, storage, board, stalls.found) from cause
     state = look(board)
-    return result.return_value, state.first_step if state else None
+    return outcome, state.first_step if state else None
+
+
+def _fit_and_fit_again(
+    config: TrainingConfig, storage: RunStorage, placement: Placement, board: Any, folder: str
+) -> dict[str, Any]:
+    """What rank 0 returned when it had finished; until then start the workers anew each time nodes are taken away."""
+    for left in range(config.max_preemptions, -1, -1):
+        result: Any = _trainer(config, storage, placement, board, folder, left).fit()
+        if worker.PREEMPTED not in result.return_value:
+            return result.return_value
+    raise failure.taken_away(config, storage, board)
 
 
 def _trainer(
-    config: TrainingConfig, storage: RunStorage, placement: Placement, board: Any, folder: str
+    config: TrainingConfig, storage: RunStorage, placement: Placement, board: Any, folder: str, preemptions: int
 ) -> TorchTrainer:
     """Ray Train with the run's workers and its patience; the checkpoints are the workers' own business (keeper.py)."""
-    os.environ[START_TIMEOUT] = str(max(config.wait_seconds, LEAST_START_SECONDS))
+    # A number of workers that may change is taken from what Ray had when it last looked, just before a node was lost:
+    # then it waits in vain, and looks again.
+    patience = LEAST_START_SECONDS if placement.limits else max(config.wait_seconds, LEAST_START_SECONDS)
+    os.environ[START_TIMEOUT] = str(patience)
     return TorchTrainer(
         worker.train,
         train_loop_config={"config": config, "storage": storage, "board": board},
@@ -113,8 +140,8 @@ def _trainer(
             # long it waits for them, at the start and when a lost node is to be replaced.
             failure_config=FailureConfig(
                 max_failures=config.max_failures,
-                max_preemption_failures=config.max_preemptions,
-                controller_failure_limit=0,
+                max_preemption_failures=preemptions,  # those that come without notice
+                controller_failure_limit=math.ceil(config.wait_seconds / patience) if placement.limits else 0,
             ),
             logging_config=LoggingConfig(log_level="WARNING"),
         ),

@@ -13,10 +13,6 @@ class Interrupted(TrainingError):
     exit_status = 130
 
 
-class Preempted(TrainingError):
-    """Workers are taken away; the others end for the run to go on elsewhere."""
-
-
 class StorageError(TrainingError):
     """Checkpoints could not be stored or read, however often it was tried."""
 

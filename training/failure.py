@@ -47,20 +47,26 @@ def explain(
             f"{config.wait_seconds:.0f} s; wait for the other run to end, or ask for fewer workers"
         )
     what = f"no step for {config.stall_timeout:g} s, {len(stalls)} times" if stalls else _on_one_line(cause)
+    found = {"what": what, "where": str(error), "rank": rank, "log": _log(look(board), rank), "stacks": stalls}
+    on_rank = "" if rank is None or stalls else f" on rank {rank}"
+    return _failed(f"training failed{on_rank}: {what}", found, config, storage)
+
+
+def taken_away(config: TrainingConfig, storage: RunStorage, board: Any) -> TrainingError:
+    """The one line for a run whose workers were taken away too often; `error.json` is left, too."""
+    what = f"workers were taken away more than {config.max_preemptions} times (--max-preemptions)"
+    return _failed(what, {"what": what, "log": _log(look(board), None)}, config, storage)
+
+
+def _failed(line: str, found: dict[str, Any], config: TrainingConfig, storage: RunStorage) -> TrainingError:
     document = {
         "run_name": storage.run_name,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "what": what,
-        "where": str(error),
-        "rank": rank,
-        "log": _log(look(board), rank),
-        "stacks": stalls,
+        **found,
         "checkpoint": max(storage.folders(PREFIX), default=None),
         "next": command(config),
     }
-    left = _leave(document, storage)
-    on_rank = "" if rank is None or stalls else f" on rank {rank}"
-    return TrainingError(f"training failed{on_rank}: {what}; {left}; continue with --run-name {config.run_name}")
+    return TrainingError(f"{line}; {_leave(document, storage)}; continue with --run-name {config.run_name}")
 
 
 def command(config: TrainingConfig) -> str:

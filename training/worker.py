@@ -1,17 +1,16 @@
 """What Ray Train runs on every worker: it wires the plain loop to Ray's device, its notices and the progress board."""
 
 import logging
-import os
 import time
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
 import ray.train
 from ray.train.torch import get_device
 
 from training import data, results, stall
 from training.config import TrainingConfig
-from training.errors import Preempted, UsageError
+from training.errors import UsageError
 from training.keeper import Keeper, Leave
 from training.loop import Replica
 from training.progress import Reporter
@@ -21,8 +20,8 @@ from training.storage import SETTINGS, RunStorage
 NOTICE_SECONDS = 60.0
 # Before the deadline nothing may be under way any more.
 MARGIN_SECONDS = 5.0
-# Ray Train has to see first that workers of the node that goes are gone, or it would count a failure.
-AFTER_THEM_SECONDS = 5.0
+# What is returned of a run that has to go on elsewhere: the ranks whose nodes go.
+PREEMPTED = "preempted"
 
 
 def train(settings: dict[str, Any]) -> dict[str, Any]:
@@ -32,7 +31,8 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
         settings: `config` (TrainingConfig), `storage` (RunStorage) and `board` (the driver's progress board).
 
     Returns:
-        On rank 0, what the run was made of: `data`, `hardware`, `history` and `checkpoints`.
+        On rank 0, what the run was made of: `data`, `hardware`, `history` and `checkpoints`; or, where nodes are taken
+        away, `preempted`, for Ray Train has no way to start anew at once: it would wait for the nodes' end.
     """
     logging.getLogger().setLevel(logging.WARNING)  # Ray would log every report of every rank
     config: TrainingConfig = settings["config"]
@@ -59,7 +59,9 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
             if replica.epoch < config.epochs:
                 keeper.leave_if_told()
     if notice.ranks:
-        _leave(replica, notice.ranks)
+        if replica.rank == 0:
+            print(f"training: ranks {notice.ranks} are to be stopped; left after step {replica.step}", flush=True)
+        return {PREEMPTED: notice.ranks}
     return results.outcome(replica, dataset, keeper.stored)
 
 
@@ -76,20 +78,6 @@ class Preemption:
         self.ranks = info.preempted_ranks
         deadline = info.deadline_ms / 1000 if info.deadline_ms else time.time() + NOTICE_SECONDS
         return deadline - MARGIN_SECONDS
-
-
-def _leave(replica: Replica, preempted: list[int]) -> NoReturn:
-    """End this rank so that Ray Train counts a preemption, and starts the workers elsewhere at once.
-
-    A worker that returned would have finished, and one that failed would count as a failure: those on the nodes that go
-    end their process, the others follow.
-    """
-    if replica.rank == 0:
-        print(f"training: ranks {preempted} are to be stopped; left after step {replica.step}", flush=True)
-    if replica.rank in preempted:
-        os._exit(0)
-    time.sleep(AFTER_THEM_SECONDS)
-    raise Preempted(f"ranks {preempted} were stopped")
 
 
 def _check_shared(storage: RunStorage) -> None:

@@ -15,7 +15,13 @@ from training.errors import UsageError
         (["--lr", "0"], ["--lr", "0.0", "above 0"]),
         (["--norm-batch", "1"], ["--norm-batch", "1", "no variance"]),
         (["--lr", "nan"], ["--lr", "nan", "finite"]),
-        (["--num-workers", "0"], ["--num-workers", "0", "1 or more"]),
+        (["--num-workers", "0"], ["--num-workers", "0", "from 1"]),
+        (["--num-workers", "2:1"], ["--num-workers", "2:1", "the fewest and the most"]),
+        (["--num-workers", "1:"], ["--num-workers", "1:", "the fewest and the most"]),
+        (["--num-workers", "0:4"], ["--num-workers", "0:4", "from 1"]),
+        (["--num-workers", "1:4", "--batch-size", "32"], ["--num-workers: 1:4", "--norm-batch 64", "--norm-batch 32"]),
+        (["--checkpoint-seconds", "-1"], ["--checkpoint-seconds", "0.0 or more"]),
+        (["--stall-timeout", "0"], ["--stall-timeout", "above 0"]),
         (["--samples", "9"], ["--samples", "9", "10 or more"]),
         (["--seed", "-1"], ["--seed", "-1", "0 or more"]),
         (["--seed", str(2**32)], ["--seed", str(2**32), "or less"]),
@@ -56,6 +62,15 @@ def test_an_environment_variable_sets_the_default_and_a_flag_wins_over_it() -> N
     assert parse([], variables).storage_path == "s3://bucket/runs", "the task definition hands over the bucket so"
     assert parse([], variables).num_workers == 4, "a number from the environment is a number"
     assert parse(["--num-workers", "2"], variables).num_workers == 2, "what is typed wins"
+
+
+def test_a_number_of_workers_may_be_a_range_whose_most_makes_the_steps() -> None:
+    config = parse(["--num-workers", "1:4"], {})
+    assert config.workers == (1, 4)
+    assert config.shares(world_size=3) == 4, "whatever is there"
+    assert parse(["--num-workers", "3"], {}).workers == (3, 3)
+    assert TrainingConfig().workers is None
+    assert TrainingConfig().shares(world_size=3) == 3
 
 
 def test_a_namespace_is_what_cloudwatch_takes() -> None:

@@ -91,9 +91,8 @@ def test_calls_that_are_lost_are_made_again(s3: Any, tmp_path: Path, monkeypatch
         storage.delete("never.json")
         assert line.failed > 10
     assert (tmp_path / "back.pt").read_bytes() == b"weights"
-    assert keys(s3, "again/run/") == {f"again/run/{n}.json" for n in range(1, 10)} | {
-        "again/run/folder_2/model.pt", "again/run/"
-    } - {"again/run/"}  # fmt: skip
+    expected = {f"again/run/{n}.json" for n in range(1, 10)} | {"again/run/folder_2/model.pt"}
+    assert keys(s3, "again/run/") - {"again/run/"} == expected
 
 
 def test_calls_that_stay_lost_end_after_some_tries(s3: Any, aws_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,9 +100,9 @@ def test_calls_that_stay_lost_end_after_some_tries(s3: Any, aws_server: str, mon
     with bad_line(aws_server, 1.0) as line:
         monkeypatch.setenv("AWS_ENDPOINT_URL", line.url)
         storage = RunStorage.open(f"s3://{BUCKET}/never", "run")
-        with pytest.raises(OSError, match="503|NETWORK_CONNECTION"):
+        with pytest.raises(OSError, match=r"503|NETWORK_CONNECTION"):
             storage.write_json("a.json", 1)
-        assert module.TRIES <= line.failed <= 4 * module.TRIES
+        assert line.failed >= 3 * module.TRIES, "pyarrow makes three calls in each try"
         with pytest.raises(UsageError, match="--storage-path"):
             storage.check_writable()
 

@@ -1,0 +1,39 @@
+"""What is said of a run that failed; test_failures.py has whole ones."""
+
+import pytest
+from ray.train import ControllerError, WorkerGroupError
+
+from training import failure
+from training.config import TrainingConfig, parse
+
+CLOSED = RuntimeError(
+    "[pair.cc:545] Read error: Connection closed by peer. This is typically caused by a remote worker"
+)
+
+
+@pytest.mark.parametrize(
+    ("failures", "rank"),
+    [
+        ({0: CLOSED, 1: ValueError("broken")}, 1),
+        ({0: ValueError("broken"), 1: CLOSED}, 0),
+        ({1: CLOSED, 2: CLOSED}, 1),
+        ({2: ValueError("a"), 1: ValueError("b")}, 1),
+    ],
+)
+def test_the_rank_that_failed_first_is_told_from_those_that_lost_it(failures: dict[int, Exception], rank: int) -> None:
+    assert failure._cause(WorkerGroupError("workers failed", failures)) == (rank, failures[rank])
+
+
+def test_a_failure_of_no_worker_has_no_rank() -> None:
+    cause = ValueError("no")
+    assert failure._cause(ControllerError(cause)) == (None, cause)
+
+
+def test_the_command_to_go_on_says_what_is_not_the_default() -> None:
+    given = ["--run-name", "mine", "--epochs", "5", "--num-workers", "1:2", "--storage-path", "s3://bucket/my runs"]
+    command = failure.command(parse(given, {}))
+    assert command.startswith("python -m training ")
+    assert "--epochs 5" in command
+    assert "--storage-path 's3://bucket/my runs'" in command
+    assert "--batch-size" not in command
+    assert failure.command(TrainingConfig()) == "python -m training"
