@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from training.checkpoint import FILES, Snapshot
-from training.storage import RunStorage
+from training.storage import RunStorage, reason
 
 MANIFEST, PREFIX = "checkpoint.json", "checkpoint_"
 
@@ -117,7 +117,7 @@ class CheckpointStore:
                 self._storage.delete(f"{name}/{MANIFEST}")  # first: what is half deleted is not whole
                 self._storage.delete_folder(name)
             except OSError as cause:
-                self._say(f"{name} could not be deleted ({cause})")
+                self._say(f"{name} could not be deleted ({reason(cause)})")
                 return
             del self._whole[name]
 
