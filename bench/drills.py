@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -47,13 +48,12 @@ PATIENCE = (
 
 def kill_worker(run: Run, chance: random.Random) -> None:
     """SIGKILL to a process that trains."""
-    kill(chance.choice(run.nodes.trainers()).pid)
+    kill(chance.choice(_trainers(run)).pid)
 
 
 def kill_raylet(run: Run, chance: random.Random) -> None:
     """SIGKILL to a node's raylet, which takes the node; another comes for it."""
-    [raylet] = run.nodes.processes(chance.choice(run.nodes.workers), "raylet/raylet")
-    kill(raylet.pid)
+    kill(run.nodes.processes(chance.choice(run.nodes.workers), "raylet/raylet")[0].pid)
 
 
 def kill_driver(run: Run, chance: random.Random) -> None:
@@ -71,7 +71,11 @@ def stop_node(run: Run, chance: random.Random) -> None:
 
 def freeze_worker(run: Run, chance: random.Random) -> None:
     """SIGSTOP to a process that trains: it hangs, and the others wait for it."""
-    chance.choice(run.nodes.trainers()).suspend()
+    chance.choice(_trainers(run)).suspend()
+
+
+def _trainers(run: Run) -> list[psutil.Process]:
+    return until(run.nodes.trainers, END_SECONDS)
 
 
 KINDS: dict[str, Callable[[Run, random.Random], None]] = {

@@ -63,6 +63,7 @@ class Nodes:
         for each in [*self.workers, self.head]:
             if each is not None:
                 end(each.pid)
+                each.wait()
         self._folder.cleanup()
 
     def add_worker(self) -> subprocess.Popen[bytes]:
@@ -91,7 +92,10 @@ class Nodes:
 
     def processes(self, worker: subprocess.Popen[bytes], name: str) -> list[psutil.Process]:
         """A worker node's processes whose command line or title holds `name`, `raylet` or `RayTrainWorker`."""
-        return [each for each in psutil.Process(worker.pid).children(recursive=True) if name in _title(each)]
+        try:
+            return [each for each in psutil.Process(worker.pid).children(recursive=True) if name in _title(each)]
+        except psutil.NoSuchProcess:
+            return []
 
     def trainers(self) -> list[psutil.Process]:
         """The processes that train, on all nodes."""

@@ -84,7 +84,7 @@ def _seen(stood: float, moments: list[float], storing: list[bool]) -> dict[str, 
     """An epoch with the steps of its beginning, which ran beside the storing, held against the others' median."""
     steps = [after - before for before, after in pairwise(moments)]
     beside = [step for step, busy in zip(steps, storing, strict=False) if busy]
-    usual = statistics.median(steps[len(beside) :])
+    usual = statistics.median(steps[len(beside) :] or steps)
     return {
         "seconds": moments[-1] - moments[0] + stood,
         "stood": stood,

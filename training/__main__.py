@@ -11,7 +11,7 @@ RAY_SETTINGS = {
     # Every rank's lines are shown, each once.
     "RAY_DEDUP_LOGS": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-    # The controller takes one report of an epoch at each look; at Ray's 2 s, short epochs would wait for it.
+    # How often the controller looks after the workers, and whether they have ended.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.3",
     # A node's end is announced a minute or two before: no more than a second of it is lost on not knowing.
     "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",

@@ -38,26 +38,18 @@ def run(config: TrainingConfig, console: Console) -> dict[str, Any]:
     asked_for = config.dataset
     config, storage = _prepare(config)
     try:
-        config, placement = _place(config, storage, console)
+        config, placement, board = _place(config, storage, console)
         _announce(config, asked_for, storage, placement, console)
-        outcome, first_step = _fit(config, storage, placement, console)
-        document = _write(storage, config, outcome, first_step)
+        outcome, first_step = _fit(config, storage, placement, board, console)
+        document = results.write(storage, config, outcome, first_step)
+    except OSError as cause:
+        raise StorageError(
+            f"{storage.uri} can't be read or written ({reason(cause)}); continue with --run-name {config.run_name}"
+        ) from cause
     finally:
         ray.shutdown()
     _conclude(document, outcome["history"], console)
     return document
-
-
-def _write(
-    storage: RunStorage, config: TrainingConfig, outcome: dict[str, Any], first_step: float | None
-) -> dict[str, Any]:
-    try:
-        return results.write(storage, config, outcome, first_step)
-    except OSError as cause:
-        raise StorageError(
-            f"the run is trained, but its results could not be written to {storage.uri} ({reason(cause)}); the same "
-            f"command with --run-name {config.run_name} writes them"
-        ) from cause
 
 
 def _prepare(config: TrainingConfig) -> tuple[TrainingConfig, RunStorage]:
@@ -72,23 +64,23 @@ def _prepare(config: TrainingConfig) -> tuple[TrainingConfig, RunStorage]:
     return config, storage
 
 
-def _place(config: TrainingConfig, storage: RunStorage, console: Console) -> tuple[TrainingConfig, Placement]:
-    """Find room for the workers and note their number and device in the settings."""
+def _place(config: TrainingConfig, storage: RunStorage, console: Console) -> tuple[TrainingConfig, Placement, Any]:
+    """Find room for the workers and note their number and device in the settings; with them the run's board."""
     alone = cluster.connect(config)
+    board = new_board(storage)
     placement = cluster.wait_for_workers(config, 0 if alone else config.wait_seconds, console)
     number = config.num_workers or placement.num_workers
     config = replace(config, num_workers=number, device="cuda" if placement.use_gpu else "cpu")
     refuse_other_settings(config, storage)
     storage.write_json(SETTINGS, config.to_dict())
     storage.delete(ERROR)
-    return config, placement
+    return config, placement, board
 
 
 def _fit(
-    config: TrainingConfig, storage: RunStorage, placement: Placement, console: Console
+    config: TrainingConfig, storage: RunStorage, placement: Placement, board: Any, console: Console
 ) -> tuple[dict[str, Any], float | None]:
     """Train; what rank 0 returned, and when the first step was done."""
-    board = new_board(storage.run_name)
     stalls = StallWatch(board, config.stall_timeout, storage, console)
     try:
         with (
@@ -112,6 +104,8 @@ def _fit_and_fit_again(
     """What rank 0 returned when it had finished; until then start the workers anew each time nodes are taken away."""
     for left in range(config.max_preemptions, -1, -1):
         result: Any = _trainer(config, storage, placement, board, folder, left).fit()
+        if (state := look(board)) and state.given_up:
+            raise failure.given_up(state.given_up, config, storage, board)
         if worker.PREEMPTED not in result.return_value:
             return result.return_value
     raise failure.taken_away(config, storage, board)

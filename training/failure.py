@@ -1,5 +1,6 @@
 """What a run that can't go on leaves: one line for whoever started it, and `error.json` beside its checkpoints."""
 
+import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import fields
@@ -11,11 +12,11 @@ from ray.exceptions import RayActorError
 from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
 from ray.util.state import get_log
 
-from training.config import TrainingConfig, flag
+from training.config import TrainingConfig, environment_variable, flag
 from training.errors import ResourceError, TrainingError, UsageError
 from training.progress import State, look
 from training.storage import ERROR, RunStorage
-from training.store import PREFIX
+from training.store import CheckpointStore
 
 LONGEST_CAUSE = 300
 LAST_LINES = 50
@@ -41,15 +42,27 @@ def explain(
     rank, cause = _cause(error)
     if isinstance(cause, UsageError):
         return cause
-    if type(cause).__name__ == "WorkerGroupStartupTimeoutError":  # of Ray's internals: it has no public name
+    state = look(board)
+    late = type(cause).__name__ == "WorkerGroupStartupTimeoutError"  # of Ray's internals: it has no public name
+    if late and not (state and state.starts):
         return ResourceError(
             f"the cluster has the {config.num_workers} workers' CPUs and GPUs, but they were not free within "
             f"{config.wait_seconds:.0f} s; wait for the other run to end, or ask for fewer workers"
         )
-    what = f"no step for {config.stall_timeout:g} s, {len(stalls)} times" if stalls else _on_one_line(cause)
-    found = {"what": what, "where": str(error), "rank": rank, "log": _log(look(board), rank), "stacks": stalls}
-    on_rank = "" if rank is None or stalls else f" on rank {rank}"
+    stalled = stalls and isinstance(cause, RayActorError)
+    what = f"no step for {config.stall_timeout:g} s, {len(stalls)} times" if stalled else _on_one_line(cause)
+    if late:
+        what = f"workers that were lost did not come back within {config.wait_seconds:g} s"
+    found = {"what": what, "where": str(error), "rank": rank, "log": _log(state, rank), "stacks": stalls}
+    on_rank = "" if rank is None or stalled else f" on rank {rank}"
     return _failed(f"training failed{on_rank}: {what}", found, config, storage)
+
+
+def given_up(cause: TrainingError, config: TrainingConfig, storage: RunStorage, board: Any) -> TrainingError:
+    """The one line for what the workers gave up; `error.json` is left, but of a mistake of the user's."""
+    if isinstance(cause, UsageError):
+        return cause
+    return _failed(str(cause), {"what": str(cause), "log": _log(look(board), None)}, config, storage)
 
 
 def taken_away(config: TrainingConfig, storage: RunStorage, board: Any) -> TrainingError:
@@ -63,7 +76,6 @@ def _failed(line: str, found: dict[str, Any], config: TrainingConfig, storage: R
         "run_name": storage.run_name,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         **found,
-        "checkpoint": max(storage.folders(PREFIX), default=None),
         "next": command(config),
     }
     return TrainingError(f"{line}; {_leave(document, storage)}; continue with --run-name {config.run_name}")
@@ -76,7 +88,7 @@ def command(config: TrainingConfig) -> str:
 
 def _flags(config: TrainingConfig) -> Iterator[str]:
     for spec in fields(config):
-        if (value := getattr(config, spec.name)) != spec.default:
+        if (value := getattr(config, spec.name)) != (os.environ.get(environment_variable(spec.name)) or spec.default):
             yield from (flag(spec.name), str(value))
 
 
@@ -84,7 +96,7 @@ def _cause(error: TrainingFailedError) -> tuple[int | None, BaseException]:
     """The rank that failed first, as far as it can be told, and why."""
     if isinstance(error, WorkerGroupError) and error.worker_failures:
         rank, cause = min(error.worker_failures.items(), key=lambda each: (_is_consequence(each[1]), each[0]))
-        return rank, getattr(cause, "cause", None) or cause
+        return rank, getattr(cause, "health_check_failure", cause)
     return None, error.controller_failure if isinstance(error, ControllerError) else error
 
 
@@ -118,7 +130,8 @@ def _log(state: State | None, rank: int | None) -> list[str]:
 
 def _leave(document: dict[str, Any], storage: RunStorage) -> str:
     try:
-        storage.write_json(ERROR, document)
+        newest = max(CheckpointStore(storage).names, default=None)
+        storage.write_json(ERROR, {**document, "checkpoint": newest})
     except OSError as cause:
         return f"{ERROR} could not be written to {storage.uri} ({cause})"
     return f"see {storage.uri}/{ERROR}"

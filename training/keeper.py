@@ -84,10 +84,16 @@ class Keeper:
 
     @property
     def stored(self) -> dict[str, Any]:
-        """On rank 0 the `last` checkpoint, the `best`, and the `waited_seconds` that training stood for any of them."""
+        """On rank 0 the `last` checkpoint, the `best` with its epoch, and the seconds that training stood for them."""
         if self._store is None:
             return {}
-        return {"last": self._store.names[-1], "best": self._store.best, "waited_seconds": self.waited}
+        last, best = self._store.names[-1], self._store.best
+        return {
+            "last": last,
+            "best": best,
+            "best_epoch": self._store.epochs(str(best)) - 1,
+            "waited_seconds": self.waited,
+        }
 
     @property
     def storing(self) -> bool:
@@ -114,14 +120,14 @@ class Keeper:
         if self._left <= 0 and step < steps:  # the end of an epoch has one of its own
             self._look()
 
-    def save(self) -> None:
-        """Take a checkpoint and let it be stored; the one before is, by then.
+    def save(self, seconds: float = float("inf")) -> None:
+        """Take a checkpoint and let it be stored, after the one before, for which it waits so many seconds.
 
         Raises:
             StorageError: Too many in a row could not be stored.
         """
         began = time.monotonic()
-        self._wait()
+        self._wait(seconds)
         self._check()
         if snapshot := checkpoint.take(self._replica):
             self._storing = self._thread.submit(self._put, snapshot)
@@ -134,8 +140,10 @@ class Keeper:
         if (deadline := self._notice()) is None:
             return
         if self._saved != self._replica.step:
-            self.save()
-        self._wait(max(deadline - time.time(), 0.0))
+            self.save(deadline - time.time())
+        self._wait(deadline - time.time())
+        if self._unstored and time.time() < deadline:
+            self._store_again(deadline - time.time())
         if dist.is_initialized():
             dist.barrier()
         raise Leave
@@ -181,8 +189,6 @@ class Keeper:
         try:
             with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
                 self._store.put(snapshot, Path(folder))
-            if snapshot.ended:
-                results.note(self._storage, snapshot.history)
             self._lost.clear()
             self._unstored = None
         except OSError as cause:
@@ -192,6 +198,17 @@ class Keeper:
                 f"the checkpoint of step {snapshot.step} could not be stored ({self._lost[-1]}); training goes on: "
                 f"{len(self._lost)} in a row are missing, {self._config.max_stale} may be ({flag('max_stale')})"
             )
+
+        if snapshot.ended:
+            try:
+                results.note(self._storage, snapshot.history)
+            except OSError as cause:  # the next epoch writes them whole
+                _say(f"the metrics could not be stored ({reason(cause)}); training goes on")
+
+    def _store_again(self, seconds: float = float("inf")) -> None:
+        if self._unstored:
+            self._storing = self._thread.submit(self._put, self._unstored)
+            self._wait(seconds)
 
     def _check(self) -> None:
         if self._storing and self._storing.done():
@@ -203,9 +220,7 @@ class Keeper:
         """Nothing may be missing of a run that has ended."""
         self._wait()
         self._check()
-        if self._unstored:
-            self._storing = self._thread.submit(self._put, self._unstored)
-            self._wait()
+        self._store_again()
         if self._unstored:
             raise StorageError(f"the last checkpoint could not be stored ({self._lost[-1]})")
 

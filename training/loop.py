@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import SyncBatchNorm
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -165,8 +166,7 @@ class Replica:
         if self.rank < len(ranks):
             _set_random_state(ranks[self.rank]["random"], self.device)
         if self.under_way:
-            own = [ranks[self.rank]] if len(ranks) == self.world_size else ranks
-            self._load_shares(self.under_way, own)
+            self._load_shares(self.under_way, ranks)
 
     def _own_state(self) -> dict[str, Any]:
         """What differs between the ranks: random states, and within an epoch the running statistics and the tally."""
@@ -177,14 +177,16 @@ class Replica:
         return own
 
     def _load_shares(self, epoch: Epoch, ranks: list[dict[str, Any]]) -> None:
-        """Take over what one rank has counted, or all of them: then the mean of their statistics and the sum of theirs.
+        """Take over this rank's running statistics and tally; from another number of ranks their mean, and their sum.
 
-        A sum goes to rank 0, for it is added up over the ranks later.
+        The sum goes to rank 0, for it is added up over the ranks later.
         """
+        as_many = len(ranks) == self.world_size
+        ranks = [ranks[self.rank]] if as_many else ranks
         for name, buffer in self.model.named_buffers():
             values = torch.stack([each["buffers"][name].double() for each in ranks])
             buffer.copy_(values.mean(0) if buffer.is_floating_point() else values[0])
-        if len(ranks) == 1 or self.rank == 0:
+        if as_many or self.rank == 0:
             for each in ranks:
                 epoch.tally.load(each["tally"])
 
@@ -206,6 +208,11 @@ class Replica:
         torch.manual_seed(self.config.seed)
         built = model.build(self.config.model, dataset.channels, dataset.classes)
         _seed(self.config.seed + self.rank)  # of dropout and the like, which differ between ranks
+        if self.batches.shares != self.world_size and any(isinstance(each, SyncBatchNorm) for each in built.modules()):
+            raise UsageError(
+                f"--num-workers: {self.config.num_workers} has fewer workers than shares now, and this model's "
+                "SyncBatchNorm needs all of them at once; give a fixed number of workers"
+            )
         groups = norm.Groups.of(self.config.batch_size, self.config.norm_batch, self.world_size)
         placed = norm.group(built.to(self.device), groups)
         for tensor in (*placed.parameters(), *placed.buffers()):

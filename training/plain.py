@@ -21,11 +21,11 @@ from rich.console import Console
 
 from training import data, results
 from training.config import TrainingConfig, parse
-from training.errors import TrainingError, UsageError
+from training.errors import StorageError, TrainingError, UsageError
 from training.keeper import Keeper
 from training.loop import Replica
 from training.resuming import refuse_finished, refuse_other_settings
-from training.storage import SETTINGS, RunStorage
+from training.storage import SETTINGS, RunStorage, reason
 
 
 def main() -> int:
@@ -34,6 +34,9 @@ def main() -> int:
         config = parse(sys.argv[1:])
         with process_group(config) as device:
             train(config, device)
+    except OSError as cause:
+        print(f"training: the run's folder can't be read or written ({reason(cause)})", file=sys.stderr)
+        return StorageError.exit_status
     except TrainingError as error:
         print(f"training: {error}", file=sys.stderr)
         return error.exit_status

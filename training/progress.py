@@ -12,7 +12,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from training.errors import UsageError
+from training.errors import TrainingError, UsageError
+from training.storage import RunStorage
 
 SECONDS_BETWEEN = 0.5
 NAMESPACE = "training"
@@ -27,11 +28,13 @@ class Whereabouts:
     Attributes:
         node_id: Ray's id of its node.
         pid: The process there.
+        began: When that process was created, in seconds of the epoch: another may get its number later.
         stacks: The file there to which it writes its stacks when it gets SIGUSR1.
     """
 
     node_id: str
     pid: int
+    began: float
     stacks: str
 
 
@@ -48,6 +51,7 @@ class State:
         first_step: When the first of them was done, in seconds of the epoch, or None before.
         resumed: The checkpoint that the workers went on from last, or None.
         starts: How often workers have started to train.
+        given_up: Why the workers can't go on, however often they are started; None while they can.
         ranks: The workers that train, by rank.
         idle: Seconds without a sign of life.
     """
@@ -60,6 +64,7 @@ class State:
     first_step: float | None = None
     resumed: str | None = None
     starts: int = 0
+    given_up: TrainingError | None = None
     ranks: dict[int, "Whereabouts"] = field(default_factory=dict)
     idle: float = 0.0
 
@@ -102,9 +107,15 @@ class Board:
         self.state.starts += 1
         self.state.epoch, self.state.step, self.state.steps = epoch, step, steps
 
-    def forget(self) -> None:
-        """Forget the workers: they have been stopped."""
-        self.state.ranks.clear()
+    def give_up(self, cause: TrainingError) -> None:
+        """Note why it is no use to start the workers again."""
+        self.state.given_up = cause
+
+    def forget(self, ranks: dict[int, Whereabouts]) -> None:
+        """Forget workers that have ended, but not those that have come in their place."""
+        for rank, worker in ranks.items():
+            if self.state.ranks.get(rank) == worker:
+                del self.state.ranks[rank]
 
     def step(self, epoch: int, step: int, steps: int) -> None:
         """Note the steps done of an epoch."""
@@ -118,17 +129,18 @@ class Board:
 
     def read(self) -> State:
         """The state now."""
-        return replace(self.state, idle=time.monotonic() - self._sign)
+        ranks = dict(self.state.ranks)
+        return replace(self.state, ranks=ranks, idle=time.monotonic() - self._sign)
 
 
-def new_board(run_name: str) -> Any:
+def new_board(storage: RunStorage) -> Any:
     """A board beside the driver: on a worker's node it would go with that node. There is one for a run at a time.
 
     Raises:
         UsageError: Another command on this cluster trains the run.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    board = Board.options(scheduling_strategy=here, name=f"run {run_name}", namespace=NAMESPACE)
+    board = Board.options(scheduling_strategy=here, name=storage.uri, namespace=NAMESPACE)
     deadline = time.monotonic() + ENDING_SECONDS
     while True:
         try:
@@ -136,8 +148,8 @@ def new_board(run_name: str) -> Any:
         except ValueError:  # Ray knows one of that name
             if time.monotonic() > deadline:
                 raise UsageError(
-                    f"--run-name: run {run_name!r} is being trained by another command on this cluster; wait for it or "
-                    "stop it, or give another --run-name"
+                    f"--run-name: run {storage.run_name!r} is being trained by another command on this cluster; wait "
+                    "for it or stop it, or give another --run-name"
                 ) from None
             time.sleep(SECONDS_BETWEEN)
 

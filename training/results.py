@@ -15,7 +15,7 @@ import training
 from training.config import TrainingConfig
 from training.data import Dataset
 from training.events import EVENTS, event_file
-from training.loop import Metrics, Replica, best
+from training.loop import Metrics, Replica
 from training.storage import BEST, CURVES, METRICS, RESULT, WEIGHTS, RunStorage
 
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "pyarrow")
@@ -91,7 +91,7 @@ def write(
         "run_name": config.run_name,
         "storage_path": storage.uri,
         "metrics": history[-1],
-        "best": best(history),
+        "best": history[checkpoints["best_epoch"]],
         "checkpoints": checkpoints,
         "data": outcome["data"],
         "hardware": outcome["hardware"],

@@ -3,7 +3,7 @@
 from training.config import TrainingConfig, flag
 from training.errors import UsageError
 from training.storage import RESULT, SETTINGS, RunStorage
-from training.store import PREFIX
+from training.store import CheckpointStore
 
 # What may differ when a run is continued: where it is kept and how it is kept going, not what it computes.
 FREE_TO_CHANGE = frozenset(
@@ -30,7 +30,7 @@ FREE_TO_CHANGE = frozenset(
 
 def is_begun(storage: RunStorage) -> bool:
     """Whether there is a checkpoint to go on from."""
-    return bool(storage.folders(PREFIX))
+    return bool(CheckpointStore(storage).names)
 
 
 def refuse_finished(storage: RunStorage) -> None:

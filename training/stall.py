@@ -36,7 +36,8 @@ def whereabouts() -> Whereabouts:
     """This process, which from now on writes the stacks of its threads when it gets SIGUSR1."""
     handle, path = tempfile.mkstemp(prefix="stacks-", suffix=".txt")
     faulthandler.register(signal.SIGUSR1, file=handle, all_threads=True)
-    return Whereabouts(ray.get_runtime_context().get_node_id(), os.getpid(), path)
+    began = psutil.Process().create_time()
+    return Whereabouts(ray.get_runtime_context().get_node_id(), os.getpid(), began, path)
 
 
 class StallWatch:
@@ -81,7 +82,7 @@ class StallWatch:
             self._tell(stacks)
             self._asked(_kill, ranks)
         try:
-            ray.get(self._board.forget.remote())
+            ray.get(self._board.forget.remote(ranks))
         except RayError:
             return
 
@@ -120,12 +121,10 @@ def _on(worker: Whereabouts) -> NodeAffinitySchedulingStrategy:
 @ray.remote(num_cpus=0, max_retries=0)
 def _stacks(worker: Whereabouts) -> str | None:
     """What a worker on this node is doing, or None if it has ended."""
-    try:
-        process = psutil.Process(worker.pid)
-        about = f"process {worker.pid}, {process.status()}, on {os.uname().nodename}\n\n"
-        os.kill(worker.pid, signal.SIGUSR1)
-    except (psutil.NoSuchProcess, ProcessLookupError):
+    if (process := _process(worker)) is None:
         return None
+    about = f"process {worker.pid}, {process.status()}, on {os.uname().nodename}\n\n"
+    process.send_signal(signal.SIGUSR1)
     path, size = Path(worker.stacks), -1
     deadline = time.monotonic() + WRITE_SECONDS
     while time.monotonic() < deadline and not (0 < size == path.stat().st_size):
@@ -136,7 +135,14 @@ def _stacks(worker: Whereabouts) -> str | None:
 
 @ray.remote(num_cpus=0, max_retries=0)
 def _kill(worker: Whereabouts) -> None:
+    if process := _process(worker):
+        process.kill()
+
+
+def _process(worker: Whereabouts) -> psutil.Process | None:
+    """The worker's process, if it is still that one."""
     try:
-        os.kill(worker.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+        process = psutil.Process(worker.pid)
+        return process if process.create_time() == worker.began else None
+    except psutil.NoSuchProcess:
+        return None

@@ -53,7 +53,7 @@ class RunStorage:
         if "://" not in storage_path:
             base = str(Path(storage_path).expanduser().absolute())
             return cls(fs.LocalFileSystem(), base, run_name, f"{base}/{run_name}")
-        if not re.match(r"s3://[^/]", storage_path):
+        if not re.match(r"s3://[^/@]+(/|$)", storage_path):  # what stands before an @ would be a secret
             raise _unusable(storage_path, ValueError("it is neither a folder nor a bucket"))
         try:
             filesystem, base = fs.FileSystem.from_uri(storage_path.rstrip("/"))

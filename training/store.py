@@ -27,12 +27,15 @@ class CheckpointStore:
         say: Told of a checkpoint that is passed over.
     """
 
-    def __init__(self, storage: RunStorage, keep: int, say: Callable[[str], None] = print) -> None:
+    def __init__(self, storage: RunStorage, keep: int = 1, say: Callable[[str], None] = print) -> None:
         self._storage, self._keep, self._say = storage, keep, say
         self._whole: dict[str, dict[str, Any]] = {}
+        self._remains: list[str] = []
         for name in storage.folders(PREFIX):
             if manifest := self._manifest(name):
                 self._whole[name] = manifest
+            else:
+                self._remains.append(name)
 
     @property
     def names(self) -> list[str]:
@@ -44,6 +47,10 @@ class CheckpointStore:
         """The one of the epoch with the highest test accuracy, the earliest of several."""
         tested = [name for name in self.names if self._accuracy(name) is not None]
         return max(tested, key=lambda name: self._accuracy(name) or 0.0, default=None)
+
+    def epochs(self, name: str) -> int:
+        """How many epochs had been finished before a checkpoint."""
+        return self._whole[name]["epochs"]
 
     def put(self, snapshot: Snapshot, folder: Path) -> str:
         """Store a checkpoint and delete those that need not be kept; its name.
@@ -79,7 +86,8 @@ class CheckpointStore:
                 continue
             if fault := self._fault(each, folder):
                 self._say(f"{each} is not whole ({fault}); passing it over")
-                self._whole.pop(each, None)
+                del self._whole[each]
+                self._remains.append(each)
             else:
                 return each
         return None
@@ -109,17 +117,17 @@ class CheckpointStore:
         return self._whole[name]["test_accuracy"]
 
     def _prune(self) -> None:
-        """Delete what is neither among the last nor the best; what can't be deleted now is left for the next time."""
-        for name in self.names[: -self._keep]:
-            if name == self.best:
-                continue
+        """Delete what is neither among the last nor the best, and what is not whole; if not now, the next time."""
+        best, self._remains = self.best, [name for name in self._remains if name not in self._whole]
+        for name in [*self._remains, *(name for name in self.names[: -self._keep] if name != best)]:
             try:
                 self._storage.delete(f"{name}/{MANIFEST}")  # first: what is half deleted is not whole
                 self._storage.delete_folder(name)
             except OSError as cause:
                 self._say(f"{name} could not be deleted ({reason(cause)})")
                 return
-            del self._whole[name]
+            self._whole.pop(name, None)
+        self._remains = []
 
 
 def _sha256(file: Path) -> str:

@@ -5,12 +5,13 @@ import time
 from contextlib import suppress
 from typing import Any
 
+import ray
 import ray.train
 from ray.train.torch import get_device
 
 from training import data, results, stall
 from training.config import TrainingConfig
-from training.errors import UsageError
+from training.errors import StorageError, UsageError
 from training.keeper import Keeper, Leave
 from training.loop import Replica
 from training.progress import Reporter
@@ -27,6 +28,8 @@ PREEMPTED = "preempted"
 def train(settings: dict[str, Any]) -> dict[str, Any]:
     """Train from the latest checkpoint, or from the start, to the last epoch.
 
+    What another start can't mend is left on the board, and the workers that are started again return at once.
+
     Args:
         settings: `config` (TrainingConfig), `storage` (RunStorage) and `board` (the driver's progress board).
 
@@ -34,10 +37,19 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
         On rank 0, what the run was made of: `data`, `hardware`, `history` and `checkpoints`; or, where nodes are taken
         away, `preempted`, for Ray Train has no way to start anew at once: it would wait for the nodes' end.
     """
-    logging.getLogger().setLevel(logging.WARNING)  # Ray would log every report of every rank
-    config: TrainingConfig = settings["config"]
-    storage: RunStorage = settings["storage"]
-    reporter = Reporter(settings["board"], ray.train.get_context().get_world_rank(), stall.whereabouts())
+    board = settings["board"]
+    if ray.get(board.read.remote()).given_up:
+        return {}
+    try:
+        return _train(settings["config"], settings["storage"], board)
+    except (StorageError, UsageError) as cause:
+        ray.get(board.give_up.remote(cause))
+        raise
+
+
+def _train(config: TrainingConfig, storage: RunStorage, board: Any) -> dict[str, Any]:
+    logging.getLogger().setLevel(logging.WARNING)
+    reporter = Reporter(board, ray.train.get_context().get_world_rank(), stall.whereabouts())
     _check_shared(storage)
     device = get_device()
     dataset = data.load(config.dataset, config)

@@ -82,7 +82,7 @@ def end_lost_jobs(began: float) -> None:
 
 
 def _lost(began: float) -> list[str]:
-    return [job["submission_id"] for job in _running() if job["start_time"] < 1000 * began]
+    return [job["submission_id"] for job in _running() if (job.get("start_time") or 0) < 1000 * began]
 
 
 def _wait_until_well() -> None:
@@ -98,7 +98,7 @@ def _running() -> list[dict[str, Any]]:
     """The submitted jobs that have not ended; none where the dashboard no longer answers."""
     try:
         jobs = api.get(JOBS)
-    except OSError as cause:
+        return [job for job in jobs if job["submission_id"] and job["status"] not in ENDED]
+    except (OSError, KeyError, TypeError) as cause:  # also an answer that is not one of Ray's
         print(f"ray-head: the jobs are not known ({cause})", file=sys.stderr)
         return []
-    return [job for job in jobs if job["submission_id"] and job["status"] not in ENDED]

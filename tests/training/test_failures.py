@@ -46,6 +46,7 @@ def begin(nodes: Nodes) -> Iterator[Begin]:
     for run in runs:
         if run.command:
             end(run.command.pid)
+            run.command.wait()
 
 
 @pytest.fixture(scope="module")
@@ -178,5 +179,6 @@ def test_a_run_that_is_being_trained_is_not_started_again(begin: Begin, nodes: N
     assert "run 'twice' is being trained by another command on this cluster" in run.log
     assert first.poll() is None, "the first goes on"
     end(first.pid)
+    first.wait()
     until(lambda: not nodes.trainers(), 60)
     shutil.rmtree(run.folder)

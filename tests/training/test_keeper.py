@@ -161,13 +161,16 @@ def test_fewer_workers_make_the_same_steps(config: Config, digits: Dataset, tmp_
         torch.testing.assert_close(less[0]["weights"][name], value, atol=1e-4, rtol=1e-3)
 
 
-def test_a_run_goes_on_with_fewer_workers(config: Config, digits: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 3)])
+def test_a_run_goes_on_with_another_number_of_workers(
+    config: Config, digits: Dataset, tmp_path: Path, before: int, after: int
+) -> None:
     settings = {"model": "forgetful", "epochs": 3, "num_workers": "1:3", "checkpoint_seconds": 0.0}
-    on_ranks(3, config(**settings), digits, tmp_path / "three", cut=10)
-    [alone] = on_ranks(1, config(**settings), digits, tmp_path / "one")
-    assert alone["epoch"]["global_batch"] == 3 * 64
-    assert [each["train_samples"] for each in alone["curve"]] == [7 * 192] * 3, "an image was lost or counted twice"
-    assert alone["epoch"]["test_accuracy"] > 0.6, "it has gone on learning"
+    on_ranks(before, config(**settings), digits, tmp_path / "before", cut=10)
+    ended = on_ranks(after, config(**settings), digits, tmp_path / "after")[0]
+    assert ended["epoch"]["global_batch"] == 3 * 64
+    assert [each["train_samples"] for each in ended["curve"]] == [7 * 192] * 3, "an image was lost or counted twice"
+    assert ended["epoch"]["test_accuracy"] > 0.6, "it has gone on learning"
 
 
 def stored(config: TrainingConfig, dataset: Dataset, storage: RunStorage, steps: int) -> Replica:
@@ -270,12 +273,11 @@ def test_training_goes_on_while_a_checkpoint_is_stored(
     monkeypatch.setattr(RunStorage, "upload", slowly)
     settings = config(**SETTINGS)
     replica = Replica(settings, digits, CPU)
-    made: list[int] = []
     with Keeper(replica, storage, settings) as keeper:
         keeper.resume()
         keeper.save()
         weights = {name: value.clone() for name, value in replica.model.state_dict().items()}
-        replica.run_epoch(lambda step, of: made.append(len(storage.folders("checkpoint_00000000/checkpoint.json"))))
+        replica.run_epoch()
         assert not storage.exists("checkpoint_00000000/checkpoint.json"), "the epoch was over before it was stored"
     found = torch.load(storage.path("checkpoint_00000000", "model.pt"), weights_only=True)
     assert all(torch.equal(value, found[name]) for name, value in weights.items()), "what was stored is of that step"
