@@ -19,7 +19,7 @@ FLAGS = (
     *("--max-failures", "3"),
 )
 OFTEN = ("--checkpoint-seconds", "0")
-START_SECONDS, END_SECONDS = 120.0, 240.0
+START_SECONDS, END_SECONDS = 180.0, 400.0
 
 
 @dataclass
