@@ -30,7 +30,7 @@ from bench.slow import FOLDER
 EPOCHS = 6
 TOTAL = EPOCHS * STEPS
 STEP_SECONDS = 0.15
-DRAIN_SECONDS, STALL_SECONDS = "40", "15"
+DRAIN_SECONDS, STALL_SECONDS = "40", "30"
 # A step that a disturbance was too late for may still be made.
 SETTLED_SECONDS = 1.5
 # Nothing is refused here for having been disturbed too often.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bench import goal, gpu, report, scaling, wire
+from bench import drills, goal, gpu, report, saving, scaling, wire
 from bench.report import Finding
 
 
@@ -84,3 +84,24 @@ def test_a_part_that_is_measured_again_keeps_the_others_in_the_table(
     text = (tmp_path / "table.txt").read_text()
     assert 0 < text.index("first thing") < text.index("second thing")
     assert text.count("second thing") == 1
+
+
+def test_a_checkpoint_costs_what_training_stands_and_what_it_is_slower() -> None:
+    # Two steps of 1.2 s beside the storing, eight of 1 s, after 0.1 s to copy the state.
+    moments = [0.0, 1.2, 2.4, *(3.4 + n for n in range(8))]
+    seen = saving._seen(0.1, moments, [True, True, *[False] * 9])
+    assert seen == {"seconds": 10.5, "stood": 0.1, "stored": 2.4, "slower": pytest.approx(0.4)}
+    found = saving.finding([seen] * 3)
+    assert found.ratio == pytest.approx(100 * 0.5 / 10.5)
+    assert found.reached is False, "at most 2 %"
+    assert "stands 100 ms" in found.note
+
+
+def test_the_drills_table_says_which_run_did_not_end_as_it_should() -> None:
+    good = drills.Drill([3, 9], ended=True, same=True, stood=[10.0, 20.0], repeated=0.5)
+    bad = drills.Drill([3], ended=True, same=False, stood=[], repeated=0.0)
+    console = Console(width=120, file=io.StringIO())
+    console.print(drills.table({"worker killed": good, "raylet killed": bad}))
+    lines = console.file.getvalue().splitlines()  # ty: ignore[unresolved-attribute]
+    assert any("worker killed" in line and "15 (10 to 20)" in line and "NO" not in line for line in lines)
+    assert any("raylet killed" in line and "NO" in line for line in lines)
