@@ -23,10 +23,14 @@ from training.keeper import Keeper
 from training.loop import Replica
 from training.storage import RunStorage
 
-CHECKPOINTS = 4
+CHECKPOINTS = 3
 MOST_PERCENT = 2.0
 BUCKET = "checkpoints"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+# An S3 elsewhere takes nothing from the training; this one is asked to take little: it gets what the workers leave of
+# the two cores, and no checksums behind the data, which cost it seconds to take apart.
+LITTLE = {"AWS_REQUEST_CHECKSUM_CALCULATION": "WHEN_REQUIRED"}
+LEAST_PRIORITY = 19
 
 
 def measure(bench: Bench) -> list[Finding]:
@@ -49,7 +53,7 @@ def finding(epochs: list[dict[str, float]]) -> Finding:
         n=len(epochs),
         note=(
             f"training stands {1000 * stood:.0f} ms to copy the state, and is {slower:.2f} s slower in the steps of "
-            f"the {stored:.1f} s in which it is stored; the S3, moto, shares the two cores with the training"
+            f"the {stored:.1f} s in which it is stored; the S3, moto, runs on the same two cores, after the training"
         ),
         data={"epochs": epochs},
         **at_most(statistics.median(shares), MOST_PERCENT, " %"),
@@ -58,7 +62,7 @@ def finding(epochs: list[dict[str, float]]) -> Finding:
 
 def _train(config: TrainingConfig, dataset: Dataset, endpoint: str) -> list[dict[str, float]]:
     """On each worker; what rank 0 saw of each epoch that began with a checkpoint on its way."""
-    os.environ.update({**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint, "AWS_EC2_METADATA_DISABLED": "true"})
+    os.environ.update({**CREDENTIALS, **LITTLE, "AWS_ENDPOINT_URL": endpoint, "AWS_EC2_METADATA_DISABLED": "true"})
     replica = Replica(config, dataset, torch.device("cpu"))
     storage = RunStorage.open(config.storage_path, str(config.run_name))
     seen: list[dict[str, float]] = []
@@ -101,6 +105,7 @@ def moto() -> Generator[str]:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    os.setpriority(os.PRIO_PROCESS, server.pid, LEAST_PRIORITY)
     try:
         _wait_for(port)
         endpoint = f"http://127.0.0.1:{port}"

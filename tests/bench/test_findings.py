@@ -102,6 +102,6 @@ def test_the_drills_table_says_which_run_did_not_end_as_it_should() -> None:
     bad = drills.Drill([3], ended=True, same=False, stood=[], repeated=0.0)
     console = Console(width=120, file=io.StringIO())
     console.print(drills.table({"worker killed": good, "raylet killed": bad}))
-    lines = console.file.getvalue().splitlines()  # ty: ignore[unresolved-attribute]
+    lines = console.file.getvalue().splitlines()  # ty: ignore[missing-attribute]
     assert any("worker killed" in line and "15 (10 to 20)" in line and "NO" not in line for line in lines)
     assert any("raylet killed" in line and "NO" in line for line in lines)
