@@ -74,7 +74,8 @@ def test_a_bucket_is_written_under_its_prefix_and_run(s3: Any, tmp_path: Path) -
 
 def test_calls_that_are_lost_are_made_again(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
-    (tmp_path / "model.pt").write_bytes(b"weights")
+    weights = bytes(range(256)) * 2**16
+    (tmp_path / "model.pt").write_bytes(weights)
     with bad_line(os.environ["AWS_ENDPOINT_URL"], 0.3) as line:
         monkeypatch.setenv("AWS_ENDPOINT_URL", line.url)
         storage = RunStorage.open(f"s3://{BUCKET}/again", "run")
@@ -90,7 +91,7 @@ def test_calls_that_are_lost_are_made_again(s3: Any, tmp_path: Path, monkeypatch
         storage.delete("0.json")
         storage.delete("never.json")
         assert line.failed > 10
-    assert (tmp_path / "back.pt").read_bytes() == b"weights"
+    assert (tmp_path / "back.pt").read_bytes() == weights
     expected = {f"again/run/{n}.json" for n in range(1, 10)} | {"again/run/folder_2/model.pt"}
     assert keys(s3, "again/run/") - {"again/run/"} == expected
 
