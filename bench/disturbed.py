@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,12 @@ class Run:
         nodes: The cluster.
         name: The run's name.
         flags: Flags beside its own.
-        variables: Environment variables of its commands.
         command: The latest command.
     """
 
     nodes: Nodes
     name: str
     flags: tuple[str, ...] = OFTEN
-    variables: dict[str, str] = field(default_factory=dict)
     command: subprocess.Popen[bytes] | None = None
 
     def start(self, *more: str, seconds: float = 0.1, break_at: int | None = None) -> Run:
@@ -50,7 +48,7 @@ class Run:
     def call(self, *flags: str) -> None:
         """Start the training command with just these flags."""
         with self.log_file.open("ab") as log:
-            self.command = self.nodes.train(*flags, log=log, **self.variables)
+            self.command = self.nodes.train(*flags, log=log)
 
     @property
     def above(self) -> Path:

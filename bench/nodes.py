@@ -81,11 +81,11 @@ class Nodes:
             end(each.pid)
             self.add_worker()
 
-    def train(self, *flags: str, log: IO[Any], **variables: str) -> subprocess.Popen[bytes]:
+    def train(self, *flags: str, log: IO[Any]) -> subprocess.Popen[bytes]:
         """Start the training command as the head's driver."""
         return subprocess.Popen(
             [sys.executable, "-m", "training", *flags],
-            env={**self.environment, **variables},
+            env=self.environment,
             stdout=log,
             stderr=subprocess.STDOUT,
         )

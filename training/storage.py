@@ -144,7 +144,12 @@ class RunStorage:
         self._make_folder(*name.split("/")[:-1])
         # Without threads: https://github.com/apache/arrow/issues/32372
         copy = {"destination_filesystem": self.filesystem, "chunk_size": CHUNK_BYTES, "use_threads": False}
-        self._retried(lambda: fs.copy_files(str(file), self.path(name), **copy))
+
+        def whole() -> None:
+            fs.copy_files(str(file), self.path(name), **copy)
+            self._check_size(name, file.stat().st_size)
+
+        self._retried(whole)
 
     def download(self, name: str, file: Path) -> None:
         """Copy a file of the run's folder to this machine; FileNotFoundError where there is none."""
@@ -155,7 +160,12 @@ class RunStorage:
         """Copy a file within the run's folder."""
         self._make_folder(*to.split("/")[:-1])
         paths, both = (self.path(name), self.path(to)), (self.filesystem, self.filesystem)
-        self._retried(lambda: fs.copy_files(*paths, *both, chunk_size=CHUNK_BYTES, use_threads=False))
+
+        def whole() -> None:
+            fs.copy_files(*paths, *both, chunk_size=CHUNK_BYTES, use_threads=False)
+            self._check_size(to, self.filesystem.get_file_info(self.path(name)).size)
+
+        self._retried(whole)
 
     def delete(self, name: str) -> None:
         """Delete a file, if it is there."""
@@ -170,6 +180,11 @@ class RunStorage:
             self._retried(lambda: self.filesystem.delete_dir(self.path(name)))
         except FileNotFoundError:
             return
+
+    def _check_size(self, name: str, expected: int) -> None:
+        """See that a file is as long as it was; an S3 other than AWS's may keep the marks between its chunks."""
+        if (found := self.filesystem.get_file_info(self.path(name)).size) != expected:
+            raise OSError(f"{self.uri}/{name} has {found:,} of {expected:,} bytes")
 
     @property
     def _is_local(self) -> bool:

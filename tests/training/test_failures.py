@@ -13,7 +13,7 @@ import pytest
 from bench.disturbed import EPOCHS, OFTEN, STEPS, Run
 from bench.nodes import Nodes, end, kill, until
 from bench.slow import FOLDER
-from tests.bad_line import bad_line
+from tests.bad_line import BadLine, bad_line
 from tests.training.conftest import BUCKET
 
 pytestmark = pytest.mark.timeout(500)
@@ -26,9 +26,16 @@ Begin = Callable[..., Run]
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    folder = tmp_path_factory.mktemp("runs")
-    with Nodes(2, {FOLDER: str(folder), "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "40"}) as nodes:
+def line(aws_server: str) -> Iterator[BadLine]:
+    with bad_line(aws_server, 0.2) as line:
+        yield line
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory, line: BadLine, aws_variables: dict[str, str]) -> Iterator[Nodes]:
+    bucket = {**aws_variables, "AWS_ENDPOINT_URL": line.url}
+    folder = str(tmp_path_factory.mktemp("runs"))
+    with Nodes(2, {FOLDER: folder, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "40", **bucket}) as nodes:
         yield nodes
 
 
@@ -38,8 +45,8 @@ def begin(nodes: Nodes) -> Iterator[Begin]:
     nodes.replace_ended()
     runs: list[Run] = []
 
-    def start(name: str, *flags: str, variables: dict[str, str] | None = None, **given: Any) -> Run:
-        runs.append(Run(nodes, name, flags or OFTEN, variables or {}))
+    def start(name: str, *flags: str, **given: Any) -> Run:
+        runs.append(Run(nodes, name, flags or OFTEN))
         return runs[-1].start(**given)
 
     yield start
@@ -116,14 +123,11 @@ def test_a_node_that_is_told_to_stop_has_all_steps_stored_first(begin: Begin, no
     assert "are to be stopped; left after step" in run.log
 
 
-def test_a_bucket_that_loses_calls_costs_time_alone(
-    begin: Begin, whole: Run, aws_server: str, aws_variables: dict[str, str], s3_client: Any
-) -> None:
-    path = ("--storage-path", f"s3://{BUCKET}/lost", "--checkpoint-seconds", "1")
-    with bad_line(aws_server, 0.2) as line:
-        run = begin("lost-calls", *path, variables={**aws_variables, "AWS_ENDPOINT_URL": line.url}, seconds=0.2)
-        assert run.finish() == 0, run.log
-        assert line.failed > 10, "calls were lost"
+def test_a_bucket_that_loses_calls_costs_time_alone(begin: Begin, whole: Run, line: BadLine, s3_client: Any) -> None:
+    run = begin("lost-calls", "--storage-path", f"s3://{BUCKET}/lost", "--checkpoint-seconds", "1", seconds=0.2)
+    assert run.finish() == 0, run.log
+    assert line.failed > 10, "calls were lost"
+    assert "could not be" not in run.log, "each was made again in time"
     run.folder.mkdir()
     s3_client.download_file(BUCKET, "lost/lost-calls/model.pt", str(run.folder / "model.pt"))
     assert run.ends_as(whole)
