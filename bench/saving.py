@@ -10,20 +10,21 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 
 import boto3
 import torch
 
 from bench.report import Finding, at_most, spread
-from bench.runs import Bench, on_two_workers
+from bench.runs import Bench, BenchmarkError, on_two_workers
 from training.config import TrainingConfig
 from training.data import Dataset
 from training.keeper import Keeper
 from training.loop import Replica
 from training.storage import RunStorage
 
-CHECKPOINTS = 3
+EPOCHS = 5
 MOST_PERCENT = 2.0
 BUCKET = "checkpoints"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
@@ -34,67 +35,90 @@ LEAST_PRIORITY = 19
 
 
 def measure(bench: Bench) -> list[Finding]:
-    """Train resnet18 with a checkpoint after each epoch, stored in an S3 on this machine."""
-    bench.say(f"checkpoints: {CHECKPOINTS + 1} epochs of resnet18, a checkpoint after each")
+    """Train resnet18 with a checkpoint at the beginning and in the middle of each epoch, in an S3 on this machine."""
+    bench.say(f"checkpoints: {EPOCHS + 1} epochs of resnet18, two checkpoints in each but the first")
     with moto() as endpoint:
-        config = TrainingConfig(storage_path=f"s3://{BUCKET}/runs", run_name="bench", epochs=CHECKPOINTS + 1)
-        return [finding(on_two_workers(_train, config, bench.dataset, endpoint))]
+        config = TrainingConfig(storage_path=f"s3://{BUCKET}/runs", run_name="bench", epochs=EPOCHS + 1)
+        return [finding(*on_two_workers(_train, config, bench.dataset, endpoint))]
 
 
-def finding(epochs: list[dict[str, float]]) -> Finding:
-    """The share of an epoch that its checkpoint takes."""
-    shares = [100 * (each["stood"] + each["slower"]) / each["seconds"] for each in epochs]
-    stood, slower = (statistics.median(each[name] for each in epochs) for name in ("stood", "slower"))
-    stored = statistics.median(each["stored"] for each in epochs)
+def finding(epochs: list[float], checkpoints: list[dict[str, float]]) -> Finding:
+    """The share of an epoch that its checkpoint takes.
+
+    Args:
+        epochs: The seconds that each epoch trained.
+        checkpoints: What was seen of each.
+    """
+    epoch = statistics.median(epochs)
+    shares = [100 * (each["stood"] + each["slower"]) / epoch for each in checkpoints]
+    stood, slower, stored = (statistics.median(each[name] for each in checkpoints) for name in checkpoints[0])
     return Finding(
         name="Checkpoint after each epoch, S3 on this machine: share of the epoch, %",
-        reference=f"{statistics.median(each['seconds'] for each in epochs):.1f} s an epoch",
+        reference=f"{epoch:.1f} s an epoch",
         ours=f"{spread(shares)} %",
-        n=len(epochs),
+        n=len(checkpoints),
         note=(
             f"training stands {1000 * stood:.0f} ms to copy the state, and is {slower:.2f} s slower in the steps of "
             f"the {stored:.1f} s in which it is stored; the S3, moto, runs on the same two cores, after the training"
         ),
-        data={"epochs": epochs},
+        data={"epochs": epochs, "checkpoints": checkpoints},
         **at_most(statistics.median(shares), MOST_PERCENT, " %"),
     )
 
 
-def _train(config: TrainingConfig, dataset: Dataset, endpoint: str) -> list[dict[str, float]]:
-    """On each worker; what rank 0 saw of each epoch that began with a checkpoint on its way."""
+def _train(config: TrainingConfig, dataset: Dataset, endpoint: str) -> tuple[list[float], list[dict[str, float]]]:
+    """On each worker; the seconds of each epoch, and what rank 0 saw of each checkpoint."""
     os.environ.update({**CREDENTIALS, **LITTLE, "AWS_ENDPOINT_URL": endpoint, "AWS_EC2_METADATA_DISABLED": "true"})
     replica = Replica(config, dataset, torch.device("cpu"))
     storage = RunStorage.open(config.storage_path, str(config.run_name))
-    seen: list[dict[str, float]] = []
+    epochs: list[float] = []
+    seen: list[Seen] = []
     with Keeper(replica, storage, config) as keeper:
         keeper.resume()
         replica.run_epoch()
-        for _ in range(CHECKPOINTS):
+
+        def save() -> None:
             began = time.perf_counter()
             keeper.save()
-            saved = time.perf_counter()
-            moments, storing = [saved], [True]
+            seen.append(Seen(time.perf_counter() - began, [time.perf_counter()], [True]))
 
-            def on_step(step: int, steps: int, moments: list[float] = moments, storing: list[bool] = storing) -> None:
-                moments.append(time.perf_counter())
-                storing.append(keeper.storing)
+        def on_step(step: int, steps: int) -> None:
+            seen[-1].moments.append(time.perf_counter())
+            seen[-1].storing.append(keeper.storing)
+            if step == steps // 2:
+                save()
 
-            replica.run_epoch(on_step)
-            seen.append(_seen(saved - began, moments, storing))
-    return seen
+        for _ in range(EPOCHS):
+            save()
+            epochs.append(replica.run_epoch(on_step)["train_seconds"])
+    return epochs, [each.cost() for each in seen]
 
 
-def _seen(stood: float, moments: list[float], storing: list[bool]) -> dict[str, float]:
-    """An epoch with the steps of its beginning, which ran beside the storing, held against the others' median."""
-    steps = [after - before for before, after in pairwise(moments)]
-    beside = [step for step, busy in zip(steps, storing, strict=False) if busy]
-    usual = statistics.median(steps[len(beside) :] or steps)
-    return {
-        "seconds": moments[-1] - moments[0] + stood,
-        "stood": stood,
-        "stored": sum(beside),
-        "slower": sum(beside) - usual * len(beside),
-    }
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of a checkpoint: how long training stood for it, and the steps made since.
+
+    Attributes:
+        stood: In seconds.
+        moments: When the first step began and when each ended.
+        storing: Whether the checkpoint was being stored, at each of these moments.
+    """
+
+    stood: float
+    moments: list[float]
+    storing: list[bool]
+
+    def cost(self) -> dict[str, float]:
+        """The seconds that training stood, was slower for the storing, and that this took."""
+        steps = [after - before for before, after in pairwise(self.moments)]
+        beside = [step for step, busy in zip(steps, self.storing, strict=False) if busy]
+        alone = steps[len(beside) :]
+        if not alone:
+            raise BenchmarkError(
+                "storing a checkpoint takes longer than half an epoch: nothing is left to compare with"
+            )
+        slower = sum(beside) - statistics.mean(alone) * len(beside)
+        return {"stood": self.stood, "slower": slower, "stored": sum(beside)}
 
 
 @contextmanager

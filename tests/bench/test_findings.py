@@ -9,6 +9,7 @@ from rich.console import Console
 
 from bench import drills, goal, gpu, report, saving, scaling, wire
 from bench.report import Finding
+from bench.runs import BenchmarkError
 
 
 def reference(*accuracies: float) -> list[dict[str, Any]]:
@@ -89,12 +90,17 @@ def test_a_part_that_is_measured_again_keeps_the_others_in_the_table(
 def test_a_checkpoint_costs_what_training_stands_and_what_it_is_slower() -> None:
     # Two steps of 1.2 s beside the storing, eight of 1 s, after 0.1 s to copy the state.
     moments = [0.0, 1.2, 2.4, *(3.4 + n for n in range(8))]
-    seen = saving._seen(0.1, moments, [True, True, *[False] * 9])
-    assert seen == {"seconds": 10.5, "stood": 0.1, "stored": 2.4, "slower": pytest.approx(0.4)}
-    found = saving.finding([seen] * 3)
-    assert found.ratio == pytest.approx(100 * 0.5 / 10.5)
+    cost = saving.Seen(0.1, moments, [True, True, *[False] * 9]).cost()
+    assert cost == {"stood": 0.1, "slower": pytest.approx(0.4), "stored": 2.4}
+    found = saving.finding([10.0, 20.0, 30.0], [cost] * 3)
+    assert found.ratio == pytest.approx(100 * 0.5 / 20)
     assert found.reached is False, "at most 2 %"
     assert "stands 100 ms" in found.note
+
+
+def test_a_checkpoint_that_is_stored_as_long_as_is_trained_can_be_held_against_nothing() -> None:
+    with pytest.raises(BenchmarkError, match="longer than half an epoch"):
+        saving.Seen(0.1, [0.0, 1.0, 2.0], [True, True, True]).cost()
 
 
 def test_the_drills_table_says_which_run_did_not_end_as_it_should() -> None:
