@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from training import progress
+from training.errors import on_one_line
 
 LOOK_SECONDS = 5.0
 SECONDS_BETWEEN = 60.0
 CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 5, 10, 2
 MOST_AT_ONCE = 1000  # https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricData.html
-LONGEST_CAUSE = 200
 LONGEST_WAIT = 2.0 * ATTEMPTS * (CONNECT_SECONDS + READ_SECONDS)
 
 Datum = dict[str, Any]
@@ -73,7 +73,7 @@ class Publisher:
         try:
             self._publish_news()
         except Exception as cause:
-            self._warn(f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:LONGEST_CAUSE])
+            self._warn(on_one_line(f"{type(cause).__name__}: {cause}"))
 
     def _publish_news(self) -> None:
         if (state := progress.look(self._board)) is None:

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from training import cloudwatch, cluster, data, failure, model, results, worker
 from training.cluster import Placement
-from training.config import TrainingConfig
-from training.errors import Interrupted, StorageError
+from training.config import TrainingConfig, flag
+from training.errors import Interrupted, StorageError, TrainingError
 from training.progress import ProgressBar, look, new_board
 from training.resuming import is_begun, refuse_finished, refuse_other_settings
 from training.stall import StallWatch
@@ -108,7 +108,8 @@ def _fit_and_fit_again(
             raise failure.given_up(state.given_up, config, storage, board)
         if worker.PREEMPTED not in result.return_value:
             return result.return_value
-    raise failure.taken_away(config, storage, board)
+    too_often = f"workers were taken away more than {config.max_preemptions} times ({flag('max_preemptions')})"
+    raise failure.given_up(TrainingError(too_often), config, storage, board)
 
 
 def _trainer(

@@ -1,5 +1,7 @@
 """What ends a run early, and the exit status each cause has. A bug is none of these and keeps its traceback."""
 
+LONGEST_CAUSE = 300
+
 
 class TrainingError(Exception):
     """The run failed while it trained; the message says what is left and how to go on."""
@@ -27,3 +29,8 @@ class ResourceError(TrainingError):
     """The cluster didn't offer the workers that the run asked for within the time given."""
 
     exit_status = 3
+
+
+def on_one_line(cause: object) -> str:
+    """What a cause says, on one line that isn't too long for a screen."""
+    return " ".join(str(cause).split())[:LONGEST_CAUSE]

@@ -13,12 +13,11 @@ from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
 from ray.util.state import get_log
 
 from training.config import TrainingConfig, environment_variable, flag
-from training.errors import ResourceError, TrainingError, UsageError
+from training.errors import ResourceError, TrainingError, UsageError, on_one_line
 from training.progress import State, look
 from training.storage import ERROR, RunStorage
 from training.store import CheckpointStore
 
-LONGEST_CAUSE = 300
 LAST_LINES = 50
 LOG_SECONDS = 10
 # What a rank says when another one has gone.
@@ -50,7 +49,7 @@ def explain(
             f"{config.wait_seconds:.0f} s; wait for the other run to end, or ask for fewer workers"
         )
     stalled = stalls and isinstance(cause, RayActorError)
-    what = f"no step for {config.stall_timeout:g} s, {len(stalls)} times" if stalled else _on_one_line(cause)
+    what = f"no step for {config.stall_timeout:g} s, {len(stalls)} times" if stalled else _named(cause)
     if late:
         what = f"workers that were lost did not come back within {config.wait_seconds:g} s"
     found = {"what": what, "where": str(error), "rank": rank, "log": _log(state, rank), "stacks": stalls}
@@ -59,16 +58,10 @@ def explain(
 
 
 def given_up(cause: TrainingError, config: TrainingConfig, storage: RunStorage, board: Any) -> TrainingError:
-    """The one line for what the workers gave up; `error.json` is left, but of a mistake of the user's."""
+    """The one line for what no new start mends; `error.json` is left, but of a mistake of the user's."""
     if isinstance(cause, UsageError):
         return cause
     return _failed(str(cause), {"what": str(cause), "log": _log(look(board), None)}, config, storage)
-
-
-def taken_away(config: TrainingConfig, storage: RunStorage, board: Any) -> TrainingError:
-    """The one line for a run whose workers were taken away too often; `error.json` is left, too."""
-    what = f"workers were taken away more than {config.max_preemptions} times (--max-preemptions)"
-    return _failed(what, {"what": what, "log": _log(look(board), None)}, config, storage)
 
 
 def _failed(line: str, found: dict[str, Any], config: TrainingConfig, storage: RunStorage) -> TrainingError:
@@ -104,10 +97,10 @@ def _is_consequence(cause: BaseException) -> bool:
     return isinstance(cause, dist.DistError) or any(each in str(cause) for each in CONSEQUENCES)
 
 
-def _on_one_line(error: BaseException) -> str:
-    if isinstance(error, RayActorError):
-        return f"the worker's process ended ({' '.join(str(error).split())[:LONGEST_CAUSE]})"
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST_CAUSE]
+def _named(cause: BaseException) -> str:
+    if isinstance(cause, RayActorError):
+        return f"the worker's process ended ({on_one_line(cause)})"
+    return on_one_line(f"{type(cause).__name__}: {cause}")
 
 
 def _log(state: State | None, rank: int | None) -> list[str]:
@@ -125,7 +118,7 @@ def _log(state: State | None, rank: int | None) -> list[str]:
             for line in part.splitlines()
         ]
     except Exception as cause:  # Ray's state API has many ways to fail, none of which matters more than the failure
-        return [f"Ray has not kept it: {_on_one_line(cause)}"]
+        return [f"Ray has not kept it: {_named(cause)}"]
 
 
 def _leave(document: dict[str, Any], storage: RunStorage) -> str:

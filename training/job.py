@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from training.config import TrainingConfig, parse
-from training.errors import Interrupted, ResourceError, TrainingError, UsageError
+from training.errors import Interrupted, ResourceError, TrainingError, UsageError, on_one_line
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
 # Where Ray's own variables, RAY_API_SERVER_ADDRESS or RAY_ADDRESS, say nothing else: on the head itself.
 DASHBOARD = "http://127.0.0.1:8265"
-LONGEST_CAUSE = 300
 
 ABOUT = """\
 python -m training.job [flags of python -m training]
@@ -67,7 +66,7 @@ def _connect() -> "JobSubmissionClient":
         ) from cause
     except (OSError, RuntimeError, ValueError) as cause:
         raise ResourceError(
-            f"no dashboard of a Ray head answers ({_on_one_line(cause)}); RAY_API_SERVER_ADDRESS says where one is"
+            f"no dashboard of a Ray head answers ({on_one_line(cause)}); RAY_API_SERVER_ADDRESS says where one is"
         ) from cause
 
 
@@ -87,7 +86,7 @@ def _find_or_submit(client: "JobSubmissionClient", config: TrainingConfig, given
     except (OSError, RuntimeError) as cause:
         if "already exists" in str(cause):  # somebody was faster, perhaps with this run
             return _find_or_submit(client, config, given)
-        raise ResourceError(f"the Ray head took no job: {_on_one_line(cause)}") from cause
+        raise ResourceError(f"the Ray head took no job: {on_one_line(cause)}") from cause
     _say(f"run {name} is submitted as job {job_id}")
     return job_id
 
@@ -127,7 +126,7 @@ def _follow(client: "JobSubmissionClient", job_id: str, config: TrainingConfig) 
         raise Interrupted(f"job {job_id} goes on; {again} follows it, ray job stop {job_id} stops it") from stop
     except (OSError, RuntimeError, aiohttp.ClientError) as cause:
         raise TrainingError(
-            f"lost the connection to job {job_id} ({_on_one_line(cause)}); {again} follows it, or continues the run if "
+            f"lost the connection to job {job_id} ({on_one_line(cause)}); {again} follows it, or continues the run if "
             "the head has gone"
         ) from cause
     return _exit_status(job_id, job, again)
@@ -144,15 +143,11 @@ def _exit_status(job_id: str, job: Any, again: str) -> int:
         return status if status >= 0 else 128 - status  # as a shell has it, where a signal ended it
     if job.status == "STOPPED":
         raise TrainingError(f"job {job_id} was stopped; {again} continues the run")
-    raise TrainingError(f"job {job_id} failed: {_on_one_line(job.message or job.error_type)}")
+    raise TrainingError(f"job {job_id} failed: {on_one_line(job.message or job.error_type)}")
 
 
 def _say(line: str) -> None:
     print(line, flush=True)
-
-
-def _on_one_line(cause: object) -> str:
-    return " ".join(str(cause).split())[:LONGEST_CAUSE]
 
 
 if __name__ == "__main__":

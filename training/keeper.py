@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from training import checkpoint, results
+from training import checkpoint, results, store
 from training.checkpoint import Snapshot
 from training.config import TrainingConfig, flag
 from training.errors import StorageError
@@ -100,15 +100,15 @@ class Keeper:
         """On rank 0, whether a checkpoint is being stored."""
         return self._storing is not None and not self._storing.done()
 
-    def resume(self) -> str | None:
-        """Go on from the newest whole checkpoint; its name, or None where there is none."""
+    def resume(self) -> None:
+        """Go on from the newest whole checkpoint, if there is one."""
+        replica = self._replica
         with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
-            name = self._find(Path(folder))
-            if name is None:
-                return None
-            checkpoint.load(self._replica, Path(folder))
+            if name := self._fetch(Path(folder)):
+                checkpoint.load(replica, Path(folder))
+        if name and replica.rank == 0:
+            _say(f"going on from {name}: {replica.epoch} epochs and {replica.step % replica.steps} steps are done")
         self._last = self._looked = time.monotonic()
-        return name
 
     def step(self, step: int, steps: int) -> None:
         """After each step: take a checkpoint if one is due.
@@ -168,20 +168,21 @@ class Keeper:
         due, left = said.tolist()
         return bool(due), left
 
-    def _find(self, folder: Path) -> str | None:
-        """The newest whole checkpoint, which rank 0 chooses, on this rank's machine."""
-        if self._replica.rank == 0:
+    def _fetch(self, folder: Path) -> str | None:
+        """Fetch the newest whole checkpoint, which rank 0 chooses, to this rank's machine; its name."""
+        rank = self._replica.rank
+        chosen: list[tuple[str, store.Manifest] | None] = [None]
+        if rank == 0:
             self._store = CheckpointStore(self._storage, self._config.keep_checkpoints, _say)
             chosen = [self._store.fetch(folder)]
-        else:
-            chosen = [None]
         if dist.is_initialized():
             dist.broadcast_object_list(chosen, src=0)
-        if self._replica.rank and chosen[0]:
-            fetched = CheckpointStore(self._storage, self._config.keep_checkpoints).fetch(folder, chosen[0])
-            if not fetched:
-                raise StorageError(f"{chosen[0]} could be read on rank 0 and not on rank {self._replica.rank}")
-        return chosen[0]
+        if chosen[0] is None:
+            return None
+        name, manifest = chosen[0]
+        if rank and (fault := store.fetch(self._storage, name, manifest, folder)):
+            raise StorageError(f"{name} could be read on rank 0 and not on rank {rank} ({fault})")
+        return name
 
     def _put(self, snapshot: Snapshot) -> None:
         """On rank 0's thread: store a checkpoint, and with it what else an epoch leaves."""

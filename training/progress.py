@@ -49,7 +49,6 @@ class State:
         finished: The metrics of the epochs that this command has finished.
         made: The steps that this command has made, also those that were lost with a worker.
         first_step: When the first of them was done, in seconds of the epoch, or None before.
-        resumed: The checkpoint that the workers went on from last, or None.
         starts: How often workers have started to train.
         given_up: Why the workers can't go on, however often they are started; None while they can.
         ranks: The workers that train, by rank.
@@ -62,7 +61,6 @@ class State:
     finished: list[dict[str, Any]] = field(default_factory=list)
     made: int = 0
     first_step: float | None = None
-    resumed: str | None = None
     starts: int = 0
     given_up: TrainingError | None = None
     ranks: dict[int, "Whereabouts"] = field(default_factory=dict)
@@ -100,10 +98,9 @@ class Board:
         self.alive()
         self.state.ranks[rank] = whereabouts
 
-    def resumed(self, checkpoint: str | None, epoch: int, step: int, steps: int) -> None:
+    def resumed(self, epoch: int, step: int, steps: int) -> None:
         """Note where the workers went on."""
         self.alive()
-        self.state.resumed = checkpoint
         self.state.starts += 1
         self.state.epoch, self.state.step, self.state.steps = epoch, step, steps
 
@@ -170,11 +167,11 @@ class Reporter:
         self._board = board if rank == 0 else None
         self._epoch, self._last = 0, 0.0
 
-    def resumed(self, checkpoint: str | None, epoch: int, step: int, steps: int) -> None:
-        """Tell where this rank goes on: the checkpoint, the epoch, the steps done of it and the steps it has."""
+    def resumed(self, epoch: int, step: int, steps: int) -> None:
+        """Tell where this rank goes on: the epoch, the steps done of it and the steps it has."""
         self._epoch = epoch
         if self._board:
-            self._board.resumed.remote(checkpoint, epoch, step, steps)
+            self._board.resumed.remote(epoch, step, steps)
 
     def step(self, step: int, steps: int) -> None:
         """Tell how many of the epoch's steps are done."""

@@ -17,6 +17,8 @@ from training.storage import RunStorage, reason
 
 MANIFEST, PREFIX = "checkpoint.json", "checkpoint_"
 
+Manifest = dict[str, Any]
+
 
 class CheckpointStore:
     """The checkpoints of one run.
@@ -29,7 +31,7 @@ class CheckpointStore:
 
     def __init__(self, storage: RunStorage, keep: int = 1, say: Callable[[str], None] = print) -> None:
         self._storage, self._keep, self._say = storage, keep, say
-        self._whole: dict[str, dict[str, Any]] = {}
+        self._whole: dict[str, Manifest] = {}
         self._remains: list[str] = []
         for name in storage.folders(PREFIX):
             if manifest := self._manifest(name):
@@ -79,34 +81,18 @@ class CheckpointStore:
         self._prune()
         return name
 
-    def fetch(self, folder: Path, name: str | None = None) -> str | None:
-        """Fetch the newest whole checkpoint, or the one of that name, into a folder of this machine; its name."""
-        for each in reversed(self.names):
-            if name not in (None, each):
-                continue
-            if fault := self._fault(each, folder):
-                self._say(f"{each} is not whole ({fault}); passing it over")
-                del self._whole[each]
-                self._remains.append(each)
-            else:
-                return each
+    def fetch(self, folder: Path) -> tuple[str, Manifest] | None:
+        """Fetch the newest whole checkpoint into a folder of this machine; its name and manifest."""
+        for name in reversed(self.names):
+            manifest = self._whole[name]
+            if (fault := fetch(self._storage, name, manifest, folder)) is None:
+                return name, manifest
+            self._say(f"{name} is not whole ({fault}); passing it over")
+            del self._whole[name]
+            self._remains.append(name)
         return None
 
-    def _fault(self, name: str, folder: Path) -> str | None:
-        """What is wrong with a checkpoint, which is fetched meanwhile."""
-        for each, expected in self._whole[name]["files"].items():
-            file = folder / each
-            try:
-                self._storage.download(f"{name}/{each}", file)
-            except FileNotFoundError:
-                return f"{each} is missing"
-            if (found := file.stat().st_size) != expected["bytes"]:
-                return f"{each} has {found:,} of {expected['bytes']:,} bytes"
-            if _sha256(file) != expected["sha256"]:
-                return f"{each} holds something else"
-        return None
-
-    def _manifest(self, name: str) -> dict[str, Any] | None:
+    def _manifest(self, name: str) -> Manifest | None:
         try:
             manifest = json.loads(self._storage.read(f"{name}/{MANIFEST}"))
         except (FileNotFoundError, ValueError):
@@ -128,6 +114,21 @@ class CheckpointStore:
                 return
             self._whole.pop(name, None)
         self._remains = []
+
+
+def fetch(storage: RunStorage, name: str, manifest: Manifest, folder: Path) -> str | None:
+    """Fetch a checkpoint into a folder of this machine; what is wrong with it, or None."""
+    for each, expected in manifest["files"].items():
+        file = folder / each
+        try:
+            storage.download(f"{name}/{each}", file)
+        except FileNotFoundError:
+            return f"{each} is missing"
+        if (found := file.stat().st_size) != expected["bytes"]:
+            return f"{each} has {found:,} of {expected['bytes']:,} bytes"
+        if _sha256(file) != expected["sha256"]:
+            return f"{each} holds something else"
+    return None
 
 
 def _sha256(file: Path) -> str:

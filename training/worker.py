@@ -61,8 +61,8 @@ def _train(config: TrainingConfig, storage: RunStorage, board: Any) -> dict[str,
         keeper.step(step, steps)
 
     with suppress(Leave), Keeper(replica, storage, config, notice, reporter.alive) as keeper:
-        name = keeper.resume()
-        reporter.resumed(name, replica.epoch, replica.step % replica.steps, replica.steps)
+        keeper.resume()
+        reporter.resumed(replica.epoch, replica.step % replica.steps, replica.steps)
         while replica.epoch < config.epochs:
             metrics = replica.run_epoch(on_step, reporter.alive)
             print(results.epoch_line(metrics, config, replica.rank, device), flush=True)
