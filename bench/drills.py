@@ -2,8 +2,9 @@
 
 usage: python -m bench.drills [-n N] [--seed N] [--kind KIND …]
 
-Of each kind there is one run, which is disturbed N times: at random steps, and at a random moment of each. Exit status:
-0 if every run ended with the undisturbed run's weights, 1 if one did not.
+Of each kind a run is disturbed N times: at random steps, and at a random moment of each. If it ends before, as the last
+disturbance came too late to stop it, another one takes those that are left. Exit status: 0 if every run ended with the
+undisturbed run's weights, 1 if one did not.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import psutil
@@ -46,21 +47,28 @@ PATIENCE = (
 )
 
 
+class TooLate(Exception):
+    """There is nothing left to disturb."""
+
+
 def kill_worker(run: Run, chance: random.Random) -> None:
     """SIGKILL to a process that trains."""
-    kill(chance.choice(_trainers(run)).pid)
+    kill(_trainer(run, chance).pid)
 
 
 def kill_raylet(run: Run, chance: random.Random) -> None:
     """SIGKILL to a node's raylet, which takes the node; another comes for it."""
-    kill(run.nodes.processes(chance.choice(run.nodes.workers), "raylet/raylet")[0].pid)
+    if not (raylets := run.nodes.processes(chance.choice(run.nodes.workers), "raylet/raylet")):
+        raise TooLate
+    kill(raylets[0].pid)
 
 
 def kill_driver(run: Run, chance: random.Random) -> None:
     """SIGKILL to the command, which is typed again."""
-    if run.command:
-        kill(run.command.pid)
-        run.command.wait()
+    if run.ended or run.command is None:
+        raise TooLate
+    kill(run.command.pid)
+    run.command.wait()
     run.start(*PATIENCE, seconds=STEP_SECONDS)
 
 
@@ -71,11 +79,20 @@ def stop_node(run: Run, chance: random.Random) -> None:
 
 def freeze_worker(run: Run, chance: random.Random) -> None:
     """SIGSTOP to a process that trains: it hangs, and the others wait for it."""
-    chance.choice(_trainers(run)).suspend()
+    _trainer(run, chance).suspend()
 
 
-def _trainers(run: Run) -> list[psutil.Process]:
-    return until(run.nodes.trainers, END_SECONDS)
+def _trainer(run: Run, chance: random.Random) -> psutil.Process:
+    found: list[psutil.Process] = []
+
+    def find() -> bool:
+        found[:] = run.nodes.trainers()
+        return bool(found) or run.ended
+
+    until(find, END_SECONDS)
+    if not found:
+        raise TooLate
+    return chance.choice(found)
 
 
 KINDS: dict[str, Callable[[Run, random.Random], None]] = {
@@ -87,23 +104,33 @@ KINDS: dict[str, Callable[[Run, random.Random], None]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Drill:
     """What came of one kind.
 
     Attributes:
+        runs: How many it took: one may end before it has been disturbed as often as it should be.
         disturbed: At which steps.
-        ended: Whether the run ended by itself, with exit status 0.
+        ended: Whether every run ended by itself, with exit status 0.
         same: Whether its weights are the undisturbed run's.
         stood: After each disturbance, the longest time without a step, in seconds.
-        repeated: Steps that were made twice, for each disturbance in the mean.
+        repeated: Steps that were made twice.
     """
 
-    disturbed: list[int]
-    ended: bool
-    same: bool
-    stood: list[float]
-    repeated: float
+    runs: int = 0
+    disturbed: list[int] = field(default_factory=list)
+    ended: bool = True
+    same: bool = True
+    stood: list[float] = field(default_factory=list)
+    repeated: int = 0
+
+    def add(self, run: Run, whole: Run, moments: list[float], ended: bool) -> None:
+        """Note a run that was disturbed at these moments, and whether it has ended by itself."""
+        self.runs += 1
+        self.ended = self.ended and ended
+        self.same = self.same and ended and run.ends_as(whole)
+        self.stood += [_longest_pause(run, *pair) for pair in pairwise([*moments, float("inf")])]
+        self.repeated += max(len(run.moments) - TOTAL, 0)
 
 
 def main() -> int:
@@ -123,7 +150,7 @@ def main() -> int:
             return 1
         for kind in arguments.kind:
             chance = random.Random(f"{arguments.seed} {kind}")
-            found[kind] = _drill(Run(nodes, kind.replace(" ", "-")), kind, arguments.n, whole, chance, console)
+            found[kind] = _drill(nodes, kind, arguments.n, whole, chance, console)
     Console(width=120).print(table(found))
     return 0 if all(each.ended and each.same for each in found.values()) else 1
 
@@ -132,40 +159,48 @@ def _variables(folder: str) -> dict[str, str]:
     return {FOLDER: folder, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": DRAIN_SECONDS}
 
 
-def _drill(run: Run, kind: str, times: int, whole: Run, chance: random.Random, console: Console) -> Drill:
-    steps, moments = sorted(chance.sample(range(1, TOTAL - 1), times)), []
-    run.nodes.replace_ended()
-    run.start(*PATIENCE, seconds=STEP_SECONDS)
-    try:
-        for number, step in enumerate(steps):
-            # What was repeated doesn't count; a disturbance comes after the one before has been got over.
-            _wait_for_step(run, step, moments[-1] if moments else 0.0)
-            time.sleep(chance.uniform(0, STEP_SECONDS))
-            moments.append(time.time())
-            console.print(f"{kind}: {number + 1} of {times}, at step {step} of {TOTAL}", style="dim", highlight=False)
-            KINDS[kind](run, chance)
-        ended = run.finish(END_SECONDS) == 0
-    except (AssertionError, TimeoutError) as cause:
-        console.print(f"{kind}: {cause}\n{run.log[-3000:]}", highlight=False, markup=False)
-        ended = False
-    finally:
-        if run.command:
-            end(run.command.pid)
-    stood = [_longest_pause(run, *pair) for pair in pairwise([*moments, float("inf")])]
-    repeated = (len(run.moments) - TOTAL) / times
-    return Drill(steps[: len(moments)], ended, ended and run.ends_as(whole), stood, repeated)
+def _drill(nodes: Nodes, kind: str, times: int, whole: Run, chance: random.Random, console: Console) -> Drill:
+    drill = Drill()
+    while len(drill.disturbed) < times and drill.same:
+        run = Run(nodes, f"{kind.replace(' ', '-')}-{drill.runs + 1}")
+        moments: list[float] = []
+        nodes.replace_ended()
+        run.start(*PATIENCE, seconds=STEP_SECONDS)
+        try:
+            for step in sorted(chance.sample(range(1, TOTAL - 1), times - len(drill.disturbed))):
+                # What was repeated doesn't count; a disturbance comes after the one before has been got over.
+                if not _reaches(run, step, moments[-1] if moments else 0.0):
+                    break
+                time.sleep(chance.uniform(0, STEP_SECONDS))
+                moment = time.time()
+                try:
+                    KINDS[kind](run, chance)
+                except (TooLate, psutil.NoSuchProcess):
+                    break
+                moments.append(moment)
+                drill.disturbed.append(step)
+                console.print(f"{kind}: {len(drill.disturbed)} of {times}, at step {step} of {TOTAL}", style="dim")
+            drill.add(run, whole, moments, ended=run.finish(END_SECONDS) == 0)
+        except TimeoutError as cause:
+            console.print(f"{kind}: {cause}")
+            drill.add(run, whole, moments, ended=False)
+        finally:
+            if run.command:
+                end(run.command.pid)
+        if not drill.same:
+            console.print(run.log[-3000:], markup=False)
+    return drill
 
 
-def _wait_for_step(run: Run, step: int, after: float) -> None:
-    """Wait until the run has made this step, and one after that moment."""
+def _reaches(run: Run, step: int, after: float) -> bool:
+    """Wait until the run has made this step, and one after that moment; False if it ends before."""
 
     def made() -> bool:
         run.nodes.replace_ended()
         return run.ended or (run.step >= step and run.moments[-1] > after + SETTLED_SECONDS)
 
     until(made, END_SECONDS)
-    if run.ended:
-        raise AssertionError("it has ended before it was disturbed as often as it should be")
+    return not run.ended
 
 
 def _longest_pause(run: Run, disturbed: float, following: float) -> float:
@@ -182,7 +217,9 @@ def table(found: dict[str, Drill]) -> Table:
     for kind, drill in found.items():
         told = ("yes" if each else "NO" for each in (drill.ended, drill.same))
         stood = spread(drill.stood) if drill.stood else "-"
-        shown.add_row(kind, str(len(drill.disturbed)), *told, stood, f"{drill.repeated:.1f}")
+        shown.add_row(
+            kind, str(len(drill.disturbed)), *told, stood, f"{drill.repeated / max(len(drill.disturbed), 1):.1f}"
+        )
     return shown
 
 

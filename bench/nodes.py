@@ -46,6 +46,14 @@ class Nodes:
         self.workers: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Nodes:
+        try:
+            self._begin()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _begin(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
         self.port = free_port()
         self.environment["RAY_ADDRESS"] = f"{HERE}:{self.port}"
@@ -55,7 +63,6 @@ class Nodes:
         until(self._answers, START_SECONDS)
         for _ in range(self._count):
             self.add_worker()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

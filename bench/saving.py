@@ -10,8 +10,9 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise
+from typing import Any
 
 import boto3
 import torch
@@ -39,7 +40,8 @@ def measure(bench: Bench) -> list[Finding]:
     bench.say(f"checkpoints: {EPOCHS + 1} epochs of resnet18, two checkpoints in each but the first")
     with moto() as endpoint:
         config = TrainingConfig(storage_path=f"s3://{BUCKET}/runs", run_name="bench", epochs=EPOCHS + 1)
-        return [finding(*on_two_workers(_train, config, bench.dataset, endpoint))]
+        epochs, seen = on_two_workers(_train, config, bench.dataset, endpoint)
+        return [finding(epochs, [Seen(*each).cost() for each in seen])]
 
 
 def finding(epochs: list[float], checkpoints: list[dict[str, float]]) -> Finding:
@@ -53,7 +55,7 @@ def finding(epochs: list[float], checkpoints: list[dict[str, float]]) -> Finding
     shares = [100 * (each["stood"] + each["slower"]) / epoch for each in checkpoints]
     stood, slower, stored = (statistics.median(each[name] for each in checkpoints) for name in checkpoints[0])
     return Finding(
-        name="Checkpoint after each epoch, S3 on this machine: share of the epoch, %",
+        name="One checkpoint, S3 on this machine: share of an epoch, %",
         reference=f"{epoch:.1f} s an epoch",
         ours=f"{spread(shares)} %",
         n=len(checkpoints),
@@ -66,8 +68,8 @@ def finding(epochs: list[float], checkpoints: list[dict[str, float]]) -> Finding
     )
 
 
-def _train(config: TrainingConfig, dataset: Dataset, endpoint: str) -> tuple[list[float], list[dict[str, float]]]:
-    """On each worker; the seconds of each epoch, and what rank 0 saw of each checkpoint."""
+def _train(config: TrainingConfig, dataset: Dataset, endpoint: str) -> tuple[list[float], list[tuple[Any, ...]]]:
+    """On each worker; the seconds of each epoch, and what rank 0 saw of each checkpoint, a Seen as a tuple."""
     os.environ.update({**CREDENTIALS, **LITTLE, "AWS_ENDPOINT_URL": endpoint, "AWS_EC2_METADATA_DISABLED": "true"})
     replica = Replica(config, dataset, torch.device("cpu"))
     storage = RunStorage.open(config.storage_path, str(config.run_name))
@@ -91,7 +93,7 @@ def _train(config: TrainingConfig, dataset: Dataset, endpoint: str) -> tuple[lis
         for _ in range(EPOCHS):
             save()
             epochs.append(replica.run_epoch(on_step)["train_seconds"])
-    return epochs, [each.cost() for each in seen]
+    return epochs, [astuple(each) for each in seen]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import yaml
 
 from training.config import TrainingConfig, parse
 from training.events import SCALARS
+from training.resuming import FREE_TO_CHANGE
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -69,7 +70,7 @@ def test_every_flag_that_is_mentioned_is_one_of_the_command(capsys: pytest.Captu
 
 
 def test_the_training_s_defaults_are_those_of_its_settings() -> None:
-    rows = re.findall(r"^\| ((?:`--[a-z-]+`(?:, )?)+) \| (\S.*?) \|", TRAINING, flags=re.MULTILINE)
+    rows = re.findall(r"^\| ((?:`--[a-z-]+`(?:, )?)+) \| (\S.*?) \|", TRAINING + FAILURES, flags=re.MULTILINE)
     shown = {}
     for flags, defaults in rows:
         names = [name.replace("-", "_") for name in re.findall(r"--([a-z-]+)", flags)]
@@ -78,7 +79,14 @@ def test_the_training_s_defaults_are_those_of_its_settings() -> None:
     for name, value in shown.items():
         default = getattr(config, name)
         assert value == "DDP's" if default is None else type(default)(value) == default, f"{name} is not {value}"
-    assert set() < _settings_of("how fast") <= set(shown), "a choice that costs or saves time is not explained"
+    for title in ("how fast", "when something happens"):
+        explained = _settings_of(title) - {"cloudwatch_namespace"}
+        assert set() < explained <= set(shown), "a choice is not explained"
+
+
+def test_what_may_change_when_a_run_goes_on_is_what_is_not_refused() -> None:
+    told = FAILURES.partition("## Settings")[2].partition("Any other change is refused")[0]
+    assert {name.replace("-", "_") for name in re.findall(r"`--([a-z-]+)`", told)} == FREE_TO_CHANGE
 
 
 def _settings_of(title: str) -> set[str]:

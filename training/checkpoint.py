@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from training.errors import on_one_line
 from training.loop import Metrics, Replica
 from training.storage import WEIGHTS
 
@@ -37,9 +38,16 @@ class Snapshot:
         return self.state["history"]
 
     def write(self, folder: Path) -> None:
-        """Write the files of the checkpoint."""
-        torch.save(self.weights, folder / WEIGHTS)
-        torch.save(self.state, folder / STATE)
+        """Write the files of the checkpoint.
+
+        Raises:
+            OSError: They could not be written, as where the disk is full.
+        """
+        try:
+            torch.save(self.weights, folder / WEIGHTS)
+            torch.save(self.state, folder / STATE)
+        except RuntimeError as cause:  # PyTorch's own writer has no other
+            raise OSError(f"{folder} can't be written: {on_one_line(cause)}") from cause
 
 
 def take(replica: Replica) -> Snapshot | None:

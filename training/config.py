@@ -31,7 +31,7 @@ examples:
   python -m training --data-dir ~/data/fashion-mnist --batch-size 128 --num-workers 4
   python -m training --storage-path s3://my-bucket/runs --run-name baseline
 
-A run that was cut off continues when it is started again with the same --run-name.
+A run that was cut off continues when it is started again with the same --run-name and the same other flags.
 Every flag has an environment variable that sets its default: --batch-size reads TRAINING_BATCH_SIZE.
 
 exit status: 0 finished, 1 the training failed, 2 a setting or a data set can't be used (nothing was trained),
@@ -135,7 +135,7 @@ class TrainingConfig:
     max_stale: int = setting(3, "checkpoints in a row that may fail to be stored; one more ends the run", at_least=0)
     max_failures: int = setting(3, "crashes and stalls of workers after which training is resumed", at_least=0)
     max_preemptions: int = setting(
-        10, "times that workers may be taken away, by a spot or idle stop or an update, and be waited for", at_least=0
+        10, "times that workers may be taken away, as by an update or an idle stop, and be waited for", at_least=0
     )
     stall_timeout: float = setting(
         600.0,

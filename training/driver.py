@@ -2,6 +2,7 @@
 
 import math
 import os
+import signal
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,8 @@ def run(config: TrainingConfig, console: Console) -> dict[str, Any]:
         raise StorageError(
             f"{storage.uri} can't be read or written ({reason(cause)}); continue with --run-name {config.run_name}"
         ) from cause
+    except (KeyboardInterrupt, SystemExit) as stop:  # the latter is Ray's own answer to Ctrl-C and SIGTERM
+        raise Interrupted(f"interrupted; continue with --run-name {config.run_name}") from stop
     finally:
         ray.shutdown()
     _conclude(document, outcome["history"], console)
@@ -90,10 +93,8 @@ def _fit(
             tempfile.TemporaryDirectory(prefix="ray-train-") as folder,
         ):
             outcome = _fit_and_fit_again(config, storage, placement, board, folder)
-    except SystemExit as stop:  # Ray Train's own answer to Ctrl-C, after it has stopped the workers
-        raise Interrupted(f"interrupted; continue with --run-name {config.run_name}") from stop
     except TrainingFailedError as cause:
-        raise failure.explain(cause, config, storage, board, stalls.found) from cause
+        raise failure.explain(cause, config, storage, board, stalls) from cause
     state = look(board)
     return outcome, state.first_step if state else None
 
@@ -103,7 +104,11 @@ def _fit_and_fit_again(
 ) -> dict[str, Any]:
     """What rank 0 returned when it had finished; until then start the workers anew each time nodes are taken away."""
     for left in range(config.max_preemptions, -1, -1):
-        result: Any = _trainer(config, storage, placement, board, folder, left).fit()
+        on_sigint = signal.getsignal(signal.SIGINT)
+        try:
+            result: Any = _trainer(config, storage, placement, board, folder, left).fit()
+        finally:
+            signal.signal(signal.SIGINT, on_sigint)  # Ray Train leaves its own, which no longer ends anything
         if (state := look(board)) and state.given_up:
             raise failure.given_up(state.given_up, config, storage, board)
         if worker.PREEMPTED not in result.return_value:

@@ -15,6 +15,7 @@ from ray.util.state import get_log
 from training.config import TrainingConfig, environment_variable, flag
 from training.errors import ResourceError, TrainingError, UsageError, on_one_line
 from training.progress import State, look
+from training.stall import StallWatch
 from training.storage import ERROR, RunStorage
 from training.store import CheckpointStore
 
@@ -25,7 +26,7 @@ CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broken
 
 
 def explain(
-    error: TrainingFailedError, config: TrainingConfig, storage: RunStorage, board: Any, stalls: list[str]
+    error: TrainingFailedError, config: TrainingConfig, storage: RunStorage, board: Any, stalls: StallWatch
 ) -> TrainingError:
     """The one line for a failed run: a mistake of the user's as it is, else the cause and how to go on.
 
@@ -36,7 +37,7 @@ def explain(
         config: The run's settings.
         storage: The run's folder.
         board: The run's board.
-        stalls: Where the stacks of its stalls are.
+        stalls: What watched over it.
     """
     rank, cause = _cause(error)
     if isinstance(cause, UsageError):
@@ -48,11 +49,11 @@ def explain(
             f"the cluster has the {config.num_workers} workers' CPUs and GPUs, but they were not free within "
             f"{config.wait_seconds:.0f} s; wait for the other run to end, or ask for fewer workers"
         )
-    stalled = stalls and isinstance(cause, RayActorError)
-    what = f"no step for {config.stall_timeout:g} s, {len(stalls)} times" if stalled else _named(cause)
+    stalled = stalls.found and isinstance(cause, RayActorError) and not (state and state.starts > stalls.starts)
+    what = f"no step for {config.stall_timeout:g} s, {len(stalls.found)} times" if stalled else _named(cause)
     if late:
         what = f"workers that were lost did not come back within {config.wait_seconds:g} s"
-    found = {"what": what, "where": str(error), "rank": rank, "log": _log(state, rank), "stacks": stalls}
+    found = {"what": what, "where": str(error), "rank": rank, "log": _log(state, rank), "stacks": stalls.found}
     on_rank = "" if rank is None or stalled else f" on rank {rank}"
     return _failed(f"training failed{on_rank}: {what}", found, config, storage)
 

@@ -28,7 +28,7 @@ from training.storage import RunStorage, reason
 from training.store import CheckpointStore
 
 LOOK_SECONDS = 1.0
-# What a run that fails waits for the checkpoint that is on its way.
+# What a rank that fails waits for the checkpoint that is on its way; when others fail, Ray does not wait so long.
 LAST_SECONDS = 60.0
 
 
@@ -64,7 +64,7 @@ class Keeper:
         self._lost: list[str] = []
         self._unstored: Snapshot | None = None
         self._saved = -1
-        self._last = self._looked = time.monotonic()
+        self._last = self._looked = self._began = time.monotonic()
         self._between = self._left = 1
         self.waited = 0.0
 
@@ -78,7 +78,8 @@ class Keeper:
             if kind is None:
                 self._finish()
             else:
-                self._wait(LAST_SECONDS)
+                with suppress(Exception):  # the error at hand says more
+                    self._wait(LAST_SECONDS)
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -130,7 +131,7 @@ class Keeper:
         self._wait(seconds)
         self._check()
         if snapshot := checkpoint.take(self._replica):
-            self._storing = self._thread.submit(self._put, snapshot)
+            self._store_beside(snapshot)
         self._saved = self._replica.step
         self._last = time.monotonic()
         self.waited += self._last - began
@@ -143,7 +144,8 @@ class Keeper:
             self.save(deadline - time.time())
         self._wait(deadline - time.time())
         if self._unstored and time.time() < deadline:
-            self._store_again(deadline - time.time())
+            self._store_beside(self._unstored)
+            self._wait(deadline - time.time())
         if dist.is_initialized():
             dist.barrier()
         raise Leave
@@ -206,31 +208,33 @@ class Keeper:
             except OSError as cause:  # the next epoch writes them whole
                 _say(f"the metrics could not be stored ({reason(cause)}); training goes on")
 
-    def _store_again(self, seconds: float = float("inf")) -> None:
-        if self._unstored:
-            self._storing = self._thread.submit(self._put, self._unstored)
-            self._wait(seconds)
+    def _store_beside(self, snapshot: Snapshot) -> None:
+        self._began = time.monotonic()
+        self._storing = self._thread.submit(self._put, snapshot)
 
     def _check(self) -> None:
-        if self._storing and self._storing.done():
-            self._storing.result()  # of a bug
         if len(self._lost) > self._config.max_stale:
             raise StorageError(f"{len(self._lost)} checkpoints in a row could not be stored ({self._lost[-1]})")
 
     def _finish(self) -> None:
         """Nothing may be missing of a run that has ended."""
         self._wait()
-        self._check()
-        self._store_again()
+        if self._unstored:
+            self._store_beside(self._unstored)
+            self._wait()
         if self._unstored:
             raise StorageError(f"the last checkpoint could not be stored ({self._lost[-1]})")
 
     def _wait(self, seconds: float = float("inf")) -> None:
+        """Wait for the checkpoint on its way, with signs of life for no longer than a stall takes: disks hang, too."""
         deadline = time.monotonic() + seconds
         while self._storing and self.storing and time.monotonic() < deadline:
             wait_for([self._storing], timeout=min(LOOK_SECONDS, max(deadline - time.monotonic(), 0.0)))
-            with suppress(Exception):
-                self._alive()
+            if time.monotonic() - self._began < self._config.stall_timeout:
+                with suppress(Exception):
+                    self._alive()
+        if self._storing and not self.storing:
+            self._storing.result()  # raises what is a bug
 
 
 def _say(line: str) -> None:

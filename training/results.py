@@ -84,6 +84,7 @@ def write(
     """
     history: list[Metrics] = outcome["history"]
     checkpoints = outcome["checkpoints"]
+    note(storage, history)  # again: a call may have been lost, or the run may have been cut, after the last epoch
     storage.copy(f"{checkpoints['best']}/{WEIGHTS}", BEST)
     storage.copy(f"{checkpoints['last']}/{WEIGHTS}", WEIGHTS)
     storage.write(CURVES, curves(history))

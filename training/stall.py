@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.console import Console
 
@@ -30,6 +30,7 @@ LOOK_SECONDS = 1.0
 WRITE_SECONDS = 3.0
 ANSWER_SECONDS = 60.0
 FOLDER = "stalls"
+SILENT = "Its node does not answer.\n"
 
 
 def whereabouts() -> Whereabouts:
@@ -51,11 +52,13 @@ class StallWatch:
 
     Attributes:
         found: For each stall, where its stacks are.
+        starts: How often workers had started to train when the last one was found.
     """
 
     def __init__(self, board: Any, timeout: float, storage: RunStorage, console: Console) -> None:
         self._board, self._timeout, self._storage, self._console = board, timeout, storage, console
         self.found: list[str] = []
+        self.starts = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -73,16 +76,17 @@ class StallWatch:
         while not self._stop.wait(LOOK_SECONDS):
             state = look(self._board)
             if state and state.ranks and state.idle > self._timeout:
-                self._end(state.ranks)
+                self._end(state.ranks, state.starts)
 
-    def _end(self, ranks: dict[int, Whereabouts]) -> None:
+    def _end(self, ranks: dict[int, Whereabouts], starts: int) -> None:
         """Write the stacks of the workers that are still there, and end them; that of none is not a stall."""
-        stacks = {rank: text for rank, text in self._asked(_stacks, ranks).items() if text}
-        if stacks and not self._stop.is_set():
+        ended = self._asked(_stacks, ranks)
+        if (stacks := {rank: text for rank in ranks if (text := ended.get(rank, SILENT))}) and not self._stop.is_set():
+            self.starts = starts
             self._tell(stacks)
-            self._asked(_kill, ranks)
+            ended = self._asked(_kill, ranks)
         try:
-            ray.get(self._board.forget.remote(ranks))
+            ray.get(self._board.forget.remote({rank: ranks[rank] for rank in ended}))
         except RayError:
             return
 
@@ -102,15 +106,17 @@ class StallWatch:
             self._console.print(f"the stacks could not be stored ({cause})", highlight=False, soft_wrap=True)
 
     def _asked(self, task: Any, ranks: dict[int, Whereabouts]) -> dict[int, Any]:
-        """What a task answers on each worker's node; nothing of a node that is gone."""
+        """What a task answers on each worker's node: None of a node that is gone, and nothing where it doesn't come."""
         asked = {task.options(scheduling_strategy=_on(each)).remote(each): rank for rank, each in ranks.items()}
         done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS)
         answers = {}
         for each in done:
             try:
                 answers[asked[each]] = ray.get(each)
-            except RayError:  # its node is gone, and the worker with it
+            except RayTaskError:
                 continue
+            except RayError:  # its node is gone, and the worker with it
+                answers[asked[each]] = None
         return answers
 
 

@@ -74,6 +74,7 @@ class CheckpointStore:
             "files": files,
         }
         self._storage.delete(f"{name}/{MANIFEST}")  # of another try: from here on it is not whole
+        self._remains.append(name)
         for each in FILES:
             self._storage.upload(folder / each, f"{name}/{each}")
         self._storage.write_json(f"{name}/{MANIFEST}", manifest)

@@ -104,8 +104,8 @@ def test_a_checkpoint_that_is_stored_as_long_as_is_trained_can_be_held_against_n
 
 
 def test_the_drills_table_says_which_run_did_not_end_as_it_should() -> None:
-    good = drills.Drill([3, 9], ended=True, same=True, stood=[10.0, 20.0], repeated=0.5)
-    bad = drills.Drill([3], ended=True, same=False, stood=[], repeated=0.0)
+    good = drills.Drill(1, [3, 9], ended=True, same=True, stood=[10.0, 20.0], repeated=1)
+    bad = drills.Drill(1, [3], ended=True, same=False, stood=[], repeated=0)
     console = Console(width=120, file=io.StringIO())
     console.print(drills.table({"worker killed": good, "raylet killed": bad}))
     lines = console.file.getvalue().splitlines()  # ty: ignore[missing-attribute]

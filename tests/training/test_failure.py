@@ -1,10 +1,17 @@
 """What is said of a run that failed; test_failures.py has whole ones."""
 
+from pathlib import Path
+
 import pytest
+from ray.exceptions import RayActorError
 from ray.train import ControllerError, WorkerGroupError
+from rich.console import Console
 
 from training import failure
 from training.config import TrainingConfig, parse
+from training.progress import State
+from training.stall import StallWatch
+from training.storage import RunStorage
 
 CLOSED = RuntimeError(
     "[pair.cc:545] Read error: Connection closed by peer. This is typically caused by a remote worker"
@@ -27,6 +34,20 @@ def test_the_rank_that_failed_first_is_told_from_those_that_lost_it(failures: di
 def test_a_failure_of_no_worker_has_no_rank() -> None:
     cause = ValueError("no")
     assert failure._cause(ControllerError(cause)) == (None, cause)
+
+
+@pytest.mark.parametrize(("starts", "what"), [(1, "no step for 600 s, 1 times"), (2, "the worker's process ended")])
+def test_a_stall_that_was_got_over_is_not_why_a_run_failed(
+    starts: int, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TrainingConfig(storage_path=str(tmp_path), run_name="stalled")
+    storage = RunStorage.open(str(tmp_path), "stalled")
+    stalls = StallWatch(None, 600, storage, Console())
+    stalls.found, stalls.starts = ["stalls/first"], 1
+    monkeypatch.setattr(failure, "look", lambda board: State(starts=starts))
+    error = failure.explain(WorkerGroupError("failed", {1: RayActorError()}), config, storage, None, stalls)
+    assert what in str(error)
+    assert storage.read_json("error.json")["stacks"] == ["stalls/first"]
 
 
 def test_the_command_to_go_on_says_what_is_not_the_default() -> None:

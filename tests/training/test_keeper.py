@@ -1,6 +1,7 @@
 """Checkpoints: a run that is cut anywhere ends as one that wasn't, and nothing that is stored is lost or half there."""
 
 import json
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +13,14 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from training import checkpoint, data, model
+from bench.nodes import until
+from training import checkpoint, data, model, results
 from training.config import TrainingConfig
 from training.data import Dataset
 from training.errors import StorageError
 from training.keeper import Keeper, Leave
 from training.loop import Replica
-from training.storage import RunStorage
+from training.storage import METRICS, RunStorage
 from training.store import CheckpointStore
 
 CPU = torch.device("cpu")
@@ -312,13 +314,96 @@ def test_lost_checkpoints_cost_no_run_until_too_many_are_missing(
 def test_a_run_is_not_over_without_its_last_checkpoint(
     config: Config, digits: Dataset, storage: RunStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = config(model="forgetful", epochs=1)
+    settings = config(model="forgetful", epochs=1, max_stale=0)
     failing(monkeypatch, 1)
     replica = train(settings, digits)
     assert CheckpointStore(storage, 1).names == [f"checkpoint_{replica.step:08d}"], "it is tried once more"
     failing(monkeypatch, 100)
     with pytest.raises(StorageError, match="the last checkpoint could not be stored"):
         train(config(model="forgetful", epochs=1, run_name="other"), digits)
+
+
+def test_a_full_disk_costs_the_checkpoint(
+    config: Config, digits: Dataset, storage: RunStorage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = config(**SETTINGS)
+    replica = Replica(settings, digits, CPU)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Keeper(replica, storage, settings) as keeper:
+        keeper.resume()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+        try:
+            keeper.save()
+            until(lambda: not keeper.storing, 60)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert "the checkpoint of step 0 could not be stored" in capsys.readouterr().out
+    assert CheckpointStore(storage, 1).names == ["checkpoint_00000000"], "there is room again"
+
+
+def test_metrics_that_were_lost_after_the_last_epoch_come_with_the_results(
+    config: Config, digits: Dataset, storage: RunStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("AWS Error SLOW_DOWN: please slow down")
+
+    settings = config(**SETTINGS).completed()
+    replica = Replica(settings, digits, CPU)
+    with Keeper(replica, storage, settings) as keeper, monkeypatch.context() as patch:
+        patch.setattr(results, "note", fail)
+        keeper.resume()
+        for _ in range(settings.epochs):
+            replica.run_epoch()
+            keeper.save()
+        until(lambda: not keeper.storing, 60)
+    assert not storage.exists(METRICS)
+    results.write(storage, settings, results.outcome(replica, digits, keeper.stored), None)
+    assert len(storage.read(METRICS).splitlines()) == settings.epochs
+
+
+def test_what_is_left_of_a_lost_checkpoint_goes_with_the_next(
+    config: Config, digits: Dataset, storage: RunStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica, store = Replica(config(**SETTINGS), digits, CPU), CheckpointStore(storage, 1)
+    upload = RunStorage.upload
+
+    def fail(self: RunStorage, file: Path, name: str) -> None:
+        upload(self, file, name)
+        raise OSError("the answer was lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStorage, "upload", fail)
+        with pytest.raises(OSError, match="the answer was lost"):
+            put(store, replica, tmp_path / "new")
+    assert storage.folders("checkpoint_") == ["checkpoint_00000000"]
+    replica.run_epoch()
+    put(store, replica, tmp_path / "new")
+    assert storage.folders("checkpoint_") == store.names == ["checkpoint_00000005"]
+
+
+@pytest.mark.parametrize(("stall_timeout", "seen"), [(600.0, True), (0.5, False)])
+def test_who_waits_too_long_for_a_checkpoint_gives_no_sign_of_life(
+    config: Config,
+    digits: Dataset,
+    storage: RunStorage,
+    monkeypatch: pytest.MonkeyPatch,
+    stall_timeout: float,
+    seen: bool,
+) -> None:
+    upload = RunStorage.upload
+
+    def slowly(self: RunStorage, file: Path, name: str) -> None:
+        time.sleep(1.0)
+        upload(self, file, name)
+
+    monkeypatch.setattr(RunStorage, "upload", slowly)
+    settings = config(**SETTINGS, stall_timeout=stall_timeout)
+    signs: list[float] = []
+    keeper = Keeper(Replica(settings, digits, CPU), storage, settings, alive=lambda: signs.append(time.time()))
+    with keeper:
+        keeper.resume()
+        keeper.save()
+    assert bool(signs) is seen
 
 
 def test_a_notice_has_the_step_stored_before_the_ranks_leave(
