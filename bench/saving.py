@@ -26,6 +26,7 @@ from training.loop import Replica
 from training.storage import RunStorage
 
 EPOCHS = 5
+COSTS = ("stood", "slower", "stored")
 MOST_PERCENT = 2.0
 BUCKET = "checkpoints"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
@@ -53,7 +54,7 @@ def finding(epochs: list[float], checkpoints: list[dict[str, float]]) -> Finding
     """
     epoch = statistics.median(epochs)
     shares = [100 * (each["stood"] + each["slower"]) / epoch for each in checkpoints]
-    stood, slower, stored = (statistics.median(each[name] for each in checkpoints) for name in checkpoints[0])
+    stood, slower, stored = (statistics.median(each[name] for each in checkpoints) for name in COSTS)
     return Finding(
         name="One checkpoint, S3 on this machine: share of an epoch, %",
         reference=f"{epoch:.1f} s an epoch",
@@ -120,7 +121,7 @@ class Seen:
                 "storing a checkpoint takes longer than half an epoch: nothing is left to compare with"
             )
         slower = sum(beside) - statistics.mean(alone) * len(beside)
-        return {"stood": self.stood, "slower": slower, "stored": sum(beside)}
+        return dict(zip(COSTS, (self.stood, slower, sum(beside)), strict=True))
 
 
 @contextmanager

@@ -143,9 +143,8 @@ class Keeper:
         if self._saved != self._replica.step:
             self.save(deadline - time.time())
         self._wait(deadline - time.time())
-        if self._unstored and time.time() < deadline:
-            self._store_beside(self._unstored)
-            self._wait(deadline - time.time())
+        if time.time() < deadline:
+            self._store_again(deadline - time.time())
         if dist.is_initialized():
             dist.barrier()
         raise Leave
@@ -212,6 +211,11 @@ class Keeper:
         self._began = time.monotonic()
         self._storing = self._thread.submit(self._put, snapshot)
 
+    def _store_again(self, seconds: float = float("inf")) -> None:
+        if self._unstored:
+            self._store_beside(self._unstored)
+            self._wait(seconds)
+
     def _check(self) -> None:
         if len(self._lost) > self._config.max_stale:
             raise StorageError(f"{len(self._lost)} checkpoints in a row could not be stored ({self._lost[-1]})")
@@ -219,9 +223,7 @@ class Keeper:
     def _finish(self) -> None:
         """Nothing may be missing of a run that has ended."""
         self._wait()
-        if self._unstored:
-            self._store_beside(self._unstored)
-            self._wait()
+        self._store_again()
         if self._unstored:
             raise StorageError(f"the last checkpoint could not be stored ({self._lost[-1]})")
 

@@ -262,16 +262,21 @@ def test_weights_are_a_plain_state_dict(config: Config, digits: Dataset, storage
     model.find("resnet18")(1, 10).load_state_dict(weights)
 
 
-def test_training_goes_on_while_a_checkpoint_is_stored(
-    config: Config, digits: Dataset, storage: RunStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def slow(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let each file of a checkpoint take so long to be stored."""
     upload = RunStorage.upload
 
     def slowly(self: RunStorage, file: Path, name: str) -> None:
-        time.sleep(0.5)
+        time.sleep(seconds)
         upload(self, file, name)
 
     monkeypatch.setattr(RunStorage, "upload", slowly)
+
+
+def test_training_goes_on_while_a_checkpoint_is_stored(
+    config: Config, digits: Dataset, storage: RunStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow(monkeypatch, 0.5)
     settings = config(**SETTINGS)
     replica = Replica(settings, digits, CPU)
     with Keeper(replica, storage, settings) as keeper:
@@ -390,13 +395,7 @@ def test_who_waits_too_long_for_a_checkpoint_gives_no_sign_of_life(
     stall_timeout: float,
     seen: bool,
 ) -> None:
-    upload = RunStorage.upload
-
-    def slowly(self: RunStorage, file: Path, name: str) -> None:
-        time.sleep(1.0)
-        upload(self, file, name)
-
-    monkeypatch.setattr(RunStorage, "upload", slowly)
+    slow(monkeypatch, 1.0)
     settings = config(**SETTINGS, stall_timeout=stall_timeout)
     signs: list[float] = []
     keeper = Keeper(Replica(settings, digits, CPU), storage, settings, alive=lambda: signs.append(time.time()))
