@@ -3,7 +3,8 @@
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
+from torch.autograd.graph import register_multi_grad_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from training.config import TrainingConfig
@@ -39,12 +40,22 @@ def replicate(model: nn.Module, config: TrainingConfig, device: torch.device, bf
         static_graph=static,
         find_unused_parameters=not static,
     )
-    in_bf16 = bf16 if config.gradient_dtype == "auto" else config.gradient_dtype == "bf16"
-    exchange = bf16_compress_hook if in_bf16 else allreduce_hook
-
-    def hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        watch.ready()
-        return exchange(group, bucket)
-
-    replicated.register_comm_hook(dist.group.WORLD, hook)
+    if bf16 if config.gradient_dtype == "auto" else config.gradient_dtype == "bf16":
+        replicated.register_comm_hook(None, bf16_compress_hook if device.type == "cuda" else _all_reduce_in_bf16)
+    register_multi_grad_hook([each for each in model.parameters() if each.requires_grad], lambda _: watch.ready())
     return replicated
+
+
+def _all_reduce_in_bf16(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """As `bf16_compress_hook`, but it waits for the exchange, so that no Python is left to Gloo's threads.
+
+    Such a thread releases the callback of a future's `then` after it has run it, and needs the interpreter's lock for
+    that. If the process is about to end it never gets the lock, and C++ ends the process with SIGABRT instead: seen at
+    the end of runs that had trained well. NCCL runs the callback in the thread that calls the hook.
+    """
+    gradients = bucket.buffer()
+    compressed = gradients.to(torch.bfloat16).div_(dist.get_world_size())
+    dist.all_reduce(compressed)
+    exchanged: torch.futures.Future[Tensor] = torch.futures.Future()
+    exchanged.set_result(gradients.copy_(compressed))
+    return exchanged

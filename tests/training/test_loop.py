@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
-from training import data, model
+from tests.training.ranks import Ranks
+from training import data, ddp, model
 from training.config import TrainingConfig
 from training.data import Dataset
 from training.errors import UsageError
 from training.loop import Replica, Tally
+from training.watch import Watch
 
 CPU = torch.device("cpu")
 Config = Callable[..., TrainingConfig]
@@ -37,30 +37,21 @@ def small(channels: int, classes: int) -> nn.Module:
     )
 
 
-def train_rank(rank: int, ranks: int, config: TrainingConfig, dataset: Dataset, folder: str) -> None:
-    """Two epochs on one of several ranks, each leaving its metrics and weights in `folder`."""
+def train_rank(rank: int, ranks: int, config: TrainingConfig, dataset: Dataset) -> dict[str, Any]:
+    """All epochs on one of several ranks: its metrics, its weights, and what they make of the test set."""
     model.MODELS["small"] = small
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
     replica = Replica(config, dataset, CPU)
     for _ in range(config.epochs):
         replica.run_epoch()
-    logits = _logits(replica, dataset)
-    torch.save(
-        {"history": replica.history, "weights": replica.model.state_dict(), "logits": logits}, f"{folder}/{rank}"
-    )
-    dist.destroy_process_group()
+    return {"history": replica.history, "weights": replica.model.state_dict(), "logits": _logits(replica, dataset)}
 
 
-def test_any_number_of_workers_makes_the_same_curve(config: Config, digits: Dataset, tmp_path: Path) -> None:
+def test_any_number_of_workers_makes_the_same_curve(config: Config, digits: Dataset, on_ranks: Ranks) -> None:
     curves = {}
     for ranks in (1, 2, 4):
         # Groups of 32 are half of what one worker takes, all that each of two does, and what two of four take together.
         settings = config(model="small", epochs=3, batch_size=64 // ranks, norm_batch=32)
-        folder = tmp_path / str(ranks)
-        folder.mkdir()
-        mp.spawn(train_rank, (ranks, settings, digits, str(folder)), nprocs=ranks)
-        curves[ranks] = torch.load(folder / "0", weights_only=True)
+        curves[ranks] = on_ranks(ranks, train_rank, settings, digits)[0]
     for ranks in (2, 4):
         for one, several in zip(curves[1]["history"], curves[ranks]["history"], strict=True):
             for name in ("train_loss", "test_loss"):
@@ -71,29 +62,22 @@ def test_any_number_of_workers_makes_the_same_curve(config: Config, digits: Data
             torch.testing.assert_close(curves[ranks]["weights"][name], weights, atol=1e-4, rtol=1e-3)
 
 
-def first_gradients(rank: int, ranks: int, config: TrainingConfig, dataset: Dataset, folder: str) -> None:
+def first_gradients(rank: int, ranks: int, config: TrainingConfig, dataset: Dataset) -> list[Any]:
     """The gradients of the first step, as each rank has them after the exchange."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
     replica = Replica(config, dataset, CPU)
     replica.replicated.train()
     replica._step([next(replica.batches.train(0))], Tally(CPU))
-    gradients = [weight.grad for weight in replica.model.parameters()]
-    torch.save({"gradients": gradients, "buffers": list(replica.model.buffers())}, f"{folder}/{rank}")
-    dist.destroy_process_group()
+    return [weight.grad for weight in replica.model.parameters()]
 
 
-def test_resnet18_has_the_same_gradients_on_any_number_of_workers(config: Config, tmp_path: Path) -> None:
+def test_resnet18_has_the_same_gradients_on_any_number_of_workers(config: Config, on_ranks: Ranks) -> None:
     found = []
     for ranks in (1, 2, 4):
         settings = config(dataset="synthetic", samples=32, batch_size=32 // ranks, norm_batch=32)
-        folder = tmp_path / str(ranks)
-        folder.mkdir()
-        mp.spawn(first_gradients, (ranks, settings, data.load("synthetic", settings), str(folder)), nprocs=ranks)
-        found.append(torch.load(folder / "0", weights_only=True))
-    assert max(each.abs().max() for each in found[0]["gradients"]) > 0.01, "far above the tolerance"
+        found.append(on_ranks(ranks, first_gradients, settings, data.load("synthetic", settings))[0])
+    assert max(each.abs().max() for each in found[0]) > 0.01, "far above the tolerance"
     for several in found[1:]:
-        torch.testing.assert_close(several["gradients"], found[0]["gradients"], atol=1e-5, rtol=1e-3)
+        torch.testing.assert_close(several, found[0], atol=1e-5, rtol=1e-3)
 
 
 def _logits(replica: Replica, dataset: Dataset) -> torch.Tensor:
@@ -102,10 +86,8 @@ def _logits(replica: Replica, dataset: Dataset) -> torch.Tensor:
         return replica.model(dataset.normalize(dataset.test.images))
 
 
-def test_metrics_are_those_of_all_ranks_and_the_same_on_each(config: Config, digits: Dataset, tmp_path: Path) -> None:
-    settings = config(model="small", epochs=2)
-    mp.spawn(train_rank, (2, settings, digits, str(tmp_path)), nprocs=2)
-    first, second = (torch.load(tmp_path / rank, weights_only=True) for rank in ("0", "1"))
+def test_metrics_are_those_of_all_ranks_and_the_same_on_each(config: Config, digits: Dataset, on_ranks: Ranks) -> None:
+    first, second = on_ranks(2, train_rank, config(model="small", epochs=2), digits)
     for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "test_samples"):
         assert first["history"][-1][name] == second["history"][-1][name], f"{name} is one rank's, not the run's"
     assert all(torch.equal(value, second["weights"][name]) for name, value in first["weights"].items()), (
@@ -182,12 +164,38 @@ def test_an_epoch_tells_how_its_steps_went(config: Config, digits: Dataset) -> N
 
 
 @pytest.mark.parametrize("static_graph", ["on", "off"])
-def test_gradients_in_bf16_learn_as_well(config: Config, digits: Dataset, tmp_path: Path, static_graph: str) -> None:
+def test_gradients_in_bf16_learn_as_well(config: Config, digits: Dataset, on_ranks: Ranks, static_graph: str) -> None:
     settings = config(model="small", epochs=4, gradient_dtype="bf16", static_graph=static_graph, bucket_mb=0.01)
-    mp.spawn(train_rank, (2, settings, digits, str(tmp_path)), nprocs=2)
-    history = torch.load(tmp_path / "0", weights_only=True)["history"]
+    history = on_ranks(2, train_rank, settings, digits)[0]["history"]
     assert history[-1]["test_accuracy"] > 0.8
     assert 0 < history[-1]["network_wait_share"] < 1, "two workers wait for each other's gradients"
+
+
+def gradients_of_a_step(rank: int, ranks: int, config: TrainingConfig) -> tuple[list[torch.Tensor], int]:
+    """The gradients after one step, and the Python functions that were left to other threads for it."""
+    left: list[Any] = []
+    then = torch._C.Future.then
+    network = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 2, bias=False))
+    for number, weight in enumerate(network.parameters()):
+        nn.init.constant_(weight, number + 1.0)
+    replicated = ddp.replicate(network, config, CPU, False, Watch(CPU))
+    torch._C.Future.then = lambda future, function: left.append(function) or then(future, function)  # ty: ignore
+    try:
+        replicated(torch.full((1, 4), rank + 1.0)).sum().backward()
+    finally:
+        torch._C.Future.then = then  # ty: ignore
+    return [weight.grad for weight in network.parameters() if weight.grad is not None], len(left)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_exchange_is_a_mean_and_leaves_no_python_to_the_threads_of_gloo(
+    config: Config, on_ranks: Ranks, dtype: str
+) -> None:
+    for gradients, left in on_ranks(2, gradients_of_a_step, config(gradient_dtype=dtype)):
+        first, second = gradients
+        assert torch.equal(first, torch.full((3, 4), 6.0)), "4, by two weights of 2, times the mean of 1 and 2"
+        assert torch.equal(second, torch.full((2, 3), 6.0)), "4, by four weights of 1, times the mean of 1 and 2"
+        assert not left, "a thread that waits for the interpreter when the process ends takes it down with SIGABRT"
 
 
 def test_a_function_that_gives_no_module_is_refused() -> None:
