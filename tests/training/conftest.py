@@ -1,13 +1,15 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+import torch
 
+from tests.training.ranks import Ranks
 from training.config import TrainingConfig
 from training.data import Dataset, load
 
@@ -27,6 +29,12 @@ def broken(channels, classes):
 """
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Where something else runs on the machine, threads that wait for each other take a hundred times as long."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def digits() -> Dataset:
     return load("digits", TrainingConfig())
@@ -41,6 +49,13 @@ def config(tmp_path: Path) -> Callable[..., TrainingConfig]:
         return TrainingConfig(**values)
 
     return build
+
+
+@pytest.fixture(scope="session")
+def on_ranks() -> Iterator[Ranks]:
+    """Calls a function on several ranks."""
+    with Ranks() as ranks:
+        yield ranks
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import json
 import resource
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 from bench.nodes import until
+from tests.training.ranks import Ranks
 from training import checkpoint, data, model, results
 from training.config import TrainingConfig
 from training.data import Dataset
@@ -115,35 +115,25 @@ def test_a_run_that_is_cut_again_and_again_ends_as_well(config: Config, digits: 
     assert same(train(settings, digits), whole)
 
 
-def train_rank(rank: int, ranks: int, config: TrainingConfig, dataset: Dataset, folder: str, cut: int | None) -> None:
+def train_rank(rank: int, ranks: int, config: TrainingConfig, dataset: Dataset, cut: int | None = None) -> Any:
+    """What a rank has at the end; None if it is cut."""
     model.MODELS.update(forgetful=Forgetful, plain=plain)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
     try:
         replica = train(config, dataset, cut)
-        found = {"weights": replica.model.state_dict(), "curve": curve(replica), "epoch": replica.history[-1]}
-        torch.save(found, f"{folder}/{rank}")
     except Cut:
-        pass
-    finally:
-        dist.destroy_process_group()
-
-
-def on_ranks(ranks: int, config: TrainingConfig, dataset: Dataset, folder: Path, cut: int | None = None) -> Any:
-    folder.mkdir()
-    mp.spawn(train_rank, (ranks, config, dataset, str(folder), cut), nprocs=ranks)
-    return None if cut else [torch.load(folder / str(rank), weights_only=True) for rank in range(ranks)]
+        return None
+    return {"weights": replica.model.state_dict(), "curve": curve(replica), "epoch": replica.history[-1]}
 
 
 @pytest.mark.parametrize(("ranks", "cut"), [(2, 9), (3, 2), (3, 9)])
 def test_several_ranks_that_are_cut_end_as_if_they_were_not(
-    config: Config, digits: Dataset, tmp_path: Path, ranks: int, cut: int
+    config: Config, digits: Dataset, on_ranks: Ranks, ranks: int, cut: int
 ) -> None:
     # Groups of 32 images and buckets of 10 kB: each rank has several of both.
     settings = {**SETTINGS, "batch_size": 64, "norm_batch": 32, "bucket_mb": 0.01}
-    whole = on_ranks(ranks, config(**settings, run_name="whole"), digits, tmp_path / "one")
-    on_ranks(ranks, config(**settings), digits, tmp_path / "two", cut)
-    again = on_ranks(ranks, config(**settings), digits, tmp_path / "three")
+    whole = on_ranks(ranks, train_rank, config(**settings, run_name="whole"), digits)
+    assert on_ranks(ranks, train_rank, config(**settings), digits, cut) == [None] * ranks
+    again = on_ranks(ranks, train_rank, config(**settings), digits)
     for before, after in zip(whole, again, strict=True):
         assert before["curve"] == after["curve"]
         assert all(torch.equal(value, after["weights"][name]) for name, value in before["weights"].items()), (
@@ -152,10 +142,10 @@ def test_several_ranks_that_are_cut_end_as_if_they_were_not(
 
 
 @pytest.mark.parametrize("fewer", [1, 3])
-def test_fewer_workers_make_the_same_steps(config: Config, digits: Dataset, tmp_path: Path, fewer: int) -> None:
+def test_fewer_workers_make_the_same_steps(config: Config, digits: Dataset, on_ranks: Ranks, fewer: int) -> None:
     settings = config(model="plain", epochs=2, num_workers="1:4")
-    whole = on_ranks(4, settings, digits, tmp_path / "four")
-    less = on_ranks(fewer, config(**{**vars(settings), "run_name": "less"}), digits, tmp_path / "fewer")
+    whole = on_ranks(4, train_rank, settings, digits)
+    less = on_ranks(fewer, train_rank, config(**{**vars(settings), "run_name": "less"}), digits)
     for one, other in zip(whole[0]["curve"], less[0]["curve"], strict=True):
         assert other["train_loss"] == pytest.approx(one["train_loss"], rel=1e-4), "the global batch is another"
         assert other["learning_rate"] == one["learning_rate"], "the schedule is another"
@@ -165,11 +155,11 @@ def test_fewer_workers_make_the_same_steps(config: Config, digits: Dataset, tmp_
 
 @pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 3)])
 def test_a_run_goes_on_with_another_number_of_workers(
-    config: Config, digits: Dataset, tmp_path: Path, before: int, after: int
+    config: Config, digits: Dataset, on_ranks: Ranks, before: int, after: int
 ) -> None:
     settings = {"model": "forgetful", "epochs": 3, "num_workers": "1:3", "checkpoint_seconds": 0.0}
-    on_ranks(before, config(**settings), digits, tmp_path / "before", cut=10)
-    ended = on_ranks(after, config(**settings), digits, tmp_path / "after")[0]
+    on_ranks(before, train_rank, config(**settings), digits, 10)
+    ended = on_ranks(after, train_rank, config(**settings), digits)[0]
     assert ended["epoch"]["global_batch"] == 3 * 64
     assert [each["train_samples"] for each in ended["curve"]] == [7 * 192] * 3, "an image was lost or counted twice"
     assert ended["epoch"]["test_accuracy"] > 0.6, "it has gone on learning"
@@ -276,18 +266,26 @@ def slow(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 def test_training_goes_on_while_a_checkpoint_is_stored(
     config: Config, digits: Dataset, storage: RunStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow(monkeypatch, 0.5)
+    trained, upload = threading.Event(), RunStorage.upload
+
+    def wait_and_upload(self: RunStorage, file: Path, name: str) -> None:
+        assert trained.wait(60), "the training waits for the checkpoint"
+        upload(self, file, name)
+
+    monkeypatch.setattr(RunStorage, "upload", wait_and_upload)
     settings = config(**SETTINGS)
     replica = Replica(settings, digits, CPU)
     with Keeper(replica, storage, settings) as keeper:
         keeper.resume()
         keeper.save()
         weights = {name: value.clone() for name, value in replica.model.state_dict().items()}
+        waited = keeper.waited
         replica.run_epoch()
-        assert not storage.exists("checkpoint_00000000/checkpoint.json"), "the epoch was over before it was stored"
+        assert not storage.exists("checkpoint_00000000/checkpoint.json")
+        trained.set()
     found = torch.load(storage.path("checkpoint_00000000", "model.pt"), weights_only=True)
     assert all(torch.equal(value, found[name]) for name, value in weights.items()), "what was stored is of that step"
-    assert keeper.waited < 0.5
+    assert keeper.waited == waited, "it stood for the copy alone"
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, times: int) -> None:

@@ -1,13 +1,10 @@
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
+from tests.training.ranks import Ranks
 from training import norm
 from training.errors import UsageError
 from training.norm import GroupedBatchNorm, Groups
@@ -103,34 +100,19 @@ def test_options_of_the_batch_norm_are_kept() -> None:
     torch.testing.assert_close(grouped.running_mean, images.mean((0, 2, 3)))  # without momentum: the plain mean
 
 
-def pool(rank: int, folder: str, images: torch.Tensor) -> None:
-    """A backward pass through a batch norm that two ranks share, each with one half of the images."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    layer = norm.group(nn.Sequential(nn.BatchNorm2d(3)), Groups(1, 2))
-    mine = images.chunk(2)[rank].clone().requires_grad_()
+def pool(rank: int, ranks: int, images: torch.Tensor) -> dict[str, Any]:
+    """A backward pass through a batch norm that the ranks share, each with its part of the images."""
+    layer = norm.group(nn.Sequential(nn.BatchNorm2d(3)), Groups(1, ranks))
+    mine = images.chunk(ranks)[rank].clone().requires_grad_()
     normalized = layer(mine)
     normalized.pow(3).sum().backward()
     norm.share_buffers(layer)
-    torch.save(
-        {"normalized": normalized.detach(), "gradient": mine.grad, "state": layer.state_dict()}, f"{folder}/{rank}"
-    )
-    dist.destroy_process_group()
+    return {"normalized": normalized.detach(), "gradient": mine.grad, "state": layer.state_dict()}
 
 
-@pytest.fixture
-def pooled(tmp_path: Path) -> Callable[[torch.Tensor], list[dict[str, Any]]]:
-    def run(images: torch.Tensor) -> list[dict[str, Any]]:
-        mp.spawn(pool, (str(tmp_path), images), nprocs=2)
-        return [torch.load(tmp_path / rank, weights_only=True) for rank in ("0", "1")]
-
-    return run
-
-
-def test_workers_that_pool_compute_what_one_would_with_all_the_images(
-    pooled: Callable[[torch.Tensor], list[dict[str, Any]]],
-) -> None:
+def test_workers_that_pool_compute_what_one_would_with_all_the_images(on_ranks: Ranks) -> None:
     images = torch.randn(8, 3, 4, 4) * 2 + 5
-    ranks = pooled(images)
+    ranks = on_ranks(2, pool, images)
     plain, whole = nn.BatchNorm2d(3), images.clone().requires_grad_()
     expected = plain(whole)
     expected.pow(3).sum().backward()

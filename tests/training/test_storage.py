@@ -98,12 +98,14 @@ def test_calls_that_are_lost_are_made_again(s3: Any, tmp_path: Path, monkeypatch
 
 def test_calls_that_stay_lost_end_after_some_tries(s3: Any, aws_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "TRIES", 2)  # pyarrow takes seconds for each
     with bad_line(aws_server, 1.0) as line:
         monkeypatch.setenv("AWS_ENDPOINT_URL", line.url)
         storage = RunStorage.open(f"s3://{BUCKET}/never", "run")
         with pytest.raises(OSError, match=r"503|NETWORK_CONNECTION"):
             storage.write_json("a.json", 1)
         assert line.failed >= 3 * module.TRIES, "pyarrow makes three calls in each try"
+        monkeypatch.setattr(module, "TRIES", 1)
         with pytest.raises(UsageError, match="--storage-path"):
             storage.check_writable()
 
