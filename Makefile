@@ -1,6 +1,7 @@
 # make train   train on this machine          make test    run the tests
 # make check   lint, types, layers            make lock    write docker/requirements.lock anew
 # make image   build the image                make image-size    what it holds, layer by layer
+# make test-faults   kill parts of a cluster while it trains
 # make bench   measure the training beside a plain loop
 # make drills  disturb runs at random moments, N of each kind
 # make test-containers   test the image as containers: a head, two workers and an S3
@@ -15,15 +16,19 @@ CONTAINER_ENGINE ?= docker
 BIN := $(VENV)/bin
 LOCK := docker/requirements.lock
 
-.PHONY: help train test check lock image image-size bench drills test-containers
+.PHONY: help train test check lock image image-size bench drills test-faults test-containers
 help:
 	@sed -n 's/^# \(make.*\)/\1/p' Makefile
 
 train: $(VENV)/.train
 	RAY_ADDRESS=local $(BIN)/python -m training --dataset auto --epochs 3 $(ARGS)
 
+# What starts Ray runs one after the other, everything else beside it.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
+
+test-faults: $(VENV)/.test
+	$(BIN)/python -m pytest -m fault $(ARGS)
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -1,7 +1,9 @@
-"""What the CloudWatch of the tests has been told."""
+"""The bucket of the tests, and what their CloudWatch has been told."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
+
+BUCKET = "runs-of-the-tests"
 
 
 class Told(NamedTuple):

@@ -1,9 +1,13 @@
 """The AWS of all tests that need one: moto's server, and the environment that leads there."""
 
 from collections.abc import Iterator
+from typing import Any
 
+import boto3
 import pytest
 from moto.server import ThreadedMotoServer
+
+from tests.aws import BUCKET
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +30,23 @@ def aws_variables(aws_server: str) -> dict[str, str]:
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
+
+
+@pytest.fixture(scope="session")
+def s3_client(aws_server: str) -> Any:
+    client = boto3.client(
+        "s3", endpoint_url=aws_server, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test"
+    )
+    client.create_bucket(Bucket=BUCKET)
+    return client
+
+
+@pytest.fixture(scope="session")
+def cloudwatch_client(aws_server: str) -> Any:
+    return boto3.client(
+        "cloudwatch",
+        endpoint_url=aws_server,
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )

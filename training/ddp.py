@@ -40,7 +40,8 @@ def replicate(model: nn.Module, config: TrainingConfig, device: torch.device, bf
         static_graph=static,
         find_unused_parameters=not static,
     )
-    if bf16 if config.gradient_dtype == "auto" else config.gradient_dtype == "bf16":
+    in_bf16 = bf16 if config.gradient_dtype == "auto" else config.gradient_dtype == "bf16"
+    if in_bf16:
         replicated.register_comm_hook(None, bf16_compress_hook if device.type == "cuda" else _all_reduce_in_bf16)
     register_multi_grad_hook([each for each in model.parameters() if each.requires_grad], lambda _: watch.ready())
     return replicated

@@ -133,6 +133,7 @@ for settings in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.xdist_group("ray")
 def test_ray_knows_what_is_waited_for_and_forgets_it_afterwards(environment: dict[str, str]) -> None:
     configs = [{"num_workers": 3}, {}, {"num_workers": 2, "device": "cpu"}]
     done = subprocess.run(

@@ -5,7 +5,6 @@ import json
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,12 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.aws import told
-from tests.training.conftest import BUCKET, Run
+from tests.aws import BUCKET, told
+from tests.training.conftest import Run
+from tests.training.head import SECONDS, Head, until
 from training.model import resnet18_classifier
+
+pytestmark = pytest.mark.xdist_group("ray")
 
 Train = Callable[..., Run]
 TINY = ("--model", "own:build", "--dataset", "synthetic", "--samples", "256")
@@ -107,17 +109,22 @@ def test_a_finished_run_named_again_says_so_and_trains_nothing(train: Train, run
 
 
 def test_an_interrupted_run_in_a_bucket_continues_under_its_name(
-    start: Callable[..., subprocess.Popen[str]], train: Train, aws_variables: dict[str, str], s3_client: Any
+    start: Callable[..., subprocess.Popen[str]],
+    train: Train,
+    head: Head,
+    hold: Path,
+    aws_variables: dict[str, str],
+    s3_client: Any,
 ) -> None:
-    command = (*TINY, "--epochs", "20", "--keep-checkpoints", "1", "--run-name", "cut")
-    variables = {"TRAINING_STORAGE_PATH": f"s3://{BUCKET}/runs", **aws_variables}
+    command = ("--model", "own:held", *TINY[2:], "--epochs", "6", "--keep-checkpoints", "1", "--run-name", "cut")
+    variables = {**head.variables, **aws_variables, "TRAINING_STORAGE_PATH": f"s3://{BUCKET}/runs"}
     process = start(*command, **variables)
-    _wait_for(lambda: len(_lines(s3_client, "metrics.jsonl")) >= 4, process)
+    until(lambda: process.poll() is not None or len(_lines(s3_client, "metrics.jsonl")) == 4)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 130, err
     assert "continue with --run-name cut" in err.splitlines()[-1], "the user learns how to go on"
-    assert "result.json" not in _objects(s3_client), "the run was cut too late to tell anything"
+    hold.unlink()
     other = train(*command, "--lr", "0.5", **variables)
     assert other.returncode == 2, "a run with another learning rate is another run"
     assert "--lr 0.003 (now 0.5)" in other.stderr
@@ -125,12 +132,12 @@ def test_an_interrupted_run_in_a_bucket_continues_under_its_name(
     assert rest.returncode == 0, rest.stderr
     assert "[Epoch 0 |" not in rest.stdout, "it goes on from the checkpoint instead of starting anew"
     epochs = [json.loads(line)["epoch"] for line in _lines(s3_client, "metrics.jsonl")]
-    assert epochs == list(range(20)), "every epoch is in the metrics once"
+    assert epochs == list(range(6)), "every epoch is in the metrics once"
 
 
 def test_a_run_into_a_bucket_leaves_everything_there(s3_client: Any) -> None:
     found = _objects(s3_client)
-    wanted = {"result.json", "metrics.jsonl", "curves.png", "model.pt", "best/model.pt", "checkpoint_00000040/model.pt"}
+    wanted = {"result.json", "metrics.jsonl", "curves.png", "model.pt", "best/model.pt", "checkpoint_00000012/model.pt"}
     assert wanted <= found, f"missing in the bucket: {wanted - found}"
     kept = {name.partition("/")[0] for name in found if name.startswith("checkpoint_")}
     assert 1 <= len(kept) <= 2, "--keep-checkpoints 1 keeps one, and the best"
@@ -138,10 +145,8 @@ def test_a_run_into_a_bucket_leaves_everything_there(s3_client: Any) -> None:
     assert set(torch.load(io.BytesIO(weights), weights_only=True)) == {"1.weight", "1.bias"}, "the user's own model"
 
 
-def test_a_model_that_fails_is_reported_in_one_line_with_the_way_on(train: Train, tmp_path: Path) -> None:
-    run = train(
-        "--model", "own:broken", *TINY[2:], "--max-failures", "0", "--storage-path", str(tmp_path), "--run-name", "bad"
-    )
+def test_a_model_that_fails_is_reported_in_one_line_with_the_way_on(train: Train, head: Head) -> None:
+    run = train("--model", "own:broken", *TINY[2:], "--max-failures", "0", "--run-name", "bad", **head.variables)
     assert run.returncode == 1
     last = run.stderr.splitlines()[-1]
     assert last.startswith("training: training failed on rank"), run.stderr
@@ -205,12 +210,3 @@ def _lines(client: Any, name: str) -> list[str]:
     if name not in _objects(client):
         return []
     return client.get_object(Bucket=BUCKET, Key=f"runs/cut/{name}")["Body"].read().decode().splitlines()
-
-
-def _wait_for(reached: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    for _ in range(240):
-        if reached():
-            return
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.5)
-    raise AssertionError("the run did not come that far")

@@ -1,14 +1,8 @@
-"""Runs as jobs of a Ray head: who is cut off finds them again. One head for all tests, on ports of its own."""
+"""Runs as jobs of a Ray head: who is cut off finds them again."""
 
-import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
-import time
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +10,13 @@ from typing import Any
 import pytest
 from ray.job_submission import JobInfo, JobSubmissionClient
 
+from tests.training.head import SECONDS, TOKEN, Head, free_ports, read_until
 from training import job
 
+pytestmark = pytest.mark.xdist_group("ray")
+
 TINY = ("--model", "own:build", "--dataset", "synthetic", "--samples", "256", "--num-workers", "2")
-LONG = (*TINY, "--epochs", "5000", "--keep-checkpoints", "1", "--run-name", "long")
-TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-the-tests"}
-PORTS = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port")
+LONG = ("--model", "own:held", *TINY[2:], "--epochs", "10", "--run-name", "long")
 # Arguments: the port it forwards to, and its own. As the connection of a session to the head, it can be cut.
 CONNECTION = """
 import asyncio, sys
@@ -42,58 +37,17 @@ asyncio.run(main())
 
 
 @pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("jobs")
-
-
-@pytest.fixture(scope="module")
-def address(environment: dict[str, str], storage: Path) -> Iterator[str]:
-    """The dashboard of a Ray head with two CPUs. Its environment has a default of the training, as the stack's has."""
-    ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
-    temporary = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the paths of sockets lie below it
-    scripts = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    own = {
-        **TOKEN,
-        "RAY_TMPDIR": temporary,
-        "PATH": scripts,
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1",
-        "TRAINING_STORAGE_PATH": str(storage),
-    }
-    variables = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"}
-    command = ["ray", "start", "--head", "--block", "--num-cpus=2", "--object-store-memory=100000000"]
-    with (storage / "head.log").open("w") as log:
-        head = subprocess.Popen(
-            [*command, "--node-ip-address=127.0.0.1", *(f"--{name}={port}" for name, port in ports.items())],
-            env={**variables, **own},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    dashboard = f"http://127.0.0.1:{ports['dashboard-port']}"
-    try:
-        _until(lambda: _answers(f"{dashboard}/api/gcs_healthz"), (storage / "head.log").read_text)
-        yield dashboard
-    finally:
-        head.terminate()
-        head.wait(60)
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-@pytest.fixture(scope="module")
-def ray_jobs(address: str) -> JobSubmissionClient:
-    return JobSubmissionClient(address, headers={"Authorization": f"Bearer {TOKEN['RAY_AUTH_TOKEN']}"})
+def ray_jobs(head: Head) -> JobSubmissionClient:
+    return JobSubmissionClient(head.dashboard, headers={"Authorization": f"Bearer {TOKEN['RAY_AUTH_TOKEN']}"})
 
 
 @pytest.fixture
-def follow(
-    environment: dict[str, str], address: str, storage: Path, tmp_path: Path
-) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def follow(environment: dict[str, str], head: Head, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start `python -m training.job` with these arguments; what still follows after the test is ended."""
     begun: list[subprocess.Popen[str]] = []
 
-    def popen(*arguments: str, at: str = address, **variables: str) -> subprocess.Popen[str]:
-        own = {**TOKEN, "RAY_API_SERVER_ADDRESS": at, "TRAINING_STORAGE_PATH": str(storage)}
+    def popen(*arguments: str, at: str = head.dashboard, **variables: str) -> subprocess.Popen[str]:
+        own = {**head.variables, "RAY_API_SERVER_ADDRESS": at}
         begun.append(
             subprocess.Popen(
                 [sys.executable, "-m", "training.job", *arguments],
@@ -113,28 +67,28 @@ def follow(
 
 
 @pytest.fixture
-def long_run(follow: Callable[..., subprocess.Popen[str]], ray_jobs: JobSubmissionClient) -> str:
-    """The job of a run that trains for longer than the tests; the command that followed it was killed."""
+def long_run(follow: Callable[..., subprocess.Popen[str]], hold: Path, ray_jobs: JobSubmissionClient) -> str:
+    """The job of a run that has no end; the command that followed it was killed."""
     first = follow(*LONG)
-    _read_until(first, "Process rank")
+    read_until(first, "Process rank")
     first.kill()
     first.wait()
     return _latest(ray_jobs, "long")
 
 
 def test_a_run_is_followed_to_its_end_and_a_second_time_under_another_id(
-    follow: Callable[..., subprocess.Popen[str]], storage: Path, ray_jobs: JobSubmissionClient
+    follow: Callable[..., subprocess.Popen[str]], head: Head, ray_jobs: JobSubmissionClient
 ) -> None:
     process = follow(*TINY, "--epochs", "2", "--run-name", "short")
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, out + err
     assert out.startswith("run short is submitted as job short\n"), "the ID by which Ray's own commands know it"
     assert "[Epoch 1 | CPU: Process rank 1" in out, "the log of the job is shown"
     assert "Training result: short" in out, "to its last line"
     assert err == "", "nothing of Ray's beside it"
-    assert (storage / "short" / "result.json").exists(), "the head's environment says where results go"
+    assert (head.storage / "short" / "result.json").exists(), "the head's environment says where results go"
     again = follow(*TINY, "--epochs", "2", "--run-name", "short")
-    out, err = again.communicate(timeout=240)
+    out, err = again.communicate(timeout=SECONDS)
     assert again.returncode == 2, "the exit status is the driver's own"
     assert "is finished (2 epochs" in out, "and so is the reason"
     assert (_status(ray_jobs, "short"), _status(ray_jobs, "short.2")) == ("SUCCEEDED", "FAILED"), "Ray knows both"
@@ -146,12 +100,12 @@ def test_the_same_command_shows_the_log_of_a_run_under_way_from_the_start(
 ) -> None:
     assert _status(ray_jobs, long_run) == "RUNNING", "it went on when the command was killed"
     second = follow(*LONG)
-    seen = _read_until(second, "Process rank")
+    seen = read_until(second, "Process rank")
     assert seen.startswith(f"run long is under way as job {long_run}: its log from the start\n"), seen
-    assert "model    own:build, 5000 epochs" in seen, "what was shown before is shown again"
+    assert "model    own:held, 10 epochs" in seen, "what was shown before is shown again"
     assert _latest(ray_jobs, "long") == long_run, "a second driver would write into the same run"
     second.send_signal(signal.SIGINT)
-    _, err = second.communicate(timeout=30)
+    _, err = second.communicate(timeout=SECONDS)
     assert second.returncode == 130
     assert f"job {long_run} goes on" in err, "Ctrl-C is for the follower"
     assert "--run-name long follows it" in err
@@ -161,25 +115,25 @@ def test_the_same_command_shows_the_log_of_a_run_under_way_from_the_start(
 
 
 def test_a_lost_connection_is_one_line_and_a_stopped_job_another(
-    follow: Callable[..., subprocess.Popen[str]], long_run: str, address: str, ray_jobs: JobSubmissionClient
+    follow: Callable[..., subprocess.Popen[str]], long_run: str, head: Head, ray_jobs: JobSubmissionClient
 ) -> None:
-    [port] = _free_ports(1)
-    there = address.rpartition(":")[2]
+    [port] = free_ports(1)
+    there = head.dashboard.rpartition(":")[2]
     connection = subprocess.Popen([sys.executable, "-c", CONNECTION, there, str(port)], stdout=subprocess.PIPE)
     assert connection.stdout
     connection.stdout.readline()
     cut, whole = follow(*LONG, at=f"http://127.0.0.1:{port}"), follow(*LONG)
     for process in (cut, whole):
-        _read_until(process, "Process rank")
+        read_until(process, "Process rank")
     connection.kill()
     connection.communicate()
-    _, err = cut.communicate(timeout=30)
+    _, err = cut.communicate(timeout=SECONDS)
     assert cut.returncode == 1
     assert err.startswith(f"training: lost the connection to job {long_run} ("), err
     assert "the same command with --run-name long follows it" in err
     assert err.count("\n") == 1, "no traceback"
     ray_jobs.stop_job(long_run)
-    _, err = whole.communicate(timeout=60)
+    _, err = whole.communicate(timeout=SECONDS)
     assert whole.returncode == 1, "it is not finished"
     assert err == f"training: job {long_run} was stopped; the same command with --run-name long continues the run\n"
 
@@ -188,7 +142,7 @@ def test_a_run_gets_a_name_that_the_user_can_give_again(
     follow: Callable[..., subprocess.Popen[str]], ray_jobs: JobSubmissionClient
 ) -> None:
     process = follow("--model", "own:nothing", "--dataset", "synthetic")
-    out, _ = process.communicate(timeout=240)
+    out, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 2, "a mistake that only the head can see is passed on"
     name = out.split()[1]
     assert name.startswith("own-nothing-synthetic-")
@@ -202,7 +156,7 @@ def test_a_mistake_is_one_line_before_anything_is_submitted(
 ) -> None:
     before = len(ray_jobs.list_jobs())
     process = follow("--epochs", "0")
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, out) == (2, "")
     assert err.startswith("training: --epochs: 0 is not allowed"), err
     assert err.count("\n") == 1, "no traceback"
@@ -214,7 +168,7 @@ def test_another_token_than_the_heads_is_one_line(
     follow: Callable[..., subprocess.Popen[str]], given: dict[str, str]
 ) -> None:
     process = follow(*TINY, **given)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, out) == (2, "")
     assert err.startswith("training: RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster"), err
     assert err.count("\n") == 1, "no traceback"
@@ -222,7 +176,7 @@ def test_another_token_than_the_heads_is_one_line(
 
 def test_no_head_is_one_line_and_exit_status_3(follow: Callable[..., subprocess.Popen[str]]) -> None:
     process = follow(*TINY, at="http://127.0.0.1:9")
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, out) == (3, "")
     assert "RAY_API_SERVER_ADDRESS" in err, "the way out is named"
     assert err.count("\n") == 1, "no traceback"
@@ -277,37 +231,3 @@ def _latest(jobs: JobSubmissionClient, name: str) -> str:
 
 def _status(jobs: JobSubmissionClient, job_id: str) -> str:
     return jobs.get_job_status(job_id).value
-
-
-def _free_ports(count: int) -> list[int]:
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    found = [each.getsockname()[1] for each in listeners]
-    for each in listeners:
-        each.close()
-    return found
-
-
-def _answers(url: str) -> bool:
-    """Whether the dashboard is up; it says so to everybody."""
-    try:
-        return urllib.request.urlopen(url, timeout=5).status == 200
-    except OSError:
-        return False
-
-
-def _until(reached: Callable[[], bool], why: Callable[[], str] = str) -> None:
-    deadline = time.monotonic() + 150
-    while not reached():
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.3)
-
-
-def _read_until(process: subprocess.Popen[str], wanted: str) -> str:
-    """What a command prints up to and with the first line that has `wanted`."""
-    assert process.stdout
-    seen = ""
-    while wanted not in seen:
-        line = process.stdout.readline()
-        assert line or process.poll() is None, f"it ended before {wanted!r}: {seen}"
-        seen += line
-    return seen

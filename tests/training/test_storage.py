@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from tests.aws import BUCKET
 from tests.bad_line import bad_line
-from tests.training.conftest import BUCKET
 from training import storage as module
 from training.errors import UsageError
 from training.storage import RunStorage

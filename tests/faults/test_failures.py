@@ -13,10 +13,8 @@ import pytest
 from bench.disturbed import EPOCHS, OFTEN, STEPS, Run
 from bench.nodes import Nodes, end, kill, until
 from bench.slow import FOLDER
+from tests.aws import BUCKET
 from tests.bad_line import BadLine, bad_line
-from tests.training.conftest import BUCKET
-
-pytestmark = pytest.mark.timeout(500)
 
 # A step of each epoch but the last, in its middle.
 MIDDLE = STEPS + 5

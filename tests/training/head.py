@@ -1,0 +1,110 @@
+"""A Ray head of the tests' own with two CPUs, as a cluster has it: with a token, a dashboard and jobs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-the-tests"}
+PORTS = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port")
+COMMAND = ("ray", "start", "--head", "--block", "--num-cpus=2", "--object-store-memory=100000000")
+# Only there to end a hang.
+SECONDS = 240
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head that runs.
+
+    Attributes:
+        address: Where a driver joins it, `host:port`.
+        dashboard: The URL of its dashboard, where jobs are submitted.
+        storage: The storage path that its environment gives to jobs, as the stack's does.
+    """
+
+    address: str
+    dashboard: str
+    storage: Path
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment in which a driver joins it."""
+        return {**TOKEN, "RAY_ADDRESS": self.address, "TRAINING_STORAGE_PATH": str(self.storage)}
+
+
+@contextmanager
+def started(environment: Mapping[str, str], storage: Path) -> Generator[Head]:
+    """A head on free ports, with the variables of this environment."""
+    ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+    temporary = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the paths of sockets lie below it
+    own = {
+        **TOKEN,
+        "RAY_TMPDIR": temporary,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1",
+        "TRAINING_STORAGE_PATH": str(storage),
+    }
+    variables = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"}
+    with (storage / "head.log").open("w") as log:
+        process = subprocess.Popen(
+            [*COMMAND, "--node-ip-address=127.0.0.1", *(f"--{name}={port}" for name, port in ports.items())],
+            env={**variables, **own},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    dashboard = f"http://127.0.0.1:{ports['dashboard-port']}"
+    try:
+        until(lambda: _answers(f"{dashboard}/api/gcs_healthz"), (storage / "head.log").read_text)
+        yield Head(f"127.0.0.1:{ports['port']}", dashboard, storage)
+    finally:
+        process.terminate()
+        process.wait(60)
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody uses now."""
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    found = [each.getsockname()[1] for each in listeners]
+    for each in listeners:
+        each.close()
+    return found
+
+
+def until(reached: Callable[[], object], why: Callable[[], str] = str) -> None:
+    """Wait for a condition to hold; AssertionError that says why if it doesn't."""
+    deadline = time.monotonic() + SECONDS
+    while not reached():
+        assert time.monotonic() < deadline, why()
+        time.sleep(0.2)
+
+
+def read_until(process: subprocess.Popen[str], wanted: str) -> str:
+    """What a command prints up to and with the first line that has `wanted`."""
+    assert process.stdout
+    seen = ""
+    while wanted not in seen:
+        line = process.stdout.readline()
+        assert line or process.poll() is None, f"it ended before {wanted!r}: {seen}"
+        seen += line
+    return seen
+
+
+def _answers(url: str) -> bool:
+    """Whether the dashboard is up; it says so to everybody."""
+    try:
+        return urllib.request.urlopen(url, timeout=5).status == 200
+    except OSError:
+        return False
