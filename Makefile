@@ -5,7 +5,7 @@
 # make bench   measure the training beside a plain loop
 # make drills  disturb runs at random moments, N of each kind
 # make test-containers   test the image as containers: a head, two workers and an S3
-# Everything is installed into .venv on the first call; PYTHON picks the interpreter (3.11 or 3.12). CONTAINER_ENGINE
+# Everything is installed into .venv on the first call; PYTHON picks the interpreter (3.11 to 3.14). CONTAINER_ENGINE
 # is docker, or what stands for it.
 
 PYTHON ?= python3
@@ -59,7 +59,7 @@ test-containers: image $(VENV)/.test
 
 # What training runs on is installed from the lock that the image is built from.
 $(VENV)/.train: $(LOCK) pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version_info; ok = (3, 11) <= v < (3, 13); sys.exit(None if ok else f"make: Python {v[0]}.{v[1]} is not supported; set PYTHON to a 3.11 or 3.12")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; ok = (3, 11) <= v < (3, 15); sys.exit(None if ok else "make: Python %d.%d is not supported; 3.11 to 3.14 are: make PYTHON=python3.13" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing Ray and PyTorch into $(VENV): some minutes and 6 GB, once"
 	$(BIN)/python -m pip install --quiet --require-hashes --requirement $(LOCK)

@@ -1,4 +1,4 @@
-"""The AWS of all tests that need one: moto's server, and the environment that leads there."""
+"""What all tests share: an AWS for those that need one, with the environment that leads there, and names of cases."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +8,18 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from tests.aws import BUCKET
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a test's case by what it holds, where pytest would number it and a line has room."""
+    if isinstance(val, dict):
+        items = [f"{key}={value}" for key, value in val.items()]
+    elif isinstance(val, list | tuple):
+        items = [str(item) for item in val]
+    else:
+        return None
+    name = ",".join(items) or "nothing"
+    return name if name.isprintable() and len(name) < 120 else None
 
 
 @pytest.fixture(scope="session")

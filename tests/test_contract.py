@@ -169,6 +169,7 @@ def as_compose(container: containers.Container) -> dict[str, Any]:
         ("head", containers.head(LOCAL, bucket="training", metrics_namespace="ray-on-ecs/laptop")),
         ("worker", containers.worker(LOCAL, head_host="head")),
     ],
+    ids=["head", "worker"],
 )
 def test_compose_starts_what_the_stack_starts(service: str, container: containers.Container) -> None:
     local = copy.deepcopy(COMPOSE[service])

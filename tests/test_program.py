@@ -204,7 +204,7 @@ EDGES = {
 }
 
 
-@pytest.mark.parametrize(("later", "earlier"), EDGES, ids=":".join)
+@pytest.mark.parametrize(("later", "earlier"), EDGES)
 def test_what_is_created_later_is_destroyed_earlier(everything: Cloud, later: str, earlier: str) -> None:
     assert earlier in everything.needs(later), EDGES[later, earlier]
 

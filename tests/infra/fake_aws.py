@@ -5,6 +5,7 @@ The facts of instance types are EC2's own, as moto carries them.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 from collections.abc import Callable
@@ -25,6 +26,10 @@ PROJECT, STACK, REGION, ACCOUNT = "ray-on-ecs", "dev", "us-west-2", "12345678901
 REGISTRY = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
 DIGEST = "sha256:" + "a" * 64
 SECRET = "the-token-that-must-not-be-seen"
+
+# Pulumi takes the thread's event loop, which Python makes by itself with a warning (3.12) or not at all (3.14). One for
+# all runs, never closed: with it would end the threads in which Pulumi's mocks open loops that they don't close.
+_LOOP = asyncio.new_event_loop()
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ class Cloud(mocks.Mocks):
 
     def run(self, program: Callable[[], Any]) -> Any:
         """Run a program to its end and return its result; an exported value that stays unknown is missing."""
+        asyncio.set_event_loop(_LOOP)
         pulumi.runtime.set_all_config({f"{PROJECT}:{key}": value for key, value in self.config.items()})
         monitor = _Recorder(self)
         pulumi.runtime.set_mocks(self, project=PROJECT, stack=STACK, preview=self.preview, monitor=monitor)
@@ -85,6 +91,7 @@ class Cloud(mocks.Mocks):
 
     def value(self, output: pulumi.Input[Any]) -> Any:
         """Value of an output, or None where it is unknown."""
+        asyncio.set_event_loop(_LOOP)
         values = []
 
         @pulumi.runtime.test

@@ -94,6 +94,7 @@ OTHER_ZONE = (
         ({}, {"availabilityZone": "us-west-2d"}, {}, ELSEWHERE),
         ({}, {}, {"availability_zone": "us-west-2a"}, OTHER_ZONE),
     ],
+    ids=["unknown", "no-host-names", "no-dns", "foreign-subnet", "zone-without-the-types", "another-zone"],
 )
 def test_a_network_that_will_not_do_is_refused_in_one_line(
     cloud: Cloud, vpc: dict[str, Any], subnet: dict[str, Any], settings: dict[str, str], line: str

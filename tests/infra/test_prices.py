@@ -47,7 +47,9 @@ def test_what_cannot_be_had_on_demand_has_no_price_here() -> None:
     assert prices.hourly_usd(answering(RESERVED_ONLY, on_demand(1.006)), REGION, "g5.xlarge") == 1.006
 
 
-@pytest.mark.parametrize("products", [(), (RESERVED_ONLY,), (on_demand(1.0), on_demand(2.0))])
+@pytest.mark.parametrize(
+    "products", [(), (RESERVED_ONLY,), (on_demand(1.0), on_demand(2.0))], ids=["none", "reserved", "two"]
+)
 def test_no_price_or_two_are_no_estimate(
     products: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, warnings: list[str]
 ) -> None:

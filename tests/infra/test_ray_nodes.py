@@ -112,7 +112,7 @@ def test_only_the_heads_state_outlives_its_task(nodes: Cloud) -> None:
     )
 
 
-@pytest.mark.parametrize(("kind", "size"), [("ray-head", HEAD_SIZE), ("ray-workers", WORKER_SIZE)])
+@pytest.mark.parametrize(("kind", "size"), [("ray-head", HEAD_SIZE), ("ray-workers", WORKER_SIZE)], ids=KINDS)
 def test_a_task_has_its_own_network_interface_and_its_instances_size(nodes: Cloud, kind: str, size: TaskSize) -> None:
     task = nodes.resources[f"{kind}-task"].inputs
     assert task["networkMode"] == "awsvpc", "DNS leads to the task, and Ray's ports cannot clash"
@@ -183,7 +183,9 @@ def test_a_service_is_created_last_and_destroyed_first(nodes: Cloud, kind: str) 
     assert {"association", "network", *rights} <= direct, "a service that outlives its roles hangs in DRAINING"
 
 
-@pytest.mark.parametrize(("workers", "count"), [(ELASTIC, 0), (IDLE, 0), (GROWING, 2)])
+@pytest.mark.parametrize(
+    ("workers", "count"), [(ELASTIC, 0), (IDLE, 0), (GROWING, 2)], ids=["elastic", "idle", "growing"]
+)
 def test_elastic_workers_begin_with_the_lowest_number_and_are_left_to_the_scaler(
     cloud: Cloud, workers: Workers, count: int
 ) -> None:

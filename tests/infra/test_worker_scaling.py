@@ -15,6 +15,7 @@ from tests.infra.fake_aws import Cloud
 ELASTIC = Workers(fewest=0, most=4, job=2, idle_minutes=0)
 IDLE = Workers(fewest=2, most=2, job=2, idle_minutes=60)
 BOTH = Workers(fewest=1, most=4, job=2, idle_minutes=60)
+KINDS = ["elastic", "idle", "both"]
 
 
 def scaling(cloud: Cloud, workers: Workers, gpus: int = 1) -> Cloud:
@@ -67,7 +68,7 @@ def number(cloud: Cloud, kind: str, above_threshold: float) -> int:
     return int(fits[0])
 
 
-@pytest.mark.parametrize(("workers", "bounds"), [(ELASTIC, (0, 4)), (IDLE, (0, 2)), (BOTH, (0, 4))])
+@pytest.mark.parametrize(("workers", "bounds"), [(ELASTIC, (0, 4)), (IDLE, (0, 2)), (BOTH, (0, 4))], ids=KINDS)
 def test_the_number_stays_within_its_bounds(cloud: Cloud, workers: Workers, bounds: tuple[int, int]) -> None:
     target = scaling(cloud, workers).resources["scaling-target"].inputs
     assert (target["minCapacity"], target["maxCapacity"]) == bounds, "an idle stop goes to 0 whatever minWorkers says"
@@ -77,6 +78,7 @@ def test_the_number_stays_within_its_bounds(cloud: Cloud, workers: Workers, boun
 @pytest.mark.parametrize(
     ("workers", "alarms"),
     [(ELASTIC, {"short", "unwanted"}), (IDLE, {"short", "idle"}), (BOTH, {"short", "unwanted", "idle"})],
+    ids=KINDS,
 )
 def test_each_alarm_is_there_only_where_it_has_something_to_do(
     cloud: Cloud, workers: Workers, alarms: set[str]
