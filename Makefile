@@ -23,9 +23,9 @@ help:
 train: $(VENV)/.train
 	RAY_ADDRESS=local $(BIN)/python -m training --dataset auto --epochs 3 $(ARGS)
 
-# What starts Ray runs one after the other, everything else beside it.
+# In two lanes: see tests/conftest.py.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 $(ARGS)
 
 test-faults: $(VENV)/.test
 	$(BIN)/python -m pytest -m fault $(ARGS)

@@ -6,8 +6,23 @@ from typing import Any
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.aws import BUCKET
+
+
+class Lanes(LoadScopeScheduling):
+    """The commands one after the other, in one of pytest's processes, and everything else beside them.
+
+    (`--dist loadgroup` would do the same by a mark, but xdist 3.8 loses the mark under pytest 9.)
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "commands" if nodeid.startswith("tests/commands/") else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:
+    return Lanes(config, log)
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -1,7 +1,3 @@
-import json
-import subprocess
-import sys
-
 import psutil
 import pytest
 from ray.exceptions import AuthenticationError
@@ -103,49 +99,3 @@ def test_without_a_wait_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cluster, "_nodes", lambda: [HEAD])
     with pytest.raises(ResourceError):
         cluster.wait_for_workers(TrainingConfig(), 0, Console())
-
-
-# Waits on a Ray without CPUs for the workers of each config; prints what Ray knows to be asked for meanwhile and after.
-WAITS = """
-import json, os, sys, threading
-from training.__main__ import RAY_SETTINGS
-os.environ.update(RAY_SETTINGS)
-import ray
-from ray.autoscaler.v2.sdk import get_cluster_status
-from rich.console import Console
-from training import cluster
-from training.config import TrainingConfig
-from training.errors import ResourceError
-
-gcs = ray.init(address="local", num_cpus=0, include_dashboard=False).address_info["gcs_address"]
-
-def asked():
-    groups = get_cluster_status(gcs).resource_demands.placement_group_demand
-    return [[each.bundle, each.count] for group in groups for each in group.bundles_by_count]
-
-for settings in json.loads(sys.argv[1]):
-    during = []
-    threading.Timer(1.5, lambda: during.extend(asked())).start()
-    try:
-        cluster.wait_for_workers(TrainingConfig(**settings), 2.0, Console())
-    except ResourceError:
-        print(json.dumps([during, asked()]))
-"""
-
-
-@pytest.mark.xdist_group("ray")
-def test_ray_knows_what_is_waited_for_and_forgets_it_afterwards(environment: dict[str, str]) -> None:
-    configs = [{"num_workers": 3}, {}, {"num_workers": 2, "device": "cpu"}]
-    done = subprocess.run(
-        [sys.executable, "-c", WAITS, json.dumps(configs)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    gpu, cpu = {"CPU": 1, "GPU": 1}, {"CPU": 1}
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    assert found == [[[[gpu, 3]], []], [[[gpu, 1]], []], [[[cpu, 2]], []]], "a stack starts instances by it"
-    assert "autoscaler" not in done.stdout + done.stderr, "Ray would call it an error"

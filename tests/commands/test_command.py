@@ -14,11 +14,9 @@ import torch
 from PIL import Image
 
 from tests.aws import BUCKET, told
-from tests.training.conftest import Run
-from tests.training.head import SECONDS, Head, until
+from tests.commands.conftest import Run
+from tests.commands.head import SECONDS, Head, until
 from training.model import resnet18_classifier
-
-pytestmark = pytest.mark.xdist_group("ray")
 
 Train = Callable[..., Run]
 TINY = ("--model", "own:build", "--dataset", "synthetic", "--samples", "256")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.conftest import Run
+from tests.commands.conftest import Run
 
 TINY = ("--model", "own:build", "--dataset", "synthetic", "--samples", "256", "--epochs", "2")
 Start = Callable[..., Run]

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 from ray.job_submission import JobInfo, JobSubmissionClient
 
-from tests.training.head import SECONDS, TOKEN, Head, free_ports, read_until
+from tests.commands.head import SECONDS, TOKEN, Head, free_ports, read_until
 from training import job
-
-pytestmark = pytest.mark.xdist_group("ray")
 
 TINY = ("--model", "own:build", "--dataset", "synthetic", "--samples", "256", "--num-workers", "2")
 LONG = ("--model", "own:held", *TINY[2:], "--epochs", "10", "--run-name", "long")

@@ -1,0 +1,107 @@
+"""Commands as users type them, each in a process of its own; most start Ray, or join a head of the tests."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.commands.head import SECONDS, Head, started
+
+Run = subprocess.CompletedProcess[str]
+REPOSITORY = Path(__file__).parents[2]
+
+# Models of a user's own, small enough to train in seconds.
+OWN_MODELS = """
+import time
+from pathlib import Path
+from torch import nn
+
+def build(channels, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * 28 * 28, classes))
+
+def broken(channels, classes):
+    return nn.Linear(3, classes)
+
+class Held(nn.Sequential):
+    steps = 0
+
+    def forward(self, images):
+        self.steps += self.training
+        while self.steps > 8 and Path(__file__).with_name("hold").exists():
+            time.sleep(0.1)
+        return super().forward(images)
+
+def held(channels, classes):
+    return Held(nn.Flatten(), nn.Linear(channels * 28 * 28, classes))
+"""
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a command: a Ray cluster of its own, a short path to its sockets, and a user's models."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "own.py").write_text(OWN_MODELS)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINING_", "RAY_", "AWS_"))}
+    path = f"{home}{os.pathsep}{REPOSITORY}"
+    return {**kept, "RAY_ADDRESS": "local", "RAY_TMPDIR": "/tmp/ray-tests", "PYTHONPATH": path, "COLUMNS": "100"}
+
+
+@pytest.fixture
+def hold(environment: dict[str, str]) -> Iterator[Path]:
+    """While this file is there a run of `own:held` makes eight steps and then stands still."""
+    file = Path(environment["PYTHONPATH"].partition(os.pathsep)[0]) / "hold"
+    file.touch()
+    yield file
+    file.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session")
+def head(
+    environment: dict[str, str], aws_variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Head]:
+    """One Ray head for all tests that leave it as it was."""
+    with started({**environment, **aws_variables}, tmp_path_factory.mktemp("jobs")) as head:
+        yield head
+
+
+@pytest.fixture(scope="session")
+def start(
+    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start `python -m training` with these arguments, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("work")
+    begun: list[subprocess.Popen[str]] = []
+
+    def popen(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+        begun.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "training", *arguments],
+                cwd=folder,
+                env={**environment, **variables},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return begun[-1]
+
+    yield popen
+    for process in begun:
+        if process.poll() is None:  # a test has failed
+            process.terminate()
+            process.communicate(timeout=SECONDS)
+
+
+@pytest.fixture(scope="session")
+def train(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., Run]:
+    """Run `python -m training` to its end."""
+
+    def run(*arguments: str, **variables: str) -> Run:
+        process = start(*arguments, **variables)
+        out, err = process.communicate(timeout=SECONDS)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    return run

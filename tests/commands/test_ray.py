@@ -1,0 +1,123 @@
+"""What a real Ray tells: what is there and used, and what is asked for while a run waits for its workers."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+from raynode import ports
+from raynode.demand import Demand
+from tests.commands.conftest import REPOSITORY
+from tests.commands.head import SECONDS
+
+# A Ray of one node that says it has two GPUs; prints what is read while work comes and goes.
+CLUSTER = """
+import dataclasses, json, time
+import ray
+from ray.autoscaler.sdk import request_resources
+from ray.util import placement_group, remove_placement_group
+from raynode import api, demand, metrics
+
+context = ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=True, log_to_driver=False)
+
+def show(**expected):
+    # A node tells of its use with a delay.
+    for _ in range(1000):
+        found = dataclasses.asdict(demand.read(context.address_info["gcs_address"]))
+        if found == {**dict.fromkeys(found, 0), **expected}:
+            break
+        time.sleep(0.1)
+    print(json.dumps(found), flush=True)
+
+@ray.remote(num_cpus=1, num_gpus=0.5)
+class Work:
+    pass
+
+show(gpus=2)
+group = placement_group([{"CPU": 1, "GPU": 4}] * 2)
+show(gpus=2, gpus_waiting=8, cpus_waiting=2)
+remove_placement_group(group)
+work = [Work.remote() for _ in range(3)]
+show(gpus=2, gpus_used=1, cpus_used=2, gpus_waiting=0.5, cpus_waiting=1)
+del work
+request_resources(bundles=[{"GPU": 1}] * 3)
+show(gpus=2, gpus_requested=3)
+nodes = api.get(f"http://{context.dashboard_url}/nodes?view=summary")["data"]["summary"]
+print(json.dumps([nodes[0]["raylet"]["state"], nodes[0]["gpus"]]))
+"""
+
+
+# Waits on a Ray without CPUs for the workers of each config, until Ray knows what is asked for; prints that, once Ray
+# has forgotten it.
+WAITS = """
+import json, os, sys, time
+from training.__main__ import RAY_SETTINGS
+os.environ.update(RAY_SETTINGS)
+import ray
+from ray.autoscaler.v2.sdk import get_cluster_status
+from rich.console import Console
+from training import cluster
+from training.config import TrainingConfig
+
+class Known(Exception):
+    pass
+
+gcs = ray.init(address="local", num_cpus=0, include_dashboard=False).address_info["gcs_address"]
+
+def asked():
+    groups = get_cluster_status(gcs).resource_demands.placement_group_demand
+    return [[each.bundle, each.count] for group in groups for each in group.bundles_by_count]
+
+def nodes():
+    if asked():
+        raise Known(asked())
+    return []
+
+cluster._nodes, cluster.SECONDS_BETWEEN = nodes, 0.1
+for settings in json.loads(sys.argv[1]):
+    try:
+        cluster.wait_for_workers(TrainingConfig(**settings), 600.0, Console())
+    except Known as known:
+        while asked():
+            time.sleep(0.1)
+        print(json.dumps(known.args[0]))
+"""
+
+
+def test_ray_knows_what_is_waited_for_and_forgets_it_afterwards(environment: dict[str, str]) -> None:
+    configs = [{"num_workers": 3}, {}, {"num_workers": 2, "device": "cpu"}]
+    done = subprocess.run(
+        [sys.executable, "-c", WAITS, json.dumps(configs)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    gpu, cpu = {"CPU": 1, "GPU": 1}, {"CPU": 1}
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert found == [[[gpu, 3]], [[gpu, 1]], [[cpu, 2]]], "a stack starts instances by it"
+    assert "autoscaler" not in done.stdout + done.stderr, "Ray would call it an error"
+
+
+def test_ray_tells_what_is_there_what_is_used_and_what_waits() -> None:
+    found = [json.loads(line) for line in _run(CLUSTER).splitlines() if line.startswith(("{", "["))]
+    nothing = dataclasses.asdict(Demand(gpus=2))
+    assert found[0] == nothing
+    assert found[1] == {**nothing, "gpus_waiting": 8, "cpus_waiting": 2}, "a placement group that waits"
+    assert found[2] == {**nothing, "gpus_used": 1, "cpus_used": 2, "gpus_waiting": 0.5, "cpus_waiting": 1}, "actors"
+    assert found[3] == {**nothing, "gpus_requested": 3}, "what a program requests, and nothing that has ended"
+    assert found[4] == ["ALIVE", []], "the dashboard tells of nodes and GPUs though the Prometheus servers are shut"
+
+
+def _run(script: str) -> str:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    ray = {"RAY_TMPDIR": "/tmp/ray-tests", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
+    environment = {**kept, **ray, **ports.METRICS, "RAY_AUTH_TOKEN": "secret", "PYTHONPATH": str(REPOSITORY / "docker")}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
