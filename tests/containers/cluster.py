@@ -21,8 +21,8 @@ METRICS = "ray-on-ecs/test"
 S3 = "s3"
 AWS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_ENDPOINT_URL": f"http://{S3}:5000"}
 SIZE = TaskSize(vcpus=1, memory_mib=3072, gpus=0)
-# A model of one's own, on every node: with it a run has many short epochs, of four steps, and can be disturbed in its
-# middle.
+# A model of one's own, on every node: with it a run has many short epochs of four steps, and can be disturbed in its
+# middle. It takes its time until the file HURRY is there.
 MODELS, HURRY = "/opt/models", "/tmp/hurry"
 EPOCHS = 80
 LONG = ("--model=tiny:mlp", "--dataset=synthetic", "--samples=512", f"--epochs={EPOCHS}")
@@ -98,7 +98,7 @@ class Cluster:
     workers: list[str] = field(default_factory=list)
     started: int = 0
     on_two_networks: str = ""
-    last: "Trained | None" = None
+    last: Trained | None = None
 
     @property
     def head(self) -> str:
@@ -222,6 +222,10 @@ class Cluster:
         """The address of each node's container on the network."""
         return {name: self.engine.address(name, self.network) for name in self.names}
 
+    def places(self) -> set[str]:
+        """The addresses of the workers."""
+        return {self.engine.address(name, self.network) for name in self.workers}
+
     def submit(self, *flags: str) -> list[str]:
         """The command that the stack's `train_command` runs in the head, with more flags."""
         inside = re.search(r"exec -it \$c (python -m training\.job .*?)\"", commands.train("us-east-1", 2, "i-1"))
@@ -320,38 +324,32 @@ class Run:
         return self.process.poll() is None
 
     def epochs(self) -> int:
-        """The epochs whose metrics are in the bucket."""
+        """The epochs whose metrics are in the bucket, none of them twice."""
         assert self.process.poll() in (None, 0), self.log
-        return len(self._metrics())
+        lines = self.cluster.read(f"runs/{self.name}/metrics.jsonl").splitlines()
+        epochs = [json.loads(line)["epoch"] for line in lines]
+        assert epochs == list(range(len(epochs)))
+        return len(epochs)
 
     def goes_on(self, seconds: float = 240) -> None:
         """Wait until the workers that the cluster has now have trained an epoch, while what ended is replaced."""
         epoch = self.epochs() + 2  # the next one is perhaps trained already, and about to be stored
 
-        def trained_by_all() -> bool:
-            addresses = self.cluster.addresses()
-            del addresses[self.cluster.head]
-            return self.epochs() > epoch and self.addresses(epoch) == set(addresses.values())
-
-        self.cluster.until(trained_by_all, seconds)
+        self.cluster.until(lambda: self.epochs() > epoch and self.addresses(epoch) == self.cluster.places(), seconds)
 
     def finish(self, seconds: float = 240) -> None:
-        """Wait for the end, which nothing holds up any more; every epoch has been trained and none counts twice."""
+        """Wait for the end, which nothing holds up any more; every epoch has been trained."""
         for name in self.cluster.workers:
             self.cluster.engine.execute(name, "touch", HURRY)
         until(lambda: not self.is_alive(), seconds)
         for name in self.cluster.workers:
             self.cluster.engine.execute(name, "rm", HURRY)
         assert self.epochs() == EPOCHS, self.log
-        assert [each["epoch"] for each in self._metrics()] == list(range(EPOCHS))
 
     def addresses(self, epoch: int) -> set[str]:
         """Where the ranks trained an epoch, for the last time if it was repeated."""
         lines = re.findall(rf"ip=([\d.]+)\)[^\n]*\[Epoch {epoch} \|", self.log)
         return set(lines[-2:])
-
-    def _metrics(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.cluster.read(f"runs/{self.name}/metrics.jsonl").splitlines()]
 
 
 @dataclass
