@@ -226,6 +226,14 @@ class Cluster:
         """The addresses of the workers."""
         return {self.engine.address(name, self.network) for name in self.workers}
 
+    def hosts(self) -> list[str]:
+        """Options with which a container needs no name server to find head and S3.
+
+        Some engines' servers lose a question while other containers come and go, and then a name has no address.
+        """
+        known = {HEAD_HOST: self.head, S3: self.storage}
+        return [f"--add-host={host}:{self.engine.address(name, self.network)}" for host, name in known.items()]
+
     def submit(self, *flags: str) -> list[str]:
         """The command that the stack's `train_command` runs in the head, with more flags."""
         inside = re.search(r"exec -it \$c (python -m training\.job .*?)\"", commands.train("us-east-1", 2, "i-1"))

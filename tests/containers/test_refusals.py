@@ -27,16 +27,19 @@ Refused = dict[str, Future[tuple[int, str]]]
 
 @pytest.fixture(scope="module")
 def workers(made: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Refused]:
-    """Workers that must not join, each for a reason of its own: side by side, as they mostly wait."""
+    """Workers that must not join, each for a reason of its own: side by side, as they mostly wait.
+
+    The one with a wrong name is not among them: it asks the name server.
+    """
     made.settle()
+    hosts = made.hosts()
     older = another_version(made, tmp_path_factory.mktemp("older"))
-    with ThreadPoolExecutor(8) as pool:
+    with ThreadPoolExecutor(5) as pool:
         yield {
-            "wrong-name": pool.submit(refused, made, "wrong-name", RAY_HEAD_HOST="hed.ray.internal"),
-            "no-head": pool.submit(refused, made, "no-head", RAY_HEAD_HOST=S3),
-            "wrong-token": pool.submit(refused, with_token(made, "another"), "wrong-token"),
-            "no-token": pool.submit(refused, with_token(made, ""), "no-token"),
-            "another-version": pool.submit(refused, made, "another-version", older),
+            "no-head": pool.submit(refused, made, "no-head", *hosts, RAY_HEAD_HOST=S3),
+            "wrong-token": pool.submit(refused, with_token(made, "another"), "wrong-token", *hosts),
+            "no-token": pool.submit(refused, with_token(made, ""), "no-token", *hosts),
+            "another-version": pool.submit(refused, made, "another-version", *hosts, older),
             "few-gpus": pool.submit(
                 refused,
                 made,
@@ -73,8 +76,8 @@ def another_version(cluster: Cluster, folder: Path) -> str:
     return f"--volume={older}:{path}:ro"
 
 
-def test_a_wrong_name(workers: Refused) -> None:
-    status, line = workers["wrong-name"].result()
+def test_a_wrong_name(cluster: Cluster) -> None:
+    status, line = refused(cluster, "wrong-name", RAY_HEAD_HOST="hed.ray.internal")
     assert status == HeadError.exit_status
     assert "hed.ray.internal has no address, after 8 s" in line
 
