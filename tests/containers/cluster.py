@@ -2,8 +2,7 @@
 
 import json
 import re
-import subprocess
-import threading
+import secrets
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -22,15 +21,21 @@ METRICS = "ray-on-ecs/test"
 S3 = "s3"
 AWS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_ENDPOINT_URL": f"http://{S3}:5000"}
 SIZE = TaskSize(vcpus=1, memory_mib=3072, gpus=0)
-# A model of one's own, on every node: with it a run of many short epochs can be disturbed in its middle.
-MODELS = "/opt/models"
-EPOCHS = 25
-LONG = ("--model=tiny:mlp", "--dataset=synthetic", "--samples=20000", f"--epochs={EPOCHS}")
+# A model of one's own, on every node: with it a run has many short epochs of four steps, and can be disturbed in its
+# middle. It takes its time until the file HURRY is there.
+MODELS, HURRY = "/opt/models", "/tmp/hurry"
+EPOCHS = 80
+LONG = ("--model=tiny:mlp", "--dataset=synthetic", "--samples=512", f"--epochs={EPOCHS}")
+# The epochs that a test may take up while it disturbs a run, on a slow machine, too.
+ROOM = 25
+# What `docker stop` itself may add to the stop timeout before it kills.
+GRACE_SECONDS = 20
 
 NODES = """
-import json, ray
-ray.init(address="auto", logging_level="ERROR", log_to_driver=False)
-print(json.dumps([node for node in ray.nodes() if node["Alive"]]))
+import json
+from raynode import api, ports
+listed = api.get(f"http://127.0.0.1:{ports.DASHBOARD}/api/v0/nodes?detail=1")["data"]["result"]["result"]
+print(json.dumps([node for node in listed if node["state"] == "ALIVE"]))
 """
 FREE = """
 import ray
@@ -43,13 +48,14 @@ from raynode import api, head
 print(json.dumps({job["submission_id"]: job["status"] for job in api.get(head.JOBS) if job["submission_id"]}))
 """
 CREATE = f"import boto3; boto3.client('s3', endpoint_url='http://127.0.0.1:5000').create_bucket(Bucket='{BUCKET}')"
+# Without boto3, which takes a second of a core: runs are looked at again and again.
 READ = """
-import boto3, sys
-s3 = boto3.client("s3", endpoint_url="http://127.0.0.1:5000")
+import sys, urllib.error, urllib.request
 try:
-    sys.stdout.write(s3.get_object(Bucket="{bucket}", Key="{key}")["Body"].read().decode())
-except s3.exceptions.NoSuchKey:
-    pass
+    sys.stdout.write(urllib.request.urlopen("http://127.0.0.1:5000/{bucket}/{key}").read().decode())
+except urllib.error.HTTPError as error:
+    if error.code != 404:
+        raise
 """
 LIST = """
 import boto3
@@ -63,6 +69,24 @@ cloudwatch = boto3.client("cloudwatch", endpoint_url="http://127.0.0.1:5000", re
 print("\\n".join(each["MetricName"] for each in cloudwatch.list_metrics(Namespace="{namespace}")["Metrics"]))
 """
 
+# A signal to the processes of a name; containers have no tools for that.
+SIGNAL = """
+import contextlib, os, pathlib, signal
+for folder in pathlib.Path("/proc").glob("[0-9]*"):
+    with contextlib.suppress(OSError):  # some end meanwhile
+        if (folder / "comm").read_text().strip() == "{process}":
+            os.kill(int(folder.name), signal.{signal})
+"""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that has ended: its name, its log, and the containers' IDs."""
+
+    name: str
+    log: str
+    containers: list[str]
+
 
 @dataclass
 class Cluster:
@@ -73,12 +97,18 @@ class Cluster:
     network: str
     workers: list[str] = field(default_factory=list)
     started: int = 0
-    runs: list["Run"] = field(default_factory=list)
+    on_two_networks: str = ""
+    last: Trained | None = None
 
     @property
     def head(self) -> str:
         """The head's container."""
         return f"{self.network}-head"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The nodes' containers, the head's first."""
+        return self.head, *self.workers
 
     @property
     def storage(self) -> str:
@@ -107,7 +137,7 @@ class Cluster:
         networks = () if any(each.startswith("--network=") for each in options) else (f"--network={self.network}",)
         models = f"--volume={Path(__file__).parent / 'tiny.py'}:{MODELS}/tiny.py:ro"
         kept = {containers.STATE: self.state(name)}
-        given = arguments(definition, {**AWS, "PYTHONPATH": MODELS, **variables}, kept)
+        given = arguments(definition, {**AWS, "PYTHONPATH": MODELS, "HURRY": HURRY, **variables}, kept)
         self.engine.run("run", "--detach", f"--name={name}", *networks, models, *options, *given)
 
     def start_storage(self, image: str) -> None:
@@ -131,11 +161,23 @@ class Cluster:
         self.workers.append(name)
         return name
 
+    def start_on_two_networks(self, other: str) -> None:
+        """Unless there is one, a worker that has another network, too, in the place of the first."""
+        if self.on_two_networks in self.workers:
+            return
+        for name in self.workers[:1]:
+            self.workers.remove(name)
+            self.engine.remove(name)
+        # The other network first: it has the container's first interface and its host name.
+        self.on_two_networks = self.start_worker(f"--network={other}")
+        self.engine.run("network", "connect", self.network, self.on_two_networks)
+
     def replace_stopped(self) -> None:
         """What ECS does: a new container for each one that has ended."""
-        if not self.is_running(self.head):
+        running = self.engine.running()
+        if self.head not in running:
             self.start_head()
-        for name in [each for each in self.workers if not self.is_running(each)]:
+        for name in [each for each in self.workers if each not in running]:
             self.workers.remove(name)
             self.engine.remove(name)
         while len(self.workers) < 2:
@@ -143,7 +185,7 @@ class Cluster:
 
     def settle(self, seconds: float = 180) -> None:
         """Replace what has ended until a head and two workers are well, and the head knows just these."""
-        self.until(lambda: all(map(self.is_well, (self.head, *self.workers))) and len(self.nodes()) == 3, seconds)
+        self.until(lambda: all(map(self.is_well, self.names)) and len(self.nodes()) == 3, seconds)
 
     def until(self, condition: Callable[[], Any], seconds: float) -> Any:
         """Wait for a condition while what ends is replaced."""
@@ -156,8 +198,7 @@ class Cluster:
 
     def is_running(self, name: str) -> bool:
         """Whether a container is there and runs."""
-        done = self.engine.run("inspect", "--format={{.State.Status}}", name, check=False)
-        return done.stdout.strip() == "running"
+        return name in self.engine.running()
 
     def is_well(self, name: str) -> bool:
         """What the definition's own health check says."""
@@ -166,9 +207,8 @@ class Cluster:
         return self.engine.execute(name, *command, check=False).returncode == 0
 
     def nodes(self) -> list[dict[str, Any]]:
-        """The nodes that the head knows as alive, as `ray.nodes()` has them."""
-        [listed] = [line for line in self.engine.python(self.head, NODES).splitlines() if line.startswith("[{")]
-        return json.loads(listed)
+        """The nodes that the head knows as alive, as Ray's state API has them."""
+        return json.loads(self.engine.python(self.head, NODES))
 
     def free_cpus(self) -> float:
         """The CPUs that no work holds."""
@@ -180,7 +220,19 @@ class Cluster:
 
     def addresses(self) -> dict[str, str]:
         """The address of each node's container on the network."""
-        return {name: self.engine.address(name, self.network) for name in (self.head, *self.workers)}
+        return {name: self.engine.address(name, self.network) for name in self.names}
+
+    def places(self) -> set[str]:
+        """The addresses of the workers."""
+        return {self.engine.address(name, self.network) for name in self.workers}
+
+    def hosts(self) -> list[str]:
+        """Options with which a container needs no name server to find head and S3.
+
+        Some engines' servers lose a question while other containers come and go, and then a name has no address.
+        """
+        known = {HEAD_HOST: self.head, S3: self.storage}
+        return [f"--add-host={host}:{self.engine.address(name, self.network)}" for host, name in known.items()]
 
     def submit(self, *flags: str) -> list[str]:
         """The command that the stack's `train_command` runs in the head, with more flags."""
@@ -194,6 +246,26 @@ class Cluster:
         done = self.engine.run("exec", self.head, *command, check=False, timeout=seconds)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    def trained(self) -> Trained:
+        """A run that has ended on these very containers: one is enough for all who look at it."""
+        containers = [self.engine.inspect(name)["Id"] for name in self.names]
+        if not self.last or self.last.containers != containers:
+            name = f"whole-{secrets.token_hex(2)}"
+            self.last = Trained(name, self.train(name, "--dataset=digits", "--epochs=3"), containers)
+        return self.last
+
+    def stop(self, name: str) -> tuple[int, float]:
+        """Exit status of a node that is asked to stop, and how long it took."""
+        began = time.monotonic()
+        # SIGTERM; SIGKILL, and 137, after the definition's stop timeout
+        self.engine.run("stop", name, timeout=180)
+        seconds = time.monotonic() - began
+        return self.engine.wait(name)[0], seconds
+
+    def signal(self, name: str, process: str, signal: str) -> None:
+        """A signal to the processes of a name in a container."""
+        self.engine.python(name, SIGNAL.format(process=process, signal=signal))
 
     def read(self, key: str) -> str:
         """An object of the bucket, empty if it isn't there."""
@@ -225,37 +297,62 @@ class Cluster:
         self.engine.remove_volume(self.state(self.head))
 
 
-class Run(threading.Thread):
-    """A run that goes on while the test does something to the cluster."""
-
-    def __init__(self, cluster: Cluster, name: str, *flags: str) -> None:
-        super().__init__(daemon=True)
-        self.cluster, self.run_name, self.flags = cluster, name, flags
-        self.log = self.failure = ""
-        cluster.runs.append(self)
-        self.start()
-
-    def run(self) -> None:
+@contextmanager
+def cluster_of(engine: Engine, image: str, s3_image: str) -> Generator[Cluster]:
+    """A cluster with its S3; nodes come when it settles."""
+    with engine.network(f"ray-{secrets.token_hex(3)}") as network:
+        cluster = Cluster(engine, image, network)
         try:
-            self.log = self.cluster.train(self.run_name, *self.flags, seconds=420)
-        except (AssertionError, subprocess.TimeoutExpired) as failure:
-            self.failure = str(failure)
+            cluster.start_storage(s3_image)
+            yield cluster
+        finally:
+            cluster.close()
+
+
+class Run:
+    """A run that goes on while the test does something to the cluster, as whoever typed its command sees it."""
+
+    def __init__(self, cluster: Cluster, name: str, output: Path, *flags: str) -> None:
+        self.cluster, self.name, self.output = cluster, name, output
+        self.again(*flags)
+
+    def again(self, *flags: str) -> None:
+        """The same command, here perhaps with other flags of those that may change."""
+        self.flags = flags
+        command = self.cluster.submit(f"--run-name={self.name}", *LONG, *flags)
+        self.process = self.cluster.engine.start("exec", self.cluster.head, *command, output=self.output)
+
+    @property
+    def log(self) -> str:
+        """What the command has said so far."""
+        return self.output.read_text()
+
+    def is_alive(self) -> bool:
+        """Whether the command still runs."""
+        return self.process.poll() is None
 
     def epochs(self) -> int:
-        """The epochs whose metrics are in the bucket."""
-        assert not self.failure, self.failure
-        return len(self.cluster.read(f"runs/{self.run_name}/metrics.jsonl").splitlines())
+        """The epochs whose metrics are in the bucket, none of them twice."""
+        assert self.process.poll() in (None, 0), self.log
+        lines = self.cluster.read(f"runs/{self.name}/metrics.jsonl").splitlines()
+        epochs = [json.loads(line)["epoch"] for line in lines]
+        assert epochs == list(range(len(epochs)))
+        return len(epochs)
 
-    def wait_for_epochs(self, count: int) -> None:
-        """Wait until this many are trained."""
-        until(lambda: self.epochs() >= count, 180)
+    def goes_on(self, seconds: float = 240) -> None:
+        """Wait until the workers that the cluster has now have trained an epoch, while what ended is replaced."""
+        epoch = self.epochs() + 2  # the next one is perhaps trained already, and about to be stored
 
-    def finish(self, seconds: float) -> None:
-        """Wait for the end while what ended is replaced; every epoch has been trained and none counts twice."""
-        self.cluster.until(lambda: not self.is_alive(), seconds)
-        assert not self.failure, self.failure
-        lines = self.cluster.read(f"runs/{self.run_name}/metrics.jsonl").splitlines()
-        assert [json.loads(line)["epoch"] for line in lines] == list(range(EPOCHS))
+        self.cluster.until(lambda: self.epochs() > epoch and self.addresses(epoch) == self.cluster.places(), seconds)
+
+    def finish(self, seconds: float = 240) -> None:
+        """Wait for the end, which nothing holds up any more; every epoch has been trained."""
+        for name in self.cluster.workers:
+            self.cluster.engine.execute(name, "touch", HURRY)
+        until(lambda: not self.is_alive(), seconds)
+        for name in self.cluster.workers:
+            self.cluster.engine.execute(name, "rm", HURRY)
+        assert self.epochs() == EPOCHS, self.log
 
     def addresses(self, epoch: int) -> set[str]:
         """Where the ranks trained an epoch, for the last time if it was repeated."""
@@ -263,10 +360,39 @@ class Run(threading.Thread):
         return set(lines[-2:])
 
 
+@dataclass
+class Disturbed:
+    """A run that one test after the other disturbs: starting one takes longer than most of what is done to it."""
+
+    cluster: Cluster
+    folder: Path
+    run: Run | None = None
+    begun: int = 0
+
+    def under_way(self, *flags: str) -> Run:
+        """The run, in its middle: the last test's if it was started with these flags and has enough before it."""
+        run = self.run
+        if not run or not run.is_alive() or run.flags != flags or run.epochs() > EPOCHS - ROOM:
+            self.end()
+            self.begun += 1
+            name = f"disturbed-{self.begun}"
+            run = self.run = Run(self.cluster, name, self.folder / f"{name}.log", *flags)
+        begun = run.epochs()
+        until(lambda: run.epochs() > begun + 1, 180)
+        return run
+
+    def end(self) -> None:
+        """A new head where the run is left in its middle."""
+        if self.run and self.run.is_alive():
+            self.cluster.engine.remove(self.cluster.head)
+            self.run.process.wait(30)
+            self.cluster.settle()
+
+
 def until(condition: Callable[[], Any], seconds: float) -> Any:
     """Wait for a condition to hold; what it holds."""
     deadline = time.monotonic() + seconds
     while not (result := condition()):
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s"
-        time.sleep(1)
+        time.sleep(0.5)
     return result

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.image import IMAGE
-from tests.containers.cluster import ROOT, Cluster
+from tests.containers.cluster import ROOT, Cluster, Trained, cluster_of
 from tests.containers.engine import Engine
 
 S3_IMAGE = "ray-on-ecs-s3"
@@ -20,6 +20,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.container)
             item.add_marker(pytest.mark.timeout(600))
+    # Those that share a run come first: it serves as long as no container has been replaced.
+    items.sort(key=lambda item: "trained" not in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")
@@ -36,22 +38,34 @@ def image(engine: Engine) -> str:
 
 
 @pytest.fixture(scope="session")
-def made(engine: Engine, image: str) -> Iterator[Cluster]:
+def s3_image(engine: Engine) -> str:
     engine.run("build", "--tag", S3_IMAGE, str(ROOT / "docker" / "s3"), timeout=600)
-    with engine.network(f"ray-{secrets.token_hex(3)}") as network:
-        cluster = Cluster(engine, image, network)
-        try:
-            cluster.start_storage(S3_IMAGE)
-            yield cluster
-        finally:
-            cluster.close()
+    return S3_IMAGE
+
+
+@pytest.fixture(scope="session")
+def other_network(engine: Engine) -> Iterator[str]:
+    with engine.network(f"other-{secrets.token_hex(3)}") as name:
+        yield name
+
+
+@pytest.fixture(scope="session")
+def made(engine: Engine, image: str, s3_image: str, other_network: str) -> Iterator[Cluster]:
+    with cluster_of(engine, image, s3_image) as cluster:
+        cluster.start_on_two_networks(other_network)
+        yield cluster
 
 
 @pytest.fixture
-def cluster(made: Cluster) -> Iterator[Cluster]:
-    """A head and two workers that are well, and a new head where a run of this test is left."""
+def cluster(made: Cluster) -> Cluster:
+    """A head and two workers that are well."""
     made.settle()
-    yield made
-    if any(run.is_alive() for run in made.runs):
-        made.engine.remove(made.head)
-    made.runs.clear()
+    return made
+
+
+@pytest.fixture
+def trained(made: Cluster, other_network: str) -> Trained:
+    """A run that has ended on the cluster's containers as they are now, and one of those has two networks."""
+    made.start_on_two_networks(other_network)
+    made.settle()
+    return made.trained()

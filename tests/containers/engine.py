@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from infra.containers import Container
@@ -34,6 +35,12 @@ class Engine:
         assert done.returncode == 0 or not check, f"{arguments[:3]}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
+    def start(self, *arguments: str, output: Path) -> subprocess.Popen[str]:
+        """Call the engine and go on meanwhile; what it prints goes to a file."""
+        command, environment = [self.command, *arguments], {**os.environ, **self.secrets}
+        with output.open("w") as file:
+            return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, text=True, env=environment)
+
     def execute(self, name: str, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command in a container."""
         return self.run("exec", name, *command, check=check)
@@ -45,6 +52,10 @@ class Engine:
     def inspect(self, name: str) -> dict[str, Any]:
         """What the engine knows of a container."""
         return json.loads(self.run("inspect", name).stdout)[0]
+
+    def running(self) -> set[str]:
+        """The names of the containers that run."""
+        return set(self.run("ps", "--filter=status=running", "--format={{.Names}}").stdout.split())
 
     def wait(self, name: str) -> tuple[int, str]:
         """The exit status and the log of a container that ends in time."""

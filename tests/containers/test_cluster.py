@@ -3,13 +3,13 @@
 import json
 import re
 
-from tests.containers.cluster import SIZE, Cluster
+from tests.containers.cluster import SIZE, Cluster, Trained
 
 RESULTS = {"result.json", "metrics.jsonl", "curves.png", "model.pt", "config.json"}
 
 
 def test_nodes_join_by_name_with_the_size_of_their_task(cluster: Cluster) -> None:
-    nodes = {node["NodeManagerAddress"]: node["Resources"] for node in cluster.nodes()}
+    nodes = {node["node_ip"]: node["resources_total"] for node in cluster.nodes()}
     addresses = cluster.addresses()
     assert set(nodes) == set(addresses.values()), "each node is known by its container's own address"
     head = nodes.pop(addresses[cluster.head])
@@ -22,22 +22,20 @@ def test_nodes_join_by_name_with_the_size_of_their_task(cluster: Cluster) -> Non
         assert announced <= SIZE.memory_mib * 2**20, "the host's memory would be announced, and the task outgrown"
 
 
-def test_the_train_command_trains_on_two_workers_into_the_bucket(cluster: Cluster) -> None:
-    log = cluster.train("whole", "--dataset=digits", "--epochs=3")
+def test_the_train_command_trains_on_two_workers_into_the_bucket(cluster: Cluster, trained: Trained) -> None:
     addresses = cluster.addresses()
     head = addresses.pop(cluster.head)
-    trained_on = set(re.findall(r"ip=([\d.]+)\)[^\n]*Process rank", log))
+    trained_on = set(re.findall(r"ip=([\d.]+)\)[^\n]*Process rank", trained.log))
     assert trained_on == set(addresses.values()), f"one rank on each worker and none on the head {head}"
-    keys = cluster.keys("runs/whole/")
+    keys = cluster.keys(f"runs/{trained.name}/")
     assert keys >= RESULTS
     assert any(key.startswith("checkpoint_") for key in keys)
-    result = json.loads(cluster.read("runs/whole/result.json"))
+    result = json.loads(cluster.read(f"runs/{trained.name}/result.json"))
     assert result["hardware"]["workers"] == 2
     assert result["metrics"]["test_accuracy"] > 0.5, "digits are learned in three epochs"
 
 
-def test_the_head_says_what_ray_is_short_of_and_the_job_how_it_goes(cluster: Cluster) -> None:
-    cluster.train("published", "--dataset=digits", "--epochs=1")
+def test_the_head_says_what_ray_is_short_of_and_the_job_how_it_goes(cluster: Cluster, trained: Trained) -> None:
     expected = {"GPUs", "GPUsWanted", "RunProgress", "TrainLoss", "TestAccuracy", "SamplesPerSecond"}
     cluster.until(lambda: cluster.metrics() >= expected, 90)
 

@@ -1,63 +1,31 @@
-"""A run outlives its worker; a cluster outlives its head, and what the head knew its container."""
+"""A run outlives its workers and its head; a cluster outlives its head, and what the head knew its container.
 
-import json
+One run is disturbed by one test after the other. What needs no run happens meanwhile to a second cluster, as most of it
+is waiting.
+"""
+
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from tests.containers.cluster import EPOCHS, LONG, Cluster, Run, until
+from infra.containers import WORKER_DRAIN_SECONDS
+from tests.containers.cluster import EPOCHS, GRACE_SECONDS, Cluster, Disturbed, cluster_of, until
+from tests.containers.engine import Engine
 
 # After the head answers again, until both workers can work; docs/image.md says so, too.
 BACK_SECONDS = 120
 # As long as ECS may take to start a head again, and longer than the minute that Ray waits for one by itself.
 AWAY_SECONDS = 75
+# What work has to end on a worker that is asked to stop, where a test can't wait for the stack's own limit.
+DRAIN_SECONDS = 5
 # What a torn disk leaves of the head's state.
 DAMAGE = """
 import pathlib
 for path in pathlib.Path("/var/lib/ray").glob("*/tables/*"):
     path.write_bytes(b"damaged")
 """
-
-
-def test_a_killed_worker_is_replaced_and_the_run_ends(cluster: Cluster) -> None:
-    run = Run(cluster, "killed", *LONG)
-    run.wait_for_epochs(3)
-    before = cluster.addresses()
-    killed = cluster.workers[0]
-    cluster.engine.run("kill", "--signal=KILL", killed)
-    assert run.epochs() < EPOCHS, "it was killed in the middle"
-    run.finish(240)
-    assert killed not in cluster.workers
-    ranks = run.addresses(EPOCHS - 1)
-    assert ranks == set(cluster.addresses().values()) - {before[cluster.head]}, "the new container took its place"
-
-
-def test_a_head_that_comes_back_elsewhere_knows_its_jobs_and_workers_and_the_run_goes_on(cluster: Cluster) -> None:
-    run = Run(cluster, "restarted", *LONG)
-    run.wait_for_epochs(3)
-    workers, nodes, address = list(cluster.workers), worker_nodes(cluster), cluster.addresses()[cluster.head]
-    [job] = running(cluster)
-    cluster.engine.run("kill", "--signal=KILL", cluster.head)
-    run.join(30)
-    time.sleep(AWAY_SECONDS)
-    assert all(map(cluster.is_well, workers)), "ECS would replace them, with the head about to come back"
-    began = time.monotonic()
-    with cluster.one_more("worker", "neighbour", command=("sleep", "600")):  # some engines give it the free address
-        cluster.start_head()
-        until(lambda: cluster.is_well(cluster.head), 120)
-        print(f"the head was back {time.monotonic() - began:.0f} s after it was started again")
-        assert cluster.addresses()[cluster.head] != address, "only the name leads to it"
-        until(lambda: cluster.jobs()[job] == "FAILED", BACK_SECONDS)
-        print(f"its job had ended after {time.monotonic() - began:.0f} s")
-        until(lambda: cluster.free_cpus() == 2, BACK_SECONDS)
-        print(f"and what it used was free after {time.monotonic() - began:.0f} s")
-    assert "continued from the last checkpoint" in cluster.train("restarted", *LONG)
-    print(f"the run had ended after {time.monotonic() - began:.0f} s")
-    lines = cluster.read("runs/restarted/metrics.jsonl").splitlines()
-    assert [json.loads(line)["epoch"] for line in lines] == list(range(EPOCHS))
-    assert cluster.workers == workers, "no container was replaced"
-    assert worker_nodes(cluster) == nodes, "and none started Ray anew"
 
 
 def lost(cluster: Cluster) -> None:
@@ -72,12 +40,115 @@ def damaged(cluster: Cluster) -> None:
     cluster.engine.run("kill", "--signal=KILL", cluster.head)
 
 
-@pytest.mark.parametrize(("end", "run_name"), [(lost, "after-lost"), (damaged, "after-damaged")])
-def test_workers_come_back_to_a_head_without_its_state_and_the_next_run_works(
-    cluster: Cluster, end: Callable[[Cluster], None], run_name: str
+ENDS = {"lost": lost, "damaged": damaged}
+Beside = dict[str, Future[None]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def beside(engine: Engine, image: str, s3_image: str) -> Iterator[Beside]:
+    """What happens to the second cluster, one after the other."""
+    with cluster_of(engine, image, s3_image) as cluster, ThreadPoolExecutor(1) as pool:
+        heads = {end: pool.submit(workers_come_back, cluster, end) for end in ENDS}
+        yield {**heads, "frozen": pool.submit(lose_a_worker, cluster)}
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="module")
+def disturbed(made: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disturbed]:
+    disturbed = Disturbed(made, tmp_path_factory.mktemp("runs"))
+    yield disturbed
+    disturbed.end()
+
+
+def test_a_worker_that_trains_is_left_at_once_and_the_run_goes_on_elsewhere(
+    cluster: Cluster, disturbed: Disturbed
 ) -> None:
+    run = disturbed.under_way("--max-failures=0")
+    name = cluster.workers[0]
+    status, seconds = cluster.stop(name)
+    print(f"the worker left {seconds:.0f} s after SIGTERM")
+    log = cluster.engine.logs(name)
+    assert status == 0, log
+    assert "Local node finished draining" in log, "it left because its work was done"
+    assert seconds < WORKER_DRAIN_SECONDS / 2, "the run has stored a checkpoint and is gone"
+    run.goes_on()
+    assert "are to be stopped; left after step" in run.log
+
+
+def test_a_head_in_the_middle_of_a_run(cluster: Cluster, disturbed: Disturbed) -> None:
+    run = disturbed.under_way("--max-failures=0")
+    status, seconds = cluster.stop(cluster.head)
+    assert status == 0, cluster.engine.logs(cluster.head)
+    assert seconds < cluster.definition("head")["stopTimeout"]
+    until(lambda: not run.is_alive(), 30)
+    assert f"interrupted; continue with --run-name {run.name}" in run.log
+    status, seconds = cluster.stop(cluster.workers[0])
+    assert status == 0, "a worker without a head"
+    assert seconds < WORKER_DRAIN_SECONDS / 2, "nobody is left to drain it"
+    cluster.settle()
+    run.again()
+    run.goes_on()
+    assert "continued from the last checkpoint" in run.log
+
+
+def test_a_worker_that_is_killed_or_not_left_in_time_is_replaced_and_the_run_goes_on(
+    cluster: Cluster, disturbed: Disturbed
+) -> None:
+    run = disturbed.under_way()
+    cluster.engine.remove(cluster.workers.pop(0))
+    assert run.epochs() < EPOCHS, "it was killed in the middle"
+    hasty = cluster.start_worker(RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=str(DRAIN_SECONDS))
+    run.goes_on()
+    status, seconds = cluster.stop(hasty)
+    assert status == 0, cluster.engine.logs(hasty)
+    assert seconds < DRAIN_SECONDS + GRACE_SECONDS, "the limit holds, whatever runs"
+    assert run.epochs() < EPOCHS, "it was cut off"
+    run.goes_on()
+    assert hasty not in cluster.workers
+
+
+def test_a_head_that_comes_back_elsewhere_knows_its_jobs_and_workers_and_the_run_goes_on(
+    cluster: Cluster, disturbed: Disturbed
+) -> None:
+    run = disturbed.under_way()
+    workers, nodes, address = list(cluster.workers), worker_nodes(cluster), cluster.addresses()[cluster.head]
+    [job] = running(cluster)
+    cluster.engine.run("kill", "--signal=KILL", cluster.head)
+    until(lambda: not run.is_alive(), 30)
+    time.sleep(AWAY_SECONDS)
+    assert all(map(cluster.is_well, workers)), "ECS would replace them, with the head about to come back"
+    began = time.monotonic()
+    with cluster.one_more("worker", "neighbour", command=("sleep", "600")):  # some engines give it the free address
+        cluster.start_head()
+        until(lambda: cluster.is_well(cluster.head), 120)
+        print(f"the head was back {time.monotonic() - began:.0f} s after it was started again")
+        assert cluster.addresses()[cluster.head] != address, "only the name leads to it"
+        until(lambda: cluster.jobs()[job] == "FAILED", BACK_SECONDS)
+        print(f"its job had ended after {time.monotonic() - began:.0f} s")
+        until(lambda: cluster.free_cpus() == 2, BACK_SECONDS)
+        print(f"and what it used was free after {time.monotonic() - began:.0f} s")
+    run.again()
+    run.finish()
+    print(f"the run had ended after {time.monotonic() - began:.0f} s")
+    assert "continued from the last checkpoint" in run.log
+    assert cluster.workers == workers, "no container was replaced"
+    assert worker_nodes(cluster) == nodes, "and none started Ray anew"
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_workers_come_back_to_a_head_without_its_state_and_the_next_run_works(beside: Beside, end: str) -> None:
+    beside[end].result()
+
+
+def test_a_worker_that_the_head_has_lost_is_ill(beside: Beside) -> None:
+    beside["frozen"].result()
+
+
+def workers_come_back(cluster: Cluster, end: str) -> None:
+    """End a head and its state; the workers are replaced and train."""
+    cluster.settle()
     old = list(cluster.workers)
-    end(cluster)
+    ENDS[end](cluster)
     began = time.monotonic()
     cluster.until(lambda: cluster.is_well(cluster.head), 180)
     print(f"the head was back {time.monotonic() - began:.0f} s after it was gone")
@@ -85,12 +156,21 @@ def test_workers_come_back_to_a_head_without_its_state_and_the_next_run_works(
     cluster.settle(BACK_SECONDS)
     print(f"workers were back {time.monotonic() - began:.0f} s after the head")
     assert not set(old) & set(cluster.workers), "workers of the old head have gone"
-    assert "test accuracy" in cluster.train(run_name, "--dataset=digits", "--epochs=1")
+    assert "test accuracy" in cluster.train(f"after-{end}", "--dataset=digits", "--epochs=1")
+
+
+def lose_a_worker(cluster: Cluster) -> None:
+    """Freeze Ray on a worker, and see what its health check says."""
+    cluster.settle()
+    name = cluster.workers[0]
+    cluster.signal(name, "raylet", "SIGSTOP")
+    until(lambda: not cluster.is_well(name), 150)  # the head asks five times, each for some seconds
+    assert cluster.is_running(name), "nothing but the health check tells"
 
 
 def worker_nodes(cluster: Cluster) -> set[str]:
     """Ray's own names of the workers, which each start of Ray gives anew."""
-    return {node["NodeID"] for node in cluster.nodes() if "CPU" in node["Resources"]}
+    return {node["node_id"] for node in cluster.nodes() if "CPU" in node["resources_total"]}
 
 
 def running(cluster: Cluster) -> list[str]:

@@ -2,6 +2,8 @@
 
 import re
 import secrets
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from raynode import ports
 from tests.containers.cluster import ROOT, Cluster
@@ -27,14 +29,16 @@ async def main(host):
 asyncio.run(main(sys.argv[1]))
 """
 REACH = """
-import socket, sys
-for host in sys.argv[1:]:
-    for port in (6379, 8265):
-        try:
-            socket.create_connection((host, port), timeout=3).close()
-            print(host, port)
-        except OSError:
-            pass
+import itertools, socket, sys
+from concurrent.futures import ThreadPoolExecutor
+def knock(target):
+    try:
+        socket.create_connection(target, timeout=3).close()
+        print(*target)
+    except OSError:
+        pass
+with ThreadPoolExecutor(8) as pool:
+    list(pool.map(knock, itertools.product(sys.argv[1:], (6379, 8265))))
 """
 
 
@@ -54,10 +58,10 @@ def listening(cluster: Cluster, name: str) -> set[int]:
 
 
 def test_nodes_listen_on_documented_ports_alone(cluster: Cluster) -> None:
-    head = listening(cluster, cluster.head)
+    with ThreadPoolExecutor(2) as pool:
+        head, worker = pool.map(partial(listening, cluster), (cluster.head, cluster.workers[0]))
     assert {ports.GCS, ports.DASHBOARD} <= head, "the scan finds what is there"
     assert head <= documented("head"), f"not in docs/image.md: {head - documented('head')}"
-    worker = listening(cluster, cluster.workers[0])
     assert ports.AGENT in worker
     assert worker <= documented("worker"), f"not in docs/image.md: {worker - documented('worker')}"
 

@@ -1,10 +1,14 @@
 """A worker that can't join says why in one line, and stops within a stated time."""
 
 import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from raynode import gpus
 from raynode.errors import GpuError, HeadError, StartError
@@ -18,56 +22,92 @@ RAY = version("ray")  # of the lock, like the image's
 METADATA = f"import importlib.metadata as m; print(m.distribution('ray').locate_file('ray-{RAY}.dist-info/METADATA'))"
 
 
-def refused(cluster: Cluster, *options: str, grace: float = GRACE_SECONDS, **given: Any) -> tuple[int, str]:
+Refused = dict[str, Future[tuple[int, str]]]
+
+
+@pytest.fixture(scope="module")
+def workers(made: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Refused]:
+    """Workers that must not join, each for a reason of its own: side by side, as they mostly wait.
+
+    The one with a wrong name is not among them: it asks the name server.
+    """
+    made.settle()
+    hosts = made.hosts()
+    older = another_version(made, tmp_path_factory.mktemp("older"))
+    with ThreadPoolExecutor(5) as pool:
+        yield {
+            "no-head": pool.submit(refused, made, "no-head", *hosts, RAY_HEAD_HOST=S3),
+            "wrong-token": pool.submit(refused, with_token(made, "another"), "wrong-token", *hosts),
+            "no-token": pool.submit(refused, with_token(made, ""), "no-token", *hosts),
+            "another-version": pool.submit(refused, made, "another-version", *hosts, older),
+            "few-gpus": pool.submit(
+                refused,
+                made,
+                "few-gpus",
+                grace=gpus.PATIENCE_SECONDS,
+                command=("ray-worker", "--num-cpus=1", "--num-gpus=2"),
+            ),
+        }
+
+
+def refused(cluster: Cluster, name: str, *options: str, grace: float = GRACE_SECONDS, **given: Any) -> tuple[int, str]:
     """Exit status and last line of a worker that must not join, and ends in time."""
     began = time.monotonic()
-    with cluster.one_more("worker", "refused", *options, RAY_HEAD_WAIT_S=WAIT, **given) as name:
-        status, log = cluster.engine.wait(name)
+    with cluster.one_more("worker", name, *options, RAY_HEAD_WAIT_S=WAIT, **given) as container:
+        status, log = cluster.engine.wait(container)
     assert time.monotonic() - began < float(WAIT) + grace
     assert "Traceback" not in log
     return status, log.strip().splitlines()[-1]
 
 
+def with_token(cluster: Cluster, token: str) -> Cluster:
+    """The cluster as it looks to one who has this token."""
+    return replace(cluster, engine=Engine(cluster.engine.command, {"RAY_AUTH_TOKEN": token}))
+
+
+def another_version(cluster: Cluster, folder: Path) -> str:
+    """The option that makes another version of a container's Ray."""
+    path = cluster.engine.python(cluster.head, METADATA)
+    metadata = cluster.engine.execute(cluster.head, "cat", path).stdout
+    older = folder / "METADATA"
+    older.write_text(metadata.replace(f"Version: {RAY}", "Version: 0.0.0"))
+    older.chmod(0o644)
+    folder.chmod(0o755)
+    return f"--volume={older}:{path}:ro"
+
+
 def test_a_wrong_name(cluster: Cluster) -> None:
-    status, line = refused(cluster, RAY_HEAD_HOST="hed.ray.internal")
+    status, line = refused(cluster, "wrong-name", RAY_HEAD_HOST="hed.ray.internal")
     assert status == HeadError.exit_status
     assert "hed.ray.internal has no address, after 8 s" in line
 
 
-def test_no_head_behind_the_name(cluster: Cluster) -> None:
-    status, line = refused(cluster, RAY_HEAD_HOST=S3)
+def test_no_head_behind_the_name(workers: Refused) -> None:
+    status, line = workers["no-head"].result()
     assert status == HeadError.exit_status
     assert f"{S3}:8265 does not answer" in line
 
 
-def test_a_wrong_token(cluster: Cluster) -> None:
-    stranger = replace(cluster, engine=Engine(cluster.engine.command, {"RAY_AUTH_TOKEN": "another"}))
-    status, line = refused(stranger)
+def test_a_wrong_token(workers: Refused) -> None:
+    status, line = workers["wrong-token"].result()
     assert status == StartError.exit_status
     assert f"the head {HEAD_HOST} refuses the token" in line
 
 
-def test_no_token(cluster: Cluster) -> None:
-    nobody = replace(cluster, engine=Engine(cluster.engine.command, {"RAY_AUTH_TOKEN": ""}))
-    status, line = refused(nobody)
+def test_no_token(workers: Refused) -> None:
+    status, line = workers["no-token"].result()
     assert status == StartError.exit_status
     assert "RAY_AUTH_TOKEN must be set" in line
 
 
-def test_another_version_of_ray(cluster: Cluster, tmp_path: Path) -> None:
-    path = cluster.engine.python(cluster.head, METADATA)
-    metadata = cluster.engine.execute(cluster.head, "cat", path).stdout
-    older = tmp_path / "METADATA"
-    older.write_text(metadata.replace(f"Version: {RAY}", "Version: 0.0.0"))
-    older.chmod(0o644)
-    tmp_path.chmod(0o755)
-    status, line = refused(cluster, f"--volume={older}:{path}:ro")
+def test_another_version_of_ray(workers: Refused) -> None:
+    status, line = workers["another-version"].result()
     assert status == StartError.exit_status
     assert f"the head {HEAD_HOST} runs Ray {RAY} and this node Ray 0.0.0" in line
 
 
-def test_fewer_gpus_than_promised(cluster: Cluster) -> None:
-    status, line = refused(cluster, grace=gpus.PATIENCE_SECONDS, command=("ray-worker", "--num-cpus=1", "--num-gpus=2"))
+def test_fewer_gpus_than_promised(workers: Refused, made: Cluster) -> None:
+    status, line = workers["few-gpus"].result()
     assert status == GpuError.exit_status
     assert "the task was promised 2 GPUs and has 0" in line
-    assert len(cluster.nodes()) == 3, "it stopped before it joined"
+    assert len(made.nodes()) == 3, "it stopped before it joined"

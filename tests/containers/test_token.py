@@ -1,13 +1,15 @@
 """Without the token nothing answers but a refusal, and the token is nowhere to be read."""
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from infra.containers import STATE_PATH
 from raynode import ports
-from tests.containers.cluster import HEAD_HOST, Cluster, until
+from tests.containers.cluster import HEAD_HOST, Cluster, Trained, until
 from tests.containers.engine import Engine
 
 # Arguments: GET or POST, then URLs. Prints the statuses without a token and with a wrong one.
@@ -70,10 +72,26 @@ RUNTIME_ENV_PORT = "--runtime-env-agent-port"
 WORKER_CALL = "ray.rpc.CoreWorkerService/PushTask"
 
 
-@pytest.fixture
-def stranger(cluster: Cluster) -> Cluster:
-    """The cluster as it looks to one who has another token."""
-    return replace(cluster, engine=Engine(cluster.engine.command, {"RAY_AUTH_TOKEN": "another"}))
+Strangers = dict[str, Future[tuple[int, str]]]
+
+
+@pytest.fixture(scope="module")
+def strangers(made: Cluster) -> Iterator[Strangers]:
+    """Who comes with another token, and how that ends: side by side, as they try for a while."""
+    made.settle()
+    stranger = replace(made, engine=Engine(made.engine.command, {"RAY_AUTH_TOKEN": "another"}))
+
+    def comes(name: str, *command: str) -> tuple[int, str]:
+        with stranger.one_more("worker", name, *made.hosts(), command=command) as container:
+            return stranger.engine.wait(container)
+
+    dashboard, gcs = f"http://{HEAD_HOST}:{ports.DASHBOARD}", f"{HEAD_HOST}:{ports.GCS}"
+    with ThreadPoolExecutor(3) as pool:
+        yield {
+            "job": pool.submit(comes, "job", "ray", "job", "submit", f"--address={dashboard}", "--", "true"),
+            "node": pool.submit(comes, "node", "ray", "start", f"--address={gcs}", "--block"),
+            "driver": pool.submit(comes, "driver", "python", "-c", f"import ray; ray.init('{gcs}')"),
+        }
 
 
 def refusals(cluster: Cluster, program: str, *arguments: str) -> set[str]:
@@ -114,33 +132,28 @@ def test_rays_processes_refuse(cluster: Cluster) -> None:
     assert until(answers, 60) == {"UNAUTHENTICATED UNAUTHENTICATED"}
 
 
-def test_a_job_is_refused(stranger: Cluster) -> None:
-    job = ("ray", "job", "submit", f"--address=http://{HEAD_HOST}:{ports.DASHBOARD}", "--", "true")
-    with stranger.one_more("worker", "job", command=job) as name:
-        status, log = stranger.engine.wait(name)
-        assert status != 0
-        assert "token" in log.lower(), log
+def test_a_job_is_refused(strangers: Strangers) -> None:
+    refused(strangers["job"])
 
 
-def test_a_node_is_refused(stranger: Cluster) -> None:
-    join = ("ray", "start", f"--address={HEAD_HOST}:{ports.GCS}", "--block")
-    with stranger.one_more("worker", "node", command=join) as name:
-        status, log = stranger.engine.wait(name)
-        assert status != 0
-        assert "token" in log.lower(), log
+def test_a_node_is_refused(strangers: Strangers) -> None:
+    refused(strangers["node"])
 
 
-def test_a_driver_is_refused(stranger: Cluster) -> None:
-    with stranger.one_more("worker", "driver", command=python(f"ray.init('{HEAD_HOST}:{ports.GCS}')")) as name:
-        status, log = stranger.engine.wait(name)
-        assert status != 0
-        assert "token" in log.lower(), log
+def test_a_driver_is_refused(strangers: Strangers) -> None:
+    refused(strangers["driver"])
 
 
-def test_the_token_stands_in_its_own_variable_and_nowhere_else(cluster: Cluster) -> None:
+def refused(stranger: Future[tuple[int, str]]) -> None:
+    status, log = stranger.result()
+    assert status != 0
+    assert "token" in log.lower(), log
+
+
+def test_the_token_stands_in_its_own_variable_and_nowhere_else(cluster: Cluster, trained: Trained) -> None:
     token = cluster.engine.secrets["RAY_AUTH_TOKEN"]
-    assert token not in cluster.train("secret", "--dataset=digits", "--epochs=1")
-    for name in (cluster.head, *cluster.workers):
+    assert token not in trained.log
+    for name in cluster.names:
         assert token not in cluster.engine.logs(name)
         search = cluster.engine.execute(
             name, "grep", "-rlsa", "--devices=skip", token, "/tmp", "/home/ray", STATE_PATH, check=False
@@ -153,8 +166,3 @@ def test_the_token_stands_in_its_own_variable_and_nowhere_else(cluster: Cluster)
         environment = description["Config"].pop("Env")
         assert [each for each in environment if token in each] == [f"RAY_AUTH_TOKEN={token}"]
         assert token not in json.dumps(description)
-
-
-def python(statements: str) -> tuple[str, ...]:
-    """A command that runs these after `import ray`."""
-    return ("python", "-c", f"import ray; {statements}")
