@@ -29,7 +29,7 @@ LONG = ("--model=tiny:mlp", "--dataset=synthetic", "--samples=512", f"--epochs={
 # The epochs that a test may take up while it disturbs a run, on a slow machine, too.
 ROOM = 25
 # What `docker stop` itself may add to the stop timeout before it kills.
-GRACE_SECONDS = 20
+GRACE_SECONDS = 45
 
 NODES = """
 import json
@@ -147,7 +147,7 @@ class Cluster:
             *(f"--env={name}={value}" for name, value in AWS.items() if name != "AWS_ENDPOINT_URL"),
             image,
         )  # fmt: skip
-        until(lambda: self.engine.execute(self.storage, "python", "-c", CREATE, check=False).returncode == 0, 60)
+        until(lambda: self.engine.execute(self.storage, "python", "-c", CREATE, check=False).returncode == 0, 180)
 
     def start_head(self) -> None:
         """Start the head under its name, as a new container."""
@@ -385,7 +385,7 @@ class Disturbed:
         """A new head where the run is left in its middle."""
         if self.run and self.run.is_alive():
             self.cluster.engine.remove(self.cluster.head)
-            self.run.process.wait(30)
+            self.run.process.wait(180)
             self.cluster.settle()
 
 

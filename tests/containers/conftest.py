@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.container)
-            item.add_marker(pytest.mark.timeout(600))
+            item.add_marker(pytest.mark.timeout(1200))
     # Those that share a run come first: it serves as long as no container has been replaced.
     items.sort(key=lambda item: "trained" not in getattr(item, "fixturenames", ()))
 

@@ -14,8 +14,9 @@ from infra.containers import WORKER_DRAIN_SECONDS
 from tests.containers.cluster import EPOCHS, GRACE_SECONDS, Cluster, Disturbed, cluster_of, until
 from tests.containers.engine import Engine
 
-# After the head answers again, until both workers can work; docs/image.md says so, too.
-BACK_SECONDS = 120
+# After the head answers again, until both workers can work. It takes less than the two minutes of docs/image.md, which
+# the tests print; this only ends a hang.
+BACK_SECONDS = 300
 # As long as ECS may take to start a head again, and longer than the minute that Ray waits for one by itself.
 AWAY_SECONDS = 75
 # What work has to end on a worker that is asked to stop, where a test can't wait for the stack's own limit.
@@ -80,7 +81,7 @@ def test_a_head_in_the_middle_of_a_run(cluster: Cluster, disturbed: Disturbed) -
     status, seconds = cluster.stop(cluster.head)
     assert status == 0, cluster.engine.logs(cluster.head)
     assert seconds < cluster.definition("head")["stopTimeout"]
-    until(lambda: not run.is_alive(), 30)
+    until(lambda: not run.is_alive(), 180)
     assert f"interrupted; continue with --run-name {run.name}" in run.log
     status, seconds = cluster.stop(cluster.workers[0])
     assert status == 0, "a worker without a head"
@@ -114,13 +115,13 @@ def test_a_head_that_comes_back_elsewhere_knows_its_jobs_and_workers_and_the_run
     workers, nodes, address = list(cluster.workers), worker_nodes(cluster), cluster.addresses()[cluster.head]
     [job] = running(cluster)
     cluster.engine.run("kill", "--signal=KILL", cluster.head)
-    until(lambda: not run.is_alive(), 30)
+    until(lambda: not run.is_alive(), 180)
     time.sleep(AWAY_SECONDS)
     assert all(map(cluster.is_well, workers)), "ECS would replace them, with the head about to come back"
     began = time.monotonic()
     with cluster.one_more("worker", "neighbour", command=("sleep", "600")):  # some engines give it the free address
         cluster.start_head()
-        until(lambda: cluster.is_well(cluster.head), 120)
+        until(lambda: cluster.is_well(cluster.head), 300)
         print(f"the head was back {time.monotonic() - began:.0f} s after it was started again")
         assert cluster.addresses()[cluster.head] != address, "only the name leads to it"
         until(lambda: cluster.jobs()[job] == "FAILED", BACK_SECONDS)
@@ -150,7 +151,7 @@ def workers_come_back(cluster: Cluster, end: str) -> None:
     old = list(cluster.workers)
     ENDS[end](cluster)
     began = time.monotonic()
-    cluster.until(lambda: cluster.is_well(cluster.head), 180)
+    cluster.until(lambda: cluster.is_well(cluster.head), 300)
     print(f"the head was back {time.monotonic() - began:.0f} s after it was gone")
     began = time.monotonic()
     cluster.settle(BACK_SECONDS)
@@ -164,7 +165,7 @@ def lose_a_worker(cluster: Cluster) -> None:
     cluster.settle()
     name = cluster.workers[0]
     cluster.signal(name, "raylet", "SIGSTOP")
-    until(lambda: not cluster.is_well(name), 150)  # the head asks five times, each for some seconds
+    until(lambda: not cluster.is_well(name), 300)  # the head asks five times, each for some seconds
     assert cluster.is_running(name), "nothing but the health check tells"
 
 

@@ -12,7 +12,7 @@ def test_a_head_whose_state_hangs_is_ill(cluster: Cluster) -> None:
         assert not cluster.is_well(cluster.head), "nothing could join it or start on it"
     finally:
         cluster.signal(cluster.head, "gcs_server", "SIGCONT")
-    until(lambda: cluster.is_well(cluster.head), 30)
+    until(lambda: cluster.is_well(cluster.head), 180)
 
 
 def test_a_worker_whose_head_hangs_is_well(cluster: Cluster) -> None:
@@ -21,4 +21,4 @@ def test_a_worker_whose_head_hangs_is_well(cluster: Cluster) -> None:
         assert cluster.is_well(cluster.workers[0]), "it is the head that has to be replaced"
     finally:
         cluster.engine.run("unpause", cluster.head)
-    until(lambda: cluster.is_well(cluster.head), 60)
+    until(lambda: cluster.is_well(cluster.head), 180)

@@ -129,7 +129,7 @@ def test_rays_processes_refuse(cluster: Cluster) -> None:
         ]
         return refusals(cluster, CALL, *calls) - {"UNAVAILABLE UNAVAILABLE"}
 
-    assert until(answers, 60) == {"UNAUTHENTICATED UNAUTHENTICATED"}
+    assert until(answers, 180) == {"UNAUTHENTICATED UNAUTHENTICATED"}
 
 
 def test_a_job_is_refused(strangers: Strangers) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import tempfile
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
@@ -54,11 +53,12 @@ class Ranks:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for line in self._lines:
-            with suppress(OSError):
-                line.send(None)
+            line.send(None)
         for process in self._processes:
-            process.join(30)
+            process.join(SECONDS)
+        ended = [process.exitcode for process in self._processes]
         self._end()
+        assert not any(ended), f"ranks ended with {ended}: what a run leaves behind brings its process down"
 
     def _add(self) -> None:
         mine, theirs = mp.Pipe()
