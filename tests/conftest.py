@@ -1,6 +1,7 @@
 """What all tests share: an AWS for those that need one, with the environment that leads there, and names of cases."""
 
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from typing import Any
 
 import boto3
@@ -31,6 +32,8 @@ def pytest_make_parametrize_id(val: object) -> str | None:
         items = [f"{key}={value}" for key, value in val.items()]
     elif isinstance(val, list | tuple):
         items = [str(item) for item in val]
+    elif is_dataclass(val):
+        items = [str(val)]
     else:
         return None
     name = ",".join(items) or "nothing"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -58,7 +58,7 @@ class Ranks:
             process.join(SECONDS)
         ended = [process.exitcode for process in self._processes]
         self._end()
-        assert not any(ended), f"ranks ended with {ended}: what a run leaves behind brings its process down"
+        assert ended == [0] * len(ended), f"ranks ended with {ended}: what a run leaves behind brings its process down"
 
     def _add(self) -> None:
         mine, theirs = mp.Pipe()
@@ -73,9 +73,11 @@ class Ranks:
             failed, answer = line.recv()
         except EOFError:
             failed, answer = True, "a rank's process ended"
-        return self._fail(answer) if failed else answer
+        if failed:
+            self._fail(answer)
+        return answer
 
-    def _fail(self, why: str) -> Any:
+    def _fail(self, why: str) -> NoReturn:
         """The others wait for the one that failed: the next call has new processes."""
         self._end()
         raise AssertionError(why)
