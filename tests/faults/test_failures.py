@@ -1,6 +1,7 @@
 """What happens to a run while it trains: real processes of a Ray cluster with two worker nodes, killed half-way."""
 
 import json
+import re
 import shutil
 import signal
 import time
@@ -10,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from bench.disturbed import EPOCHS, OFTEN, STEPS, Run
+from bench.disturbed import EPOCHS, OFTEN, STEPS, WORKERS, Run
 from bench.nodes import Nodes, end, kill, until
 from bench.slow import FOLDER
 from tests.aws import BUCKET
@@ -18,8 +19,8 @@ from tests.bad_line import BadLine, bad_line
 
 # A step of each epoch but the last, in its middle.
 MIDDLE = STEPS + 5
-# Checkpoints are taken after every step here, but the last ones may not be stored yet.
-FEW = 4
+# What a node that is told to stop has for its work, and how long a step may take before it is a stall.
+DRAIN_SECONDS, STALL_SECONDS = 120, 60
 Begin = Callable[..., Run]
 
 
@@ -33,7 +34,7 @@ def line(aws_server: str) -> Iterator[BadLine]:
 def nodes(tmp_path_factory: pytest.TempPathFactory, line: BadLine, aws_variables: dict[str, str]) -> Iterator[Nodes]:
     bucket = {**aws_variables, "AWS_ENDPOINT_URL": line.url}
     folder = str(tmp_path_factory.mktemp("runs"))
-    with Nodes(2, {FOLDER: folder, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "40", **bucket}) as nodes:
+    with Nodes(2, {FOLDER: folder, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_SECONDS), **bucket}) as nodes:
         yield nodes
 
 
@@ -63,13 +64,23 @@ def whole(nodes: Nodes) -> Run:
     return run
 
 
+def went_on(run: Run, made: int) -> bool:
+    """Whether a run of which so many steps were made went on from its last stored checkpoint, and repeated no others.
+
+    One is taken whenever the one before is stored. A step more may be under way when it is cut.
+    """
+    resumed = int(re.findall(r"going on from checkpoint_(\d+)", run.log)[-1])
+    return 0 < resumed <= made and len(run.moments) <= EPOCHS * STEPS + made - resumed + 1
+
+
 def test_a_killed_worker_is_started_again(begin: Begin, nodes: Nodes, whole: Run) -> None:
     run = begin("worker")
     run.wait_for_steps(MIDDLE)
     kill(nodes.trainers()[0].pid)
+    made = len(run.moments)
     assert run.finish() == 0, run.log
     assert run.ends_as(whole)
-    assert len(run.moments) <= EPOCHS * STEPS + FEW, "it went on from the last checkpoint"
+    assert went_on(run, made)
 
 
 def test_a_killed_raylet_takes_its_node_and_the_run_goes_on(begin: Begin, nodes: Nodes, whole: Run) -> None:
@@ -77,9 +88,11 @@ def test_a_killed_raylet_takes_its_node_and_the_run_goes_on(begin: Begin, nodes:
     run.wait_for_steps(MIDDLE)
     [raylet] = nodes.processes(nodes.workers[1], "raylet/raylet")
     kill(raylet.pid)
+    until(lambda: len(nodes.trainers()) < WORKERS, 180)
+    made = len(run.moments)
     assert run.finish() == 0, run.log
     assert run.ends_as(whole)
-    assert len(run.moments) <= EPOCHS * STEPS + FEW
+    assert went_on(run, made)
 
 
 def test_a_run_goes_on_with_the_workers_that_are_left(begin: Begin, nodes: Nodes) -> None:
@@ -94,17 +107,19 @@ def test_a_run_goes_on_with_the_workers_that_are_left(begin: Begin, nodes: Nodes
     assert history[-1]["test_accuracy"] > 0.5, "it went on learning"
 
 
-def test_the_same_command_continues_after_the_driver_was_killed(begin: Begin, whole: Run) -> None:
+def test_the_same_command_continues_after_the_driver_was_killed(begin: Begin, nodes: Nodes, whole: Run) -> None:
     run = begin("driver")
     run.wait_for_steps(MIDDLE)
     assert run.command is not None
     kill(run.command.pid)
-    assert run.command.wait(30) == -signal.SIGKILL
+    assert run.command.wait(180) == -signal.SIGKILL
+    until(lambda: not nodes.trainers(), 180)
+    made = len(run.moments)
     run.start()
     assert run.finish() == 0, run.log
     assert run.ends_as(whole)
     assert "continued from the last checkpoint" in run.log
-    assert len(run.moments) <= EPOCHS * STEPS + FEW
+    assert went_on(run, made)
 
 
 def test_a_node_that_is_told_to_stop_has_all_steps_stored_first(begin: Begin, nodes: Nodes, whole: Run) -> None:
@@ -113,8 +128,8 @@ def test_a_node_that_is_told_to_stop_has_all_steps_stored_first(begin: Begin, no
     run.wait_for_steps(MIDDLE - 3)
     began = time.monotonic()
     nodes.workers[0].send_signal(signal.SIGTERM)
-    nodes.workers[0].wait(60)
-    assert time.monotonic() - began < 35, "the node was left before its deadline of 40 s"
+    nodes.workers[0].wait(2 * DRAIN_SECONDS)
+    assert time.monotonic() - began < DRAIN_SECONDS - 10, "the node was left before its deadline"
     assert run.finish() == 0, run.log
     assert run.ends_as(whole)
     assert len(run.moments) == EPOCHS * STEPS, "no step was made twice"
@@ -132,7 +147,7 @@ def test_a_bucket_that_loses_calls_costs_time_alone(begin: Begin, whole: Run, li
 
 
 def test_a_stall_leaves_the_stacks_of_all_ranks_and_the_run_can_go_on(begin: Begin, nodes: Nodes, whole: Run) -> None:
-    run = begin("stall", *OFTEN, "--max-failures", "0", "--stall-timeout", "30")
+    run = begin("stall", *OFTEN, "--max-failures", "0", "--stall-timeout", str(STALL_SECONDS))
     run.wait_for_steps(MIDDLE)
     frozen = nodes.trainers()[0]
     frozen.suspend()
@@ -144,7 +159,7 @@ def test_a_stall_leaves_the_stacks_of_all_ranks_and_the_run_can_go_on(begin: Beg
     assert any("training/loop.py" in each for each in stacks.values()), "where the other waits"
     assert any("It does not answer" in each for each in stacks.values()), "the one that hangs"
     error = run.read("error.json")
-    assert error["what"] == "no step for 30 s, 1 times"
+    assert error["what"] == f"no step for {STALL_SECONDS} s, 1 times"
     assert error["stacks"] == [str(folder)]
     assert f"see {run.folder}/error.json" in run.log
     run.start("--stall-timeout", "600")
@@ -177,10 +192,10 @@ def test_a_run_that_is_being_trained_is_not_started_again(begin: Begin, nodes: N
     first = run.command
     assert first is not None
     run.start("--epochs", "50")
-    assert run.finish(90) == 2
+    assert run.finish() == 2
     assert "run 'twice' is being trained by another command on this cluster" in run.log
     assert first.poll() is None, "the first goes on"
     end(first.pid)
     first.wait()
-    until(lambda: not nodes.trainers(), 60)
+    until(lambda: not nodes.trainers(), 180)
     shutil.rmtree(run.folder)
