@@ -10,6 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 from training.config import TrainingConfig
 from training.watch import Watch
 
+# A bucket on its way: the exchange, what is exchanged, the gradients that it becomes, and who waits for them.
+Sent = tuple[dist.Work, Tensor, Tensor, torch.futures.Future[Tensor]]
+
 
 def all_have_bf16(device: torch.device) -> bool:
     """Whether every rank's GPU computes in bf16, as NVIDIA's of the Ampere generation (A10G, A100) and later do."""
@@ -41,22 +44,28 @@ def replicate(model: nn.Module, config: TrainingConfig, device: torch.device, bf
         find_unused_parameters=not static,
     )
     in_bf16 = bf16 if config.gradient_dtype == "auto" else config.gradient_dtype == "bf16"
-    if in_bf16:
-        replicated.register_comm_hook(None, bf16_compress_hook if device.type == "cuda" else _all_reduce_in_bf16)
+    if in_bf16 and device.type == "cuda":
+        replicated.register_comm_hook(None, bf16_compress_hook)
+    elif in_bf16:
+        replicated.register_comm_hook([], _all_reduce_in_bf16)
     register_multi_grad_hook([each for each in model.parameters() if each.requires_grad], lambda _: watch.ready())
     return replicated
 
 
-def _all_reduce_in_bf16(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """As `bf16_compress_hook`, but it waits for the exchange, so that no Python is left to Gloo's threads.
+def _all_reduce_in_bf16(sent: list[Sent], bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """As `bf16_compress_hook`, but without a Python function that Gloo's threads would run.
 
-    Such a thread releases the callback of a future's `then` after it has run it, and needs the interpreter's lock for
-    that. If the process is about to end it never gets the lock, and C++ ends the process with SIGABRT instead: seen at
-    the end of runs that had trained well. NCCL runs the callback in the thread that calls the hook.
+    Such a thread lets go of the function that a future's `then` was given after it has run it, and needs the
+    interpreter's lock for that. If the process is about to end it never gets the lock, and C++ ends the process with
+    SIGABRT instead: seen at the end of runs that had trained well. NCCL runs the function in the thread that calls the
+    hook. With the last bucket, nothing is left to compute, so this thread waits for all of them.
     """
     gradients = bucket.buffer()
     compressed = gradients.to(torch.bfloat16).div_(dist.get_world_size())
-    dist.all_reduce(compressed)
     exchanged: torch.futures.Future[Tensor] = torch.futures.Future()
-    exchanged.set_result(gradients.copy_(compressed))
+    sent.append((dist.all_reduce(compressed, async_op=True), compressed, gradients, exchanged))
+    while bucket.is_last() and sent:
+        work, received, into, done = sent.pop(0)
+        work.wait()
+        done.set_result(into.copy_(received))
     return exchanged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +71,11 @@ def started(environment: Mapping[str, str], storage: Path) -> Generator[Head]:
         yield Head(f"127.0.0.1:{ports['port']}", dashboard, storage)
     finally:
         process.terminate()
-        process.wait(60)
+        try:
+            process.wait(SECONDS)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         shutil.rmtree(temporary, ignore_errors=True)
 
 

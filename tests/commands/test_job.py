@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ray.job_submission import JobInfo, JobSubmissionClient
 
-from tests.commands.head import SECONDS, TOKEN, Head, free_ports, read_until
+from tests.commands.head import SECONDS, TOKEN, Head, free_ports, read_until, until
 from training import job
 
 TINY = ("--model", "own:build", "--dataset", "synthetic", "--samples", "256", "--num-workers", "2")
@@ -65,13 +65,16 @@ def follow(environment: dict[str, str], head: Head, tmp_path: Path) -> Iterator[
 
 
 @pytest.fixture
-def long_run(follow: Callable[..., subprocess.Popen[str]], hold: Path, ray_jobs: JobSubmissionClient) -> str:
-    """The job of a run that has no end; the command that followed it was killed."""
+def long_run(follow: Callable[..., subprocess.Popen[str]], hold: Path, ray_jobs: JobSubmissionClient) -> Iterator[str]:
+    """The job of a run that has no end before the test's; the command that followed it was killed."""
     first = follow(*LONG)
     read_until(first, "Process rank")
     first.kill()
     first.wait()
-    return _latest(ray_jobs, "long")
+    job_id = _latest(ray_jobs, "long")
+    yield job_id
+    ray_jobs.stop_job(job_id)
+    until(lambda: ray_jobs.get_job_status(job_id).is_terminal())
 
 
 def test_a_run_is_followed_to_its_end_and_a_second_time_under_another_id(

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.commands.conftest import Run
+from tests.commands.head import SECONDS
 
 TINY = ("--model", "own:build", "--dataset", "synthetic", "--samples", "256", "--epochs", "2")
 Start = Callable[..., Run]
@@ -21,7 +22,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 def run(environment: dict[str, str], tmp_path: Path) -> Start:
     def start(*arguments: str, launcher: tuple[str, ...] = ()) -> Run:
         command = [sys.executable, *launcher, "-m", "training.plain", *arguments, "--storage-path", str(tmp_path)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
 
     return start
 

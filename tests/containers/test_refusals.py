@@ -17,7 +17,7 @@ from tests.containers.engine import Engine
 
 WAIT = "8"
 # Beside the wait: the container's own start, and one question that stays unanswered.
-GRACE_SECONDS = 60
+GRACE_SECONDS = 120
 RAY = version("ray")  # of the lock, like the image's
 METADATA = f"import importlib.metadata as m; print(m.distribution('ray').locate_file('ray-{RAY}.dist-info/METADATA'))"
 

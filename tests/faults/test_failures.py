@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from bench.disturbed import EPOCHS, OFTEN, STEPS, WORKERS, Run
+from bench.disturbed import EPOCHS, OFTEN, STEPS, Run
 from bench.nodes import Nodes, end, kill, until
 from bench.slow import FOLDER
 from tests.aws import BUCKET
@@ -64,35 +64,50 @@ def whole(nodes: Nodes) -> Run:
     return run
 
 
-def went_on(run: Run, made: int) -> bool:
-    """Whether a run of which so many steps were made went on from its last stored checkpoint, and repeated no others.
+class Cut:
+    """A run at the moment when it was cut: the steps made, and the last checkpoint that was stored."""
 
-    One is taken whenever the one before is stored. A step more may be under way when it is cut.
-    """
-    resumed = int(re.findall(r"going on from checkpoint_(\d+)", run.log)[-1])
-    return 0 < resumed <= made and len(run.moments) <= EPOCHS * STEPS + made - resumed + 1
+    def __init__(self, run: Run) -> None:
+        self._run, self._made = run, len(run.moments)
+        self._stored = max(int(each.parent.name[-8:]) for each in run.folder.glob("checkpoint_*/checkpoint.json"))
+
+    def is_mended(self) -> bool:
+        """Whether the run went on within an epoch, from that checkpoint, and repeated none but the steps since.
+
+        A checkpoint is taken whenever the one before is stored. A step may have been under way in one rank alone.
+        """
+        resumed = int(re.findall(r"going on from checkpoint_(\d+)", self._run.log)[-1])
+        again = len(self._run.moments) - EPOCHS * STEPS
+        return STEPS < self._stored <= resumed and again <= self._made - resumed + 1
+
+
+def ended(trainers: list[psutil.Process]) -> bool:
+    return not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in trainers)
 
 
 def test_a_killed_worker_is_started_again(begin: Begin, nodes: Nodes, whole: Run) -> None:
     run = begin("worker")
     run.wait_for_steps(MIDDLE)
-    kill(nodes.trainers()[0].pid)
-    made = len(run.moments)
+    trainers = nodes.trainers()
+    kill(trainers[0].pid)
+    until(lambda: ended(trainers), 180)
+    cut = Cut(run)
     assert run.finish() == 0, run.log
     assert run.ends_as(whole)
-    assert went_on(run, made)
+    assert cut.is_mended()
 
 
 def test_a_killed_raylet_takes_its_node_and_the_run_goes_on(begin: Begin, nodes: Nodes, whole: Run) -> None:
     run = begin("raylet")
     run.wait_for_steps(MIDDLE)
     [raylet] = nodes.processes(nodes.workers[1], "raylet/raylet")
+    trainers = nodes.trainers()
     kill(raylet.pid)
-    until(lambda: len(nodes.trainers()) < WORKERS, 180)
-    made = len(run.moments)
+    until(lambda: ended(trainers), 180)
+    cut = Cut(run)
     assert run.finish() == 0, run.log
     assert run.ends_as(whole)
-    assert went_on(run, made)
+    assert cut.is_mended()
 
 
 def test_a_run_goes_on_with_the_workers_that_are_left(begin: Begin, nodes: Nodes) -> None:
@@ -114,12 +129,12 @@ def test_the_same_command_continues_after_the_driver_was_killed(begin: Begin, no
     kill(run.command.pid)
     assert run.command.wait(180) == -signal.SIGKILL
     until(lambda: not nodes.trainers(), 180)
-    made = len(run.moments)
+    cut = Cut(run)
     run.start()
     assert run.finish() == 0, run.log
     assert run.ends_as(whole)
     assert "continued from the last checkpoint" in run.log
-    assert went_on(run, made)
+    assert cut.is_mended()
 
 
 def test_a_node_that_is_told_to_stop_has_all_steps_stored_first(begin: Begin, nodes: Nodes, whole: Run) -> None:

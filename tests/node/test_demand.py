@@ -1,4 +1,4 @@
-"""What the cluster needs, by rule and as a real Ray tells it."""
+"""What the cluster needs, by rule; tests/commands/test_ray.py has what a real Ray tells."""
 
 from pathlib import Path
 

@@ -38,7 +38,7 @@ class Ranks:
         with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
             lines = self._lines[:ranks]
             for rank, line in enumerate(lines):
-                line.send((function, rank, ranks, Path(folder) / "rendezvous", arguments))
+                self._send(line, (function, rank, ranks, Path(folder) / "rendezvous", arguments))
             answers: dict[Connection, Any] = {}
             while waiting := [line for line in lines if line not in answers]:
                 if not (ready := wait(waiting, SECONDS)):
@@ -53,7 +53,7 @@ class Ranks:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for line in self._lines:
-            line.send(None)
+            self._send(line, None)
         for process in self._processes:
             process.join(SECONDS)
         ended = [process.exitcode for process in self._processes]
@@ -67,6 +67,12 @@ class Ranks:
         theirs.close()
         self._processes.append(process)
         self._lines.append(mine)
+
+    def _send(self, line: Connection, call: object) -> None:
+        try:
+            line.send(call)
+        except OSError:
+            self._fail(f"a rank ended since the last test: {[each.exitcode for each in self._processes]}")
 
     def _answer(self, line: Connection) -> Any:
         try:

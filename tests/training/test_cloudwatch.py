@@ -167,7 +167,7 @@ def test_without_a_namespace_nothing_runs_and_boto3_is_not_imported() -> None:
             assert threading.active_count() == before
         sys.exit("boto3" in sys.modules)
     """
-    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], timeout=180, check=False).returncode == 0
 
 
 def test_steps_that_were_lost_with_a_worker_count_as_made() -> None:

@@ -269,7 +269,7 @@ def test_training_goes_on_while_a_checkpoint_is_stored(
     trained, upload = threading.Event(), RunStorage.upload
 
     def wait_and_upload(self: RunStorage, file: Path, name: str) -> None:
-        assert trained.wait(60), "the training waits for the checkpoint"
+        assert trained.wait(180), "the training waits for the checkpoint"
         upload(self, file, name)
 
     monkeypatch.setattr(RunStorage, "upload", wait_and_upload)
@@ -337,7 +337,7 @@ def test_a_full_disk_costs_the_checkpoint(
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
         try:
             keeper.save()
-            until(lambda: not keeper.storing, 60)
+            until(lambda: not keeper.storing, 180)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert "the checkpoint of step 0 could not be stored" in capsys.readouterr().out
@@ -358,7 +358,7 @@ def test_metrics_that_were_lost_after_the_last_epoch_come_with_the_results(
         for _ in range(settings.epochs):
             replica.run_epoch()
             keeper.save()
-        until(lambda: not keeper.storing, 60)
+        until(lambda: not keeper.storing, 180)
     assert not storage.exists(METRICS)
     results.write(storage, settings, results.outcome(replica, digits, keeper.stored), None)
     assert len(storage.read(METRICS).splitlines()) == settings.epochs
