@@ -11,6 +11,16 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.aws import BUCKET
 
+# The folders whose tests take minutes, by the mark that leaves them out of `make test`.
+SLOW = {"containers": "container", "faults": "fault"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if mark := SLOW.get(item.path.parent.name):
+            item.add_marker(mark)
+            item.add_marker(pytest.mark.timeout(1200))
+
 
 class Lanes(LoadScopeScheduling):
     """The commands one after the other, in one of pytest's processes, and everything else beside them.

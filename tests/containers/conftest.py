@@ -3,7 +3,6 @@
 import os
 import secrets
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,11 +14,6 @@ S3_IMAGE = "ray-on-ecs-s3"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.container)
-            item.add_marker(pytest.mark.timeout(1200))
     # Those that share a run come first: it serves as long as no container has been replaced.
     items.sort(key=lambda item: "trained" not in getattr(item, "fixturenames", ()))
 
