@@ -1,6 +1,7 @@
 """Commands as users type them, each in a process of its own; most start Ray, or join a head of the tests."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -37,6 +38,13 @@ class Held(nn.Sequential):
 def held(channels, classes):
     return Held(nn.Flatten(), nn.Linear(channels * 28 * 28, classes))
 """
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """What a shell starts in its background ignores SIGINT, and so would the commands that the tests start there."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
