@@ -20,7 +20,7 @@ TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-the-tests"}
 PORTS = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port")
 COMMAND = ("ray", "start", "--head", "--block", "--num-cpus=2", "--object-store-memory=100000000")
 # Only there to end a hang.
-SECONDS = 240
+SECONDS = 480
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ def line(aws_server: str) -> Iterator[BadLine]:
 def nodes(tmp_path_factory: pytest.TempPathFactory, line: BadLine, aws_variables: dict[str, str]) -> Iterator[Nodes]:
     bucket = {**aws_variables, "AWS_ENDPOINT_URL": line.url}
     folder = str(tmp_path_factory.mktemp("runs"))
-    with Nodes(2, {FOLDER: folder, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_SECONDS), **bucket}) as nodes:
+    ray = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_SECONDS), "RAY_worker_niceness": "0"}
+    with Nodes(2, {FOLDER: folder, **ray, **bucket}) as nodes:
         yield nodes
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-SECONDS = 240.0
+SECONDS = 480.0
 
 
 class Ranks:
