@@ -3,13 +3,12 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.commands.head import SECONDS, Head, started
+from tests.commands.head import SECONDS, Head, commands, started
 
 Run = subprocess.CompletedProcess[str]
 REPOSITORY = Path(__file__).parents[2]
@@ -82,27 +81,8 @@ def start(
     environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start `python -m training` with these arguments, in a folder of its own."""
-    folder = tmp_path_factory.mktemp("work")
-    begun: list[subprocess.Popen[str]] = []
-
-    def popen(*arguments: str, **variables: str) -> subprocess.Popen[str]:
-        begun.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "training", *arguments],
-                cwd=folder,
-                env={**environment, **variables},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-        return begun[-1]
-
-    yield popen
-    for process in begun:
-        if process.poll() is None:  # a test has failed
-            process.terminate()
-            process.communicate(timeout=SECONDS)
+    with commands("training", environment, tmp_path_factory.mktemp("work")) as start:
+        yield start
 
 
 @pytest.fixture(scope="session")

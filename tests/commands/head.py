@@ -79,6 +79,35 @@ def started(environment: Mapping[str, str], storage: Path) -> Generator[Head]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+@contextmanager
+def commands(
+    module: str, environment: Mapping[str, str], folder: Path
+) -> Generator[Callable[..., subprocess.Popen[str]]]:
+    """What starts `python -m MODULE` with arguments, and variables beside the environment, and ends it at last."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+        begun.append(
+            subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                cwd=folder,
+                env={**environment, **variables},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return begun[-1]
+
+    try:
+        yield start
+    finally:
+        for process in begun:
+            if process.poll() is None:  # a test has failed, or has seen enough
+                process.terminate()
+            process.communicate(timeout=SECONDS)
+
+
 def free_ports(count: int) -> list[int]:
     """Ports that nobody uses now."""
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]

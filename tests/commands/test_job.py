@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ray.job_submission import JobInfo, JobSubmissionClient
 
-from tests.commands.head import SECONDS, TOKEN, Head, free_ports, read_until, until
+from tests.commands.head import SECONDS, TOKEN, Head, commands, free_ports, read_until, until
 from training import job
 
 TINY = ("--model", "own:build", "--dataset", "synthetic", "--samples", "256", "--num-workers", "2")
@@ -41,27 +41,10 @@ def ray_jobs(head: Head) -> JobSubmissionClient:
 
 @pytest.fixture
 def follow(environment: dict[str, str], head: Head, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start `python -m training.job` with these arguments; what still follows after the test is ended."""
-    begun: list[subprocess.Popen[str]] = []
-
-    def popen(*arguments: str, at: str = head.dashboard, **variables: str) -> subprocess.Popen[str]:
-        own = {**head.variables, "RAY_API_SERVER_ADDRESS": at}
-        begun.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "training.job", *arguments],
-                cwd=tmp_path,
-                env={**environment, **own, **variables},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-        return begun[-1]
-
-    yield popen
-    for process in begun:
-        process.kill()
-        process.communicate()
+    """Start `python -m training.job` with these arguments; the one that still follows after the test is ended."""
+    own = {**environment, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard}
+    with commands("training.job", own, tmp_path) as start:
+        yield start
 
 
 @pytest.fixture
@@ -123,7 +106,7 @@ def test_a_lost_connection_is_one_line_and_a_stopped_job_another(
     connection = subprocess.Popen([sys.executable, "-c", CONNECTION, there, str(port)], stdout=subprocess.PIPE)
     assert connection.stdout
     connection.stdout.readline()
-    cut, whole = follow(*LONG, at=f"http://127.0.0.1:{port}"), follow(*LONG)
+    cut, whole = follow(*LONG, RAY_API_SERVER_ADDRESS=f"http://127.0.0.1:{port}"), follow(*LONG)
     for process in (cut, whole):
         read_until(process, "Process rank")
     connection.kill()
@@ -176,7 +159,7 @@ def test_another_token_than_the_heads_is_one_line(
 
 
 def test_no_head_is_one_line_and_exit_status_3(follow: Callable[..., subprocess.Popen[str]]) -> None:
-    process = follow(*TINY, at="http://127.0.0.1:9")
+    process = follow(*TINY, RAY_API_SERVER_ADDRESS="http://127.0.0.1:9")
     out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, out) == (3, "")
     assert "RAY_API_SERVER_ADDRESS" in err, "the way out is named"

@@ -2,14 +2,13 @@
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 
 from raynode import ports
 from raynode.demand import Demand
-from tests.commands.conftest import REPOSITORY
-from tests.commands.head import SECONDS
+from tests.commands.conftest import REPOSITORY, Run
+from tests.commands.head import SECONDS, TOKEN
 
 # A Ray of one node that says it has two GPUs; prints what is read while work comes and goes.
 CLUSTER = """
@@ -87,23 +86,17 @@ for settings in json.loads(sys.argv[1]):
 
 def test_ray_knows_what_is_waited_for_and_forgets_it_afterwards(environment: dict[str, str]) -> None:
     configs = [{"num_workers": 3}, {}, {"num_workers": 2, "device": "cpu"}]
-    done = subprocess.run(
-        [sys.executable, "-c", WAITS, json.dumps(configs)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = _run(WAITS, json.dumps(configs), environment=environment)
     gpu, cpu = {"CPU": 1, "GPU": 1}, {"CPU": 1}
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert found == [[[gpu, 3]], [[gpu, 1]], [[cpu, 2]]], "a stack starts instances by it"
     assert "autoscaler" not in done.stdout + done.stderr, "Ray would call it an error"
 
 
-def test_ray_tells_what_is_there_what_is_used_and_what_waits() -> None:
-    found = [json.loads(line) for line in _run(CLUSTER).splitlines() if line.startswith(("{", "["))]
+def test_ray_tells_what_is_there_what_is_used_and_what_waits(environment: dict[str, str]) -> None:
+    node = {**TOKEN, **ports.METRICS, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(REPOSITORY / "docker")}
+    done = _run(CLUSTER, environment={**environment, **node})
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "["))]
     nothing = dataclasses.asdict(Demand(gpus=2))
     assert found[0] == nothing
     assert found[1] == {**nothing, "gpus_waiting": 8, "cpus_waiting": 2}, "a placement group that waits"
@@ -112,12 +105,8 @@ def test_ray_tells_what_is_there_what_is_used_and_what_waits() -> None:
     assert found[4] == ["ALIVE", []], "the dashboard tells of nodes and GPUs though the Prometheus servers are shut"
 
 
-def _run(script: str) -> str:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    ray = {"RAY_TMPDIR": "/tmp/ray-tests", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
-    environment = {**kept, **ray, **ports.METRICS, "RAY_AUTH_TOKEN": "secret", "PYTHONPATH": str(REPOSITORY / "docker")}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+def _run(script: str, *arguments: str, environment: dict[str, str]) -> Run:
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done

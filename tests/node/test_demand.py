@@ -1,12 +1,8 @@
 """What the cluster needs, by rule; tests/commands/test_ray.py has what a real Ray tells."""
 
-from pathlib import Path
-
 import pytest
 
 from raynode.demand import Demand
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
