@@ -67,6 +67,7 @@ def train(config: TrainingConfig, dataset: Dataset, cut: int | None = None) -> R
     replica = Replica(config, dataset, CPU)
 
     def on_step(step: int, steps: int) -> None:
+        until(lambda: not keeper.storing, 180, between=0.005)  # else no checkpoint would be taken after this step
         keeper.step(step, steps)
         if replica.step == cut:
             raise Cut
