@@ -11,13 +11,13 @@ import torch
 from bench import runs
 from bench.report import Finding, spread
 from bench.runs import Bench
-from training.config import TrainingConfig
-from training.data import load
 from training.errors import UsageError
-from training.loop import Replica
+from training.recipes.images.config import ImageConfig
+from training.recipes.images.datasets import load
+from training.recipes.images.trainer import ImageTrainer
 
 BATCH_SIZE = 128
-CONFIG = TrainingConfig(dataset="synthetic", samples=6 * BATCH_SIZE, batch_size=BATCH_SIZE, epochs=3)
+CONFIG = ImageConfig(dataset="synthetic", samples=6 * BATCH_SIZE, batch_size=BATCH_SIZE, epochs=3)
 
 # The setting, the value to compare with, and the choice.
 ALONE: tuple[tuple[str, Any, Any], ...] = (
@@ -58,7 +58,7 @@ def measure(bench: Bench) -> list[Finding]:
 def finding(name: str, without: Any, chosen: Any, seconds: dict[Any, list[float]]) -> Finding:
     """The step times of both."""
     medians = {value: statistics.median(times) for value, times in seconds.items()}
-    default = getattr(TrainingConfig(), name)
+    default = getattr(ImageConfig(), name)
     return Finding(
         name=f"step with {name} {chosen}",
         reference=f"{without}: {spread([1000 * t for t in seconds[without]])} ms",
@@ -72,8 +72,8 @@ def finding(name: str, without: Any, chosen: Any, seconds: dict[Any, list[float]
 
 def alone(name: str, values: tuple[Any, Any], device: torch.device) -> dict[Any, list[float]]:
     """Step times of one worker."""
-    dataset = replace(load("synthetic", CONFIG), mirrors=True)
-    return _in_turns({value: Replica(replace(CONFIG, **{name: value}), dataset, device) for value in values})
+    dataset = replace(load("synthetic", CONFIG), flip_invariant=True)
+    return _in_turns({value: ImageTrainer(replace(CONFIG, **{name: value}), dataset, device) for value in values})
 
 
 def together(name: str, values: tuple[Any, Any]) -> dict[Any, list[float]]:
@@ -81,10 +81,10 @@ def together(name: str, values: tuple[Any, Any]) -> dict[Any, list[float]]:
     return runs.on_two_workers(alone, name, values, torch.device("cpu"))
 
 
-def _in_turns(replicas: dict[Any, Replica]) -> dict[Any, list[float]]:
+def _in_turns(trainers: dict[Any, ImageTrainer]) -> dict[Any, list[float]]:
     """The median step of each epoch, in seconds, but of the first, which warms up."""
-    seconds: dict[Any, list[float]] = {value: [] for value in replicas}
+    seconds: dict[Any, list[float]] = {value: [] for value in trainers}
     for _ in range(CONFIG.epochs):
-        for value, replica in replicas.items():
-            seconds[value].append(replica.run_epoch()["step_seconds_median"])
+        for value, trainer in trainers.items():
+            seconds[value].append(trainer.run_epoch()["step_seconds_median"])
     return {value: times[1:] for value, times in seconds.items()}

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from training import data
-from training.augment import Changes
-from training.config import TrainingConfig
-from training.data import Dataset, Split
+from training.recipes.images import datasets
+from training.recipes.images.augment import Augmentation
+from training.recipes.images.config import ImageConfig
+from training.recipes.images.dataset import Dataset, Split
 
 TRAIN_SAMPLES, TEST_SAMPLES = 12_000, 2_000
 LEAST_SHARE = 0.6
@@ -26,31 +26,31 @@ FARTHEST_SHIFT = 2
 
 def make(folder: Path | None, seed: int = 0, train: int = TRAIN_SAMPLES, test: int = TEST_SAMPLES) -> Dataset:
     """The set that this seed makes of a folder's four IDX files, or of the download; UsageError without either."""
-    config = TrainingConfig(data_dir=str(folder) if folder else None)
-    source = data.load(data.choose(config), config)
-    random = torch.Generator().manual_seed(seed)
-    splits = [multiply(part, number, random) for part, number in ((source.train, train), (source.test, test))]
-    return replace(Dataset.of("fashion-mnist", *splits, classes=source.classes), name=f"fashion-{train}")
+    config = ImageConfig(data_dir=str(folder) if folder else None)
+    source = datasets.load(datasets.resolve_dataset(config), config)
+    generator = torch.Generator().manual_seed(seed)
+    splits = [multiply(part, number, generator) for part, number in ((source.train, train), (source.test, test))]
+    return replace(Dataset.from_splits("fashion-mnist", *splits, classes=source.classes), name=f"fashion-{train}")
 
 
-def multiply(source: Split, number: int, random: torch.Generator) -> Split:
+def multiply(source: Split, number: int, generator: torch.Generator) -> Split:
     """`number` images, as many of each class, in a random order."""
     classes = source.labels.unique()
-    labels = classes[torch.arange(number) % len(classes)][torch.randperm(number, generator=random)]
-    first, second = (_draw(source.labels, labels, random) for _ in range(2))
-    share = LEAST_SHARE + (1 - LEAST_SHARE) * torch.rand(number, 1, 1, 1, generator=random)
+    labels = classes[torch.arange(number) % len(classes)][torch.randperm(number, generator=generator)]
+    first, second = (_draw(source.labels, labels, generator) for _ in range(2))
+    share = LEAST_SHARE + (1 - LEAST_SHARE) * torch.rand(number, 1, 1, 1, generator=generator)
     images = share * source.images[first] + (1 - share) * source.images[second]
-    images = Changes.draw(number, True, FARTHEST_SHIFT, random).apply(images)
-    images += NOISE * torch.randn(images.shape, generator=random)
+    images = Augmentation.draw(number, True, FARTHEST_SHIFT, generator).apply(images)
+    images += NOISE * torch.randn(images.shape, generator=generator)
     return Split(images.round_().clamp_(0, 255).to(torch.uint8), labels)
 
 
-def _draw(pool: Tensor, labels: Tensor, random: torch.Generator) -> Tensor:
+def _draw(pool: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
     """For each label the index of an image of that class."""
     indices = torch.empty_like(labels)
     for label in labels.unique():
         members, wanted = (pool == label).nonzero().flatten(), labels == label
-        indices[wanted] = members[torch.randint(len(members), (int(wanted.sum()),), generator=random)]
+        indices[wanted] = members[torch.randint(len(members), (int(wanted.sum()),), generator=generator)]
     return indices
 
 

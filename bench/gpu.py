@@ -12,9 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from bench import reference
 from bench.report import Finding, at_least, spread
 from bench.runs import Bench
-from training.config import TrainingConfig
-from training.loop import Replica
-from training.model import resnet18_classifier
+from training.recipes.images.config import ImageConfig
+from training.recipes.images.models import resnet18_classifier
+from training.recipes.images.trainer import ImageTrainer
 
 TARGET = 20
 EPOCHS = 3
@@ -72,8 +72,8 @@ def _reference(device: torch.device, bench: Bench, epochs: int) -> list[float]:
 
 def _ours(device: torch.device, bench: Bench, epochs: int) -> list[float]:
     """Seconds of our epochs after the first, without the tests."""
-    replica = Replica(TrainingConfig(batch_size=BATCH_SIZE, norm_batch=0, epochs=epochs + 1), bench.dataset, device)
-    return [replica.run_epoch()["train_seconds"] for _ in range(epochs + 1)][1:]
+    trainer = ImageTrainer(ImageConfig(batch_size=BATCH_SIZE, norm_batch=0, epochs=epochs + 1), bench.dataset, device)
+    return [trainer.run_epoch()["train_seconds"] for _ in range(epochs + 1)][1:]
 
 
 def _flops(device: torch.device) -> float:

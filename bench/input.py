@@ -15,9 +15,9 @@ from torchvision.transforms import Compose, Normalize, ToTensor
 
 from bench.report import Finding, at_least, spread
 from bench.runs import Bench
-from training.batches import Batches
-from training.config import TrainingConfig
-from training.data import Dataset, Split
+from training.recipes.images.config import ImageConfig
+from training.recipes.images.dataset import Dataset, Split
+from training.recipes.images.loader import BatchLoader
 
 BATCH_SIZE = 128
 REPEATS = 5
@@ -41,16 +41,16 @@ class PerSample(torch.utils.data.Dataset):
 
 def per_sample(dataset: Dataset, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The reference's batches of an epoch."""
-    random = torch.Generator().manual_seed(epoch)
+    generator = torch.Generator().manual_seed(epoch)
     yield from DataLoader(
-        PerSample(dataset.train, dataset.mean, dataset.std), batch_size=BATCH_SIZE, shuffle=True, generator=random
+        PerSample(dataset.train, dataset.mean, dataset.std), batch_size=BATCH_SIZE, shuffle=True, generator=generator
     )
 
 
 def in_batches(dataset: Dataset, epoch: int, mirror: str = "off") -> Iterator[tuple[Tensor, Tensor]]:
     """The batches that training takes of an epoch."""
-    config = TrainingConfig(batch_size=BATCH_SIZE, mirror=mirror)
-    yield from Batches(dataset, config, 0, 1, torch.device("cpu")).train(epoch)
+    config = ImageConfig(batch_size=BATCH_SIZE, horizontal_flip=mirror)
+    yield from BatchLoader(dataset, config, 0, 1, torch.device("cpu")).train(epoch)
 
 
 def measure(bench: Bench) -> list[Finding]:

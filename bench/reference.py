@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import FashionMNIST
 from torchvision.transforms import Compose, Normalize, ToTensor
 
-from training.model import resnet18_classifier
+from training.recipes.images.models import resnet18_classifier
 
 BATCH_SIZE = 128
 LEARNING_RATE = 1e-3
@@ -75,8 +75,8 @@ def _accuracy(model: nn.Module, test: DataLoader, device: torch.device) -> float
     model.eval()
     totals = torch.zeros(2, dtype=torch.float64, device=device)
     for images, labels in test:
-        hits: Tensor = model(images.to(device)).argmax(1) == labels.to(device)
-        totals += torch.tensor([hits.sum(), len(labels)], dtype=torch.float64, device=device)
+        correct: Tensor = model(images.to(device)).argmax(1) == labels.to(device)
+        totals += torch.tensor([correct.sum(), len(labels)], dtype=torch.float64, device=device)
     if dist.is_initialized():
         dist.all_reduce(totals)
     return (totals[0] / totals[1]).item()

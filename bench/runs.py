@@ -20,7 +20,7 @@ import torch.multiprocessing as mp
 from rich.console import Console
 
 from bench import fashion
-from training.data import Dataset
+from training.recipes.images.dataset import Dataset
 
 REPOSITORY = Path(__file__).parents[1]
 # One thread each, and a Ray of their own whatever else runs here.

@@ -19,11 +19,11 @@ import torch
 
 from bench.report import Finding, at_most, spread
 from bench.runs import Bench, BenchmarkError, on_two_workers
-from training.config import TrainingConfig
-from training.data import Dataset
-from training.keeper import Keeper
-from training.loop import Replica
-from training.storage import RunStorage
+from training.checkpoint.manager import CheckpointManager
+from training.recipes.images.config import ImageConfig
+from training.recipes.images.dataset import Dataset
+from training.recipes.images.trainer import ImageTrainer
+from training.run.storage import RunStorage
 
 EPOCHS = 5
 COSTS = ("stood", "slower", "stored")
@@ -40,7 +40,7 @@ def measure(bench: Bench) -> list[Finding]:
     """Train resnet18 with a checkpoint at the beginning and in the middle of each epoch, in an S3 on this machine."""
     bench.say(f"checkpoints: {EPOCHS + 1} epochs of resnet18, two checkpoints in each but the first")
     with moto() as endpoint:
-        config = TrainingConfig(storage_path=f"s3://{BUCKET}/runs", run_name="bench", epochs=EPOCHS + 1)
+        config = ImageConfig(storage_path=f"s3://{BUCKET}/runs", run_name="bench", epochs=EPOCHS + 1)
         epochs, seen = on_two_workers(_train, config, bench.dataset, endpoint)
         return [finding(epochs, [Seen(*each).cost() for each in seen])]
 
@@ -69,31 +69,31 @@ def finding(epochs: list[float], checkpoints: list[dict[str, float]]) -> Finding
     )
 
 
-def _train(config: TrainingConfig, dataset: Dataset, endpoint: str) -> tuple[list[float], list[tuple[Any, ...]]]:
+def _train(config: ImageConfig, dataset: Dataset, endpoint: str) -> tuple[list[float], list[tuple[Any, ...]]]:
     """On each worker; the seconds of each epoch, and what rank 0 saw of each checkpoint, a Seen as a tuple."""
     os.environ.update({**CREDENTIALS, **LITTLE, "AWS_ENDPOINT_URL": endpoint, "AWS_EC2_METADATA_DISABLED": "true"})
-    replica = Replica(config, dataset, torch.device("cpu"))
+    trainer = ImageTrainer(config, dataset, torch.device("cpu"))
     storage = RunStorage.open(config.storage_path, str(config.run_name))
     epochs: list[float] = []
     seen: list[Seen] = []
-    with Keeper(replica, storage, config) as keeper:
-        keeper.resume()
-        replica.run_epoch()
+    with CheckpointManager(trainer, storage, config, score="test_accuracy") as checkpoints:
+        checkpoints.resume()
+        trainer.run_epoch()
 
         def save() -> None:
             began = time.perf_counter()
-            keeper.save()
+            checkpoints.save()
             seen.append(Seen(time.perf_counter() - began, [time.perf_counter()], [True]))
 
         def on_step(step: int, steps: int) -> None:
             seen[-1].moments.append(time.perf_counter())
-            seen[-1].storing.append(keeper.storing)
+            seen[-1].storing.append(checkpoints.storing)
             if step == steps // 2:
                 save()
 
         for _ in range(EPOCHS):
             save()
-            epochs.append(replica.run_epoch(on_step)["train_seconds"])
+            epochs.append(trainer.run_epoch(on_step)["train_seconds"])
     return epochs, [astuple(each) for each in seen]
 
 

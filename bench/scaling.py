@@ -27,7 +27,7 @@ def _measure(bench: Bench, batch_size: int) -> Finding:
             run = runs.train(bench, *FLAGS, *size, launcher=runs.torchrun(workers))
             [metrics] = run.history
             rates[workers].append(workers * batch_size / metrics["step_seconds_median"])
-            waits.append(metrics["network_wait_share"])
+            waits.append(metrics["exposed_comm_fraction"])
     return finding(batch_size, rates[1], rates[2], max(waits))
 
 

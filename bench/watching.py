@@ -8,8 +8,9 @@ import torch
 
 from bench.report import Finding, at_most
 from bench.runs import Bench, Run
-from training.events import event_file
-from training.watch import Watch
+from training.engine.step_timer import StepTimer
+from training.recipes.images.recipe import IMAGES
+from training.run.tensorboard import event_file
 
 STEPS = 20_000
 TARGET = 0.01
@@ -38,25 +39,25 @@ def finding(step: float, summary: float, events: float, run: Run) -> Finding:
 
 def alone() -> tuple[float, float]:
     """Seconds that a step of two workers takes the watch, and the summary of STEPS of them."""
-    watch = Watch(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    timer = StepTimer(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     batches = iter(range(STEPS))
     bare = time.perf_counter()
     for _ in range(STEPS):
         pass
     began = time.perf_counter()
-    for _ in watch.waiting_for(batches):
-        watch.ready()
-        watch.ready()
-        watch.received()
-        watch.stepped()
+    for _ in timer.timed_batches(batches):
+        timer.gradients_ready()
+        timer.gradients_ready()
+        timer.allreduce_finished()
+        timer.end_step()
     watched = time.perf_counter()
-    watch.summary()
+    timer.summary()
     return (watched - began - (began - bare)) / STEPS, time.perf_counter() - watched
 
 
 def _event_seconds(run: Run) -> float:
     """Of the second of two event files: the first one's import happens once."""
-    event_file(run.history)
+    event_file(run.history, IMAGES)
     began = time.perf_counter()
-    event_file(run.history)
+    event_file(run.history, IMAGES)
     return time.perf_counter() - began

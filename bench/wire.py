@@ -14,14 +14,15 @@ from torch import nn
 from bench import goal, runs
 from bench.report import Finding, at_most
 from bench.runs import Bench, Run
-from training.config import TrainingConfig
-from training.data import Dataset, load
-from training.loop import Replica
+from training.recipes.images.config import ImageConfig
+from training.recipes.images.dataset import Dataset
+from training.recipes.images.datasets import load
+from training.recipes.images.trainer import ImageTrainer
 
 STEPS = 12
 DTYPES = ("fp32", "bf16")
 SEEDS_OF_SMALL = 20
-SMALL = TrainingConfig(dataset="synthetic", samples=2 * 8 * STEPS, batch_size=8, norm_batch=0, epochs=1)
+SMALL = ImageConfig(dataset="synthetic", samples=2 * 8 * STEPS, batch_size=8, norm_batch=0, epochs=1)
 POINTS = 0.3
 
 
@@ -79,7 +80,7 @@ def bytes_a_step(dtype: str) -> float:
 def _send(dtype: str) -> float:
     """On each of the two workers: the bytes of an epoch's steps between its first step's end and its last's."""
     config = replace(SMALL, gradient_dtype=dtype)
-    replica = Replica(config, load(config.dataset, config), torch.device("cpu"))
+    trainer = ImageTrainer(config, load(config.dataset, config), torch.device("cpu"))
     counts: list[int] = []
 
     def count(step: int, steps: int) -> None:
@@ -87,7 +88,7 @@ def _send(dtype: str) -> float:
         counts.append(psutil.net_io_counters(pernic=True)["lo"].bytes_sent)
         dist.barrier()
 
-    replica.run_epoch(count)
+    trainer.run_epoch(count)
     return (counts[-1] - counts[0]) / (len(counts) - 1)
 
 
@@ -113,7 +114,7 @@ def _train_small(dataset: Dataset) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {dtype: [] for dtype in DTYPES}
     for seed in range(SEEDS_OF_SMALL):
         for dtype in DTYPES:
-            config = TrainingConfig(model="bench.wire:small", epochs=3, seed=seed, gradient_dtype=dtype)
-            replica = Replica(config, dataset, torch.device("cpu"))
-            found[dtype].append([replica.run_epoch() for _ in range(config.epochs)][-1]["test_accuracy"])
+            config = ImageConfig(model="bench.wire:small", epochs=3, seed=seed, gradient_dtype=dtype)
+            trainer = ImageTrainer(config, dataset, torch.device("cpu"))
+            found[dtype].append([trainer.run_epoch() for _ in range(config.epochs)][-1]["test_accuracy"])
     return found

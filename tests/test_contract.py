@@ -23,6 +23,7 @@ from raynode.errors import StartError
 from tests.containers import cluster
 from training import job
 from training.config import ENVIRONMENT_PREFIX, environment_variable, parse
+from training.recipes.images.config import ImageConfig
 
 ROOT = Path(__file__).parents[1]
 SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=1)
@@ -93,7 +94,7 @@ def test_the_training_defaults_of_the_head_are_settings_of_the_job() -> None:
     given = {name: value for name, value in variables(HEAD).items() if name.startswith(ENVIRONMENT_PREFIX)}
     read = {environment_variable(name) for name in ("cloudwatch_namespace", "storage_path", "wait_seconds")}
     assert given.keys() == read, "a variable that the job doesn't read does nothing"
-    job = parse([], given)
+    job = parse(ImageConfig, [], given)
     assert job.storage_path == f"s3://bucket/{RUNS_PREFIX}", "the job writes where its role may"
     assert job.cloudwatch_namespace == "ray-on-ecs/dev", "the job publishes where its role may"
     assert job.wait_seconds == containers.WAIT_SECONDS, "instances that are started for a job take minutes"
@@ -120,7 +121,7 @@ def test_the_train_command_runs_the_job_of_this_repository() -> None:
     found = re.search(r"\$c python -m (\w+)\.(\w+)([^\"]*)", commands.train("us-west-2", 8, "i-1"))
     assert found is not None
     assert (ROOT / found[1] / f"{found[2]}.py").is_file(), f"python -m {found[1]}.{found[2]} would not run"
-    assert parse(found[3].split(), {}).num_workers == 8, "a worker on each GPU of the stack"
+    assert parse(ImageConfig, found[3].split(), {}).num_workers == 8, "a worker on each GPU of the stack"
 
 
 # The task definition's alone: names, the one container, the log driver, and GPUs, which a laptop has none of.

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from training.config import TrainingConfig, parse
-from training.events import SCALARS
-from training.resuming import FREE_TO_CHANGE
+from training.config import parse
+from training.recipes.images.config import ImageConfig
+from training.recipes.images.recipe import IMAGES
+from training.run.tensorboard import scalars
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -63,7 +64,7 @@ def test_every_make_command_is_a_target() -> None:
 
 def test_every_flag_that_is_mentioned_is_one_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse(["--help"], {})
+        parse(ImageConfig, ["--help"], {})
     known = capsys.readouterr().out
     for flag in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README + TRAINING + FAILURES)) - OF_OTHER_TOOLS:
         assert f"{flag} " in known, f"{flag} is no flag of python -m training"
@@ -75,7 +76,7 @@ def test_the_training_s_defaults_are_those_of_its_settings() -> None:
     for flags, defaults in rows:
         names = [name.replace("-", "_") for name in re.findall(r"--([a-z-]+)", flags)]
         shown |= dict(zip(names, defaults.replace("`", "").split(", "), strict=True))
-    config = TrainingConfig().completed()
+    config = ImageConfig().resolve_defaults()
     for name, value in shown.items():
         default = getattr(config, name)
         assert value == "DDP's" if default is None else type(default)(value) == default, f"{name} is not {value}"
@@ -86,22 +87,19 @@ def test_the_training_s_defaults_are_those_of_its_settings() -> None:
 
 def test_what_may_change_when_a_run_goes_on_is_what_is_not_refused() -> None:
     told = FAILURES.partition("## Settings")[2].partition("Any other change is refused")[0]
-    assert {name.replace("-", "_") for name in re.findall(r"`--([a-z-]+)`", told)} == FREE_TO_CHANGE
+    assert {name.replace("-", "_") for name in re.findall(r"`--([a-z-]+)`", told)} == {
+        spec.name for spec in fields(ImageConfig) if spec.metadata["may_change"]
+    }
 
 
 def _settings_of(title: str) -> set[str]:
     """The settings that `--help` lists under this title."""
-    found, under = set(), ""
-    for spec in fields(TrainingConfig):
-        under = spec.metadata.get("group", under)
-        if under == title:
-            found.add(spec.name)
-    return found
+    return {spec.name for spec in fields(ImageConfig) if spec.metadata["group"] == title}
 
 
 def test_every_metric_that_is_explained_is_written() -> None:
     named = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`\w+`.*?) \|", TRAINING, flags=re.MULTILINE)))
-    watched = set(SCALARS.values())
+    watched = set(scalars(IMAGES).values())
     assert len(named) >= 6
     assert set(named) <= watched, f"no such metric: {set(named) - watched}"
 
@@ -109,17 +107,24 @@ def test_every_metric_that_is_explained_is_written() -> None:
 def test_every_file_of_the_tree_exists_and_none_is_left_out() -> None:
     tree = re.search(r"```\n(__main__\.py.*?)```", section("The tree"), flags=re.DOTALL)
     assert tree is not None
-    folder, named = "", set()
+    top, folder, named = "", "", set()
     for line in tree[1].splitlines():
-        name = line.split()[0]
-        if line.startswith(" "):
-            name = folder + name
-        elif name.endswith("/"):
-            folder = name
+        name, *words = line.split()
+        if not line.startswith(" "):
+            top = folder = name if name.endswith("/") else ""
+        elif line.startswith("   "):  # the line before goes on
+            named |= {f"{folder}{word.strip(',')}.py" for word in (name, *words)}
+            continue
+        else:
+            name = top + name
+            folder = name if name.endswith("/") else folder
         named.add(name)
+        if name.endswith("/"):
+            named |= {f"{name}{word.strip(',')}.py" for word in words}
         assert (ROOT / name).exists(), f"{name} is not there"
-    modules = {str(path.relative_to(ROOT)) for part in ("infra", "training") for path in (ROOT / part).glob("*.py")}
-    assert modules - named <= {"infra/__init__.py", "training/__init__.py"}, f"not in the tree: {modules - named}"
+    modules = {str(path.relative_to(ROOT)) for part in ("infra", "training") for path in (ROOT / part).rglob("*.py")}
+    modules = {name for name in modules if not name.endswith("__init__.py")}
+    assert modules <= named, f"not in the tree: {modules - named}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

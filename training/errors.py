@@ -31,6 +31,6 @@ class ResourceError(TrainingError):
     exit_status = 3
 
 
-def on_one_line(cause: object) -> str:
+def one_line(cause: object) -> str:
     """What a cause says, on one line that isn't too long for a screen."""
     return " ".join(str(cause).split())[:LONGEST_CAUSE]

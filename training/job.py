@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from training.config import TrainingConfig, parse
-from training.errors import Interrupted, ResourceError, TrainingError, UsageError, on_one_line
+from training.config import parse
+from training.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
+from training.recipes.images.config import ImageConfig
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -41,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if not {"-h", "--help"}.isdisjoint(given):
             print(ABOUT)
-        config = parse(given).completed()
+        config = parse(ImageConfig, given).resolve_defaults()
         client = _connect()
         return _follow(client, _find_or_submit(client, config, given), config)
     except TrainingError as error:
@@ -66,16 +67,16 @@ def _connect() -> "JobSubmissionClient":
         ) from cause
     except (OSError, RuntimeError, ValueError) as cause:
         raise ResourceError(
-            f"no dashboard of a Ray head answers ({on_one_line(cause)}); RAY_API_SERVER_ADDRESS says where one is"
+            f"no dashboard of a Ray head answers ({one_line(cause)}); RAY_API_SERVER_ADDRESS says where one is"
         ) from cause
 
 
-def _find_or_submit(client: "JobSubmissionClient", config: TrainingConfig, given: Sequence[str]) -> str:
+def _find_or_submit(client: "JobSubmissionClient", config: ImageConfig, given: Sequence[str]) -> str:
     """The job of this run that is under way, or else a new one; says which."""
     name = str(config.run_name)
     # The name of a folder: under another storage path it is another run. Only what was typed can be compared, as the
     # head's own default may not be known here.
-    run = {"run_name": name, "storage_path": parse(given, {}).storage_path}
+    run = {"run_name": name, "storage_path": parse(ImageConfig, given, {}).storage_path}
     try:
         jobs = _submitted(client.list_jobs())
         if job_id := _under_way(jobs, run):
@@ -86,7 +87,7 @@ def _find_or_submit(client: "JobSubmissionClient", config: TrainingConfig, given
     except (OSError, RuntimeError) as cause:
         if "already exists" in str(cause):  # somebody was faster, perhaps with this run
             return _find_or_submit(client, config, given)
-        raise ResourceError(f"the Ray head took no job: {on_one_line(cause)}") from cause
+        raise ResourceError(f"the Ray head took no job: {one_line(cause)}") from cause
     _say(f"run {name} is submitted as job {job_id}")
     return job_id
 
@@ -108,13 +109,13 @@ def _free_id(jobs: dict[str, Any], name: str) -> str:
     return next(each for each in itertools.chain([name], later) if each not in jobs)
 
 
-def _entrypoint(config: TrainingConfig, given: Sequence[str]) -> str:
+def _entrypoint(config: ImageConfig, given: Sequence[str]) -> str:
     """The job's shell command. It has the flags alone: defaults are those of the head's environment."""
-    named = [] if parse(given, {}).run_name else ["--run-name", str(config.run_name)]
+    named = [] if parse(ImageConfig, given, {}).run_name else ["--run-name", str(config.run_name)]
     return shlex.join(["python", "-m", "training", *given, *named])
 
 
-def _follow(client: "JobSubmissionClient", job_id: str, config: TrainingConfig) -> int:
+def _follow(client: "JobSubmissionClient", job_id: str, config: ImageConfig) -> int:
     """Show the job's log from its start to its end; the exit status of its driver."""
     again = f"the same command with --run-name {config.run_name}"
     try:
@@ -126,7 +127,7 @@ def _follow(client: "JobSubmissionClient", job_id: str, config: TrainingConfig) 
         raise Interrupted(f"job {job_id} goes on; {again} follows it, ray job stop {job_id} stops it") from stop
     except (OSError, RuntimeError, aiohttp.ClientError) as cause:
         raise TrainingError(
-            f"lost the connection to job {job_id} ({on_one_line(cause)}); {again} follows it, or continues the run if "
+            f"lost the connection to job {job_id} ({one_line(cause)}); {again} follows it, or continues the run if "
             "the head has gone"
         ) from cause
     return _exit_status(job_id, job, again)
@@ -143,7 +144,7 @@ def _exit_status(job_id: str, job: Any, again: str) -> int:
         return status if status >= 0 else 128 - status  # as a shell has it, where a signal ended it
     if job.status == "STOPPED":
         raise TrainingError(f"job {job_id} was stopped; {again} continues the run")
-    raise TrainingError(f"job {job_id} failed: {on_one_line(job.message or job.error_type)}")
+    raise TrainingError(f"job {job_id} failed: {one_line(job.message or job.error_type)}")
 
 
 def _say(line: str) -> None:

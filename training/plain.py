@@ -1,11 +1,13 @@
-"""The same training without Ray: alone, or under torchrun, which starts the processes and tells them of each other.
+"""The same training without Ray: alone, or under torchrun, which starts the processes and connects them.
 
 usage: python -m training.plain [FLAGS]
        torchrun --nproc-per-node 2 -m training.plain [FLAGS]
 
-The flags are those of `python -m training`; the number of workers is torchrun's. A run that was cut off goes on when it
-is started again with the same --run-name, here or under Ray.
+The flags are those of `python -m training`; torchrun decides the number of workers. To resume a run that was
+interrupted, start it again with the same --run-name, here or under Ray.
 """
+
+from __future__ import annotations
 
 import os
 import sys
@@ -19,23 +21,28 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from training import data, results
-from training.config import TrainingConfig, parse
+from training.checkpoint.manager import CheckpointManager
+from training.checkpoint.resume import check_not_finished, check_settings_unchanged
+from training.config import parse
+from training.engine.config import TrainingConfig
+from training.engine.fit import Listener, fit
+from training.engine.recipe import Recipe
+from training.engine.trainer import Trainer
 from training.errors import StorageError, TrainingError, UsageError
-from training.keeper import Keeper
-from training.loop import Replica
-from training.resuming import refuse_finished, refuse_other_settings
-from training.storage import SETTINGS, RunStorage, reason
+from training.recipes.images.config import ImageConfig
+from training.recipes.images.recipe import IMAGES
+from training.run import layout, results
+from training.run.storage import RunStorage, short_reason
 
 
 def main() -> int:
     """Train as the command line says; returns the exit status (see `python -m training --help`)."""
     try:
-        config = parse(sys.argv[1:])
+        config = parse(ImageConfig, sys.argv[1:])
         with process_group(config) as device:
-            train(config, device)
+            train(IMAGES, config, device)
     except OSError as cause:
-        print(f"training: the run's folder can't be read or written ({reason(cause)})", file=sys.stderr)
+        print(f"training: the run's folder can't be read or written ({short_reason(cause)})", file=sys.stderr)
         return StorageError.exit_status
     except TrainingError as error:
         print(f"training: {error}", file=sys.stderr)
@@ -45,11 +52,17 @@ def main() -> int:
 
 @contextmanager
 def process_group(config: TrainingConfig) -> Generator[torch.device]:
-    """This process's device, with the others of torchrun's within reach."""
+    """Connect torchrun's processes, if there are several, and yield this one's device.
+
+    Raises:
+        UsageError: There are fewer GPUs than processes.
+    """
     cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
     index = int(os.environ.get("LOCAL_RANK", 0))
     if cuda and index >= torch.cuda.device_count():
-        raise UsageError(f"--device: 'cuda' needs a GPU for each process, and here are {torch.cuda.device_count()}")
+        raise UsageError(
+            f"--device: 'cuda' needs a GPU for each process, but there are {torch.cuda.device_count()} here"
+        )
     device = torch.device("cuda", index) if cuda else torch.device("cpu")
     if "WORLD_SIZE" not in os.environ:
         yield device
@@ -61,58 +74,74 @@ def process_group(config: TrainingConfig) -> Generator[torch.device]:
         dist.destroy_process_group()
 
 
-def train(config: TrainingConfig, device: torch.device) -> None:
-    """Train all epochs on this rank, or those that are left; rank 0 prints a line for each and leaves the results."""
+def train(recipe: Recipe, config: TrainingConfig, device: torch.device) -> None:
+    """Train the remaining epochs on this rank; rank 0 prints a line for each and writes the results.
+
+    Raises:
+        TrainingError: The run can't be started or continued.
+    """
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     if config.num_workers not in (None, world_size):
         raise UsageError(f"--num-workers: {config.num_workers} is not torchrun's number, {world_size}; leave it out")
-    config = replace(config, dataset=_choose(config), num_workers=world_size, device=device.type)
-    config, storage = _open(config)
-    dataset = data.load(config.dataset, config)
-    replica = Replica(config, dataset, device)
-    steps: list[float] = []
-
-    def on_step(step: int, of: int) -> None:
-        steps.append(time.time())
-        keeper.step(step, of)
-
-    with Keeper(replica, storage, config) as keeper:
-        keeper.resume()
-        while replica.epoch < config.epochs:
-            metrics = replica.run_epoch(on_step)
-            keeper.save()
-            if replica.rank == 0:
-                print(results.epoch_line(metrics, config, replica.rank, device), flush=True)
-    if replica.rank == 0:
-        outcome = results.outcome(replica, dataset, keeper.stored)
-        document = results.write(storage, config, outcome, steps[0] if steps else None)
-        Console().print(results.table(document, replica.history))
+    config = replace(_prepare(recipe, config), num_workers=world_size, device=device.type)
+    storage = _open(config)
+    trainer = recipe.build(config, device)
+    lines = EpochLines(config, trainer)
+    with CheckpointManager(
+        trainer,
+        storage,
+        config,
+        score=recipe.score,
+        on_epoch_saved=lambda history: results.write_metrics(storage, recipe, history),
+    ) as checkpoints:
+        fit(trainer, checkpoints, config.epochs, lines)
+    if trainer.rank == 0:
+        summary = results.run_summary(trainer, checkpoints.summary)
+        document = results.write_results(storage, recipe, config, summary, lines.first_step)
+        Console().print(results.table(document, recipe, trainer.history))
         print(f"results in {storage.uri}")
 
 
-def _choose(config: TrainingConfig) -> str:
-    """The data set that rank 0 finds: with `auto` another rank might find another."""
-    return _shared(data.choose(config) if _is_first() else None)
+class EpochLines(Listener):
+    """Prints rank 0's line for each epoch, and remembers when the first step was done."""
+
+    def __init__(self, config: TrainingConfig, trainer: Trainer) -> None:
+        self._config = config
+        self._trainer = trainer
+        self.first_step: float | None = None
+
+    def step(self, step: int, steps: int) -> None:
+        """Remember the first step."""
+        self.first_step = self.first_step or time.time()
+
+    def epoch(self, metrics: Any) -> None:
+        """Print the epoch's line."""
+        if self._trainer.rank == 0:
+            print(results.worker_epoch_line(metrics, self._config, 0, self._trainer.device), flush=True)
 
 
-def _open(config: TrainingConfig) -> tuple[TrainingConfig, RunStorage]:
-    """The settings and folder of the run, which rank 0 names and looks at."""
-    config = _shared(config.completed() if _is_first() else None)
+def _prepare(recipe: Recipe, config: TrainingConfig) -> TrainingConfig:
+    """Resolve the settings on rank 0 for all: another rank might find another data set, and would find another name."""
+    return _from_rank_0(recipe.prepare(config).resolve_defaults() if _is_first() else None)
+
+
+def _open(config: TrainingConfig) -> RunStorage:
+    """Open the run's folder, which rank 0 checks."""
     storage = RunStorage.open(config.storage_path, str(config.run_name))
     if _is_first():
         storage.check_writable()
-        refuse_finished(storage)
-        refuse_other_settings(config, storage)
-        storage.write_json(SETTINGS, config.to_dict())
-    return config, storage
+        check_not_finished(storage)
+        check_settings_unchanged(config, storage)
+        storage.write_json(layout.SETTINGS, config.to_dict())
+    return storage
 
 
 def _is_first() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
-def _shared(value: Any) -> Any:
-    """Rank 0's value on every rank."""
+def _from_rank_0(value: Any) -> Any:
+    """Return rank 0's value on every rank."""
     values = [value]
     if dist.is_initialized():
         dist.broadcast_object_list(values, src=0)

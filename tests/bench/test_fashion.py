@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bench import fashion, input
-from training.data import Dataset, Split
+from training.recipes.images.datasets import Dataset, Split
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_images_are_shifted_and_mirrored(source: Split) -> None:
 
 def test_both_inputs_hand_out_each_image_once_and_normalized_alike(source: Split) -> None:
     whole = fashion.multiply(source, 3 * input.BATCH_SIZE, torch.Generator().manual_seed(0))
-    dataset = Dataset.of("tiny", whole, whole, classes=10)
+    dataset = Dataset.from_splits("tiny", whole, whole, classes=10)
     for batches in (input.per_sample, input.in_batches):
         images, labels = (torch.cat(parts) for parts in zip(*batches(dataset, epoch=0), strict=True))
         assert sorted(labels.tolist()) == sorted(whole.labels.tolist()), "else the two would not be compared"

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.aws import BUCKET, told
 from tests.commands.conftest import Run
 from tests.commands.head import SECONDS, Head, until
-from training.model import resnet18_classifier
+from training.recipes.images.models import resnet18_classifier
 
 Train = Callable[..., Run]
 TINY = ("--model", "own:build", "--dataset", "synthetic", "--samples", "256")
@@ -68,7 +68,7 @@ def test_everything_promised_is_in_the_storage_path(run_folder: Path) -> None:
     assert 0 < result["times"]["to_first_step_seconds"] < result["times"]["total_seconds"]
     assert result["times"]["training_seconds"] > 0
     assert (run_folder / "tensorboard" / "events.out.tfevents.training").stat().st_size > 100
-    for name in ("step_seconds_median", "data_wait_share", "network_wait_share"):
+    for name in ("step_seconds_median", "data_wait_fraction", "exposed_comm_fraction"):
         assert lines[-1][name] > 0, f"{name} of two workers is measured"
     with Image.open(run_folder / "curves.png") as picture:
         assert picture.size > (600, 200), "a picture large enough to read"

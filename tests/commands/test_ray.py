@@ -56,7 +56,7 @@ os.environ.update(RAY_SETTINGS)
 import ray
 from ray.autoscaler.v2.sdk import get_cluster_status
 from rich.console import Console
-from training import cluster
+from training.launchers import ray_cluster
 from training.config import TrainingConfig
 
 class Known(Exception):
@@ -73,10 +73,10 @@ def nodes():
         raise Known(asked())
     return []
 
-cluster._nodes, cluster.SECONDS_BETWEEN = nodes, 0.1
+ray_cluster._nodes, ray_cluster.SECONDS_BETWEEN = nodes, 0.1
 for settings in json.loads(sys.argv[1]):
     try:
-        cluster.wait_for_workers(TrainingConfig(**settings), 600.0, Console())
+        ray_cluster.wait_for_workers(TrainingConfig(**settings), 600.0, Console())
     except Known as known:
         while asked():
             time.sleep(0.1)
@@ -99,7 +99,7 @@ def test_ray_tells_what_is_there_what_is_used_and_what_waits(environment: dict[s
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "["))]
     nothing = dataclasses.asdict(Demand(gpus=2))
     assert found[0] == nothing
-    assert found[1] == {**nothing, "gpus_waiting": 8, "cpus_waiting": 2}, "a placement group that waits"
+    assert found[1] == {**nothing, "gpus_waiting": 8, "cpus_waiting": 2}, "a allocation group that waits"
     assert found[2] == {**nothing, "gpus_used": 1, "cpus_used": 2, "gpus_waiting": 0.5, "cpus_waiting": 1}, "actors"
     assert found[3] == {**nothing, "gpus_requested": 3}, "what a program requests, and nothing that has ended"
     assert found[4] == ["ALIVE", []], "the dashboard tells of nodes and GPUs though the Prometheus servers are shut"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from infra import commands
 from training.config import parse
+from training.recipes.images.config import ImageConfig
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
@@ -65,7 +66,7 @@ def test_the_train_command_takes_more_arguments_as_the_readme_says() -> None:
     longer = subprocess.run(["sed", mine], input=given, capture_output=True, text=True, check=True).stdout
     _, parameters = parsed(longer.strip())
     _, _, arguments = parameters["command"][0].partition("-m training.job ")
-    job = parse(arguments.split(), {})
+    job = parse(ImageConfig, arguments.split(), {})
     assert (job.num_workers, job.epochs) == (8, 5), "what is added wins over what the stack says"
 
 

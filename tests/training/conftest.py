@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tests.training.ranks import Ranks
-from training.config import TrainingConfig
-from training.data import Dataset, load
+from training.recipes.images.config import ImageConfig
+from training.recipes.images.dataset import Dataset
+from training.recipes.images.datasets import load
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,16 +19,16 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def digits() -> Dataset:
-    return load("digits", TrainingConfig())
+    return load("digits", ImageConfig())
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Callable[..., TrainingConfig]:
+def config(tmp_path: Path) -> Callable[..., ImageConfig]:
     """A valid config with the given settings changed."""
 
-    def build(**settings: Any) -> TrainingConfig:
+    def build(**settings: Any) -> ImageConfig:
         values: dict[str, Any] = {"dataset": "digits", "storage_path": str(tmp_path), "run_name": "test", **settings}
-        return TrainingConfig(**values)
+        return ImageConfig(**values)
 
     return build
 

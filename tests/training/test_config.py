@@ -2,8 +2,9 @@ from dataclasses import fields
 
 import pytest
 
-from training.config import TrainingConfig, environment_variable, flag, parse
+from training.config import environment_variable, flag, parse
 from training.errors import UsageError
+from training.recipes.images.config import ImageConfig
 
 
 @pytest.mark.parametrize(
@@ -16,8 +17,8 @@ from training.errors import UsageError
         (["--norm-batch", "1"], ["--norm-batch", "1", "no variance"]),
         (["--lr", "nan"], ["--lr", "nan", "finite"]),
         (["--num-workers", "0"], ["--num-workers", "0", "from 1"]),
-        (["--num-workers", "2:1"], ["--num-workers", "2:1", "the fewest and the most"]),
-        (["--num-workers", "1:"], ["--num-workers", "1:", "the fewest and the most"]),
+        (["--num-workers", "2:1"], ["--num-workers", "2:1", "a minimum and a maximum"]),
+        (["--num-workers", "1:"], ["--num-workers", "1:", "a minimum and a maximum"]),
         (["--num-workers", "0:4"], ["--num-workers", "0:4", "from 1"]),
         (["--num-workers", "1:4", "--batch-size", "32"], ["--num-workers: 1:4", "--norm-batch 64", "--norm-batch 32"]),
         (["--checkpoint-seconds", "-1"], ["--checkpoint-seconds", "0.0 or more"]),
@@ -42,67 +43,71 @@ from training.errors import UsageError
 )
 def test_a_bad_value_is_named_with_its_rule_on_one_line(arguments: list[str], named: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
-        parse(arguments, {})
+        parse(ImageConfig, arguments, {})
     message = str(caught.value)
     assert all(word in message for word in named), f"the user must see {named} in: {message}"
     assert "\n" not in message, "an error is one line"
 
 
 def test_every_setting_has_a_flag_with_a_description() -> None:
-    for spec in fields(TrainingConfig):
+    for spec in fields(ImageConfig):
         assert spec.metadata["description"], f"{flag(spec.name)} would be bare in --help"
 
 
 def test_without_flags_the_defaults_of_the_dataclass_hold() -> None:
-    assert parse([], {}) == TrainingConfig(), "the command line must not have defaults of its own"
+    assert parse(ImageConfig, [], {}) == ImageConfig(), "the command line must not have defaults of its own"
 
 
 def test_an_environment_variable_sets_the_default_and_a_flag_wins_over_it() -> None:
     variables = {environment_variable("storage_path"): "s3://bucket/runs", "TRAINING_NUM_WORKERS": "4"}
-    assert parse([], variables).storage_path == "s3://bucket/runs", "the task definition hands over the bucket so"
-    assert parse([], variables).num_workers == 4, "a number from the environment is a number"
-    assert parse(["--num-workers", "2"], variables).num_workers == 2, "what is typed wins"
+    assert parse(ImageConfig, [], variables).storage_path == "s3://bucket/runs", (
+        "the task definition hands over the bucket so"
+    )
+    assert parse(ImageConfig, [], variables).num_workers == 4, "a number from the environment is a number"
+    assert parse(ImageConfig, ["--num-workers", "2"], variables).num_workers == 2, "what is typed wins"
 
 
 def test_a_number_of_workers_may_be_a_range_whose_most_makes_the_steps() -> None:
-    config = parse(["--num-workers", "1:4"], {})
+    config = parse(ImageConfig, ["--num-workers", "1:4"], {})
     assert config.workers == (1, 4)
-    assert config.shares(world_size=3) == 4, "whatever is there"
-    assert parse(["--num-workers", "3"], {}).workers == (3, 3)
-    assert TrainingConfig().workers is None
-    assert TrainingConfig().shares(world_size=3) == 3
+    assert config.microbatches(world_size=3) == 4, "whatever is there"
+    assert parse(ImageConfig, ["--num-workers", "3"], {}).workers == (3, 3)
+    assert ImageConfig().workers is None
+    assert ImageConfig().microbatches(world_size=3) == 3
 
 
 def test_a_namespace_is_what_cloudwatch_takes() -> None:
     for name in ("ray-dev", "a b/C_1.#:", "AWSome/x", "x" * 255):
-        assert parse(["--cloudwatch-namespace", name], {}).cloudwatch_namespace == name
-    assert parse([], {"TRAINING_CLOUDWATCH_NAMESPACE": "ray"}).cloudwatch_namespace == "ray"
-    assert parse([], {"TRAINING_CLOUDWATCH_NAMESPACE": ""}).cloudwatch_namespace is None, "an empty one is none"
+        assert parse(ImageConfig, ["--cloudwatch-namespace", name], {}).cloudwatch_namespace == name
+    assert parse(ImageConfig, [], {"TRAINING_CLOUDWATCH_NAMESPACE": "ray"}).cloudwatch_namespace == "ray"
+    assert parse(ImageConfig, [], {"TRAINING_CLOUDWATCH_NAMESPACE": ""}).cloudwatch_namespace is None, (
+        "an empty one is none"
+    )
 
 
 def test_a_bad_environment_variable_is_refused_like_a_flag() -> None:
     with pytest.raises(UsageError, match="--epochs: 0 is not allowed"):
-        parse([], {"TRAINING_EPOCHS": "0"})
+        parse(ImageConfig, [], {"TRAINING_EPOCHS": "0"})
 
 
 def test_a_run_without_a_name_gets_one_that_tells_what_it_is() -> None:
-    name = TrainingConfig(dataset="digits").completed().run_name
+    name = ImageConfig(dataset="digits").resolve_defaults().run_name
     assert name is not None
     assert name.startswith("resnet18-digits-2"), "a name tells model, data and time"
-    assert TrainingConfig(run_name="mine").completed().run_name == "mine", "a given name stays"
+    assert ImageConfig(run_name="mine").resolve_defaults().run_name == "mine", "a given name stays"
 
 
 def test_help_is_quick_and_shows_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        parse(["--help"], {})
+        parse(ImageConfig, ["--help"], {})
     shown = capsys.readouterr().out
     assert stop.value.code == 0, "asking for help is no mistake"
-    assert all(flag(spec.name) in shown for spec in fields(TrainingConfig)), "each setting is in --help"
+    assert all(flag(spec.name) in shown for spec in fields(ImageConfig)), "each setting is in --help"
     assert "exit status" in shown, "scripts need to know what the exit status means"
 
 
 def test_what_is_left_open_is_the_optimizer_s_own() -> None:
-    sgd, adamw = (TrainingConfig(optimizer=name).completed() for name in ("sgd", "adamw"))
+    sgd, adamw = (ImageConfig(optimizer=name).resolve_defaults() for name in ("sgd", "adamw"))
     assert (sgd.lr, sgd.weight_decay) == (0.1, 5e-4)
     assert (adamw.lr, adamw.weight_decay) == (3e-3, 0.05)
-    assert TrainingConfig(lr=0.5).completed().lr == 0.5, "what was given stays"
+    assert ImageConfig(lr=0.5).resolve_defaults().lr == 0.5, "what was given stays"

@@ -1,0 +1,118 @@
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from training.errors import UsageError
+from training.recipes.images.config import ImageConfig
+from training.recipes.images.dataset import Dataset, Split
+from training.recipes.images.loader import Batch, BatchLoader
+
+CPU = torch.device("cpu")
+Config = Callable[..., ImageConfig]
+Numbered = Callable[[int], Dataset]
+
+
+@pytest.fixture
+def numbered() -> Numbered:
+    """A data set whose labels are the images' numbers, and whose pixels grow from there to the right."""
+
+    def build(n: int) -> Dataset:
+        labels = torch.arange(n)
+        images = (labels.view(n, 1, 1, 1) + torch.arange(6)).remainder(256).to(torch.uint8).expand(n, 1, 6, 6)
+        return Dataset.from_splits("numbered", Split(images, labels), Split(images, labels), classes=n)
+
+    return build
+
+
+def labels(batches: list[Batch]) -> torch.Tensor:
+    return torch.cat([each for _, each in batches])
+
+
+@pytest.mark.parametrize(("samples", "ranks", "batch_size"), [(100, 1, 32), (100, 3, 16), (64, 4, 16), (7, 1, 3)])
+def test_an_epoch_shows_whole_global_batches_and_no_image_twice(
+    config: Config, numbered: Numbered, samples: int, ranks: int, batch_size: int
+) -> None:
+    settings, dataset = config(batch_size=batch_size), numbered(samples)
+    shown = [list(BatchLoader(dataset, settings, rank, ranks, CPU).train(0)) for rank in range(ranks)]
+    seen = torch.cat([labels(rank) for rank in shown]).tolist()
+    assert len(seen) == len(set(seen)) == samples // (ranks * batch_size) * ranks * batch_size
+    assert {len(rank) for rank in shown} == {samples // (ranks * batch_size)}, "or DDP would wait for ever"
+    assert {len(batch) for rank in shown for _, batch in rank} == {batch_size}, "shapes never change"
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_ranks_together_take_what_one_worker_would(config: Config, numbered: Numbered, ranks: int) -> None:
+    dataset = replace(numbered(100), flip_invariant=True)
+    one, several = config(batch_size=32, max_shift=2), config(batch_size=32 // ranks, max_shift=2)
+    alone = list(BatchLoader(dataset, one, 0, 1, CPU).train(3))
+    shares = [list(BatchLoader(dataset, several, rank, ranks, CPU).train(3)) for rank in range(ranks)]
+    for step, (images, expected) in enumerate(alone):
+        together = [share[step] for share in shares]
+        assert torch.equal(labels(together), expected), "the same images in the same step"
+        assert torch.equal(torch.cat([each for each, _ in together]), images), "shifted and mirrored alike"
+
+
+def test_each_epoch_and_seed_is_shuffled_anew(config: Config, numbered: Numbered) -> None:
+    dataset = numbered(64)
+    orders = {
+        tuple(labels(list(BatchLoader(dataset, config(seed=seed), 0, 1, CPU).train(epoch))).tolist())
+        for seed in (0, 1)
+        for epoch in (0, 1)
+    }
+    assert len(orders) == 4, "the post's script shows the same order in every epoch: it lacks set_epoch"
+
+
+def test_what_an_epoch_leaves_out_is_not_always_the_same(config: Config, numbered: Numbered) -> None:
+    batches = BatchLoader(numbered(100), config(batch_size=64), 0, 1, CPU)
+    first, second = (set(labels(list(batches.train(epoch))).tolist()) for epoch in (0, 1))
+    assert first != second, "an image that is always left out is never learnt"
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 7])
+def test_every_test_image_is_on_exactly_one_rank(config: Config, numbered: Numbered, ranks: int) -> None:
+    dataset, settings = numbered(150), config(batch_size=4)
+    seen = torch.cat([labels(list(BatchLoader(dataset, settings, rank, ranks, CPU).test())) for rank in range(ranks)])
+    assert sorted(seen.tolist()) == list(range(150)), "an accuracy over padded shards is not the accuracy"
+
+
+def test_batches_made_ahead_are_those_of_a_set_on_the_device(config: Config, digits: Dataset) -> None:
+    on_device, streamed = (
+        list(BatchLoader(digits, config(data_on_device=where), 1, 2, CPU).train(1)) for where in ("on", "off")
+    )
+    pairs = zip(on_device, streamed, strict=True)
+    assert all(torch.equal(a, b) for one, other in pairs for a, b in zip(one, other, strict=True))
+
+
+def test_a_broken_image_ends_the_epoch_with_its_error(config: Config, numbered: Numbered) -> None:
+    dataset = numbered(64)
+    broken = replace(dataset, train=Split(dataset.train.images[:60], dataset.train.labels))
+    with pytest.raises(IndexError):
+        list(BatchLoader(broken, config(data_on_device="off", batch_size=32), 0, 1, CPU).train(0))
+
+
+def test_images_are_left_as_they_are_where_nothing_is_to_change_them(config: Config, numbered: Numbered) -> None:
+    dataset = numbered(64)
+    forbidden, unwanted = (dataset, config()), (replace(dataset, flip_invariant=True), config(horizontal_flip="off"))
+    for changed, settings in (forbidden, unwanted):
+        [(images, shown)] = list(BatchLoader(changed, settings, 0, 1, CPU).train(0))
+        assert torch.equal(images, dataset.normalize(dataset.train.images[shown]))
+
+
+def test_images_are_mirrored_and_shifted_where_that_is_wanted(config: Config, numbered: Numbered) -> None:
+    dataset = replace(numbered(64), flip_invariant=True)
+    [(images, shown)] = list(BatchLoader(dataset, config(max_shift=2), 0, 1, CPU).train(0))
+    stored = dataset.normalize(dataset.train.images[shown])
+    changed = (images != stored).flatten(1).any(1)
+    assert 50 < changed.sum() < 64, "a few are neither mirrored nor moved"
+
+
+def test_test_images_are_never_augmented(config: Config, digits: Dataset) -> None:
+    images, _ = next(BatchLoader(replace(digits, flip_invariant=True), config(max_shift=2), 0, 1, CPU).test())
+    assert torch.equal(images, digits.normalize(digits.test.images[: len(images)]))
+
+
+def test_a_set_that_fills_no_step_is_refused_with_the_size_that_would_do(config: Config, numbered: Numbered) -> None:
+    with pytest.raises(UsageError, match=r"--batch-size: 64 on each of 2 workers is 128 images .* has 100; use 50"):
+        BatchLoader(numbered(100), config(batch_size=64), 0, 2, CPU)

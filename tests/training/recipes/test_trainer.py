@@ -1,0 +1,216 @@
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.training.ranks import Ranks
+from training.engine import ddp
+from training.engine.step_timer import StepTimer
+from training.errors import UsageError
+from training.recipes.images import datasets, models
+from training.recipes.images.config import ImageConfig
+from training.recipes.images.dataset import Dataset
+from training.recipes.images.trainer import ImageTrainer, MetricSums
+
+CPU = torch.device("cpu")
+Config = Callable[..., ImageConfig]
+
+
+@pytest.fixture(autouse=True)
+def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(models.MODELS, "small", small)
+
+
+def small(channels: int, classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(channels, 8, 3, stride=3, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(648, classes),
+    )
+
+
+def train_rank(rank: int, ranks: int, config: ImageConfig, dataset: Dataset) -> dict[str, Any]:
+    """All epochs on one of several ranks: its metrics, its weights, and what they make of the test set."""
+    models.MODELS["small"] = small
+    trainer = ImageTrainer(config, dataset, CPU)
+    for _ in range(config.epochs):
+        trainer.run_epoch()
+    return {"history": trainer.history, "weights": trainer.model.state_dict(), "logits": _logits(trainer, dataset)}
+
+
+def test_any_number_of_workers_makes_the_same_curve(config: Config, digits: Dataset, on_ranks: Ranks) -> None:
+    curves = {}
+    for ranks in (1, 2, 4):
+        # Groups of 32 are half of one worker's batch, the whole batch of each of two, and those of two of four.
+        settings = config(model="small", epochs=3, batch_size=64 // ranks, norm_batch=32)
+        curves[ranks] = on_ranks(ranks, train_rank, settings, digits)[0]
+    for ranks in (2, 4):
+        for one, several in zip(curves[1]["history"], curves[ranks]["history"], strict=True):
+            for name in ("train_loss", "test_loss"):
+                assert several[name] == pytest.approx(one[name], rel=1e-3), f"{name} depends on the number of workers"
+            assert several["test_accuracy"] == pytest.approx(one["test_accuracy"], abs=2 / len(digits.test))
+            assert several["learning_rate"] == one["learning_rate"], "it follows the global batch"
+        for name, weights in curves[1]["weights"].items():
+            torch.testing.assert_close(curves[ranks]["weights"][name], weights, atol=1e-4, rtol=1e-3)
+
+
+def first_gradients(rank: int, ranks: int, config: ImageConfig, dataset: Dataset) -> list[Any]:
+    """The gradients of the first step, as each rank has them after the exchange."""
+    trainer = ImageTrainer(config, dataset, CPU)
+    trainer.ddp_model.train()
+    trainer._step([next(trainer.batches.train(0))], MetricSums(CPU))
+    return [weight.grad for weight in trainer.model.parameters()]
+
+
+def test_resnet18_has_the_same_gradients_on_any_number_of_workers(config: Config, on_ranks: Ranks) -> None:
+    found = []
+    for ranks in (1, 2, 4):
+        settings = config(dataset="synthetic", samples=32, batch_size=32 // ranks, norm_batch=32)
+        found.append(on_ranks(ranks, first_gradients, settings, datasets.load("synthetic", settings))[0])
+    assert max(each.abs().max() for each in found[0]) > 0.01, "far above the tolerance"
+    for several in found[1:]:
+        torch.testing.assert_close(several, found[0], atol=1e-5, rtol=1e-3)
+
+
+def _logits(trainer: ImageTrainer, dataset: Dataset) -> torch.Tensor:
+    trainer.model.eval()
+    with torch.no_grad():
+        return trainer.model(dataset.normalize(dataset.test.images))
+
+
+def test_metrics_are_those_of_all_ranks_and_the_same_on_each(config: Config, digits: Dataset, on_ranks: Ranks) -> None:
+    first, second = on_ranks(2, train_rank, config(model="small", epochs=2), digits)
+    for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "test_samples"):
+        assert first["history"][-1][name] == second["history"][-1][name], f"{name} is one rank's, not the run's"
+    assert all(torch.equal(value, second["weights"][name]) for name, value in first["weights"].items()), (
+        "the ranks have drifted apart, batch-norm statistics included"
+    )
+    accuracy = (first["logits"].argmax(1) == digits.test.labels).double().mean().item()
+    assert first["history"][-1]["test_accuracy"] == pytest.approx(accuracy), "not the accuracy of the saved weights"
+    assert first["history"][-1]["test_samples"] == len(digits.test), "test images were left out or counted twice"
+
+
+def test_the_loop_learns_alone_without_ray(config: Config, digits: Dataset) -> None:
+    trainer = ImageTrainer(config(model="small", epochs=5), digits, CPU)
+    for _ in range(5):
+        metrics = trainer.run_epoch()
+    assert metrics["test_accuracy"] > 0.9, "a small network reaches 0.9 on digits in a few epochs"
+    assert metrics["train_loss"] < trainer.history[0]["train_loss"]
+
+
+def test_the_loop_imports_without_ray() -> None:
+    check = "import sys, training.plain; sys.exit('ray' in sys.modules)"
+    status = subprocess.run([sys.executable, "-c", check], cwd=Path(__file__).parents[3], env=dict(os.environ))
+    assert status.returncode == 0, "the step must run under torchrun and alone"
+
+
+def test_every_step_is_announced(config: Config, digits: Dataset) -> None:
+    steps: list[tuple[int, int]] = []
+    trainer = ImageTrainer(config(model="small", epochs=1), digits, CPU)
+    trainer.run_epoch(on_step=lambda step, of: steps.append((step, of)))
+    assert steps == [(n, trainer.steps_per_epoch) for n in range(1, trainer.steps_per_epoch + 1)], (
+        "the progress bar would stand still"
+    )
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"optimizer": "sgd"},
+        {"max_shift": 2},
+        {"precision": "bf16"},
+        {"channels_last": "on"},
+        {"fused_optimizer": "off"},
+        {"data_on_device": "off"},
+        {"label_smoothing": 0.1},
+    ],
+)
+def test_every_choice_learns(config: Config, digits: Dataset, choice: dict[str, Any]) -> None:
+    trainer = ImageTrainer(config(model="small", epochs=4, **choice), digits, CPU)
+    for _ in range(4):
+        metrics = trainer.run_epoch()
+    assert metrics["test_accuracy"] > 0.8
+
+
+@pytest.mark.parametrize("norm_batch", [64, 32])
+def test_compiling_changes_neither_the_curve_nor_the_names(config: Config, digits: Dataset, norm_batch: int) -> None:
+    settings = config(model="small", epochs=1, norm_batch=norm_batch)
+    plain, compiled = (ImageTrainer(replace(settings, compile=c), digits, CPU) for c in ("off", "on"))
+    one, other = plain.run_epoch(), compiled.run_epoch()
+    assert other["train_loss"] == pytest.approx(one["train_loss"], rel=1e-3)
+    assert list(compiled.model.state_dict()) == list(plain.model.state_dict()), "the weights keep their names"
+
+
+def test_compiling_without_a_compiler_is_refused(
+    config: Config, digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UsageError, match="--compile: 'on' needs a compiler"):
+        ImageTrainer(config(model="small", compile="on"), digits, CPU)
+
+
+def test_an_epoch_tells_how_its_steps_went(config: Config, digits: Dataset) -> None:
+    metrics = ImageTrainer(config(model="small", epochs=1), digits, CPU).run_epoch()
+    assert 0 < metrics["step_seconds_median"] <= metrics["step_seconds_p95"]
+    assert 0 < metrics["data_wait_fraction"] < 1
+    assert metrics["exposed_comm_fraction"] == 0, "one worker has no network to wait for"
+    assert metrics["steps"] * metrics["step_seconds_median"] / 2 <= metrics["train_seconds"], "half are no faster"
+
+
+@pytest.mark.parametrize("static_graph", ["on", "off"])
+def test_gradients_in_bf16_learn_as_well(config: Config, digits: Dataset, on_ranks: Ranks, static_graph: str) -> None:
+    settings = config(model="small", epochs=4, gradient_dtype="bf16", static_graph=static_graph, bucket_mb=0.01)
+    history = on_ranks(2, train_rank, settings, digits)[0]["history"]
+    assert history[-1]["test_accuracy"] > 0.8
+    assert 0 < history[-1]["exposed_comm_fraction"] < 1, "two workers wait for each other's gradients"
+
+
+def gradients_of_a_step(rank: int, ranks: int, config: ImageConfig) -> tuple[list[torch.Tensor], int]:
+    """The gradients after one step, and how many Python functions were left to other threads for it."""
+    left: list[Any] = []
+    network = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 2, bias=False))
+    for number, weight in enumerate(network.parameters()):
+        nn.init.constant_(weight, number + 1.0)
+    ddp_model = ddp.wrap_ddp(network, config, CPU, False, StepTimer(CPU))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("then", "add_done_callback"):
+            original = getattr(torch._C.Future, name)
+            patch.setattr(torch._C.Future, name, lambda *given, call=original: left.append(given) or call(*given))
+        ddp_model(torch.full((1, 4), rank + 1.0)).sum().backward()
+    return [weight.grad for weight in network.parameters() if weight.grad is not None], len(left)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_exchange_is_a_mean_and_leaves_no_python_to_the_threads_of_gloo(
+    config: Config, on_ranks: Ranks, dtype: str
+) -> None:
+    for gradients, left in on_ranks(2, gradients_of_a_step, config(gradient_dtype=dtype, bucket_mb=1e-5)):
+        first, second = gradients
+        assert torch.equal(first, torch.full((3, 4), 6.0)), "4, by two weights of 2, times the mean of 1 and 2"
+        assert torch.equal(second, torch.full((2, 3), 6.0)), "4, by four weights of 1, times the mean of 1 and 2"
+        assert not left, "a thread that waits for the interpreter when the process ends takes it down with SIGABRT"
+
+
+def test_a_function_that_gives_no_module_is_refused() -> None:
+    with pytest.raises(UsageError, match="'operator:add' returned int"):
+        models.build("operator:add", 1, 10)
+
+
+def test_resnet18_takes_one_channel_and_gives_a_logit_for_each_class() -> None:
+    network = models.find("resnet18")(1, 10)
+    assert network(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", ["resnet19", "no.such.module:build", "math:nothing", "math:pi", "./own.py:build"])
+def test_a_model_that_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"--model: '{name}'"):
+        models.find(name)

@@ -1,0 +1,119 @@
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.aws import BUCKET
+from tests.bad_line import bad_line
+from training.errors import UsageError
+from training.run import storage as module
+from training.run.storage import RunStorage
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch, aws_variables: dict[str, str], s3_client: Any) -> Any:
+    for name, value in aws_variables.items():
+        monkeypatch.setenv(name, value)
+    return s3_client
+
+
+def keys(client: Any, prefix: str) -> set[str]:
+    return {found["Key"] for found in client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])}
+
+
+def test_a_folder_is_made_only_when_something_is_written(tmp_path: Path) -> None:
+    storage = RunStorage.open(str(tmp_path / "new" / "deep"), "run")
+    storage.check_writable()
+    assert list(tmp_path.iterdir()) == [], "a check leaves nothing behind"
+    storage.write_json("result.json", {"a": 1})
+    assert (tmp_path / "new" / "deep" / "run" / "result.json").is_file()
+    assert storage.read_json("result.json") == {"a": 1}
+    assert storage.read_json("config.json") is None, "what is not there is None"
+
+
+@pytest.mark.parametrize("below", ["file", "file/deeper"])
+def test_a_path_below_a_file_is_refused(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"--storage-path.*can't be written"):
+        RunStorage.open(str(tmp_path / below), "run").check_writable()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(UsageError, match="Permission denied"):
+        RunStorage.open(str(tmp_path / "results"), "run").check_writable()
+
+
+@pytest.mark.parametrize("path", ["gs://bucket/runs", "s3://", "s3:///runs", "http://example.com"])
+def test_a_path_of_another_kind_is_refused(path: str) -> None:
+    with pytest.raises(UsageError, match="neither a folder nor a bucket"):
+        RunStorage.open(path, "run")
+
+
+@pytest.mark.usefixtures("s3")
+def test_a_missing_bucket_is_refused_in_one_line() -> None:
+    with pytest.raises(UsageError, match=r"s3://no-such-bucket/runs.*does not exist") as caught:
+        RunStorage.open("s3://no-such-bucket/runs", "run").check_writable()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bucket_is_written_under_its_prefix_and_run(s3: Any, tmp_path: Path) -> None:
+    storage = RunStorage.open(f"s3://{BUCKET}/storage/", "run")
+    storage.check_writable()
+    assert keys(s3, "storage/") <= {"storage/"}, "a check leaves no object but the prefix's marker"
+    storage.write_lines("metrics.jsonl", [{"epoch": 0}, {"epoch": 1}])
+    (tmp_path / "model.pt").write_bytes(b"weights")
+    storage.upload(tmp_path / "model.pt", "best/model.pt")
+    assert {"storage/run/metrics.jsonl", "storage/run/best/model.pt"} <= keys(s3, "storage/run")
+    assert storage.uri == f"s3://{BUCKET}/storage/run", "the place is shown as a user types it"
+    body = s3.get_object(Bucket=BUCKET, Key="storage/run/metrics.jsonl")["Body"].read()
+    assert body == b'{"epoch": 0}\n{"epoch": 1}\n', "one document a line"
+
+
+def test_calls_that_are_lost_are_made_again(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
+    weights = bytes(range(256)) * 2**16
+    (tmp_path / "model.pt").write_bytes(weights)
+    with bad_line(os.environ["AWS_ENDPOINT_URL"], 0.3) as line:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", line.url)
+        storage = RunStorage.open(f"s3://{BUCKET}/again", "run")
+        storage.check_writable()
+        for number in range(10):
+            storage.write_json(f"{number}.json", number)
+            assert storage.read_json(f"{number}.json") == number
+        storage.upload(tmp_path / "model.pt", "folder_1/model.pt")
+        storage.copy("folder_1/model.pt", "folder_2/model.pt")
+        assert storage.folders("folder") == ["folder_1", "folder_2"]
+        storage.download("folder_2/model.pt", tmp_path / "back.pt")
+        storage.delete_folder("folder_1")
+        storage.delete("0.json")
+        storage.delete("never.json")
+        assert line.failed > 10
+    assert (tmp_path / "back.pt").read_bytes() == weights
+    expected = {f"again/run/{n}.json" for n in range(1, 10)} | {"again/run/folder_2/model.pt"}
+    assert keys(s3, "again/run/") - {"again/run/"} == expected
+
+
+def test_calls_that_stay_lost_end_after_some_tries(s3: Any, aws_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "TRIES", 2)  # pyarrow takes seconds for each
+    with bad_line(aws_server, 1.0) as line:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", line.url)
+        storage = RunStorage.open(f"s3://{BUCKET}/never", "run")
+        with pytest.raises(OSError, match=r"503|NETWORK_CONNECTION"):
+            storage.write_json("a.json", 1)
+        assert line.failed >= 3 * module.TRIES, "pyarrow makes three calls in each try"
+        monkeypatch.setattr(module, "TRIES", 1)
+        with pytest.raises(UsageError, match="--storage-path"):
+            storage.check_writable()
+
+
+def test_a_file_that_is_written_again_is_never_half_there(tmp_path: Path) -> None:
+    storage = RunStorage.open(str(tmp_path), "run")
+    storage.write("metrics.jsonl", "old")
+    with Path(storage.path("metrics.jsonl")).open() as reader:
+        storage.write("metrics.jsonl", "new")
+        assert reader.read() == "old", "it is another file, put in the old one's place"
+    assert [each.name for each in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]

@@ -1,0 +1,25 @@
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_wheel_has_every_module(tmp_path: Path) -> None:
+    source = tmp_path / "source"  # what docker/Dockerfile copies; building in place would leave files there
+    shutil.copytree(ROOT / "training", source / "training")
+    shutil.copytree(ROOT / "docker" / "raynode", source / "docker" / "raynode")
+    for name in ("LICENSE", "pyproject.toml"):
+        shutil.copy(ROOT / name, source)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "--wheel-dir", str(tmp_path), str(source)], check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
+    written = {
+        str(path.relative_to(base))
+        for base, package in ((ROOT, "training"), (ROOT / "docker", "raynode"))
+        for path in (base / package).rglob("*.py")
+    }
+    assert packed == written, "the image is built from the wheel: what is missing here is missing there"

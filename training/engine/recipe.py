@@ -1,0 +1,48 @@
+"""What a recipe is: how it prepares its settings, how it builds a trainer, and what its metrics are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from training.engine.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A measure that the metrics hold as `train_<name>` and `test_<name>`.
+
+    Attributes:
+        name: Its name in the metrics, such as "accuracy".
+        unit: The label of its axis in a plot.
+    """
+
+    name: str
+    unit: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One kind of training.
+
+    Attributes:
+        prepare: Checks a config as far as possible without a cluster and returns it with the data set resolved. Raises
+            UsageError.
+        build: Builds this rank's trainer from a config and a device.
+        describe: Returns lines of the header by their label, from the config as requested and as resolved.
+        qualities: What the metrics measure, the loss first.
+        score: The metric that decides which checkpoint is the best; higher is better.
+    """
+
+    prepare: Callable[[Any], Any]
+    build: Callable[[Any, torch.device], Trainer]
+    describe: Callable[[Any, Any], dict[str, str]]
+    qualities: tuple[Quality, ...]
+    score: str
+
+    def best(self, history: Sequence[Any]) -> Any:
+        """Return the metrics of the epoch with the highest score, the earliest of several."""
+        return max(history, key=lambda metrics: metrics[self.score])

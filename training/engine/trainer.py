@@ -1,0 +1,107 @@
+"""What a launcher, the checkpoints and the monitoring need of a training, whatever it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypedDict
+
+import torch
+
+# Called after every step with the steps done and the steps of the epoch.
+OnStep = Callable[[int, int], None]
+
+
+class EpochMetrics(TypedDict):
+    """What one epoch came to, over all ranks. A recipe adds `train_<name>` and `test_<name>` of its own qualities.
+
+    Attributes:
+        epoch: Its number, from 0.
+        train_loss: Mean loss over the training samples, with label smoothing if there is any.
+        test_loss: Mean loss over the test samples.
+        learning_rate: At the epoch's first step.
+        train_seconds: Time spent training, on rank 0.
+        test_seconds: Time spent testing, on rank 0.
+        finished: When the epoch ended, in UTC (ISO 8601).
+        samples_per_second: Training samples of all ranks per second.
+        step_seconds_median: Median over the steps of all ranks.
+        step_seconds_p95: 95th percentile over the steps of all ranks.
+        data_wait_fraction: Fraction of all ranks' step time spent waiting for a batch.
+        exposed_comm_fraction: Fraction of all ranks' step time between a rank's last gradient and the end of its
+            all-reduce, which includes waiting for slower ranks.
+        gpu_memory_bytes: Peak memory that PyTorch allocated on any rank's GPU, or None on CPUs.
+        steps: Optimizer steps of the epoch.
+        world_size: Number of ranks that finished it.
+        global_batch: Samples per step, over all ranks.
+    """
+
+    epoch: int
+    train_loss: float
+    test_loss: float
+    learning_rate: float
+    train_seconds: float
+    test_seconds: float
+    finished: str
+    samples_per_second: float
+    step_seconds_median: float
+    step_seconds_p95: float
+    data_wait_fraction: float
+    exposed_comm_fraction: float
+    gpu_memory_bytes: int | None
+    steps: int
+    world_size: int
+    global_batch: int
+
+
+class Trainer(Protocol):
+    """One rank of a training: a model, its optimizer and the epochs behind it.
+
+    Attributes:
+        model: The model, without wrappers of any parallelism.
+        device: Where it computes.
+        rank: This process among all of the run.
+        world_size: Number of these processes.
+        history: The metrics of the finished epochs.
+    """
+
+    model: torch.nn.Module
+    device: torch.device
+    rank: int
+    world_size: int
+    history: list[Any]
+
+    @property
+    def data_summary(self) -> Mapping[str, Any]:
+        """What `result.json` says of the data set; `test_samples` among it."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in progress, or the next one, counted from 0."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps since the start of the training."""
+        ...
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in an epoch, the same on every rank."""
+        ...
+
+    @property
+    def in_epoch(self) -> bool:
+        """Whether an epoch has begun and not ended."""
+        ...
+
+    def run_epoch(self, on_step: OnStep, on_test: Callable[[], None]) -> Any:
+        """Train the rest of the epoch, test, and add the metrics to the history; returns them."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that resuming needs except the weights; every rank must call it."""
+        ...
+
+    def load_state_dict(self, weights: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+        """Continue where `weights` and `state` were taken; every rank must call it."""
+        ...

@@ -1,0 +1,77 @@
+"""The settings of an image classifier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from training.config import AUTO_ON_OFF, ON_OFF, setting
+from training.engine.config import TrainingConfig, how, how_fast
+from training.errors import UsageError
+
+DATASETS = ("auto", "fashion-mnist", "digits", "synthetic")
+
+_what = partial(setting, group="what to train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageConfig(TrainingConfig):
+    """All settings of `python -m training`."""
+
+    model: str = _what("resnet18", "resnet18, or package.module:function of your own (see the README)")
+    dataset: str = _what(
+        "fashion-mnist", "auto: fashion-mnist if it is here or can be downloaded, else digits", choices=DATASETS
+    )
+    data_dir: str | None = _what(
+        None,
+        "folder with Fashion-MNIST's four IDX files, gzipped or not, instead of a download",
+        metavar="DIR",
+        may_change=True,
+    )
+    samples: int = _what(60_000, "training images in the synthetic data set", type=int, at_least=10)
+    label_smoothing: float = how(
+        0.0, "fraction of each label that is spread over all classes", type=float, at_least=0.0, at_most=1.0
+    )
+    horizontal_flip: str = how(
+        "on", "flip half of the training images, if the data set is flip-invariant", choices=ON_OFF
+    )
+    max_shift: int = how(
+        0, "translate training images by up to this many pixels in each direction", type=int, at_least=0, at_most=16
+    )
+    norm_batch: int = how(
+        64,
+        "images per group of batch norm (ghost batch norm), whatever the number of workers; 0: each worker's batch",
+        type=int,
+        at_least=0,
+    )
+    channels_last: str = how_fast("auto", "memory layout of images and weights; auto: on GPUs", choices=AUTO_ON_OFF)
+    data_on_device: str = how_fast(
+        "auto",
+        "keep the data set on the GPU; auto: if it takes half of the free memory or less",
+        choices=AUTO_ON_OFF,
+        may_change=True,
+    )
+
+    def __post_init__(self) -> None:
+        """Check the values, and those of batch norm against the number of workers."""
+        super().__post_init__()
+        _check_norm_batch(self)
+
+    @property
+    def label(self) -> str:
+        """The model and the data set."""
+        return f"{self.model}-{self.dataset}"
+
+
+def _check_norm_batch(config: ImageConfig) -> None:
+    if config.norm_batch == 1:
+        raise UsageError("--norm-batch: 1 is not allowed; one image has no variance: use 2 or more, or 0 for none")
+    if config.workers is None:
+        return
+    minimum, maximum = config.workers
+    if minimum < maximum and config.batch_size < config.norm_batch:
+        raise UsageError(
+            f"--num-workers: {config.num_workers} may train on fewer than {maximum} workers, but --norm-batch "
+            f"{config.norm_batch} needs the images of several workers at --batch-size {config.batch_size}; use "
+            f"--norm-batch {config.batch_size} or less"
+        )

@@ -1,0 +1,79 @@
+"""An image data set as tensors in memory.
+
+Images stay uint8 until a batch is made: 60,000 of them take 47 MB, and no Python runs per sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """One part of a data set: `images` uint8 [n, channels, height, width], `labels` int64 [n]."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return self.images[indices], self.labels[indices]
+
+    def to(self, device: torch.device) -> Split:
+        """The same split on another device."""
+        return Split(self.images.to(device), self.labels.to(device))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set for image classification.
+
+    Attributes:
+        name: What it is called.
+        train: The images that a model learns from.
+        test: The images that it is tested on.
+        classes: Number of classes.
+        mean: Mean of the training part's pixels, scaled to 0..1.
+        std: Their standard deviation.
+        flip_invariant: Whether an image and its mirror image are of one class, so that training may turn images around.
+    """
+
+    name: str
+    train: Split
+    test: Split
+    classes: int
+    mean: float
+    std: float
+    flip_invariant: bool = False
+
+    @classmethod
+    def from_splits(cls, name: str, train: Split, test: Split, classes: int, flip_invariant: bool = False) -> Dataset:
+        """The data set of two splits; the statistics come from the training images alone."""
+        counts = torch.bincount(train.images.flatten(), minlength=256).double()  # no copy of the images as floats
+        levels, shares = torch.arange(256).double() / 255, counts / counts.sum()
+        mean = (levels * shares).sum()
+        std = ((levels - mean) ** 2 * shares).sum().sqrt()
+        return cls(name, train, test, classes, mean.item(), std.item(), flip_invariant)
+
+    @property
+    def channels(self) -> int:
+        """Channels of an image."""
+        return self.train.images.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that images and labels take, in bytes."""
+        return sum(part.nbytes for split in (self.train, self.test) for part in (split.images, split.labels))
+
+    def to(self, device: torch.device) -> Dataset:
+        """The same data set on another device."""
+        return replace(self, train=self.train.to(device), test=self.test.to(device))
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """Float images of zero mean and unit variance from uint8 ones, on the device they are on."""
+        return images.float().sub_(255 * self.mean).div_(255 * self.std)

@@ -1,0 +1,95 @@
+"""The data sets by name: which one a config means, and how each is loaded."""
+
+from collections.abc import Callable
+
+import torch
+
+from training.errors import UsageError
+from training.recipes.images.config import ImageConfig
+from training.recipes.images.dataset import Dataset, Split
+
+IMAGE_SIZE = 28
+
+
+def resolve_dataset(config: ImageConfig) -> str:
+    """The data set that a config means, after a look at whether it can be had.
+
+    `auto` is Fashion-MNIST if its files are here or its mirror answers within seconds, and else the digits.
+
+    Raises:
+        UsageError: The data set can't be had; the message names the ways on.
+    """
+    if config.dataset not in ("auto", "fashion-mnist"):
+        _refuse_data_dir(config)
+        return config.dataset
+    from training.recipes.images import fashion_mnist  # imports torchvision, which takes seconds
+
+    if config.data_dir is not None:
+        fashion_mnist.load(config)  # broken files are better found now than by every worker
+    elif reason := fashion_mnist.download_error():
+        if config.dataset == "auto":
+            return "digits"
+        raise UsageError(
+            f"--dataset fashion-mnist: its download can't be reached ({reason}); {fashion_mnist.ALTERNATIVES}"
+        )
+    return "fashion-mnist"
+
+
+def load(name: str, config: ImageConfig) -> Dataset:
+    """The data set `name`, whole, on the CPU.
+
+    Raises:
+        UsageError: Its files are missing, broken or can't be downloaded.
+    """
+    return LOADERS[name](config)
+
+
+def _refuse_data_dir(config: ImageConfig) -> None:
+    if config.data_dir is not None:
+        raise UsageError(
+            f"--data-dir: {config.data_dir!r} is not used by --dataset {config.dataset}; leave one of them out"
+        )
+
+
+def _fashion_mnist(config: ImageConfig) -> Dataset:
+    from training.recipes.images import fashion_mnist
+
+    return fashion_mnist.load(config)
+
+
+def _digits(config: ImageConfig) -> Dataset:
+    """scikit-learn's 1,797 handwritten digits (UCI), 8x8 in 17 greys, scaled up to 28x28; a fifth is the test set."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    small = torch.from_numpy(bunch.images).float().unsqueeze(1) * (255 / 16)
+    images = torch.nn.functional.interpolate(small, size=(IMAGE_SIZE, IMAGE_SIZE), mode="bilinear")
+    labels = torch.from_numpy(bunch.target).long()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))  # the same split for every seed
+    test, train = order[: len(order) // 5], order[len(order) // 5 :]
+    images = images.round().to(torch.uint8)
+    return Dataset.from_splits(
+        "digits", Split(images[train], labels[train]), Split(images[test], labels[test]), classes=10
+    )
+
+
+def _synthetic(config: ImageConfig) -> Dataset:
+    """Noise around one random picture a class: any number of images, and a model can learn them."""
+    classes = 10
+    generator = torch.Generator().manual_seed(config.seed)
+    pictures = torch.randint(0, 256, (classes, 1, IMAGE_SIZE, IMAGE_SIZE), generator=generator, dtype=torch.uint8)
+
+    def split(n: int) -> Split:
+        labels = torch.arange(n) % classes
+        noise = torch.randint(0, 256, (n, 1, IMAGE_SIZE, IMAGE_SIZE), generator=generator, dtype=torch.uint8)
+        return Split(pictures[labels] // 2 + noise // 2, labels)
+
+    return Dataset.from_splits("synthetic", split(config.samples), split(max(classes, config.samples // 6)), classes)
+
+
+# DATASETS in config.py has these names and auto.
+LOADERS: dict[str, Callable[[ImageConfig], Dataset]] = {
+    "fashion-mnist": _fashion_mnist,
+    "digits": _digits,
+    "synthetic": _synthetic,
+}

@@ -1,0 +1,114 @@
+"""Fashion-MNIST from a folder or a download, read by torchvision."""
+
+import gzip
+import os
+import shutil
+import socket
+import tempfile
+import urllib.request
+from pathlib import Path
+
+from filelock import FileLock
+from torchvision.datasets import FashionMNIST
+
+from training.errors import UsageError
+from training.recipes.images.config import ImageConfig
+from training.recipes.images.dataset import Dataset, Split
+
+PROBE_TIMEOUT = 5.0
+FILES = tuple(Path(name).stem for name, _ in FashionMNIST.resources)
+ALTERNATIVES = "two ways on: --data-dir FOLDER with its four IDX files, or --dataset digits, which needs no network"
+
+
+def load(config: ImageConfig) -> Dataset:
+    """Both splits, from `--data-dir` or a download that is kept.
+
+    Raises:
+        UsageError: The files are missing, broken or can't be downloaded.
+    """
+    if config.data_dir is None:
+        return _read(_download())
+    with tempfile.TemporaryDirectory() as root:
+        _unpack(_idx_files(Path(config.data_dir)), Path(root) / "FashionMNIST" / "raw")
+        return _read(Path(root))
+
+
+def download_error() -> str | None:
+    """Why it can't be downloaded, or None if it is here already or a mirror answers within seconds."""
+    return None if _cached() else _no_mirror()
+
+
+def _cache() -> Path:
+    """Where this node keeps what it has downloaded."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ray-on-ecs"
+
+
+def _cached() -> bool:
+    raw = _cache() / "FashionMNIST" / "raw"
+    return all((raw / name).is_file() for name in FILES)
+
+
+def _no_mirror() -> str | None:
+    """Why no mirror answers, or None if one does."""
+    smallest = FashionMNIST.resources[-1][0]
+    reason = "it has no mirror"
+    for mirror in FashionMNIST.mirrors:
+        try:
+            with urllib.request.urlopen(mirror + smallest, timeout=PROBE_TIMEOUT):
+                return None
+        except OSError as cause:
+            reason = f"{mirror}: {getattr(cause, 'reason', cause)}"
+    return reason
+
+
+def _idx_files(folder: Path) -> list[Path]:
+    """Fashion-MNIST's four files in a folder, in torchvision's `FashionMNIST/raw` below it, or gzipped."""
+    for place in (folder, folder / "FashionMNIST" / "raw"):
+        found = [next((p for p in (place / n, place / f"{n}.gz") if p.is_file()), None) for n in FILES]
+        if all(found):
+            return [path for path in found if path]
+    wanted = ", ".join(FILES)
+    raise UsageError(f"--data-dir: {str(folder)!r} must hold {wanted}, each as it is or with .gz; it does not")
+
+
+def _download() -> Path:
+    """Download once a node: the first process does, the others wait for its lock."""
+    cache = _cache()
+    cache.mkdir(parents=True, exist_ok=True)
+    patience = socket.getdefaulttimeout()
+    with FileLock(cache / "download.lock"):
+        try:
+            socket.setdefaulttimeout(30)  # torchvision sets none: a mirror that hangs would hang the run
+            FashionMNIST(cache, download=True)
+        except (OSError, RuntimeError) as cause:
+            raise UsageError(f"--dataset fashion-mnist: the download failed ({cause}); {ALTERNATIVES}") from cause
+        finally:
+            socket.setdefaulttimeout(patience)
+    return cache
+
+
+def _unpack(files: list[Path], raw: Path) -> None:
+    """Lay the files out as torchvision expects them."""
+    raw.mkdir(parents=True)
+    for path in files:
+        opener = gzip.open if path.suffix == ".gz" else open
+        try:
+            with opener(path, "rb") as source, open(raw / path.name.removesuffix(".gz"), "wb") as target:
+                shutil.copyfileobj(source, target)
+        except (OSError, EOFError) as cause:
+            raise UsageError(f"--data-dir: {str(path)!r} can't be read ({cause}); fetch it again") from cause
+
+
+def _read(root: Path) -> Dataset:
+    try:
+        parts = [FashionMNIST(root, train=train) for train in (True, False)]
+    except (OSError, ValueError, RuntimeError, AssertionError) as cause:
+        reason = f"{type(cause).__name__} {cause}".strip()
+        raise UsageError(f"the Fashion-MNIST files are broken ({reason}): no IDX files; fetch them again") from cause
+    splits = [Split(part.data.unsqueeze(1), part.targets) for part in parts]
+    for split in splits:
+        if len(split.images) != len(split.labels):
+            raise UsageError(
+                f"{len(split.images)} Fashion-MNIST images have {len(split.labels)} labels; fetch them again"
+            )
+    return Dataset.from_splits("fashion-mnist", *splits, classes=len(FashionMNIST.classes), flip_invariant=True)

@@ -1,0 +1,52 @@
+"""The recipe of the image classifier."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from training.engine.recipe import Quality, Recipe
+from training.recipes.images import datasets, models
+from training.recipes.images.config import ImageConfig
+from training.recipes.images.trainer import ImageTrainer
+
+
+def prepare(config: ImageConfig) -> ImageConfig:
+    """Check the model and the data set, and resolve `auto` and the folder of the data.
+
+    Raises:
+        UsageError: The model or the data set can't be had.
+    """
+    models.find(config.model)
+    if config.data_dir is not None:  # Ray gives its workers another working directory
+        config = replace(config, data_dir=str(Path(config.data_dir).expanduser().absolute()))
+    return replace(config, dataset=datasets.resolve_dataset(config))
+
+
+def build(config: ImageConfig, device: torch.device) -> ImageTrainer:
+    """Load the data set and build this rank's trainer on a device.
+
+    Raises:
+        UsageError: The data set can't be had, or the settings don't fit it or the model.
+    """
+    return ImageTrainer(config, datasets.load(config.dataset, config), device)
+
+
+def describe(requested: ImageConfig, config: ImageConfig) -> dict[str, str]:
+    """Return the header's lines on the model and the data, by label."""
+    fell_back = requested.dataset == "auto" and config.dataset == "digits"
+    return {
+        "model": f"{config.model}, {config.epochs} epochs",
+        "data": config.dataset + (", because Fashion-MNIST can't be downloaded here" if fell_back else ""),
+    }
+
+
+IMAGES = Recipe(
+    prepare=prepare,
+    build=build,
+    describe=describe,
+    qualities=(Quality("loss", "cross-entropy"), Quality("accuracy", "fraction")),
+    score="test_accuracy",
+)
