@@ -110,18 +110,15 @@ class RunConfig:
         3, "checkpoints in a row that may fail to be stored before the run ends", type=int, at_least=0
     )
     max_failures: int = when_something_happens(
-        3, "crashes and stalls of workers after which training is resumed", type=int, at_least=0
-    )
-    max_preemptions: int = when_something_happens(
-        10,
-        "times that nodes may be reclaimed, as by an update or an idle stop, and training resumed",
+        3,
+        "failures in a row, of whatever kind, without a new checkpoint in between, after which training is restarted",
         type=int,
         at_least=0,
     )
     stall_timeout: float = when_something_happens(
         600.0,
-        "seconds without a step after which the workers' stacks are saved and training is resumed; this includes "
-        "loading the data and compiling",
+        "seconds without progress after which the workers' stacks are saved and training is restarted; loading the "
+        "data may take six times as long",
         type=float,
         above=0.0,
     )

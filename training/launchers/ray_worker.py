@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from typing import Any, TypedDict
 
-import ray
 import ray.train
 from ray.train.torch import get_device
 
@@ -15,10 +13,11 @@ from training.checkpoint.manager import CheckpointManager, Preempted, Preemption
 from training.engine.config import TrainingConfig
 from training.engine.fit import fit
 from training.engine.recipe import Recipe
-from training.engine.trainer import Trainer
-from training.errors import StorageError, UsageError
-from training.monitoring import watchdog
+from training.engine.watchdog import Watchdog
+from training.errors import UsageError
+from training.monitoring import post_mortem
 from training.monitoring.reporter import Reporter
+from training.monitoring.run_state import RunStateClient
 from training.run import layout, results
 from training.run.results import RunSummary
 from training.run.storage import RunStorage
@@ -27,6 +26,8 @@ from training.run.storage import RunStorage
 DEFAULT_PREEMPTION_SECONDS = 60.0
 # Stop saving this long before the deadline.
 MARGIN_SECONDS = 5.0
+# Loading the data and building the model give no heartbeats: they may take so many times the stall timeout.
+LOADING_PATIENCE = 6.0
 # Result key: the ranks whose nodes are being reclaimed.
 PREEMPTED = "preempted"
 
@@ -37,36 +38,34 @@ class Settings(TypedDict):
     recipe: Recipe
     config: TrainingConfig
     storage: RunStorage
-    run_state: Any
+    run_state: RunStateClient
 
 
 def train(settings: Settings) -> RunSummary | dict[str, Any]:
     """Train from the latest checkpoint, or from the start, to the last epoch.
 
     Returns:
-        On rank 0 the summary of the run (`run.results.run_summary`), or `{"preempted": ranks}` if nodes are being
-        reclaimed. Ray Train cannot restart the worker group before those nodes are gone, so the driver calls `fit()`
-        again.
+        On rank 0 the summary of the run, or `{"preempted": ranks}` if nodes are being reclaimed. Ray Train cannot
+        restart the worker group before those nodes are gone, so the driver calls `fit()` again.
     """
-    run_state = settings["run_state"]
-    if ray.get(run_state.read.remote()).fatal_error:
-        return {}
-    try:
-        return _train(settings["recipe"], settings["config"], settings["storage"], run_state)
-    except Preempted as stop:
-        return {PREEMPTED: stop.ranks}
-    except (StorageError, UsageError) as cause:
-        ray.get(run_state.set_fatal_error.remote(cause))
-        raise
-
-
-def _train(recipe: Recipe, config: TrainingConfig, storage: RunStorage, run_state: Any) -> RunSummary:
     logging.getLogger().setLevel(logging.WARNING)
     rank = ray.train.get_context().get_world_rank()
-    reporter = WorkerReporter(run_state, rank, watchdog.enable_stack_dumps())
+    uri = settings["storage"].uri
+    timeout = settings["config"].stall_timeout
+    with Watchdog(timeout, post_mortem.worker_file(uri, rank), post_mortem.about_worker(rank)) as watchdog:
+        try:
+            return _train(**settings, watchdog=watchdog)
+        except Preempted as stop:
+            return {PREEMPTED: stop.ranks}
+
+
+def _train(
+    recipe: Recipe, config: TrainingConfig, storage: RunStorage, run_state: RunStateClient, watchdog: Watchdog
+) -> RunSummary:
     _check_shared(storage)
-    trainer = recipe.build(config, get_device())
-    reporter.describe(config, trainer)
+    with watchdog.patience(LOADING_PATIENCE):
+        trainer = recipe.build(config, get_device())
+    reporter = Reporter(run_state, watchdog, config, trainer)
     with CheckpointManager(
         trainer,
         storage,
@@ -80,18 +79,6 @@ def _train(recipe: Recipe, config: TrainingConfig, storage: RunStorage, run_stat
     return results.run_summary(trainer, checkpoints.summary)
 
 
-class WorkerReporter(Reporter):
-    """Also prints each worker's line after an epoch."""
-
-    def describe(self, config: TrainingConfig, trainer: Trainer) -> None:
-        """Take what the lines say of this worker."""
-        self._config, self._trainer = config, trainer
-
-    def trained(self, metrics: Any) -> None:
-        """Print this worker's line."""
-        print(results.worker_epoch_line(metrics, self._config, self._trainer.rank, self._trainer.device), flush=True)
-
-
 def preemption() -> Preemption | None:
     """Return what Ray Train knows of nodes that are being reclaimed: a spot instance, a draining node, a deployment.
 
@@ -99,9 +86,8 @@ def preemption() -> Preemption | None:
     """
     if (info := ray.train.get_preemption_info()) is None:
         return None
-    ranks: Sequence[int] = info.preempted_ranks
     deadline = info.deadline_ms / 1000 if info.deadline_ms else time.time() + DEFAULT_PREEMPTION_SECONDS
-    return Preemption(list(ranks), deadline - MARGIN_SECONDS)
+    return Preemption(list(info.preempted_ranks), deadline - MARGIN_SECONDS)
 
 
 def _check_shared(storage: RunStorage) -> None:

@@ -1,93 +1,119 @@
-"""Tell CloudWatch how far the run is: that it makes progress, and what each epoch came to.
+"""CloudWatch metrics of a run: that it is alive, and what each epoch came to.
 
-Only where there is a namespace, and in a thread beside the training, which goes on whatever goes wrong here.
+They are published only if there is a namespace, from a thread of its own: training continues whatever goes wrong here.
 """
 
+from __future__ import annotations
+
 import math
-import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
+from training.engine.recipe import Quality
 from training.errors import one_line
-from training.monitoring.run_state import read_run_state
+from training.monitoring.periodic import every
+from training.monitoring.run_monitor import RunMonitor
 
-LOOK_SECONDS = 5.0
-SECONDS_BETWEEN = 60.0
-CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 5, 10, 2
-MOST_AT_ONCE = 1000  # https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricData.html
-LONGEST_WAIT = 2.0 * ATTEMPTS * (CONNECT_SECONDS + READ_SECONDS)
+POLL_SECONDS = 5.0
+PUBLISH_SECONDS = 60.0
+CONNECT_SECONDS = 5
+READ_SECONDS = 10
+ATTEMPTS = 2
+MAX_DATA_PER_CALL = 1000  # https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricData.html
 
 Datum = dict[str, Any]
 
-EPOCH_METRICS = (
-    ("TrainLoss", "None", "train_loss"),
-    ("TestLoss", "None", "test_loss"),
-    ("TestAccuracy", "None", "test_accuracy"),
-    ("SamplesPerSecond", "Count/Second", "samples_per_second"),
-)
 
+@contextmanager
+def publish_metrics(
+    monitor: RunMonitor, namespace: str | None, qualities: Sequence[Quality], console: Console
+) -> Generator[None]:
+    """Publish the run's metrics until the block ends, and what is left then, unless the user interrupts the run.
 
-def publish_metrics(run_state: Any, namespace: str | None, console: Console) -> AbstractContextManager[object]:
-    """A context in which the run_state's progress is published; one that does nothing without a namespace."""
-    return Publisher(run_state, namespace, console) if namespace else nullcontext()
+    Does nothing without a namespace.
+    """
+    if namespace is None:
+        yield
+        return
+    publisher = Publisher(monitor, namespace, qualities, console)
+    with every(POLL_SECONDS, publisher.publish_if_due, "cloudwatch"):
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:
+            publisher.publish()
+            raise
+    publisher.publish()
 
 
 class Publisher:
-    """Publishes what is new on the run_state: the first at once, then every minute, and what is left at the end.
+    """Publishes what is new: the first metrics at once, later ones once a minute.
 
-    A stack that stops what idles goes by RunProgress: 1 when a run begins, and then the steps that it has made.
+    An idle stop goes by RunProgress: the steps made since the last time, and 1 if there are none. A run that loads its
+    data, tests or compiles is not idle; one that hangs is ended by its watchdog, and publishes nothing from then on.
+
+    Args:
+        monitor: Knows the run.
+        namespace: CloudWatch's namespace.
+        qualities: What the recipe's metrics measure.
+        console: Shows a failure, once.
     """
 
-    def __init__(self, run_state: Any, namespace: str, console: Console) -> None:
-        self._run_state, self._namespace, self._console = run_state, namespace, console
-        self._begun, self._steps, self._epochs = False, 0, 0
-        self._due, self._warned = 0.0, False
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+    def __init__(self, monitor: RunMonitor, namespace: str, qualities: Sequence[Quality], console: Console) -> None:
+        self._monitor = monitor
+        self._namespace = namespace
+        self._qualities = qualities
+        self._console = console
+        self._published_steps = 0
+        self._published_epochs = 0
+        self._next_publish_at = 0.0
+        self._warned = False
 
-    def __enter__(self) -> "Publisher":
-        self._thread.start()
-        return self
+    def publish_if_due(self) -> None:
+        """Publish if the last time is a minute ago."""
+        if time.monotonic() >= self._next_publish_at:
+            self.publish()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        if error is None or isinstance(error, Exception):  # whoever interrupts a run doesn't wait for CloudWatch
-            self._thread.join(LONGEST_WAIT)
-            self._publish()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(LOOK_SECONDS):
-            if time.monotonic() >= self._due:
-                self._publish()
-
-    def _publish(self) -> None:
-        """Publish what is new; whatever goes wrong is said once, and tried again with what comes next."""
+    def publish(self) -> None:
+        """Publish what is new. A failure is shown once; its metrics are published with the next ones."""
+        self._next_publish_at = time.monotonic() + PUBLISH_SECONDS
         try:
             self._publish_new()
         except Exception as cause:
             self._warn(one_line(f"{type(cause).__name__}: {cause}"))
 
     def _publish_new(self) -> None:
-        if (state := read_run_state(self._run_state)) is None:
-            return
-        steps, epochs = state.steps_completed - self._steps, state.finished[self._epochs :]
-        if data := [
-            *_progress(steps if self._begun else steps + 1),
-            *(datum for metrics in epochs for datum in _epoch(metrics)),
-        ]:
-            self._due = time.monotonic() + SECONDS_BETWEEN
-            for first in range(0, len(data), MOST_AT_ONCE):
-                part = data[first : first + MOST_AT_ONCE]
-                self._client.put_metric_data(Namespace=self._namespace, MetricData=part)
-            self._begun, self._steps, self._epochs = True, self._steps + steps, self._epochs + len(epochs)
+        steps_made = self._monitor.steps_made
+        epochs = self._monitor.history[self._published_epochs :]
+        steps = max(steps_made - self._published_steps, 1)
+        data: list[Datum] = [{"MetricName": "RunProgress", "Unit": "Count", "Value": steps}]
+        for metrics in epochs:
+            data += self._epoch_data(metrics)
+        for first in range(0, len(data), MAX_DATA_PER_CALL):
+            part = data[first : first + MAX_DATA_PER_CALL]
+            self._client.put_metric_data(Namespace=self._namespace, MetricData=part)
+        self._published_steps = steps_made
+        self._published_epochs += len(epochs)
+
+    def _epoch_data(self, metrics: Any) -> list[Datum]:
+        """Return an epoch's data; CloudWatch takes no infinities and nothing that is not a number."""
+        names = {"TrainLoss": "train_loss"}
+        names |= {f"Test{quality.name.title()}": f"test_{quality.name}" for quality in self._qualities}
+        units = dict.fromkeys(names, "None")
+        names["SamplesPerSecond"] = "samples_per_second"
+        units["SamplesPerSecond"] = "Count/Second"
+        return [
+            {"MetricName": name, "Unit": units[name], "Value": metrics[key]}
+            for name, key in names.items()
+            if isinstance(metrics.get(key), float) and math.isfinite(metrics[key])
+        ]
 
     @cached_property
     def _client(self) -> Any:
@@ -100,21 +126,7 @@ class Publisher:
         )
 
     def _warn(self, cause: str) -> None:
-        """Say it once: the training matters more."""
         if not self._warned:
-            line = f"CloudWatch doesn't take the run's progress; the training goes on ({escape(cause)})"
+            line = f"CloudWatch does not accept the run's metrics; training continues ({escape(cause)})"
             self._console.print(line, highlight=False, soft_wrap=True)
         self._warned = True
-
-
-def _progress(steps_completed: int) -> list[Datum]:
-    return [{"MetricName": "RunProgress", "Unit": "Count", "Value": steps_completed}] if steps_completed else []
-
-
-def _epoch(metrics: dict[str, Any]) -> list[Datum]:
-    """What an epoch came to, over all ranks; CloudWatch takes no loss that is infinite or not a number."""
-    return [
-        {"MetricName": name, "Unit": unit, "Value": metrics[key]}
-        for name, unit, key in EPOCH_METRICS
-        if isinstance(metrics.get(key), float) and math.isfinite(metrics[key])
-    ]

@@ -1,50 +1,67 @@
-"""A worker's side of the run state: it reports where it trains and how far it is."""
+"""A worker's side of the monitoring: it feeds the watchdog, and rank 0 reports to the run state."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
+from training.engine.config import TrainingConfig
 from training.engine.fit import Listener
 from training.engine.trainer import Trainer
-from training.monitoring.run_state import REPORT_SECONDS, WorkerProcess
+from training.engine.watchdog import Watchdog
+from training.monitoring.run_state import REPORT_SECONDS, Progress, RunStateClient
+from training.run import results
 
 
 class Reporter(Listener):
-    """Reports for one rank: every rank its process, rank 0 the progress, no more often than the driver reads it."""
+    """Hears how one rank's training advances.
 
-    def __init__(self, run_state: Any, rank: int, process: WorkerProcess) -> None:
-        run_state.register_worker.remote(rank, process)
-        self._run_state = run_state if rank == 0 else None
-        self._epoch = 0
+    Args:
+        run_state: Where rank 0 reports, no more often than the driver reads.
+        watchdog: Gets a heartbeat with everything heard.
+        config: The run's settings.
+        trainer: The rank's trainer.
+    """
+
+    def __init__(self, run_state: RunStateClient, watchdog: Watchdog, config: TrainingConfig, trainer: Trainer) -> None:
+        self._run_state = run_state
+        self._watchdog = watchdog
+        self._config = config
+        self._trainer = trainer
+        self._first_step_at: float | None = None
         self._reported_at = 0.0
 
     def resumed(self, trainer: Trainer) -> None:
-        """Report where this rank continues."""
-        self._epoch = trainer.epoch
-        if self._run_state:
-            steps = trainer.steps_per_epoch
-            self._run_state.resumed.remote(trainer.epoch, trainer.step % steps, steps)
+        """Report where the workers continue."""
+        self.heartbeat()
+        self._report(trainer.step % trainer.steps_per_epoch)
 
     def step(self, step: int, steps: int) -> None:
-        """Report how many of the epoch's steps are done."""
-        if self._run_state and self._is_time():
-            self._run_state.step.remote(self._epoch, step, steps)
+        """Report how many of the epoch's steps are done, if the last report is old enough."""
+        self.heartbeat()
+        if self._first_step_at is None:
+            self._first_step_at = time.time()
+        if time.monotonic() - self._reported_at >= REPORT_SECONDS:
+            self._report(step)
 
     def heartbeat(self) -> None:
-        """Report that this rank is working, though not on a step."""
-        if self._run_state and self._is_time():
-            self._run_state.heartbeat.remote()
+        """Tell the watchdog that this rank is working, though not necessarily on a step."""
+        self._watchdog.heartbeat()
+
+    def trained(self, metrics: Any) -> None:
+        """Print this worker's line for the epoch."""
+        self.heartbeat()
+        print(results.worker_epoch_line(metrics, self._config, self._trainer.rank, self._trainer.device), flush=True)
 
     def epoch(self, metrics: Any) -> None:
         """Report a finished epoch."""
-        self._epoch = metrics["epoch"] + 1
-        if self._run_state:
-            self._run_state.epoch.remote(metrics)
+        self.heartbeat()
+        if self._trainer.rank == 0:
+            self._run_state.finish_epoch(metrics)
+        self._report(0)
 
-    def _is_time(self) -> bool:
-        now = time.monotonic()
-        if now - self._reported_at < REPORT_SECONDS:
-            return False
-        self._reported_at = now
-        return True
+    def _report(self, step: int) -> None:
+        if self._trainer.rank == 0:
+            self._reported_at = time.monotonic()
+            steps = self._trainer.steps_per_epoch
+            self._run_state.report(Progress(self._trainer.epoch, step, steps, self._first_step_at))

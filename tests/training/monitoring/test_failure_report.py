@@ -1,16 +1,14 @@
-"""What is said of a run that failed; test_failures.py has whole ones."""
+"""What a run that failed leaves; tests/faults has whole ones."""
 
 from pathlib import Path
 
 import pytest
 from ray.exceptions import RayActorError
 from ray.train import ControllerError, WorkerGroupError
-from rich.console import Console
 
 from training.config import parse
 from training.monitoring import failure_report
-from training.monitoring.run_state import RunState
-from training.monitoring.watchdog import Watchdog
+from training.monitoring.post_mortem import WorkerRemains
 from training.recipes.images.config import ImageConfig
 from training.run.storage import RunStorage
 
@@ -29,28 +27,46 @@ CLOSED = RuntimeError(
     ],
 )
 def test_the_rank_that_failed_first_is_told_from_those_that_lost_it(failures: dict[int, Exception], rank: int) -> None:
-    assert failure_report._cause(WorkerGroupError("workers failed", failures)) == (rank, failures[rank])
+    assert failure_report._first_cause(WorkerGroupError("workers failed", failures)) == (rank, failures[rank])
 
 
 def test_a_failure_of_no_worker_has_no_rank() -> None:
     cause = ValueError("no")
-    assert failure_report._cause(ControllerError(cause)) == (None, cause)
+    assert failure_report._first_cause(ControllerError(cause)) == (None, cause)
 
 
-@pytest.mark.parametrize(("starts", "what"), [(1, "no step for 600 s, 1 times"), (2, "the worker's process ended")])
-def test_a_stall_that_was_got_over_is_not_why_a_run_failed(
-    starts: int, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = ImageConfig(storage_path=str(tmp_path), run_name="stalled")
-    storage = RunStorage.open(str(tmp_path), "stalled")
-    stalls = Watchdog(None, 600, storage, Console())
-    stalls.found, stalls.worker_group_starts = ["stalls/first"], 1
-    monkeypatch.setattr(failure_report, "read_run_state", lambda run_state: RunState(worker_group_starts=starts))
-    error = failure_report.describe_failure(
-        WorkerGroupError("failed", {1: RayActorError()}), config, storage, None, stalls
+@pytest.fixture
+def run(tmp_path: Path) -> tuple[ImageConfig, RunStorage]:
+    config = ImageConfig(storage_path=str(tmp_path), run_name="failed", stall_timeout=600.0)
+    return config, RunStorage.open(config.storage_path, "failed")
+
+
+def test_a_hang_is_named_as_such_and_its_stacks_are_stored(run: tuple[ImageConfig, RunStorage]) -> None:
+    workers = [WorkerRemains(0, "node", 1, "waits in all_reduce"), WorkerRemains(1, "node", 2, "waits for a file")]
+    failure = failure_report.describe_failure(WorkerGroupError("failed", {1: RayActorError()}), workers, *run)
+    assert str(failure) == "training failed: no progress for 600 s"
+    assert failure.stacks is not None
+    stored = {each.name: each.read_text() for each in Path(failure.stacks).iterdir()}
+    assert stored == {"rank_0.txt": "waits in all_reduce", "rank_1.txt": "waits for a file"}
+
+
+def test_a_worker_that_died_is_not_a_hang(run: tuple[ImageConfig, RunStorage]) -> None:
+    workers = [WorkerRemains(1, "node", 2, None)]
+    failure = failure_report.describe_failure(WorkerGroupError("failed", {1: RayActorError()}), workers, *run)
+    assert str(failure).startswith("training failed on rank 1: a process of the run ended")
+    assert failure.stacks is None
+
+
+def test_the_error_names_the_file_and_the_way_to_continue(run: tuple[ImageConfig, RunStorage]) -> None:
+    config, storage = run
+    failure = failure_report.describe_failure(WorkerGroupError("failed", {0: ValueError("no")}), [], config, storage)
+    error = failure_report.write_error(failure, str(failure), config, storage)
+    assert str(error) == (
+        f"training failed on rank 0: ValueError: no; see {storage.uri}/error.json; continue with --run-name failed"
     )
-    assert what in str(error)
-    assert storage.read_json("error.json")["stacks"] == ["stalls/first"]
+    document = storage.read_json("error.json")
+    assert (document["what"], document["rank"], document["checkpoint"]) == ("ValueError: no", 0, None)
+    assert document["log"] == ["the worker's node is gone"]
 
 
 def test_the_command_to_go_on_says_what_is_not_the_default() -> None:

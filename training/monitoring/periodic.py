@@ -1,0 +1,30 @@
+"""Something that happens every so often, on a thread of its own."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+
+@contextmanager
+def every(seconds: float, call: Callable[[], None], name: str) -> Generator[None]:
+    """Call a function every so many seconds until the block ends, on a daemon thread of this name.
+
+    The block's end waits for a call in progress, unless the user interrupts the block.
+    """
+    stop = threading.Event()
+
+    def loop() -> None:
+        while not stop.wait(seconds):
+            call()
+
+    thread = threading.Thread(target=loop, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        if not isinstance(sys.exception(), KeyboardInterrupt | SystemExit):
+            thread.join()

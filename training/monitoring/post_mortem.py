@@ -1,0 +1,100 @@
+"""What workers leave on their nodes when they fail: who they were, and their stacks if they hung.
+
+Every worker keeps a file in its node's temporary folder while it trains (`engine.watchdog`). After a failure the driver
+collects these files from all nodes, and kills a worker that is still there: one that was stopped by the system answers
+nobody, and would hold its GPU for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+ANSWER_SECONDS = 30.0
+STOPPED = "It did not answer: the system had stopped it, or it was stuck in a system call. It was killed.\n"
+
+
+@dataclass(frozen=True)
+class WorkerRemains:
+    """A worker that failed, or was ended because another one had failed.
+
+    Attributes:
+        rank: Its rank.
+        node_id: Ray's ID of its node.
+        pid: Its process there.
+        stacks: The stacks that it wrote because it hung, or None.
+    """
+
+    rank: int
+    node_id: str
+    pid: int
+    stacks: str | None
+
+
+def worker_file(run_uri: str, rank: int) -> Path:
+    """Return the file on this node that a worker of this run keeps while it trains."""
+    return _folder(run_uri) / f"rank-{rank}-{os.getpid()}.txt"
+
+
+def about_worker(rank: int) -> dict[str, Any]:
+    """Return what that file says of this process."""
+    created = psutil.Process().create_time()
+    return {"rank": rank, "node_id": ray.get_runtime_context().get_node_id(), "pid": os.getpid(), "created": created}
+
+
+def collect(run_uri: str) -> list[WorkerRemains]:
+    """Collect what the workers of a run have left on all nodes, by rank, and kill those that are still there."""
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    tasks = [_collect_here.options(scheduling_strategy=_on(node)).remote(run_uri, node) for node in nodes]
+    done, _ = ray.wait(tasks, num_returns=len(tasks), timeout=ANSWER_SECONDS)
+    remains: list[WorkerRemains] = []
+    for task in done:
+        with suppress(RayError):  # the node has just gone
+            remains += ray.get(task)
+    return sorted(remains, key=lambda worker: worker.rank)
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def _collect_here(run_uri: str, node_id: str) -> list[WorkerRemains]:
+    remains = []
+    for file in _folder(run_uri).glob("rank-*.txt"):
+        header, _, stacks = file.read_text().partition("\n")
+        about = json.loads(header)
+        if about["node_id"] != node_id:  # several nodes on one machine
+            continue
+        if _kill(about["pid"], about["created"]):
+            stacks += STOPPED
+        remains.append(WorkerRemains(about["rank"], node_id, about["pid"], stacks or None))
+        file.unlink(missing_ok=True)
+    return remains
+
+
+def _kill(pid: int, created: float) -> bool:
+    """Kill a process unless it has ended; returns whether it was there."""
+    try:
+        process = psutil.Process(pid)
+        if process.create_time() != created or process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        process.kill()
+    except psutil.NoSuchProcess:
+        return False
+    return True
+
+
+def _folder(run_uri: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"training-{hashlib.sha256(run_uri.encode()).hexdigest()[:16]}"
+
+
+def _on(node_id: str) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node_id, soft=False)
