@@ -6,6 +6,8 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,10 +29,12 @@ from training.launchers.ray_cluster import WorkerAllocation
 from training.launchers.restart_policy import RestartPolicy
 from training.monitoring import cloudwatch, failure_report, post_mortem
 from training.monitoring.failure_report import Failure
+from training.monitoring.periodic import every
 from training.monitoring.progress_bar import ProgressBar
 from training.monitoring.run_monitor import RunMonitor
 from training.monitoring.run_state import RunStateClient, create_run_state
 from training.run import layout, results
+from training.run.lock import REFRESH_SECONDS, RunLock
 from training.run.results import RunSummary
 from training.run.storage import RunStorage, short_reason
 
@@ -54,15 +58,16 @@ def run(recipe: Recipe, config: TrainingConfig, console: Console) -> dict[str, A
     requested = config
     config, storage = _prepare(recipe, config)
     try:
-        is_alone = ray_cluster.connect(config)
-        run_state = create_run_state(storage)
-        wait_seconds = 0 if is_alone else config.wait_seconds
-        allocation = ray_cluster.wait_for_workers(config, wait_seconds, console)
-        config = _begin(config, storage, allocation)
-        _print_header(recipe, requested, config, storage, allocation, console)
-        monitor = RunMonitor(run_state, console)
-        summary = Launch(recipe, config, storage, allocation, run_state, monitor, console).fit()
-        document = results.write_results(storage, recipe, config, summary, monitor.first_step_at)
+        with _locked(storage, console):
+            is_alone = ray_cluster.connect(config)
+            wait_seconds = 0 if is_alone else config.wait_seconds
+            allocation = ray_cluster.wait_for_workers(config, wait_seconds, console)
+            config = _begin(config, storage, allocation)
+            _print_header(recipe, requested, config, storage, allocation, console)
+            run_state = create_run_state()
+            monitor = RunMonitor(run_state, console)
+            summary = Launch(recipe, config, storage, allocation, run_state, monitor, console).fit()
+            document = results.write_results(storage, recipe, config, summary, monitor.first_step_at)
     except OSError as cause:
         raise StorageError(
             f"{storage.uri} can't be read or written ({short_reason(cause)}); "
@@ -83,6 +88,22 @@ def _prepare(recipe: Recipe, config: TrainingConfig) -> tuple[TrainingConfig, Ru
     storage.check_writable()
     check_not_finished(storage)
     return config, storage
+
+
+@contextmanager
+def _locked(storage: RunStorage, console: Console) -> Generator[None]:
+    """Hold the run's lock. If another command takes it over, because this one was silent for too long, end this one."""
+
+    def keep() -> None:
+        if not lock.refresh():
+            console.print("training: another command has taken this run over", highlight=False)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def say(line: str) -> None:
+        console.print(f"training: {line}", highlight=False, soft_wrap=True)
+
+    with RunLock(storage, say) as lock, every(REFRESH_SECONDS, keep, "run lock"):
+        yield
 
 
 def _begin(config: TrainingConfig, storage: RunStorage, allocation: WorkerAllocation) -> TrainingConfig:

@@ -6,7 +6,6 @@ knows everything again with the next one, and no decision about the run depends 
 
 from __future__ import annotations
 
-import time
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +14,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from training.errors import UsageError
-from training.run.storage import RunStorage
-
 REPORT_SECONDS = 0.5
 READ_SECONDS = 5.0
-NAMESPACE = "training"
-# After a driver is killed, Ray needs a few seconds to remove its run-state actor.
-REMOVAL_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -107,24 +100,7 @@ class RunStateClient:
             return None
 
 
-def create_run_state(storage: RunStorage) -> RunStateClient:
-    """Create the run-state actor on the driver's node, so that losing a worker node does not lose it.
-
-    Its name is the run's URI, which keeps a second command on this cluster from training the same run.
-
-    Raises:
-        UsageError: Another command on this cluster trains the run.
-    """
+def create_run_state() -> RunStateClient:
+    """Create the run-state actor on the driver's node, so that losing a worker node does not lose it."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = RunStateActor.options(scheduling_strategy=here, name=storage.uri, namespace=NAMESPACE)
-    deadline = time.monotonic() + REMOVAL_SECONDS
-    while True:
-        try:
-            return RunStateClient(options.remote())
-        except ValueError:  # Ray knows one of that name
-            if time.monotonic() > deadline:
-                raise UsageError(
-                    f"--run-name: run {storage.run_name!r} is being trained by another command on this cluster; wait "
-                    "for it or stop it, or give another --run-name"
-                ) from None
-            time.sleep(REPORT_SECONDS)
+    return RunStateClient(RunStateActor.options(scheduling_strategy=here).remote())
