@@ -44,7 +44,6 @@ FLAGS = (
     *EVERY_STEP,
     *("--epochs", str(EPOCHS)),
     *("--max-failures", "100"),
-    *("--max-preemptions", "100"),
     *("--stall-timeout", str(FREEZE_STALL_SECONDS)),
 )
 

@@ -192,10 +192,10 @@ def test_a_stall_leaves_the_stacks_of_all_ranks_and_the_run_can_go_on(
     stacks = {each.name: each.read_text() for each in folder.iterdir()}
     assert set(stacks) == {"rank_0.txt", "rank_1.txt"}
     assert any("recipes/images/trainer.py" in each for each in stacks.values()), "where the other rank waits"
-    assert any("It does not answer" in each for each in stacks.values()), "the rank that hangs"
+    assert any("It did not answer" in each for each in stacks.values()), "the rank that hangs"
     error = run.read_json("error.json")
-    assert error["what"] == f"no step for {STALL_SECONDS} s, 1 times"
-    assert error["stacks"] == [str(folder)]
+    assert error["what"] == f"no progress for {STALL_SECONDS} s"
+    assert error["stacks"] == str(folder)
     assert f"see {run.folder}/error.json" in run.log
     run.start("--stall-timeout", "600")
     assert run.finish() == 0, run.log
