@@ -1,12 +1,12 @@
 # make train   train on this machine          make test    run the tests
-# make check   lint, types, layers            make lock    write docker/requirements.lock anew
-# make image   build the image                make image-size    what it holds, layer by layer
-# make test-faults   kill parts of a cluster while it trains
-# make bench   measure the training beside a plain loop
-# make drills  disturb runs at random moments, N of each kind
+# make check   lint, types, layers            make lock    update docker/requirements.lock
+# make image   build the image                make image-size    show its layers and their sizes
+# make test-faults   kill parts of a cluster during training
+# make bench   compare the training with a plain loop
+# make drills  disturb training runs at random moments, N times in each way
 # make test-containers   test the image as containers: a head, two workers and an S3
 # Everything is installed into .venv on the first call; PYTHON picks the interpreter (3.11 to 3.14). CONTAINER_ENGINE
-# is docker, or what stands for it.
+# is docker or a compatible engine.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -46,13 +46,13 @@ image:
 	  --build-arg SOURCE="$$(git config --get remote.origin.url | sed 's#//[^/@]*@#//#' | grep . || echo ray-on-ecs)" .
 
 image-size: image $(VENV)/.train
-	$(BIN)/python -m bench.image $(CONTAINER_ENGINE)
+	$(BIN)/python -m bench.image_size $(CONTAINER_ENGINE)
 
 bench: $(VENV)/.test
 	$(BIN)/python -m bench $(ARGS)
 
-drills: $(VENV)/.train
-	$(BIN)/python -m bench.drills -n $(N)
+drills: $(VENV)/.test
+	$(BIN)/python -m drills -n $(N) $(ARGS)
 
 test-containers: image $(VENV)/.test
 	CONTAINER_ENGINE=$(CONTAINER_ENGINE) $(BIN)/python -m pytest -m container $(ARGS)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bench import drills, goal, gpu, report, saving, scaling, wire
+from bench import goal, gpu, report, saving, scaling, wire
 from bench.report import Finding
 from bench.runs import BenchmarkError
 
@@ -101,13 +101,3 @@ def test_a_checkpoint_costs_what_training_stands_and_what_it_is_slower() -> None
 def test_a_checkpoint_that_is_stored_as_long_as_is_trained_can_be_held_against_nothing() -> None:
     with pytest.raises(BenchmarkError, match="longer than half an epoch"):
         saving.Seen(0.1, [0.0, 1.0, 2.0], [True, True, True]).cost()
-
-
-def test_the_drills_table_says_which_run_did_not_end_as_it_should() -> None:
-    good = drills.Drill(1, [3, 9], ended=True, same=True, stood=[10.0, 20.0], repeated=1)
-    bad = drills.Drill(1, [3], ended=True, same=False, stood=[], repeated=0)
-    console = Console(width=120, file=io.StringIO())
-    console.print(drills.table({"worker killed": good, "raylet killed": bad}))
-    lines = console.file.getvalue().splitlines()  # ty: ignore[missing-attribute]
-    assert any("worker killed" in line and "15 (10 to 20)" in line and "NO" not in line for line in lines)
-    assert any("raylet killed" in line and "NO" in line for line in lines)

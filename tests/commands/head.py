@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.waiting import free_ports, until
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-the-tests"}
 PORTS = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port")
@@ -67,7 +67,7 @@ def started(environment: Mapping[str, str], storage: Path) -> Generator[Head]:
         )
     dashboard = f"http://127.0.0.1:{ports['dashboard-port']}"
     try:
-        until(lambda: _answers(f"{dashboard}/api/gcs_healthz"), (storage / "head.log").read_text)
+        until(lambda: _answers(f"{dashboard}/api/gcs_healthz"), SECONDS, (storage / "head.log").read_text)
         yield Head(f"127.0.0.1:{ports['port']}", dashboard, storage)
     finally:
         process.terminate()
@@ -106,23 +106,6 @@ def commands(
             if process.poll() is None:  # a test has failed, or has seen enough
                 process.terminate()
             process.communicate(timeout=SECONDS)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses now."""
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    found = [each.getsockname()[1] for each in listeners]
-    for each in listeners:
-        each.close()
-    return found
-
-
-def until(reached: Callable[[], object], why: Callable[[], str] = str) -> None:
-    """Wait for a condition to hold; AssertionError that says why if it doesn't."""
-    deadline = time.monotonic() + SECONDS
-    while not reached():
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.2)
 
 
 def read_until(process: subprocess.Popen[str], wanted: str) -> str:

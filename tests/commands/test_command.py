@@ -13,9 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.aws import BUCKET, told
+from tests.aws import BUCKET, metric_totals
 from tests.commands.conftest import Run
-from tests.commands.head import SECONDS, Head, until
+from tests.commands.head import SECONDS, Head
+from tests.waiting import until
 from training.recipes.images.models import resnet18_classifier
 
 Train = Callable[..., Run]
@@ -75,7 +76,7 @@ def test_everything_promised_is_in_the_storage_path(run_folder: Path) -> None:
 
 
 def test_cloudwatch_has_every_step_and_epoch(run_folder: Path, cloudwatch_client: Any) -> None:
-    history, found = _history(run_folder), told(cloudwatch_client, "runs/of the tests")
+    history, found = _history(run_folder), metric_totals(cloudwatch_client, "runs/of the tests")
     assert found["RunProgress"].sum - 1 == sum(each["steps"] for each in history) == 33, "1 is the beginning"
     assert found["TestAccuracy"] == (3, pytest.approx(sum(each["test_accuracy"] for each in history)), "None")
     assert found["SamplesPerSecond"].sum == pytest.approx(sum(each["samples_per_second"] for each in history))

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from ray.job_submission import JobInfo, JobSubmissionClient
 
-from tests.commands.head import SECONDS, TOKEN, Head, commands, free_ports, read_until, until
+from tests.commands.head import SECONDS, TOKEN, Head, commands, read_until
+from tests.waiting import free_ports, until
 from training import job
 
 TINY = ("--model", "own:build", "--dataset", "synthetic", "--samples", "256", "--num-workers", "2")

@@ -13,6 +13,7 @@ from typing import Any
 from infra import commands, containers
 from infra.sizing import TaskSize
 from tests.containers.engine import Engine, arguments
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 HEAD_HOST = "head.ray.internal"
@@ -387,12 +388,3 @@ class Disturbed:
             self.cluster.engine.remove(self.cluster.head)
             self.run.process.wait(180)
             self.cluster.settle()
-
-
-def until(condition: Callable[[], Any], seconds: float) -> Any:
-    """Wait for a condition to hold; what it holds."""
-    deadline = time.monotonic() + seconds
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s"
-        time.sleep(0.5)
-    return result

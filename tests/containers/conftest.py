@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.image import IMAGE
 from tests.containers.cluster import ROOT, Cluster, Trained, cluster_of
 from tests.containers.engine import Engine
+from tests.containers.image_layers import IMAGE
 
 S3_IMAGE = "ray-on-ecs-s3"
 

@@ -11,8 +11,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from infra.containers import WORKER_DRAIN_SECONDS
-from tests.containers.cluster import EPOCHS, GRACE_SECONDS, Cluster, Disturbed, cluster_of, until
+from tests.containers.cluster import EPOCHS, GRACE_SECONDS, Cluster, Disturbed, cluster_of
 from tests.containers.engine import Engine
+from tests.waiting import until
 
 # After the head answers again, until both workers can work. It takes less than the two minutes of docs/image.md, which
 # the tests print; this only ends a hang.

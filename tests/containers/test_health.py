@@ -3,7 +3,8 @@
 That of a worker which the head has lost is in test_failures.py, as it takes its time.
 """
 
-from tests.containers.cluster import Cluster, until
+from tests.containers.cluster import Cluster
+from tests.waiting import until
 
 
 def test_a_head_whose_state_hangs_is_ill(cluster: Cluster) -> None:

@@ -3,8 +3,8 @@
 import json
 import re
 
-from bench.image import pushed_by_a_change
 from tests.containers.engine import Engine
+from tests.containers.image_layers import layers_pushed_by_a_change
 
 BUILD_TOOLS = ("gcc", "cc", "g++", "c++", "clang", "ld", "make", "nvcc")
 LIBRARIES = """
@@ -52,7 +52,7 @@ def test_the_packages_are_whole(engine: Engine, image: str) -> None:
 
 
 def test_a_change_to_the_training_code_pushes_little(engine: Engine, image: str) -> None:
-    pushed = pushed_by_a_change(engine.command)
+    pushed = layers_pushed_by_a_change(engine.command)
     assert pushed, "the change is in the image"
     assert sum(layer.size for layer in pushed) < 2e6, f"a line would push {pushed}"
 

@@ -1,6 +1,7 @@
 """SIGTERM: a node is out in time, with exit status 0; test_failures.py stops those that train."""
 
-from tests.containers.cluster import GRACE_SECONDS, Cluster, until
+from tests.containers.cluster import GRACE_SECONDS, Cluster
+from tests.waiting import until
 
 
 def test_an_idle_worker(cluster: Cluster) -> None:

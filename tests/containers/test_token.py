@@ -9,8 +9,9 @@ import pytest
 
 from infra.containers import STATE_PATH
 from raynode import ports
-from tests.containers.cluster import HEAD_HOST, Cluster, Trained, until
+from tests.containers.cluster import HEAD_HOST, Cluster, Trained
 from tests.containers.engine import Engine
+from tests.waiting import until
 
 # Arguments: GET or POST, then URLs. Prints the statuses without a token and with a wrong one.
 KNOCK = """

@@ -1,4 +1,4 @@
-"""What happens to a run while it trains: real processes of a Ray cluster with two worker nodes, killed half-way."""
+"""What a run survives: processes of a Ray cluster with two worker nodes are killed halfway through the training."""
 
 import json
 import re
@@ -11,207 +11,226 @@ from typing import Any
 import psutil
 import pytest
 
-from bench.disturbed import EPOCHS, OFTEN, STEPS, Run
-from bench.nodes import Nodes, end, kill, until
-from bench.slow import FOLDER
-from tests.aws import BUCKET
-from tests.bad_line import BadLine, bad_line
+from tests.disturbed_run import EPOCHS, EVERY_STEP, STEPS_PER_EPOCH, DisturbedRun, S3Run
+from tests.flaky_s3 import FlakyProxy, flaky_proxy
+from tests.local_cluster import LocalCluster, kill, kill_tree
+from tests.slow_model import FOLDER_VARIABLE
+from tests.waiting import until
 
-# A step of each epoch but the last, in its middle.
-MIDDLE = STEPS + 5
-# What a node that is told to stop has for its work, and how long a step may take before it is a stall.
-DRAIN_SECONDS, STALL_SECONDS = 120, 60
-Begin = Callable[..., Run]
-
-
-@pytest.fixture(scope="module")
-def line(aws_server: str) -> Iterator[BadLine]:
-    with bad_line(aws_server, 0.2) as line:
-        yield line
+# In the middle of the second epoch.
+MIDDLE = STEPS_PER_EPOCH + 5
+# A draining node's time for its work.
+DRAIN_SECONDS = 120
+STALL_SECONDS = 60
+Start = Callable[..., DisturbedRun]
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory, line: BadLine, aws_variables: dict[str, str]) -> Iterator[Nodes]:
-    bucket = {**aws_variables, "AWS_ENDPOINT_URL": line.url}
-    folder = str(tmp_path_factory.mktemp("runs"))
-    ray = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_SECONDS), "RAY_worker_niceness": "0"}
-    with Nodes(2, {FOLDER: folder, **ray, **bucket}) as nodes:
-        yield nodes
+def proxy(aws_server: str) -> Iterator[FlakyProxy]:
+    with flaky_proxy(aws_server, 0.2) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, proxy: FlakyProxy, aws_variables: dict[str, str]
+) -> Iterator[LocalCluster]:
+    variables = {
+        **aws_variables,
+        "AWS_ENDPOINT_URL": proxy.url,
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_SECONDS),
+        "RAY_worker_niceness": "0",
+        FOLDER_VARIABLE: str(tmp_path_factory.mktemp("runs")),
+    }
+    with LocalCluster(2, variables) as cluster:
+        yield cluster
 
 
 @pytest.fixture
-def begin(nodes: Nodes) -> Iterator[Begin]:
-    """Start a run of this name with these flags; two nodes are there, and no command is left in the end."""
-    nodes.replace_ended()
-    runs: list[Run] = []
+def start(cluster: LocalCluster) -> Iterator[Start]:
+    """Start a run with this name and these flags on two nodes; its command is killed after the test."""
+    cluster.replace_ended()
+    runs: list[DisturbedRun] = []
 
-    def start(name: str, *flags: str, **given: Any) -> Run:
-        runs.append(Run(nodes, name, flags or OFTEN))
-        return runs[-1].start(**given)
+    def start(name: str, *flags: str, s3_client: Any = None, **options: Any) -> DisturbedRun:
+        flags = flags or EVERY_STEP
+        run = S3Run(cluster, name, flags, client=s3_client) if s3_client else DisturbedRun(cluster, name, flags)
+        runs.append(run)
+        return run.start(**options)
 
     yield start
     for run in runs:
         if run.command:
-            end(run.command.pid)
+            kill_tree(run.command.pid)
             run.command.wait()
 
 
 @pytest.fixture(scope="module")
-def whole(nodes: Nodes) -> Run:
+def uninterrupted(cluster: LocalCluster) -> DisturbedRun:
     """A run that nothing happens to."""
-    run = Run(nodes, "whole").start(seconds=0.0)
+    run = DisturbedRun(cluster, "uninterrupted").start(step_seconds=0.0)
     assert run.finish() == 0, run.log
-    assert len(run.moments) == EPOCHS * STEPS
+    assert len(run.step_times) == EPOCHS * STEPS_PER_EPOCH
     return run
 
 
-class Cut:
-    """A run at the moment when it was cut: the steps made, and the last checkpoint that was stored."""
+class Interrupt:
+    """The moment at which a run was interrupted: the steps that it had made, and its last saved checkpoint."""
 
-    def __init__(self, run: Run) -> None:
-        self._run, self._made = run, len(run.moments)
-        self._stored = max(int(each.parent.name[-8:]) for each in run.folder.glob("checkpoint_*/checkpoint.json"))
+    def __init__(self, run: DisturbedRun) -> None:
+        self._run = run
+        self._steps = len(run.step_times)
+        saved = run.folder.glob("checkpoint_*/checkpoint.json")
+        self._saved_step = max(int(each.parent.name.rpartition("_")[2]) for each in saved)
 
-    def is_mended(self) -> bool:
-        """Whether the run went on within an epoch, from that checkpoint, and repeated none but the steps since.
+    def cost_little(self) -> bool:
+        """Whether the run resumed within an epoch, from that checkpoint or a later one, and repeated no earlier step.
 
-        A checkpoint is taken whenever the one before is stored. A step may have been under way in one rank alone.
+        A checkpoint is taken as soon as the previous one is saved. One rank alone may have been within a step.
         """
-        resumed = int(re.findall(r"going on from checkpoint_(\d+)", self._run.log)[-1])
-        again = len(self._run.moments) - EPOCHS * STEPS
-        return STEPS < self._stored <= resumed and again <= self._made - resumed + 1
+        resumed_step = int(re.findall(r"resuming from checkpoint_(\d+)", self._run.log)[-1])
+        repeated = len(self._run.step_times) - EPOCHS * STEPS_PER_EPOCH
+        return STEPS_PER_EPOCH < self._saved_step <= resumed_step and repeated <= self._steps - resumed_step + 1
 
 
-def ended(trainers: list[psutil.Process]) -> bool:
-    return not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in trainers)
+def have_ended(processes: list[psutil.Process]) -> bool:
+    return not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in processes)
 
 
-def test_a_killed_worker_is_started_again(begin: Begin, nodes: Nodes, whole: Run) -> None:
-    run = begin("worker")
+def test_a_killed_worker_is_started_again(start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun) -> None:
+    run = start("worker")
     run.wait_for_steps(MIDDLE)
-    trainers = nodes.trainers()
-    kill(trainers[0].pid)
-    until(lambda: ended(trainers), 180)
-    cut = Cut(run)
+    processes = cluster.train_workers()
+    kill(processes[0].pid)
+    until(lambda: have_ended(processes), 180)
+    interrupt = Interrupt(run)
     assert run.finish() == 0, run.log
-    assert run.ends_as(whole)
-    assert cut.is_mended()
+    assert run.has_weights_of(uninterrupted)
+    assert interrupt.cost_little()
 
 
-def test_a_killed_raylet_takes_its_node_and_the_run_goes_on(begin: Begin, nodes: Nodes, whole: Run) -> None:
-    run = begin("raylet")
+def test_a_killed_raylet_takes_its_node_and_the_run_goes_on(
+    start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun
+) -> None:
+    run = start("raylet")
     run.wait_for_steps(MIDDLE)
-    [raylet] = nodes.processes(nodes.workers[1], "raylet/raylet")
-    trainers = nodes.trainers()
+    [raylet] = cluster.worker_processes(cluster.workers[1], "raylet/raylet")
+    processes = cluster.train_workers()
     kill(raylet.pid)
-    until(lambda: ended(trainers), 180)
-    cut = Cut(run)
+    until(lambda: have_ended(processes), 180)
+    interrupt = Interrupt(run)
     assert run.finish() == 0, run.log
-    assert run.ends_as(whole)
-    assert cut.is_mended()
+    assert run.has_weights_of(uninterrupted)
+    assert interrupt.cost_little()
 
 
-def test_a_run_goes_on_with_the_workers_that_are_left(begin: Begin, nodes: Nodes) -> None:
-    # A driver that is killed, as below, keeps its workers' places for three minutes from those whose number may change.
-    run = begin("elastic", *OFTEN, "--num-workers", "1:2")
+def test_a_run_goes_on_with_the_workers_that_are_left(start: Start, cluster: LocalCluster) -> None:
+    # Must run before the test that kills a driver, whose placement group Ray withholds from elastic runs for minutes.
+    run = start("elastic", *EVERY_STEP, "--num-workers", "1:2")
     run.wait_for_steps(MIDDLE)
-    end(nodes.workers[0].pid)
+    kill_tree(cluster.workers[0].pid)
     assert run.finish(replace=False) == 0, run.log
     history = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert [each["world_size"] for each in history] == [2, 1, 1]
     assert {each["global_batch"] for each in history} == {128}
-    assert history[-1]["test_accuracy"] > 0.5, "it went on learning"
+    assert history[-1]["test_accuracy"] > 0.5, "it kept learning"
 
 
-def test_the_same_command_continues_after_the_driver_was_killed(begin: Begin, nodes: Nodes, whole: Run) -> None:
-    run = begin("driver")
+def test_the_same_command_continues_after_the_driver_was_killed(
+    start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun
+) -> None:
+    run = start("driver")
     run.wait_for_steps(MIDDLE)
     assert run.command is not None
     kill(run.command.pid)
     assert run.command.wait(180) == -signal.SIGKILL
-    until(lambda: not nodes.trainers(), 180)
-    cut = Cut(run)
+    until(lambda: not cluster.train_workers(), 180)
+    interrupt = Interrupt(run)
     run.start()
     assert run.finish() == 0, run.log
-    assert run.ends_as(whole)
-    assert "continued from the last checkpoint" in run.log
-    assert cut.is_mended()
+    assert run.has_weights_of(uninterrupted)
+    assert "continued from its last checkpoint" in run.log
+    assert interrupt.cost_little()
 
 
-def test_a_node_that_is_told_to_stop_has_all_steps_stored_first(begin: Begin, nodes: Nodes, whole: Run) -> None:
+def test_a_node_that_is_told_to_stop_has_all_steps_stored_first(
+    start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun
+) -> None:
     # No checkpoint is due within an epoch, and no failure is allowed.
-    run = begin("notice", "--max-failures", "0", seconds=0.4)
+    run = start("notice", "--max-failures", "0", step_seconds=0.4)
     run.wait_for_steps(MIDDLE - 3)
     began = time.monotonic()
-    nodes.workers[0].send_signal(signal.SIGTERM)
-    nodes.workers[0].wait(2 * DRAIN_SECONDS)
-    assert time.monotonic() - began < DRAIN_SECONDS - 10, "the node was left before its deadline"
+    cluster.workers[0].send_signal(signal.SIGTERM)
+    cluster.workers[0].wait(2 * DRAIN_SECONDS)
+    assert time.monotonic() - began < DRAIN_SECONDS - 10, "the workers left the node before its deadline"
     assert run.finish() == 0, run.log
-    assert run.ends_as(whole)
-    assert len(run.moments) == EPOCHS * STEPS, "no step was made twice"
-    assert "are to be stopped; left after step" in run.log
+    assert run.has_weights_of(uninterrupted)
+    assert len(run.step_times) == EPOCHS * STEPS_PER_EPOCH, "no step was repeated"
+    assert "are being preempted; stopped after step" in run.log
 
 
-def test_a_bucket_that_loses_calls_costs_time_alone(begin: Begin, whole: Run, line: BadLine, s3_client: Any) -> None:
-    run = begin("lost-calls", "--storage-path", f"s3://{BUCKET}/lost", "--checkpoint-seconds", "1", seconds=0.2)
+def test_a_bucket_that_loses_calls_costs_time_alone(
+    start: Start, uninterrupted: DisturbedRun, proxy: FlakyProxy, s3_client: Any
+) -> None:
+    run = start("lost-calls", "--checkpoint-seconds", "1", s3_client=s3_client, step_seconds=0.2)
     assert run.finish() == 0, run.log
-    assert line.failed > 10, "calls were lost"
-    assert "could not be" not in run.log, "each was made again in time"
-    run.folder.mkdir()
-    s3_client.download_file(BUCKET, "lost/lost-calls/model.pt", str(run.folder / "model.pt"))
-    assert run.ends_as(whole)
+    assert proxy.failed > 10, "requests failed"
+    assert "could not be" not in run.log, "every request was retried in time"
+    assert run.has_weights_of(uninterrupted)
 
 
-def test_a_stall_leaves_the_stacks_of_all_ranks_and_the_run_can_go_on(begin: Begin, nodes: Nodes, whole: Run) -> None:
-    run = begin("stall", *OFTEN, "--max-failures", "0", "--stall-timeout", str(STALL_SECONDS))
+def test_a_stall_leaves_the_stacks_of_all_ranks_and_the_run_can_go_on(
+    start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun
+) -> None:
+    run = start("stall", *EVERY_STEP, "--max-failures", "0", "--stall-timeout", str(STALL_SECONDS))
     run.wait_for_steps(MIDDLE)
-    frozen = nodes.trainers()[0]
+    frozen = cluster.train_workers()[0]
     frozen.suspend()
     assert run.finish() == 1, run.log
-    assert not frozen.is_running() or frozen.status() == psutil.STATUS_ZOMBIE, "it would hold its GPU for ever"
+    assert not frozen.is_running() or frozen.status() == psutil.STATUS_ZOMBIE, "it would keep its GPU"
     [folder] = (run.folder / "stalls").iterdir()
     stacks = {each.name: each.read_text() for each in folder.iterdir()}
     assert set(stacks) == {"rank_0.txt", "rank_1.txt"}
-    assert any("training/loop.py" in each for each in stacks.values()), "where the other waits"
-    assert any("It does not answer" in each for each in stacks.values()), "the one that hangs"
-    error = run.read("error.json")
-    assert error["what"] == f"no step for {STALL_SECONDS} s, 1 times"
-    assert error["stacks"] == [str(folder)]
+    assert any("recipes/images/trainer.py" in each for each in stacks.values()), "where the other rank waits"
+    assert any("It did not answer" in each for each in stacks.values()), "the rank that hangs"
+    error = run.read_json("error.json")
+    assert error["what"] == f"no progress for {STALL_SECONDS} s"
+    assert error["stacks"] == str(folder)
     assert f"see {run.folder}/error.json" in run.log
     run.start("--stall-timeout", "600")
     assert run.finish() == 0, run.log
-    assert run.ends_as(whole)
-    assert not (run.folder / "error.json").exists(), "of a failure that is over"
+    assert run.has_weights_of(uninterrupted)
+    assert not (run.folder / "error.json").exists(), "the failure is over"
 
 
-def test_a_failure_that_stays_leaves_what_is_needed_to_go_on(begin: Begin, whole: Run) -> None:
-    run = begin("broken", *OFTEN, "--max-failures", "0", break_at=MIDDLE)
+def test_a_failure_that_stays_leaves_what_is_needed_to_go_on(start: Start, uninterrupted: DisturbedRun) -> None:
+    run = start("broken", *EVERY_STEP, "--max-failures", "0", fail_at=MIDDLE)
     assert run.finish() == 1
     said = run.log[run.log.index("training: training failed on rank") :]
     assert "ValueError: this model is broken; see " in said
     assert "Traceback" not in said, "one line"
-    error = run.read("error.json")
+    error = run.read_json("error.json")
     assert error["what"] == "ValueError: this model is broken"
     assert error["rank"] in (0, 1)
-    assert "slow.py" in error["where"], "the line that raised it"
-    assert "about to break" in error["log"], "the end of that rank's log"
+    assert "slow_model.py" in error["where"], "the line that raised it"
+    assert "about to fail" in error["log"], "the end of that rank's log"
     assert (run.folder / error["checkpoint"] / "checkpoint.json").exists()
-    (run.above / "broken.json").unlink()
-    run.call(*error["next"].split()[3:])
+    (run.runs_folder / "broken.json").unlink()
+    run.start_command(*error["next"].split()[3:])
     assert run.finish() == 0, run.log
-    assert run.ends_as(whole), "what to type next is right as it stands"
+    assert run.has_weights_of(uninterrupted), "the command in `next` works unchanged"
 
 
-def test_a_run_that_is_being_trained_is_not_started_again(begin: Begin, nodes: Nodes) -> None:
-    run = begin("twice", "--epochs", "50")
+def test_a_run_that_is_being_trained_is_not_started_again(start: Start, cluster: LocalCluster) -> None:
+    run = start("twice", "--epochs", "50")
     run.wait_for_steps(1)
     first = run.command
     assert first is not None
     run.start("--epochs", "50")
     assert run.finish() == 2
     assert "run 'twice' is being trained by another command on this cluster" in run.log
-    assert first.poll() is None, "the first goes on"
-    end(first.pid)
+    assert first.poll() is None, "the first command continues"
+    kill_tree(first.pid)
     first.wait()
-    until(lambda: not nodes.trainers(), 180)
+    until(lambda: not cluster.train_workers(), 180)
     shutil.rmtree(run.folder)

@@ -13,7 +13,7 @@ from botocore.exceptions import BotoCoreError
 
 from raynode import demand, metrics
 from raynode.demand import Demand
-from tests.aws import told
+from tests.aws import metric_totals
 from tests.node.conftest import Head
 from tests.node.test_process import fake_ray
 
@@ -42,7 +42,7 @@ def ray(head: Head, monkeypatch: pytest.MonkeyPatch) -> Head:
 
 def test_cloudwatch_gets_what_is_there_what_is_needed_and_each_gpu(ray: Head, cloudwatch: Any) -> None:
     metrics.publish("head-a")
-    assert told(cloudwatch, "head-a") == {
+    assert metric_totals(cloudwatch, "head-a") == {
         "GPUs": (1, 3, "Count"),
         "GPUsWanted": (1, 5, "Count"),
         "RunProgress": (1, 0, "Count"),
@@ -59,14 +59,14 @@ def test_a_metric_has_no_dimension(ray: Head, cloudwatch: Any) -> None:
 def test_without_gpus_nothing_is_said_of_them(ray: Head, cloudwatch: Any) -> None:
     ray.answer = summary(node())
     metrics.publish("head-c")
-    assert set(told(cloudwatch, "head-c")) == {"GPUs", "GPUsWanted", "RunProgress"}
+    assert set(metric_totals(cloudwatch, "head-c")) == {"GPUs", "GPUsWanted", "RunProgress"}
 
 
 def test_workers_are_started_also_where_the_gpus_cannot_be_read(ray: Head, cloudwatch: Any) -> None:
     ray.answer = {"of another": "Ray"}
     with pytest.raises(KeyError):
         metrics.publish("head-d")
-    assert set(told(cloudwatch, "head-d")) == {"GPUs", "GPUsWanted", "RunProgress"}
+    assert set(metric_totals(cloudwatch, "head-d")) == {"GPUs", "GPUsWanted", "RunProgress"}
 
 
 def test_a_gpu_that_does_not_tell_how_busy_it_is_is_left_out() -> None:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from bench.nodes import until
 from tests.training.ranks import Ranks
+from tests.waiting import until
 from training.checkpoint import snapshot
 from training.checkpoint.manager import CheckpointManager, Preempted, Preemption
 from training.checkpoint.store import CheckpointStore

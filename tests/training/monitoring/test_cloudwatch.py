@@ -10,8 +10,8 @@ import boto3
 import pytest
 from rich.console import Console
 
-from tests.aws import Told, told
-from tests.commands.head import until
+from tests.aws import MetricTotals, metric_totals
+from tests.waiting import until
 from training.monitoring import cloudwatch
 from training.monitoring.cloudwatch import Publisher
 from training.monitoring.run_monitor import RunMonitor
@@ -20,7 +20,7 @@ from training.recipes.images.recipe import IMAGES
 
 STEPS = 10
 EPOCH = {"train_loss": 0.5, "test_loss": 0.75, "test_accuracy": 0.9, "samples_per_second": 1000.0}
-Published = Callable[[], dict[str, Told]]
+Published = Callable[[], dict[str, MetricTotals]]
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def publisher(monitor: RunMonitor, namespace: str) -> Publisher:
 
 @pytest.fixture
 def published(cloudwatch_client: Any, namespace: str) -> Published:
-    return lambda: told(cloudwatch_client, namespace)
+    return lambda: metric_totals(cloudwatch_client, namespace)
 
 
 def finish(monitor: RunMonitor, epoch: int, **metrics: float) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.aws import BUCKET
-from tests.bad_line import bad_line
+from tests.flaky_s3 import flaky_proxy
 from training.errors import UsageError
 from training.run import storage as module
 from training.run.storage import RunStorage
@@ -76,7 +76,7 @@ def test_calls_that_are_lost_are_made_again(s3: Any, tmp_path: Path, monkeypatch
     monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
     weights = bytes(range(256)) * 2**16
     (tmp_path / "model.pt").write_bytes(weights)
-    with bad_line(os.environ["AWS_ENDPOINT_URL"], 0.3) as line:
+    with flaky_proxy(os.environ["AWS_ENDPOINT_URL"], 0.3) as line:
         monkeypatch.setenv("AWS_ENDPOINT_URL", line.url)
         storage = RunStorage.open(f"s3://{BUCKET}/again", "run")
         storage.check_writable()
@@ -99,7 +99,7 @@ def test_calls_that_are_lost_are_made_again(s3: Any, tmp_path: Path, monkeypatch
 def test_calls_that_stay_lost_end_after_some_tries(s3: Any, aws_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(module, "TRIES", 2)  # pyarrow takes seconds for each
-    with bad_line(aws_server, 1.0) as line:
+    with flaky_proxy(aws_server, 1.0) as line:
         monkeypatch.setenv("AWS_ENDPOINT_URL", line.url)
         storage = RunStorage.open(f"s3://{BUCKET}/never", "run")
         with pytest.raises(OSError, match=r"503|NETWORK_CONNECTION"):

@@ -1,0 +1,256 @@
+"""Drills: disturb runs at random moments, in every way that they should survive, and compare their weights.
+
+usage: python -m drills [-n N] [--seed N] [--kind KIND …]
+
+An undisturbed run comes first. Its duration, from the command's start to its end, is the range from which the moments
+are drawn: start-up and recovery are disturbed as well as training. A run is disturbed again and again until it ends
+first; then another run takes the disturbances that are left of N.
+
+Exit status: 0 if every run ended with the undisturbed run's weights, 1 if one did not, 2 for a wrong argument.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from drills.disturbances import FREEZE_STALL_SECONDS, KINDS, Disturber, TooLateError, wait_until
+from tests import aws
+from tests.disturbed_run import END_SECONDS, EVERY_STEP, STEPS_PER_EPOCH, WORKERS, S3Run
+from tests.flaky_s3 import FlakyProxy, flaky_proxy
+from tests.local_cluster import LocalCluster, kill_tree
+from tests.slow_model import FOLDER_VARIABLE
+
+EPOCHS = 6
+STEPS = EPOCHS * STEPS_PER_EPOCH
+STEP_SECONDS = 0.3
+DRAIN_SECONDS = 40
+LOG_CHARACTERS = 3000
+# No run is refused here because it was disturbed too often.
+FLAGS = (
+    *EVERY_STEP,
+    *("--epochs", str(EPOCHS)),
+    *("--max-failures", "100"),
+    *("--stall-timeout", str(FREEZE_STALL_SECONDS)),
+)
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the drills take place.
+
+    Attributes:
+        cluster: The Ray cluster.
+        proxy: The proxy between the cluster and S3.
+        client: A boto3 client of that S3, past the proxy.
+        console: Shows the progress.
+    """
+
+    cluster: LocalCluster
+    proxy: FlakyProxy
+    client: Any
+    console: Console
+
+    def start(self, name: str) -> S3Run:
+        """Start a run."""
+        return restart(S3Run(self.cluster, name, FLAGS, client=self.client))
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The undisturbed run, and the seconds from its command's start to its end."""
+
+    run: S3Run
+    seconds: float
+
+
+@dataclass
+class Drill:
+    """The results of one kind of disturbance.
+
+    Attributes:
+        disturbances: How many there were.
+        ended: Whether every run ended by itself with exit status 0.
+        same_weights: Whether every run ended with the undisturbed run's weights.
+        pauses: Seconds without a step after each disturbance, until the run made steps again.
+        repeated_steps: The number of steps that were made twice.
+    """
+
+    disturbances: int = 0
+    ended: bool = True
+    same_weights: bool = True
+    pauses: list[float] = field(default_factory=list)
+    repeated_steps: int = 0
+
+    @property
+    def passed(self) -> bool:
+        """Whether every run ended as the undisturbed one."""
+        return self.ended and self.same_weights
+
+
+def main() -> int:
+    """Run the drills and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m drills", description="Disturb runs at random moments.")
+    parser.add_argument("-n", type=int, default=10, help="disturbances of each kind (default: 10)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments (default: 0)")
+    parser.add_argument("--kind", nargs="+", choices=list(KINDS), default=list(KINDS), help="default: all")
+    arguments = parser.parse_args()
+    if arguments.n < 1:
+        parser.error(f"-n: {arguments.n} is less than 1")
+    with prepared(Console(stderr=True, highlight=False)) as site:
+        started = time.time()
+        run = site.start("undisturbed")
+        if run.finish():
+            site.console.print(f"the undisturbed run failed:\n{run.log[-LOG_CHARACTERS:]}", markup=False)
+            return 1
+        baseline = Baseline(run, time.time() - started)
+        site.console.print(f"undisturbed: {baseline.seconds:.0f} s from the command's start to its end")
+        drills = {
+            kind: drill(site, kind, arguments.n, baseline, random.Random(f"{arguments.seed} {kind}"))
+            for kind in arguments.kind
+        }
+    Console(width=120).print(table(drills))
+    return 0 if all(each.passed for each in drills.values()) else 1
+
+
+@contextmanager
+def prepared(console: Console) -> Generator[Site]:
+    """Start an S3, a proxy in front of it, and a cluster that reaches it through the proxy."""
+    with (
+        tempfile.TemporaryDirectory(prefix="drills-") as folder,
+        aws.moto_server() as url,
+        flaky_proxy(url, 0.0) as proxy,
+    ):
+        client = aws.client("s3", url)
+        client.create_bucket(Bucket=aws.BUCKET)
+        variables = {
+            **aws.environment(proxy.url),
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_SECONDS),
+            FOLDER_VARIABLE: folder,
+        }
+        with LocalCluster(WORKERS, variables) as cluster:
+            yield Site(cluster, proxy, client, console)
+
+
+def restart(run: S3Run) -> S3Run:
+    """Start a run's command, for the first time or again."""
+    run.start(step_seconds=STEP_SECONDS)
+    return run
+
+
+def drill(site: Site, kind: str, count: int, baseline: Baseline, generator: random.Random) -> Drill:
+    """Disturb runs until there have been `count` disturbances or a run has not ended as the undisturbed one."""
+    found = Drill()
+    runs = 0
+    while found.disturbances < count and found.passed:
+        runs += 1
+        site.cluster.replace_ended()
+        run = site.start(f"{kind}-{runs}")
+        moments: list[float] = []
+        try:
+            disturb(site, run, kind, count - found.disturbances, baseline.seconds, generator, moments)
+            found.ended = run.finish(END_SECONDS) == 0
+        except TimeoutError as error:
+            site.console.print(f"{kind}: {error}", markup=False)
+            found.ended = False
+        finally:
+            if run.command:
+                kill_tree(run.command.pid)
+        found.same_weights = found.ended and run.has_weights_of(baseline.run)
+        found.disturbances += len(moments)
+        found.pauses += pauses(run.step_times, moments)
+        found.repeated_steps += max(len(run.step_times) - STEPS, 0)
+        if not found.passed:
+            site.console.print(run.log[-LOG_CHARACTERS:], markup=False)
+        outcome = "the undisturbed run's weights" if found.passed else "NOT as the undisturbed run"
+        site.console.print(f"{kind}: {found.disturbances} of {count} done; run {runs} ended with {outcome}")
+    return found
+
+
+def disturb(
+    site: Site,
+    run: S3Run,
+    kind: str,
+    count: int,
+    seconds: float,
+    generator: random.Random,
+    moments: list[float],
+) -> None:
+    """Disturb a run until it ends, `count` times at most.
+
+    Args:
+        site: Where it runs.
+        run: The run, just started.
+        kind: The kind of disturbance, one of KINDS.
+        count: The most disturbances.
+        seconds: Each one comes at a random moment within so many seconds after the one before.
+        generator: Draws the moments.
+        moments: The Unix time of each disturbance is appended here, also when this function raises.
+    """
+    disturber = Disturber(run, generator, lambda: restart(run), site.proxy.outage)
+    started = time.time()
+    while len(moments) < count:
+        if not wait_until(run, time.time() + generator.uniform(0, seconds)):
+            return
+        moment, steps = time.time(), len(run.step_times)
+        try:
+            KINDS[kind](disturber)
+        except (TooLateError, psutil.NoSuchProcess):
+            return
+        moments.append(moment)
+        site.console.print(f"{kind}: {moment - started:.0f} s after the start of {run.name}, {steps} steps made")
+
+
+def pauses(step_times: Sequence[float], moments: Sequence[float]) -> list[float]:
+    """Return, for each disturbance, the longest time without a step that began before the next disturbance.
+
+    A pause counts to its end, even if the next disturbance comes before. After the last step there is none.
+    """
+    longest = []
+    for moment, following in pairwise([*moments, float("inf")]):
+        later = [moment, *(each for each in step_times if each > moment)]
+        longest.append(max((after - before for before, after in pairwise(later) if before < following), default=0.0))
+    return longest
+
+
+def table(drills: dict[str, Drill]) -> Table:
+    """Build the table, with a row for each kind."""
+    shown = Table(
+        title=f"Runs of {STEPS} steps on {WORKERS} workers, a checkpoint as soon as the previous one is saved"
+    )
+    shown.add_column("disturbance")
+    for heading in ("n", "ended", "same weights", "seconds without a step", "steps made twice, mean"):
+        shown.add_column(heading, justify="right")
+    for kind, each in drills.items():
+        shown.add_row(
+            kind,
+            str(each.disturbances),
+            "yes" if each.ended else "NO",
+            "yes" if each.same_weights else "NO",
+            _median_and_range(each.pauses),
+            f"{each.repeated_steps / max(each.disturbances, 1):.1f}",
+        )
+    return shown
+
+
+def _median_and_range(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    return f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

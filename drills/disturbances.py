@@ -1,0 +1,126 @@
+"""The disturbances: each one kills, stops or freezes a part of the cluster while a run's command is active."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import psutil
+
+from tests.disturbed_run import END_SECONDS, S3Run
+from tests.local_cluster import kill
+from tests.waiting import until
+
+SECONDS_BETWEEN_TWO_KILLS = (15.0, 60.0)
+OUTAGE_SECONDS = 60.0
+FREEZE_STALL_SECONDS = 30
+
+
+class TooLateError(Exception):
+    """The command ended before the disturbance was over."""
+
+
+@dataclass(frozen=True)
+class Disturber:
+    """Disturbs one run.
+
+    Attributes:
+        run: The run, whose command is active.
+        random: Chooses among the processes.
+        restart: Starts the run's command again.
+        outage: A context within which every request to S3 fails.
+    """
+
+    run: S3Run
+    random: random.Random
+    restart: Callable[[], object]
+    outage: Callable[[], AbstractContextManager[None]]
+
+    def kill_worker(self) -> None:
+        """Kill a process that trains."""
+        kill(self._train_worker().pid)
+
+    def kill_raylet(self) -> None:
+        """Kill a node's raylet, which ends the node."""
+        node = self.random.choice(self.run.cluster.workers)
+        kill(self._find(lambda: self.run.cluster.worker_processes(node, "raylet/raylet")).pid)
+
+    def kill_twice(self) -> None:
+        """Kill two processes, each one a worker or a raylet, 15 to 60 s apart."""
+        kill_one, kill_another = self.random.choices((self.kill_worker, self.kill_raylet), k=2)
+        kill_one()
+        if not wait_until(self.run, time.time() + self.random.uniform(*SECONDS_BETWEEN_TWO_KILLS)):
+            raise TooLateError
+        kill_another()
+
+    def kill_driver(self) -> None:
+        """Kill the command, and start it again as its user would."""
+        if self.run.command is None or self.run.has_ended:
+            raise TooLateError
+        kill(self.run.command.pid)
+        self.run.command.wait()
+        self.restart()
+
+    def kill_controller(self) -> None:
+        """Kill Ray Train's controller."""
+        kill(self._find(lambda: self.run.cluster.head_processes("TrainController")).pid)
+
+    def kill_run_state(self) -> None:
+        """Kill the run-state actor."""
+        kill(self._find(lambda: self.run.cluster.head_processes("RunStateActor")).pid)
+
+    def drain_node(self) -> None:
+        """Send SIGTERM to a node, as ECS does when it stops a task."""
+        self.random.choice(self.run.cluster.workers).send_signal(signal.SIGTERM)
+
+    def freeze_worker(self) -> None:
+        """Stop a process that trains with SIGSTOP: it hangs, and the other ranks wait for it."""
+        self._train_worker().suspend()
+
+    def fail_s3(self) -> None:
+        """Let every request to S3 fail for a minute."""
+        with self.outage():
+            if not wait_until(self.run, time.time() + OUTAGE_SECONDS):
+                raise TooLateError
+
+    def _train_worker(self) -> psutil.Process:
+        return self._find(self.run.cluster.train_workers)
+
+    def _find(self, find: Callable[[], list[psutil.Process]]) -> psutil.Process:
+        """Wait for processes of a kind to start, and choose one of them."""
+
+        def find_or_end() -> list[psutil.Process] | bool:
+            self.run.cluster.replace_ended()
+            return self.run.has_ended or find()
+
+        if (processes := until(find_or_end, END_SECONDS, between=0.05)) is True:
+            raise TooLateError
+        return self.random.choice(processes)
+
+
+KINDS: dict[str, Callable[[Disturber], None]] = {
+    "worker-killed": Disturber.kill_worker,
+    "raylet-killed": Disturber.kill_raylet,
+    "killed-twice": Disturber.kill_twice,
+    "driver-killed": Disturber.kill_driver,
+    "controller-killed": Disturber.kill_controller,
+    "run-state-killed": Disturber.kill_run_state,
+    "node-drained": Disturber.drain_node,
+    "worker-frozen": Disturber.freeze_worker,
+    "s3-outage": Disturber.fail_s3,
+}
+
+
+def wait_until(run: S3Run, moment: float) -> bool:
+    """Wait until a Unix time while ended nodes are replaced; return False if the command ends before."""
+
+    def is_over() -> bool:
+        run.cluster.replace_ended()
+        return run.has_ended or time.time() >= moment
+
+    until(is_over, max(moment - time.time(), 0.0) + END_SECONDS, between=0.05)
+    return not run.has_ended

@@ -1,0 +1,173 @@
+"""A Ray cluster of several nodes on this machine, whose processes tests and drills kill one by one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import psutil
+
+from tests.waiting import free_port, until
+
+REPOSITORY = Path(__file__).parents[1]
+HOST = "127.0.0.1"
+START_SECONDS = 90.0
+STOP_SECONDS = 30.0
+RAY = str(Path(sys.executable).with_name("ray"))
+
+
+class LocalCluster:
+    """A head node without CPUs and worker nodes with one CPU each, started by `ray start --block` as in the containers.
+
+    A context: its nodes run as long as it is open.
+
+    Args:
+        workers: The number of worker nodes.
+        variables: Environment variables of all nodes and of the training commands.
+
+    Attributes:
+        environment: All environment variables of the nodes.
+        head: The head node's process.
+        workers: The worker nodes' processes.
+    """
+
+    def __init__(self, workers: int, variables: Mapping[str, str] | None = None) -> None:
+        self._count = workers
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "TRAINING_"))},
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(REPOSITORY),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            **(variables or {}),
+        }
+        self.head: subprocess.Popen[bytes] | None = None
+        self.workers: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> LocalCluster:
+        try:
+            self._start_all()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _start_all(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
+        self.port = free_port()
+        self.environment["RAY_ADDRESS"] = f"{HOST}:{self.port}"
+        dashboard = [f"--dashboard-port={free_port()}", f"--ray-client-server-port={free_port()}"]
+        head = ["--head", f"--port={self.port}", "--num-cpus=0", f"--temp-dir={self._folder.name}", *dashboard]
+        self.head = self._start_node(*head)
+        until(self._head_listens, START_SECONDS)
+        for _ in range(self._count):
+            self.add_worker()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for each in [*self.workers, self.head]:
+            if each is not None:
+                kill_tree(each.pid)
+                each.wait()
+        self._folder.cleanup()
+
+    def add_worker(self) -> subprocess.Popen[bytes]:
+        """Start another worker node and wait for its raylet.
+
+        Two raylets that start at once would choose the same socket name.
+        """
+        before = self._sockets()
+        worker = self._start_node(f"--address={HOST}:{self.port}", "--num-cpus=1")
+        self.workers.append(worker)
+        until(lambda: self._sockets() - before, START_SECONDS)
+        return worker
+
+    def replace_ended(self) -> None:
+        """Start a worker node for each one that has ended, as ECS does."""
+        for ended in [worker for worker in self.workers if worker.poll() is not None]:
+            self.workers.remove(ended)
+            kill_tree(ended.pid)
+            self.add_worker()
+
+    def start_training(self, *flags: str, log: IO[Any]) -> subprocess.Popen[bytes]:
+        """Start `python -m training` as a driver on the head node."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "training", *flags],
+            env=self.environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def worker_processes(self, node: subprocess.Popen[bytes], title: str) -> list[psutil.Process]:
+        """Return a worker node's processes whose title contains `title`, such as `raylet/raylet`."""
+        return _descendants(node.pid, title)
+
+    def head_processes(self, title: str) -> list[psutil.Process]:
+        """Return the head node's processes whose title contains `title`, such as `TrainController`."""
+        return _descendants(self.head.pid, title) if self.head else []
+
+    def train_workers(self) -> list[psutil.Process]:
+        """Return Ray Train's worker processes on all nodes."""
+        running = [node for node in self.workers if node.poll() is None]
+        return [process for node in running for process in self.worker_processes(node, "RayTrainWorker")]
+
+    def _start_node(self, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [
+            *(RAY, "start", f"--node-ip-address={HOST}", "--num-gpus=0", "--object-store-memory=100000000", "--block"),
+            *("--min-worker-port=0", "--max-worker-port=0", f"--dashboard-agent-listen-port={free_port()}"),
+            *arguments,
+        ]
+        return subprocess.Popen(
+            command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=REPOSITORY
+        )
+
+    def _sockets(self) -> set[Path]:
+        return set(Path(self._folder.name).glob("session_*/sockets/raylet*"))
+
+    def _head_listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex((HOST, self.port)) == 0
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process and its descendants, and wait for them to end."""
+    try:
+        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for process in family:
+        kill(process.pid)
+    psutil.wait_procs(family, timeout=STOP_SECONDS)
+
+
+def kill(pid: int) -> None:
+    """Send SIGKILL to a process if it still exists."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _descendants(pid: int, title: str) -> list[psutil.Process]:
+    """Return the descendants of a process whose command line contains `title`: Ray writes an actor's name into it."""
+    try:
+        return [each for each in psutil.Process(pid).children(recursive=True) if title in _command_line(each)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
