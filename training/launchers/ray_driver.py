@@ -260,7 +260,7 @@ class Launch:
                 name=self.storage.run_name,
                 storage_path=folder,  # where Ray Train would keep checkpoints if it were given any
                 failure_config=FailureConfig(max_failures=0, max_preemption_failures=0, controller_failure_limit=0),
-                logging_config=LoggingConfig(log_level="WARNING"),
+                logging_config=LoggingConfig(log_level="CRITICAL"),  # what it would show, the restart's line says
             ),
         )
 

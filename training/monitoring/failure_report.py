@@ -22,6 +22,7 @@ from training.run.storage import RunStorage
 
 LAST_LINES = 50
 LOG_SECONDS = 10
+NO_STACKS = "It wrote none: the system had stopped it, or it was stuck in a system call.\n"
 # What a rank raises when another one has gone.
 CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket Timeout")
 
@@ -63,15 +64,16 @@ def describe_failure(
         storage: The run's folder.
     """
     rank, cause = _first_cause(error)
-    stacks = {worker.rank: worker.stacks for worker in workers if worker.stacks}
+    has_hung = any(worker.stacks for worker in workers)
+    stacks = {worker.rank: worker.stacks or NO_STACKS for worker in workers} if has_hung else {}
     folder = f"{layout.STACKS_FOLDER}/{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    what = f"no progress for {config.stall_timeout:g} s" if stacks else _name(cause)
+    what = f"no progress for {config.stall_timeout:g} s" if has_hung else _name(cause)
     try:
         for each, text in stacks.items():
             storage.write(f"{folder}/rank_{each}.txt", text)
     except OSError as lost:
         what += f" (the stacks could not be stored: {one_line(lost)})"
-    uri = f"{storage.uri}/{folder}" if stacks else None
+    uri = f"{storage.uri}/{folder}" if has_hung else None
     return Failure(cause, rank, what, str(error), uri, _log(workers, rank or 0))
 
 

@@ -22,7 +22,6 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 ANSWER_SECONDS = 30.0
-STOPPED = "It did not answer: the system had stopped it, or it was stuck in a system call. It was killed.\n"
 
 
 @dataclass(frozen=True)
@@ -73,23 +72,18 @@ def _collect_here(run_uri: str, node_id: str) -> list[WorkerRemains]:
         about = json.loads(header)
         if about["node_id"] != node_id:  # several nodes on one machine
             continue
-        if _kill(about["pid"], about["created"]):
-            stacks += STOPPED
+        _kill(about["pid"], about["created"])
         remains.append(WorkerRemains(about["rank"], node_id, about["pid"], stacks or None))
         file.unlink(missing_ok=True)
     return remains
 
 
-def _kill(pid: int, created: float) -> bool:
-    """Kill a process unless it has ended; returns whether it was there."""
-    try:
+def _kill(pid: int, created: float) -> None:
+    """Kill a process unless it has ended."""
+    with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        if process.create_time() != created or process.status() == psutil.STATUS_ZOMBIE:
-            return False
-        process.kill()
-    except psutil.NoSuchProcess:
-        return False
-    return True
+        if process.create_time() == created:
+            process.kill()
 
 
 def _folder(run_uri: str) -> Path:
