@@ -93,11 +93,12 @@ class Disturber:
     def _find(self, find: Callable[[], list[psutil.Process]]) -> psutil.Process:
         """Wait for processes of a kind to start, and choose one of them."""
 
-        def find_or_end() -> list[psutil.Process] | bool:
+        def has_started_or_ended() -> list[psutil.Process] | bool:
             self.run.cluster.replace_ended()
-            return self.run.has_ended or find()
+            return find() or self.run.has_ended
 
-        if (processes := until(find_or_end, END_SECONDS, between=0.05)) is True:
+        processes = until(has_started_or_ended, END_SECONDS)
+        if self.run.has_ended:
             raise TooLateError
         return self.random.choice(processes)
 
