@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import psutil
 
@@ -33,12 +33,14 @@ class Disturber:
         random: Chooses among the processes.
         restart: Starts the run's command again.
         outage: A context within which every request to S3 fails.
+        moments: When the run has been disturbed (Unix time).
     """
 
     run: S3Run
     random: random.Random
     restart: Callable[[], object]
     outage: Callable[[], AbstractContextManager[None]]
+    moments: list[float] = field(default_factory=list)
 
     def kill_worker(self) -> None:
         """Kill a process that trains."""
