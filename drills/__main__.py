@@ -107,7 +107,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m drills", description="Disturb runs at random moments.")
     parser.add_argument("-n", type=int, default=10, help="disturbances of each kind (default: 10)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments (default: 0)")
-    parser.add_argument("--kind", nargs="+", choices=list(KINDS), default=list(KINDS), help="default: all")
+    kinds = f"kinds of disturbances: {', '.join(KINDS)} (default: all)"
+    parser.add_argument("--kind", nargs="+", choices=list(KINDS), default=list(KINDS), metavar="KIND", help=kinds)
     arguments = parser.parse_args()
     if arguments.n < 1:
         parser.error(f"-n: {arguments.n} is less than 1")
