@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench import reference
-from bench.report import Finding, at_least, spread
-from bench.runs import Bench
+from bench.harness import Bench
+from bench.report import Comparison, Target, at_least, spread
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.models import resnet18_classifier
 from training.recipes.images.trainer import ImageTrainer
@@ -22,35 +22,37 @@ BATCH_SIZE = 512
 SIDE = 4096  # of the square matrices whose product says what the GPU can do
 
 
-def measure(bench: Bench) -> list[Finding]:
+def measure(bench: Bench) -> list[Comparison]:
     """Nothing where there is no GPU but a line that says so."""
     if not torch.cuda.is_available():
-        target = f"at least {TARGET}"
+        target = Target(f"at least {TARGET}")
         return [
-            Finding(name="an epoch on a GPU", reference="-", ours="-", ratio=None, target=target, note="no GPU here")
+            Comparison(name="an epoch on a GPU", reference="-", ours="-", ratio=None, target=target, note="no GPU here")
         ]
-    bench.say("gpu: the reference and ours")
+    bench.log("gpu: the reference and ours")
     return on(torch.device("cuda", 0), bench, EPOCHS)
 
 
-def on(device: torch.device, bench: Bench, epochs: int) -> list[Finding]:
+def on(device: torch.device, bench: Bench, epochs: int) -> list[Comparison]:
     """The comparison, and the floor."""
     theirs = _reference(device, bench, epochs)
     ours = _ours(device, bench, epochs)
     flops, rate = _flops(device) * len(bench.dataset.train), _rate(device)
     floor = flops / rate
     best = statistics.median(ours)
+    ratio = statistics.median(theirs) / best
     return [
-        Finding(
+        Comparison(
             name=f"an epoch on {device.type}",
             reference=f"{spread(theirs)} s",
             ours=f"{spread(ours)} s",
-            **at_least(statistics.median(theirs) / best, TARGET),
+            ratio=ratio,
+            target=at_least(ratio, TARGET),
             n=len(ours),
             note=f"no tests; {reference.BATCH_SIZE} images a step there, here {BATCH_SIZE} normalized together",
             data={"reference": theirs, "ours": ours},
         ),
-        Finding(
+        Comparison(
             name="above the arithmetic floor",
             reference=f"{floor:.3g} s: {flops / 1e12:.2f} TFLOP at {rate / 1e12:.1f} TFLOP/s",
             ours=f"{best:.3g} s",

@@ -1,11 +1,11 @@
-"""What ours is measured against: a plain Ray Train loop with the choices that the ECS post's script makes.
+"""The reference: a plain Ray Train loop that makes the choices of the script in the ECS blog post.
 
 usage: python -m bench.reference --data-dir FOLDER --storage-path FOLDER [--seed N] [--epochs N]
 
-resnet18 for one channel, Adam at 1e-3, 128 images a worker, fp32, a DataLoader that turns each image into a tensor and
-normalizes it by itself, ten epochs; Ray Train's `prepare_model` and `prepare_data_loader`. Unlike the post's, its
-accuracy is over the whole test set and each epoch has a shuffle of its own, for it is to be compared. Prints a line of
-JSON for each epoch.
+resnet18 for one channel, Adam at 1e-3, 128 images per worker, fp32, a DataLoader that converts and normalizes image by
+image, ten epochs, and Ray Train's `prepare_model` and `prepare_data_loader`. So that it can be compared, and unlike the
+post's script, it measures accuracy over the whole test set and shuffles anew in each epoch. Prints a line of JSON for
+each epoch.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ BATCH_SIZE = 128
 LEARNING_RATE = 1e-3
 EPOCHS = 10
 WORKERS = 2
-# Of Fashion-MNIST's training part, scaled to 0..1.
+# Of Fashion-MNIST's training images, scaled to 0..1.
 MEAN, STD = 0.2860, 0.3530
 
 
 def loader(root: Path, train: bool) -> DataLoader:
-    """The images one by one: decoded by PIL, made a tensor, normalized, put into batches."""
+    """Return a loader that decodes, converts and normalizes image by image."""
     dataset = FashionMNIST(root, train=train, transform=Compose([ToTensor(), Normalize((MEAN,), (STD,))]))
     return DataLoader(dataset, batch_size=BATCH_SIZE, shuffle=train)
 
@@ -45,7 +45,7 @@ def loader(root: Path, train: bool) -> DataLoader:
 def epochs(
     model: nn.Module, train: DataLoader, test: DataLoader, device: torch.device, number: int
 ) -> Iterator[dict[str, Any]]:
-    """Train, and yield what each epoch came to: seconds of it, with its test, and the test accuracy (0..1)."""
+    """Train, and yield each epoch's seconds, with and without the test, and its test accuracy (0..1)."""
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     for epoch in range(number):
         started = time.perf_counter()
@@ -71,7 +71,7 @@ def epochs(
 
 @torch.no_grad()
 def _accuracy(model: nn.Module, test: DataLoader, device: torch.device) -> float:
-    """Over all ranks' shares."""
+    """Return the accuracy over all ranks' test images."""
     model.eval()
     totals = torch.zeros(2, dtype=torch.float64, device=device)
     for images, labels in test:
@@ -83,7 +83,7 @@ def _accuracy(model: nn.Module, test: DataLoader, device: torch.device) -> float
 
 
 def train_on_worker(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """What Ray Train runs on each worker; rank 0's epochs are the result."""
+    """Run on each Ray Train worker; rank 0's epochs are the result."""
     from ray.train.torch import get_device, prepare_data_loader, prepare_model
 
     torch.manual_seed(settings["seed"])

@@ -1,4 +1,4 @@
-"""What a benchmark found: a line of the table each, and all of it as JSON with what it depends on."""
+"""The results of a benchmark: a row of the table per comparison, and a JSON document with everything it depends on."""
 
 from __future__ import annotations
 
@@ -19,63 +19,82 @@ from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "torchvision", "ray", "numpy")
+# Flags of /proc/cpuinfo that say whether the CPU computes in bf16.
+BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target for a ratio.
+
+    Attributes:
+        text: The target, such as `at least 3`.
+        reached: Whether the ratio reaches it, or None where nothing could be measured.
+    """
+
+    text: str
+    reached: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One comparison.
+class Comparison:
+    """A measurement of ours and of a reference.
 
     Attributes:
         name: What is compared.
         reference: The reference's number, with its unit.
-        ours: Ours.
-        ratio: How many times better ours is, or whatever `target` is about; None where nothing could be measured.
-        target: What is wanted of the ratio, as people read it; empty where nothing is.
-        reached: Whether it is; None where nothing is wanted or nothing could be measured.
-        n: How often each was measured.
-        note: What else should be known, and what was tried where the target is not reached.
-        data: The measurements themselves.
+        ours: Our number, with its unit.
+        ratio: How many times better ours is, or another number that `target` is about; None if not measured.
+        target: The target for the ratio, if there is one.
+        n: The number of measurements of each.
+        note: Conditions, and what was tried if the target was missed.
+        data: The measurements.
     """
 
     name: str
     reference: str
     ours: str
     ratio: float | None
-    target: str = ""
-    reached: bool | None = None
+    target: Target | None = None
     n: int = 1
     note: str = ""
     data: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def reached(self) -> bool | None:
+        """Whether the target is reached; None without a target or a ratio."""
+        return self.target.reached if self.target else None
 
-def at_least(ratio: float, wanted: float) -> dict[str, Any]:
-    """The fields of a finding whose ratio should be so large."""
-    return {"ratio": ratio, "target": f"at least {wanted:g}", "reached": ratio >= wanted}
+
+def at_least(ratio: float, limit: float) -> Target:
+    """Return the target of a ratio that must not be smaller than `limit`."""
+    return Target(f"at least {limit:g}", ratio >= limit)
 
 
-def at_most(ratio: float, wanted: float, unit: str = "") -> dict[str, Any]:
-    """The fields of a finding whose ratio should be so small."""
-    return {"ratio": ratio, "target": f"at most {wanted:g}{unit}", "reached": ratio <= wanted}
+def at_most(ratio: float, limit: float, unit: str = "") -> Target:
+    """Return the target of a ratio that must not be larger than `limit`."""
+    return Target(f"at most {limit:g}{unit}", ratio <= limit)
 
 
 def spread(values: Sequence[float]) -> str:
-    """The median, and the least and greatest."""
+    """Format the median and the range."""
     return f"{number(statistics.median(values))} ({number(min(values))} to {number(max(values))})"
 
 
 def number(value: float) -> str:
-    """Three digits that count, and all of a large number."""
+    """Format three significant digits, or all digits before the point."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def document(name: str, findings: Sequence[Finding], seeds: Sequence[int], data: str) -> dict[str, Any]:
-    """The findings of a benchmark with all that they depend on."""
+def document(name: str, comparisons: Sequence[Comparison], seeds: Sequence[int], data: str) -> dict[str, Any]:
+    """Return the comparisons of a benchmark with the hardware, versions, data and seeds that they depend on."""
     packages = {package: metadata.version(package) for package in PACKAGES}
     return {
         "benchmark": name,
         "hardware": {
             "machine": platform.machine(),
-            "cpu": _cpu(),
+            "cpu": cpu_model(_cpu_info()),
+            "cpu_bf16": any(flag in _cpu_info().get("flags", "").split() for flag in BF16_FLAGS),
             "cpus": psutil.cpu_count(),
             "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
             "gpus": [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())],
@@ -84,12 +103,12 @@ def document(name: str, findings: Sequence[Finding], seeds: Sequence[int], data:
         "data": data,
         "seeds": list(seeds),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "findings": [asdict(each) for each in findings],
+        "comparisons": [asdict(each) for each in comparisons],
     }
 
 
 def write(document: dict[str, Any], order: Sequence[str]) -> None:
-    """Write the document to bench/results/, and a table of all that are there, in this order of their names."""
+    """Write the document to bench/results/, and a table of all documents there, in this order of their names."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{document['benchmark']}.json").write_text(json.dumps(document, indent=2) + "\n")
     paths = [path for name in order if (path := RESULTS / f"{name}.json").exists()]
@@ -98,30 +117,46 @@ def write(document: dict[str, Any], order: Sequence[str]) -> None:
 
 
 def table(documents: Sequence[dict[str, Any]]) -> Table:
-    """All findings as people read them, and below them what they were measured on."""
+    """Build a table of all comparisons, captioned with the machines and versions that they were measured on."""
     data = dict.fromkeys(f"{each['data']}, seeds {', '.join(map(str, each['seeds']))}" for each in documents)
-    ran_on = dict.fromkeys(_ran_on(each) for each in documents)
-    shown = Table(title="; ".join(data), caption="\n".join(ran_on), show_lines=True)
-    for heading in ("what", "reference", "ours", "ratio", "wanted", "n", "note"):
+    environments = dict.fromkeys(_environment(each) for each in documents)
+    shown = Table(title="; ".join(data), caption="\n".join(environments), show_lines=True)
+    for heading in ("comparison", "reference", "ours", "ratio", "target", "n", "note"):
         shown.add_column(heading, justify="right" if heading in ("ratio", "n") else "left")
-    for found in (each for document in documents for each in document["findings"]):
-        ratio = "-" if found["ratio"] is None else f"{found['ratio']:.3g}"
-        wanted = found["target"] + {True: ": [green]yes[/]", False: ": [red]no[/]", None: ""}[found["reached"]]
-        compared = (found[name] for name in ("name", "reference", "ours"))
-        shown.add_row(*compared, ratio, wanted, str(found["n"]), found["note"])
+    for each in (comparison for document in documents for comparison in document["comparisons"]):
+        ratio = "-" if each["ratio"] is None else f"{each['ratio']:.3g}"
+        compared = (each[name] for name in ("name", "reference", "ours"))
+        shown.add_row(*compared, ratio, _outcome(each["target"]), str(each["n"]), each["note"])
     return shown
 
 
-def _ran_on(document: dict[str, Any]) -> str:
+def cpu_model(info: dict[str, str]) -> str:
+    """Return the CPU's name, with its family and model: clouds often hide the name.
+
+    Args:
+        info: The fields of a processor in /proc/cpuinfo; empty on other systems.
+    """
+    if "model name" not in info:
+        return platform.processor()
+    return f"{info['model name']}, family {info.get('cpu family', '?')} model {info.get('model', '?')}"
+
+
+def _cpu_info() -> dict[str, str]:
+    path = Path("/proc/cpuinfo")
+    first = path.read_text().partition("\n\n")[0] if path.exists() else ""
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+
+
+def _outcome(target: dict[str, Any] | None) -> str:
+    if target is None:
+        return ""
+    if target["reached"] is None:
+        return target["text"]
+    return target["text"] + (": [green]reached[/]" if target["reached"] else ": [red]missed[/]")
+
+
+def _environment(document: dict[str, Any]) -> str:
     machine, versions = document["hardware"], document["versions"]
     gpus = ", ".join(machine["gpus"]) or "no GPU"
-    ran_on = f"{machine['cpus']} CPUs ({machine['cpu']}), {machine['memory_gib']} GiB, {gpus}"
-    return f"{document['at'][:10]}, {ran_on}; {', '.join(f'{name} {version}' for name, version in versions.items())}"
-
-
-def _cpu() -> str:
-    """The processor's name, where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    hardware = f"{machine['cpus']} CPUs ({machine['cpu']}), {machine['memory_gib']} GiB, {gpus}"
+    return f"{document['at'][:10]}, {hardware}; {', '.join(f'{name} {version}' for name, version in versions.items())}"

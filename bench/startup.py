@@ -1,38 +1,38 @@
-"""From the command to the first step: Ray Train's time beside torchrun's, on the same loop."""
+"""Time from the command to the first step: Ray Train and torchrun, with the same training loop."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from bench import runs
-from bench.report import Finding, spread
-from bench.runs import Bench, Run
+from bench import harness
+from bench.harness import Bench, Run
+from bench.report import Comparison, spread
 
 REPEATS = 3
-# A first step of a moment, so that the start is what is measured.
+# A first step that takes next to no time.
 FLAGS = ("--dataset", "synthetic", "--samples", "64", "--batch-size", "8", "--epochs", "1")
 
 NOTE = (
-    "two workers; the ratio is of the best. A Ray of one's own starts ten processes that import what they need, in "
-    "three stages: driver, Ray Train's controller, workers. Done, from 43 s on two cores of 2.8 GHz: no torchvision in "
-    "driver and controller, workers that Ray has started already, without a runtime environment. Tried: imports in the "
+    "two workers; the ratio is that of the best. A local Ray starts ten processes that import their packages, in three "
+    "stages: driver, Ray Train's controller, workers. Done, from 43 s on two cores of 2.8 GHz: no torchvision in "
+    "driver and controller, workers that Ray has already started, no runtime environment. Tried: imports in the "
     "workers while the controller starts, 5 s more; no dashboard, 3 to 5 s less, but Ray Train asks it for its state"
 )
 
 
-def measure(bench: Bench) -> list[Finding]:
-    """Both in turns, two workers each."""
+def measure(bench: Bench) -> list[Comparison]:
+    """Start both in turns, with two workers each."""
     seconds: dict[str, list[float]] = {"torchrun": [], "ray": []}
     for repeat in range(REPEATS):
-        bench.say(f"start: {repeat + 1} of {REPEATS}")
-        seconds["torchrun"].append(_until_first_step(runs.train(bench, *FLAGS, launcher=runs.torchrun(2))))
-        seconds["ray"].append(_until_first_step(runs.train(bench, *FLAGS, "--num-workers", "2")))
-    return [finding(seconds["torchrun"], seconds["ray"])]
+        bench.log(f"startup: {repeat + 1} of {REPEATS}")
+        seconds["torchrun"].append(_until_first_step(harness.train(bench, *FLAGS, launcher=harness.torchrun(2))))
+        seconds["ray"].append(_until_first_step(harness.train(bench, *FLAGS, "--num-workers", "2")))
+    return [compare(seconds["torchrun"], seconds["ray"])]
 
 
-def finding(torchrun: list[float], ray: list[float]) -> Finding:
-    """How many times torchrun's time Ray Train takes, with a Ray of its own to start; of each the best."""
-    return Finding(
+def compare(torchrun: list[float], ray: list[float]) -> Comparison:
+    """Compare the best start of Ray Train, with a local Ray, with torchrun's best."""
+    return Comparison(
         name="from the command to the first step",
         reference=f"torchrun: {spread(torchrun)} s",
         ours=f"Ray Train: {spread(ray)} s",
@@ -44,4 +44,4 @@ def finding(torchrun: list[float], ray: list[float]) -> Finding:
 
 
 def _until_first_step(run: Run) -> float:
-    return datetime.fromisoformat(run.result["times"]["first_step"]).timestamp() - run.started
+    return datetime.fromisoformat(run.result["times"]["first_step"]).timestamp() - run.started_at

@@ -17,9 +17,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -106,7 +107,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m drills", description="Disturb runs at random moments.")
     parser.add_argument("-n", type=int, default=10, help="disturbances of each kind (default: 10)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments (default: 0)")
-    parser.add_argument("--kind", nargs="+", choices=list(KINDS), default=list(KINDS), help="default: all")
+    kinds = f"kinds of disturbances: {', '.join(KINDS)} (default: all)"
+    parser.add_argument("--kind", nargs="+", choices=list(KINDS), default=list(KINDS), metavar="KIND", help=kinds)
     arguments = parser.parse_args()
     if arguments.n < 1:
         parser.error(f"-n: {arguments.n} is less than 1")
@@ -159,9 +161,10 @@ def drill(site: Site, kind: str, count: int, baseline: Baseline, generator: rand
         runs += 1
         site.cluster.replace_ended()
         run = site.start(f"{kind}-{runs}")
-        moments: list[float] = []
+        disturber = Disturber(run, generator, partial(restart, run), site.proxy.outage)
         try:
-            disturb(site, run, kind, count - found.disturbances, baseline.seconds, generator, moments)
+            for line in disturb(disturber, KINDS[kind], count - found.disturbances, baseline.seconds):
+                site.console.print(f"{kind}: {line}")
             found.ended = run.finish(END_SECONDS) == 0
         except TimeoutError as error:
             site.console.print(f"{kind}: {error}", markup=False)
@@ -170,8 +173,8 @@ def drill(site: Site, kind: str, count: int, baseline: Baseline, generator: rand
             if run.command:
                 kill_tree(run.command.pid)
         found.same_weights = found.ended and run.has_weights_of(baseline.run)
-        found.disturbances += len(moments)
-        found.pauses += pauses(run.step_times, moments)
+        found.disturbances += len(disturber.moments)
+        found.pauses += pauses(run.step_times, disturber.moments)
         found.repeated_steps += max(len(run.step_times) - STEPS, 0)
         if not found.passed:
             site.console.print(run.log[-LOG_CHARACTERS:], markup=False)
@@ -181,37 +184,23 @@ def drill(site: Site, kind: str, count: int, baseline: Baseline, generator: rand
 
 
 def disturb(
-    site: Site,
-    run: S3Run,
-    kind: str,
-    count: int,
-    seconds: float,
-    generator: random.Random,
-    moments: list[float],
-) -> None:
-    """Disturb a run until it ends, `count` times at most.
+    disturber: Disturber, disturbance: Callable[[Disturber], None], count: int, seconds: float
+) -> Iterator[str]:
+    """Disturb a run until it ends, `count` times at most, and yield a line about each disturbance.
 
-    Args:
-        site: Where it runs.
-        run: The run, just started.
-        kind: The kind of disturbance, one of KINDS.
-        count: The most disturbances.
-        seconds: Each one comes at a random moment within so many seconds after the one before.
-        generator: Draws the moments.
-        moments: The Unix time of each disturbance is appended here, also when this function raises.
+    Each one comes at a random moment within `seconds` after the run's start or the previous disturbance.
     """
-    disturber = Disturber(run, generator, lambda: restart(run), site.proxy.outage)
-    started = time.time()
-    while len(moments) < count:
-        if not wait_until(run, time.time() + generator.uniform(0, seconds)):
+    run, started = disturber.run, time.time()
+    while len(disturber.moments) < count:
+        if not wait_until(run, time.time() + disturber.random.uniform(0, seconds)):
             return
         moment, steps = time.time(), len(run.step_times)
         try:
-            KINDS[kind](disturber)
+            disturbance(disturber)
         except (TooLateError, psutil.NoSuchProcess):
             return
-        moments.append(moment)
-        site.console.print(f"{kind}: {moment - started:.0f} s after the start of {run.name}, {steps} steps made")
+        disturber.moments.append(moment)
+        yield f"{moment - started:.0f} s after the start of {run.name}, {steps} steps made"
 
 
 def pauses(step_times: Sequence[float], moments: Sequence[float]) -> list[float]:

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import psutil
 
@@ -33,12 +33,14 @@ class Disturber:
         random: Chooses among the processes.
         restart: Starts the run's command again.
         outage: A context within which every request to S3 fails.
+        moments: When the run has been disturbed (Unix time).
     """
 
     run: S3Run
     random: random.Random
     restart: Callable[[], object]
     outage: Callable[[], AbstractContextManager[None]]
+    moments: list[float] = field(default_factory=list)
 
     def kill_worker(self) -> None:
         """Kill a process that trains."""
@@ -93,11 +95,12 @@ class Disturber:
     def _find(self, find: Callable[[], list[psutil.Process]]) -> psutil.Process:
         """Wait for processes of a kind to start, and choose one of them."""
 
-        def find_or_end() -> list[psutil.Process] | bool:
+        def has_started_or_ended() -> list[psutil.Process] | bool:
             self.run.cluster.replace_ended()
-            return self.run.has_ended or find()
+            return find() or self.run.has_ended
 
-        if (processes := until(find_or_end, END_SECONDS, between=0.05)) is True:
+        processes = until(has_started_or_ended, END_SECONDS)
+        if self.run.has_ended:
             raise TooLateError
         return self.random.choice(processes)
 

@@ -50,6 +50,8 @@ class LocalCluster:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_USAGE_STATS_ENABLED": "0",
+            # Ray's default of 15 would starve its workers while anything else computes.
+            "RAY_worker_niceness": "0",
             **(variables or {}),
         }
         self.head: subprocess.Popen[bytes] | None = None

@@ -1,4 +1,4 @@
-"""The image and a cluster of its containers, made once; each test finds the cluster whole."""
+"""The image and one cluster of its containers for all tests; each test starts with a complete, healthy cluster."""
 
 import os
 import secrets
@@ -14,7 +14,7 @@ S3_IMAGE = "ray-on-ecs-s3"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Those that share a run come first: it serves as long as no container has been replaced.
+    # Tests that share a run come first: they can use it until a container is replaced.
     items.sort(key=lambda item: "trained" not in getattr(item, "fixturenames", ()))
 
 
@@ -26,7 +26,7 @@ def engine() -> Engine:
 
 @pytest.fixture(scope="session")
 def image(engine: Engine) -> str:
-    """The image that `make image` has built."""
+    """The image that `make image` built."""
     engine.run("image", "inspect", IMAGE)
     return IMAGE
 
@@ -52,14 +52,14 @@ def made(engine: Engine, image: str, s3_image: str, other_network: str) -> Itera
 
 @pytest.fixture
 def cluster(made: Cluster) -> Cluster:
-    """A head and two workers that are well."""
+    """A head and two healthy workers."""
     made.settle()
     return made
 
 
 @pytest.fixture
 def trained(made: Cluster, other_network: str) -> Trained:
-    """A run that has ended on the cluster's containers as they are now, and one of those has two networks."""
+    """A run that has ended on the cluster's current containers, one of which is in two networks."""
     made.start_on_two_networks(other_network)
     made.settle()
     return made.trained()

@@ -1,4 +1,4 @@
-"""A container engine, Docker or what stands for it, and what ECS would tell it about a container definition."""
+"""A container engine, Docker or a compatible one, and a container definition as its arguments."""
 
 import json
 import os
@@ -17,13 +17,13 @@ SECONDS = 120
 
 @dataclass(frozen=True)
 class Engine:
-    """The command that is called, with the variables that `--env NAME` takes its values from."""
+    """The engine's command, with the variables whose values `--env NAME` passes on."""
 
     command: str
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def run(self, *arguments: str, check: bool = True, timeout: float = SECONDS) -> subprocess.CompletedProcess[str]:
-        """Call the engine; AssertionError with its output where it fails and `check` is on."""
+        """Call the engine; AssertionError with its output if it fails and `check` is true."""
         done = subprocess.run(
             [self.command, *arguments],
             capture_output=True,
@@ -36,7 +36,7 @@ class Engine:
         return done
 
     def start(self, *arguments: str, output: Path) -> subprocess.Popen[str]:
-        """Call the engine and go on meanwhile; what it prints goes to a file."""
+        """Call the engine in the background, with its output in a file."""
         command, environment = [self.command, *arguments], {**os.environ, **self.secrets}
         with output.open("w") as file:
             return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, text=True, env=environment)
@@ -46,40 +46,40 @@ class Engine:
         return self.run("exec", name, *command, check=check)
 
     def python(self, name: str, program: str, *arguments: str) -> str:
-        """What a Python program prints in a container."""
+        """Run a Python program in a container and return its output."""
         return self.execute(name, "python", "-c", program, *arguments).stdout.strip()
 
     def inspect(self, name: str) -> dict[str, Any]:
-        """What the engine knows of a container."""
+        """Return the engine's description of a container."""
         return json.loads(self.run("inspect", name).stdout)[0]
 
     def running(self) -> set[str]:
-        """The names of the containers that run."""
+        """Return the names of the running containers."""
         return set(self.run("ps", "--filter=status=running", "--format={{.Names}}").stdout.split())
 
     def wait(self, name: str) -> tuple[int, str]:
-        """The exit status and the log of a container that ends in time."""
+        """Wait for a container to end and return its exit status and its log."""
         return int(self.run("wait", name).stdout), self.logs(name)
 
     def logs(self, name: str) -> str:
-        """Everything that a container has written."""
+        """Return the output of a container."""
         done = self.run("logs", name)
         return done.stdout + done.stderr
 
     def remove(self, *names: str) -> None:
-        """Kill and forget containers with their volumes; absent ones are none of its business."""
+        """Kill and remove containers and their volumes, if they exist."""
         for name in names:
             self.run("kill", name, check=False)  # `rm --force` of some engines would wait for the stop timeout
             self.run("rm", "--force", "--volumes", name, check=False)
 
     def remove_volume(self, name: str) -> None:
-        """Forget a volume that outlived its container, if it is there."""
+        """Remove a volume that outlived its container, if it exists."""
         self.run("volume", "rm", "--force", name, check=False)
 
     @contextmanager
     def network(self, name: str) -> Generator[str]:
-        """A network that others don't reach, as a security group would have it; gone afterwards."""
-        # Docker's networks are apart from each other as they are; other engines must be told, in words it doesn't know.
+        """Create a network that other networks cannot reach, as with a security group; remove it afterwards."""
+        # Docker isolates its networks by default; other engines need an option that Docker does not know.
         if self.run("network", "create", "--opt=isolate=true", name, check=False).returncode:
             self.run("network", "create", name)
         try:
@@ -88,38 +88,38 @@ class Engine:
             self.run("network", "rm", "--force", name, check=False)
 
     def address(self, name: str, network: str) -> str:
-        """A container's address on a network."""
+        """Return a container's address in a network."""
         return self.inspect(name)["NetworkSettings"]["Networks"][network]["IPAddress"]
 
 
-# All that a definition of this stack holds: a new key must be translated here, or stand here with its reason.
+# All keys of this stack's definitions: a new key must be translated below, or listed here with a reason.
 TRANSLATED = {
     "command", "environment", "image", "linuxParameters", "memory", "mountPoints", "readonlyRootFilesystem", "secrets",
     "stopTimeout", "ulimits", "user",
 }  # fmt: skip
 LEFT_OUT = {
-    "name": "each test gives its own",
+    "name": "each test chooses its own",
     "essential": "there is one container",
-    "healthCheck": "the tests run its command themselves, as not every engine has a clock for it",
+    "healthCheck": "the tests run its command themselves: not every engine can schedule it",
     "logConfiguration": "the engine keeps the logs",
-    "resourceRequirements": "no GPU is promised here",
+    "resourceRequirements": "there are no GPUs here",
 }
 LINUX = {"initProcessEnabled", "sharedMemorySize", "capabilities"}
 
 
 def arguments(container: Container, extra: Mapping[str, str], kept: Mapping[str, str]) -> list[str]:
-    """What ECS makes of a container definition, as arguments of `docker run`, image and command last.
+    """Translate a container definition into arguments of `docker run`, as ECS does; image and command come last.
 
     Args:
         container: One of infra/containers.py.
         extra: More environment variables.
-        kept: The engine's volume for each of the definition's that outlives its task; the others go with the container.
+        kept: The engine's name of each volume that outlives its task; the other volumes end with the container.
     """
     linux = container["linuxParameters"]
     assert set(container) <= TRANSLATED | set(LEFT_OUT), set(container)
     assert set(linux) == LINUX
     assert set(linux["capabilities"]) == {"drop"}
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # an engine without a daemon can't give more than it has
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # an engine without a daemon can't raise its own limit
     limits = {
         each["name"]: (min(each["softLimit"], most), min(each["hardLimit"], most)) for each in container["ulimits"]
     }
@@ -135,7 +135,7 @@ def arguments(container: Container, extra: Mapping[str, str], kept: Mapping[str,
         *(f"--ulimit={name}={soft}:{hard}" for name, (soft, hard) in limits.items()),
         *(f"--volume={_volume(mount, kept)}" for mount in container["mountPoints"]),
         *(f"--env={name}={value}" for name, value in environment.items()),
-        # By name alone: its value is the engine's own environment, not a word of a command line.
+        # Only the name: the value comes from the engine's environment and must not appear in a command line.
         *(f"--env={secret['name']}" for secret in container["secrets"]),
         container["image"],
         *container["command"],

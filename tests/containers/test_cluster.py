@@ -1,4 +1,4 @@
-"""Three containers are one Ray cluster, which trains into the bucket."""
+"""Three containers form one Ray cluster, which trains and saves to the bucket."""
 
 import json
 import re
@@ -19,7 +19,7 @@ def test_nodes_join_by_name_with_the_size_of_their_task(cluster: Cluster) -> Non
         assert "GPU" not in resources
         assert resources["object_store_memory"] == SIZE.object_store_bytes
         announced = resources["memory"] + resources["object_store_memory"]
-        assert announced <= SIZE.memory_mib * 2**20, "the host's memory would be announced, and the task outgrown"
+        assert announced <= SIZE.memory_mib * 2**20, "Ray would announce the host's memory and exceed the task's"
 
 
 def test_the_train_command_trains_on_two_workers_into_the_bucket(cluster: Cluster, trained: Trained) -> None:
@@ -32,7 +32,7 @@ def test_the_train_command_trains_on_two_workers_into_the_bucket(cluster: Cluste
     assert any(key.startswith("checkpoint_") for key in keys)
     result = json.loads(cluster.read(f"runs/{trained.name}/result.json"))
     assert result["hardware"]["workers"] == 2
-    assert result["metrics"]["test_accuracy"] > 0.5, "digits are learned in three epochs"
+    assert result["metrics"]["test_accuracy"] > 0.5, "three epochs are enough for the digits"
 
 
 def test_the_head_says_what_ray_is_short_of_and_the_job_how_it_goes(cluster: Cluster, trained: Trained) -> None:
@@ -45,6 +45,6 @@ def test_the_root_is_read_only_and_no_process_has_a_capability(cluster: Cluster)
         refused = cluster.engine.execute(name, "touch", "/usr/local/x", check=False)
         assert "Read-only file system" in refused.stderr
         elsewhere = cluster.engine.execute(name, "find", "/run", "/var/tmp", "-user", "ray").stdout
-        assert not elsewhere, "some engines leave these writable, ECS does not"
+        assert not elsewhere, "some engines make these writable; ECS does not"
         status = cluster.engine.execute(name, "grep", "-h", "Cap", "/proc/1/status", "/proc/self/status").stdout
         assert set(re.findall(r"\t([0-9a-f]+)", status)) == {"0" * 16}

@@ -74,7 +74,7 @@ def test_a_worker_that_trains_is_left_at_once_and_the_run_goes_on_elsewhere(
     assert "Local node finished draining" in log, "it left because its work was done"
     assert seconds < WORKER_DRAIN_SECONDS / 2, "the run has stored a checkpoint and is gone"
     run.goes_on()
-    assert "are to be stopped; left after step" in run.log
+    assert "are being preempted; stopped after step" in run.log
 
 
 def test_a_head_in_the_middle_of_a_run(cluster: Cluster, disturbed: Disturbed) -> None:

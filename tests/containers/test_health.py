@@ -1,6 +1,6 @@
-"""A health check says what is the matter, while the container itself still runs.
+"""The health check reports what is wrong while the container itself still runs.
 
-That of a worker which the head has lost is in test_failures.py, as it takes its time.
+The check of a worker that the head has lost takes minutes and is in test_failures.py.
 """
 
 from tests.containers.cluster import Cluster
@@ -19,7 +19,7 @@ def test_a_head_whose_state_hangs_is_ill(cluster: Cluster) -> None:
 def test_a_worker_whose_head_hangs_is_well(cluster: Cluster) -> None:
     cluster.engine.run("pause", cluster.head)
     try:
-        assert cluster.is_well(cluster.workers[0]), "it is the head that has to be replaced"
+        assert cluster.is_well(cluster.workers[0]), "the head has to be replaced, not the worker"
     finally:
         cluster.engine.run("unpause", cluster.head)
     until(lambda: cluster.is_well(cluster.head), 180)

@@ -1,4 +1,4 @@
-"""What the image holds, and what it doesn't."""
+"""What the image contains and what it must not contain."""
 
 import json
 import re
@@ -17,7 +17,7 @@ for folder, _, files in os.walk("/usr"):
 
 
 def inside(engine: Engine, image: str, *command: str) -> str:
-    """What a command prints in a container of the image that is gone afterwards."""
+    """Run a command in a temporary container of the image and return its output."""
     return engine.run("run", "--rm", image, *command).stdout
 
 
@@ -29,14 +29,14 @@ def test_there_is_no_compiler(engine: Engine, image: str) -> None:
 def test_there_is_no_cache_and_nothing_left_over(engine: Engine, image: str) -> None:
     kept = "find /tmp /var/cache/apt/archives /root /src -type f -size +4k 2>/dev/null; true"
     listed = engine.run("run", "--rm", "--user=0", image, "sh", "-c", kept).stdout
-    assert not listed, "what the build needed alone"
+    assert not listed, "only the build needed these"
     archives = engine.run("run", "--rm", image, "find", "/", "-xdev", "-name", "*.a", "-path", "*nvidia*", check=False)
-    assert not archives.stdout, "static libraries serve a compiler"
+    assert not archives.stdout, "only a compiler needs static libraries"
 
 
 def test_no_cuda_library_is_there_twice(engine: Engine, image: str) -> None:
     names = inside(engine, image, "python", "-c", LIBRARIES).split()
-    # Wheels that bring a copy put a hash into its name.
+    # Wheels that bundle a copy add a hash to its name.
     plain = [re.sub(r"[.-][0-9a-f]{8}(?=\.)", "", name) for name in names]
     cuda = [name for name in plain if name.startswith(("libcu", "libnv", "libnccl"))]
     assert len(cuda) > 20, "the search finds CUDA's libraries"
@@ -53,8 +53,8 @@ def test_the_packages_are_whole(engine: Engine, image: str) -> None:
 
 def test_a_change_to_the_training_code_pushes_little(engine: Engine, image: str) -> None:
     pushed = layers_pushed_by_a_change(engine.command)
-    assert pushed, "the change is in the image"
-    assert sum(layer.size for layer in pushed) < 2e6, f"a line would push {pushed}"
+    assert pushed, "the changed layer is new"
+    assert sum(layer.size for layer in pushed) < 2e6, f"one line pushes {pushed}"
 
 
 def test_it_says_what_it_is_and_runs_as_nobody_special(engine: Engine, image: str) -> None:

@@ -1,4 +1,4 @@
-"""A container on several networks uses the one that leads to the head."""
+"""A container in several networks uses the one with the route to the head."""
 
 import re
 
@@ -10,8 +10,8 @@ BY_NAME = "import socket; print(socket.gethostbyname(socket.gethostname()))"
 def test_ray_and_gloo_use_the_network_of_the_head(cluster: Cluster, trained: Trained, other_network: str) -> None:
     engine, name = cluster.engine, cluster.on_two_networks
     inside, outside = engine.address(name, cluster.network), engine.address(name, other_network)
-    assert engine.python(name, BY_NAME) == outside, "left to itself Gloo listens where its host name leads"
+    assert engine.python(name, BY_NAME) == outside, "by default Gloo listens on the address of its host name"
     known = {node["node_ip"] for node in cluster.nodes()}
     assert inside in known
     assert outside not in known, "the other nodes could not reach it there"
-    assert inside in re.findall(r"ip=([\d.]+)\)[^\n]*Process rank", trained.log), "it took part"
+    assert inside in re.findall(r"ip=([\d.]+)\)[^\n]*Process rank", trained.log), "it trained"

@@ -1,4 +1,4 @@
-"""What a node listens on is what docs/image.md says, and nobody outside the network reaches any of it."""
+"""Nodes listen only on the ports in docs/image.md, and other networks reach none of them."""
 
 import re
 import secrets
@@ -9,9 +9,9 @@ from raynode import ports
 from tests.containers.cluster import ROOT, Cluster
 
 DOCUMENT = (ROOT / "docs" / "image.md").read_text()
-# The first of the ports that the kernel gives; the nodes are idle here, so none of those may listen.
+# The first of the ports that the kernel assigns; the nodes are idle here, so none of those may listen.
 FROM_THE_KERNEL = "32768"
-# Whole IPv4 port range of a node, as a process of another container sees it.
+# Scans all IPv4 ports of a node from another container.
 SCAN = """
 import asyncio, sys
 async def knock(host, port, gate):
@@ -43,7 +43,7 @@ with ThreadPoolExecutor(8) as pool:
 
 
 def documented(kind: str) -> set[int]:
-    """The ports that the document's table has for a kind of node while nothing trains."""
+    """Return the ports that the document lists for a kind of node while nothing trains."""
     rows = re.findall(r"^\| (\d{4,5})(?: to (\d+))? \| (head|worker|both) \|", DOCUMENT, flags=re.MULTILINE)
     fixed = [row for row in rows if row[0] != FROM_THE_KERNEL]
     spans = [range(int(low), int(high or low) + 1) for low, high, on in fixed if on in (kind, "both")]
@@ -51,7 +51,7 @@ def documented(kind: str) -> set[int]:
 
 
 def listening(cluster: Cluster, name: str) -> set[int]:
-    """The ports of a node that take a connection from another container of the network."""
+    """Return the ports of a node that accept a connection from another container of the network."""
     other = cluster.workers[0] if name != cluster.workers[0] else cluster.workers[1]
     found = cluster.engine.python(other, SCAN, cluster.addresses()[name])
     return set(map(int, found.split()))
@@ -60,14 +60,14 @@ def listening(cluster: Cluster, name: str) -> set[int]:
 def test_nodes_listen_on_documented_ports_alone(cluster: Cluster) -> None:
     with ThreadPoolExecutor(2) as pool:
         head, worker = pool.map(partial(listening, cluster), (cluster.head, cluster.workers[0]))
-    assert {ports.GCS, ports.DASHBOARD} <= head, "the scan finds what is there"
+    assert {ports.GCS, ports.DASHBOARD} <= head, "the scan works"
     assert head <= documented("head"), f"not in docs/image.md: {head - documented('head')}"
     assert ports.AGENT in worker
     assert worker <= documented("worker"), f"not in docs/image.md: {worker - documented('worker')}"
 
 
 def test_another_network_reaches_nothing(cluster: Cluster) -> None:
-    """The network stands for the security group: both let in nobody but their own."""
+    """The network plays the security group: both admit only their own members."""
     with (
         cluster.engine.network(f"outside-{secrets.token_hex(3)}") as outside,
         cluster.one_more("worker", "outsider", f"--network={outside}", command=("sleep", "120")) as name,

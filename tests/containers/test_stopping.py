@@ -1,4 +1,4 @@
-"""SIGTERM: a node is out in time, with exit status 0; test_failures.py stops those that train."""
+"""After SIGTERM a node ends in time with exit status 0. test_failures.py stops nodes that train."""
 
 from tests.containers.cluster import GRACE_SECONDS, Cluster
 from tests.waiting import until

@@ -1,4 +1,4 @@
-"""Without the token nothing answers but a refusal, and the token is nowhere to be read."""
+"""Without the token every service refuses to answer, and the token cannot be read anywhere."""
 
 import json
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def status(url, **headers):
 for url in sys.argv[2:]:
     print(status(url), status(url, Authorization="Bearer wrong"))
 """
-# Arguments: host:port/method of gRPC. Prints the codes likewise.
+# Arguments: host:port/method of gRPC. Prints the status codes without a token and with a wrong one.
 CALL = """
 import grpc, sys
 def code(target, method, *token):
@@ -37,7 +37,7 @@ for each in sys.argv[1:]:
     target, _, method = each.partition("/")
     print(code(target, method), code(target, method, ("authorization", "Bearer wrong")))
 """
-# A driver with an actor, for a while.
+# A driver with an actor, for a minute.
 DRIVE = """
 import ray, time
 @ray.remote(num_cpus=0)
@@ -78,25 +78,25 @@ Strangers = dict[str, Future[tuple[int, str]]]
 
 @pytest.fixture(scope="module")
 def strangers(made: Cluster) -> Iterator[Strangers]:
-    """Who comes with another token, and how that ends: side by side, as they try for a while."""
+    """A job, a node and a driver with a wrong token: exit status and log of each. They run at the same time."""
     made.settle()
     stranger = replace(made, engine=Engine(made.engine.command, {"RAY_AUTH_TOKEN": "another"}))
 
-    def comes(name: str, *command: str) -> tuple[int, str]:
+    def run(name: str, *command: str) -> tuple[int, str]:
         with stranger.one_more("worker", name, *made.hosts(), command=command) as container:
             return stranger.engine.wait(container)
 
     dashboard, gcs = f"http://{HEAD_HOST}:{ports.DASHBOARD}", f"{HEAD_HOST}:{ports.GCS}"
     with ThreadPoolExecutor(3) as pool:
         yield {
-            "job": pool.submit(comes, "job", "ray", "job", "submit", f"--address={dashboard}", "--", "true"),
-            "node": pool.submit(comes, "node", "ray", "start", f"--address={gcs}", "--block"),
-            "driver": pool.submit(comes, "driver", "python", "-c", f"import ray; ray.init('{gcs}')"),
+            "job": pool.submit(run, "job", "ray", "job", "submit", f"--address={dashboard}", "--", "true"),
+            "node": pool.submit(run, "node", "ray", "start", f"--address={gcs}", "--block"),
+            "driver": pool.submit(run, "driver", "python", "-c", f"import ray; ray.init('{gcs}')"),
         }
 
 
 def refusals(cluster: Cluster, program: str, *arguments: str) -> set[str]:
-    """What a program that knocks prints, from a worker's container."""
+    """Run a program in a worker's container and return its lines of output."""
     return set(cluster.engine.python(cluster.workers[0], program, *arguments).splitlines())
 
 
@@ -121,7 +121,7 @@ def test_rays_processes_refuse(cluster: Cluster) -> None:
     cluster.engine.run("exec", "--detach", cluster.head, "python", "-c", DRIVE)
 
     def answers() -> set[str]:
-        """What each process that listens now answers; one that has ended since has none."""
+        """Return the answers of all listening processes, except those that have ended since."""
         calls = [
             f"{address}:{port}/{WORKER_CALL}"
             for name, address in cluster.addresses().items()
@@ -151,7 +151,7 @@ def refused(stranger: Future[tuple[int, str]]) -> None:
     assert "token" in log.lower(), log
 
 
-def test_the_token_stands_in_its_own_variable_and_nowhere_else(cluster: Cluster, trained: Trained) -> None:
+def test_the_token_is_in_its_own_variable_and_nowhere_else(cluster: Cluster, trained: Trained) -> None:
     token = cluster.engine.secrets["RAY_AUTH_TOKEN"]
     assert token not in trained.log
     for name in cluster.names:
@@ -159,10 +159,10 @@ def test_the_token_stands_in_its_own_variable_and_nowhere_else(cluster: Cluster,
         search = cluster.engine.execute(
             name, "grep", "-rlsa", "--devices=skip", token, "/tmp", "/home/ray", STATE_PATH, check=False
         )
-        assert not search.stdout, "Ray's own logs go where people look at them, and its state outlives it"
+        assert not search.stdout, "people read Ray's logs, and its state outlives it"
         commands = cluster.engine.execute(name, "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
         assert "raylet" in commands
-        assert token not in commands, "every user of the host reads command lines"
+        assert token not in commands, "every user of the host can read command lines"
         description = cluster.engine.inspect(name)
         environment = description["Config"].pop("Env")
         assert [each for each in environment if token in each] == [f"RAY_AUTH_TOKEN={token}"]

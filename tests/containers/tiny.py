@@ -1,4 +1,4 @@
-"""A model whose checkpoints are small and whose steps take their time: what is tested with it is the cluster."""
+"""A model with small checkpoints and slow steps, for tests of the cluster."""
 
 import os
 import time
@@ -6,12 +6,13 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-# Asleep, so that the middle of a run lasts and leaves the cores to what is tested; until this file is there.
-STEP_SECONDS, HURRY = 0.25, Path(os.environ["HURRY"])
+# Steps sleep, which leaves the cores to what is tested, until this file exists.
+STEP_SECONDS = 0.25
+HURRY = Path(os.environ["HURRY"])
 
 
 class Slow(nn.Module):
-    """Hands a batch on, a little later."""
+    """Returns its input, after a while."""
 
     def forward(self, images: Tensor) -> Tensor:
         if self.training and not HURRY.exists():

@@ -39,7 +39,6 @@ def cluster(
         **aws_variables,
         "AWS_ENDPOINT_URL": proxy.url,
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_SECONDS),
-        "RAY_worker_niceness": "0",
         FOLDER_VARIABLE: str(tmp_path_factory.mktemp("runs")),
     }
     with LocalCluster(2, variables) as cluster:

@@ -17,8 +17,8 @@ from typing import Any
 import boto3
 import torch
 
-from bench.report import Finding, at_most, spread
-from bench.runs import Bench, BenchmarkError, on_two_workers
+from bench.harness import Bench, BenchmarkError, on_two_workers
+from bench.report import Comparison, at_most, spread
 from training.checkpoint.manager import CheckpointManager
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.dataset import Dataset
@@ -26,7 +26,7 @@ from training.recipes.images.trainer import ImageTrainer
 from training.run.storage import RunStorage
 
 EPOCHS = 5
-COSTS = ("stood", "slower", "stored")
+COSTS = ("blocked", "slower", "stored")
 MOST_PERCENT = 2.0
 BUCKET = "checkpoints"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
@@ -36,16 +36,16 @@ LITTLE = {"AWS_REQUEST_CHECKSUM_CALCULATION": "WHEN_REQUIRED"}
 LEAST_PRIORITY = 19
 
 
-def measure(bench: Bench) -> list[Finding]:
+def measure(bench: Bench) -> list[Comparison]:
     """Train resnet18 with a checkpoint at the beginning and in the middle of each epoch, in an S3 on this machine."""
-    bench.say(f"checkpoints: {EPOCHS + 1} epochs of resnet18, two checkpoints in each but the first")
+    bench.log(f"checkpoints: {EPOCHS + 1} epochs of resnet18, two checkpoints in each but the first")
     with moto() as endpoint:
         config = ImageConfig(storage_path=f"s3://{BUCKET}/runs", run_name="bench", epochs=EPOCHS + 1)
         epochs, seen = on_two_workers(_train, config, bench.dataset, endpoint)
-        return [finding(epochs, [Seen(*each).cost() for each in seen])]
+        return [compare(epochs, [Seen(*each).cost() for each in seen])]
 
 
-def finding(epochs: list[float], checkpoints: list[dict[str, float]]) -> Finding:
+def compare(epochs: list[float], checkpoints: list[dict[str, float]]) -> Comparison:
     """The share of an epoch that its checkpoint takes.
 
     Args:
@@ -53,19 +53,21 @@ def finding(epochs: list[float], checkpoints: list[dict[str, float]]) -> Finding
         checkpoints: What was seen of each.
     """
     epoch = statistics.median(epochs)
-    shares = [100 * (each["stood"] + each["slower"]) / epoch for each in checkpoints]
-    stood, slower, stored = (statistics.median(each[name] for each in checkpoints) for name in COSTS)
-    return Finding(
+    percents = [100 * (each["blocked"] + each["slower"]) / epoch for each in checkpoints]
+    percent = statistics.median(percents)
+    blocked, slower, stored = (statistics.median(each[name] for each in checkpoints) for name in COSTS)
+    return Comparison(
         name="One checkpoint, S3 on this machine: share of an epoch, %",
         reference=f"{epoch:.1f} s an epoch",
-        ours=f"{spread(shares)} %",
+        ours=f"{spread(percents)} %",
         n=len(checkpoints),
         note=(
-            f"training stands {1000 * stood:.0f} ms to copy the state, and is {slower:.2f} s slower in the steps of "
+            f"training stands {1000 * blocked:.0f} ms to copy the state, and is {slower:.2f} s slower in the steps of "
             f"the {stored:.1f} s in which it is stored; the S3, moto, runs on the same two cores, after the training"
         ),
         data={"epochs": epochs, "checkpoints": checkpoints},
-        **at_most(statistics.median(shares), MOST_PERCENT, " %"),
+        ratio=percent,
+        target=at_most(percent, MOST_PERCENT, " %"),
     )
 
 
@@ -99,20 +101,20 @@ def _train(config: ImageConfig, dataset: Dataset, endpoint: str) -> tuple[list[f
 
 @dataclass(frozen=True)
 class Seen:
-    """What was seen of a checkpoint: how long training stood for it, and the steps made since.
+    """What was seen of a checkpoint: how long training blocked for it, and the steps made since.
 
     Attributes:
-        stood: In seconds.
+        blocked: In seconds.
         moments: When the first step began and when each ended.
         storing: Whether the checkpoint was being stored, at each of these moments.
     """
 
-    stood: float
+    blocked: float
     moments: list[float]
     storing: list[bool]
 
     def cost(self) -> dict[str, float]:
-        """The seconds that training stood, was slower for the storing, and that this took."""
+        """The seconds that training blocked, was slower for the storing, and that this took."""
         steps = [after - before for before, after in pairwise(self.moments)]
         beside = [step for step, busy in zip(steps, self.storing, strict=False) if busy]
         alone = steps[len(beside) :]
@@ -121,7 +123,7 @@ class Seen:
                 "storing a checkpoint takes longer than half an epoch: nothing is left to compare with"
             )
         slower = sum(beside) - statistics.mean(alone) * len(beside)
-        return dict(zip(COSTS, (self.stood, slower, sum(beside)), strict=True))
+        return dict(zip(COSTS, (self.blocked, slower, sum(beside)), strict=True))
 
 
 @contextmanager

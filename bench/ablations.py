@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from bench import runs
-from bench.report import Finding, spread
-from bench.runs import Bench
+from bench import harness
+from bench.harness import Bench
+from bench.report import Comparison, spread
 from training.errors import UsageError
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.datasets import load
@@ -20,7 +20,7 @@ BATCH_SIZE = 128
 CONFIG = ImageConfig(dataset="synthetic", samples=6 * BATCH_SIZE, batch_size=BATCH_SIZE, epochs=3)
 
 # The setting, the value to compare with, and the choice.
-ALONE: tuple[tuple[str, Any, Any], ...] = (
+ONE_WORKER: tuple[tuple[str, Any, Any], ...] = (
     ("channels_last", "off", "on"),
     ("precision", "fp32", "bf16"),
     ("fused_optimizer", "off", "on"),
@@ -30,36 +30,36 @@ ALONE: tuple[tuple[str, Any, Any], ...] = (
     ("norm_batch", 0, 64),  # two groups of half the batch
     ("data_on_device", "off", "on"),
 )
-TOGETHER: tuple[tuple[str, Any, Any], ...] = (
+TWO_WORKERS: tuple[tuple[str, Any, Any], ...] = (
     ("gradient_dtype", "fp32", "bf16"),
     ("bucket_mb", None, 100.0),
     ("static_graph", "off", "on"),
 )
 
 
-def measure(bench: Bench) -> list[Finding]:
+def measure(bench: Bench) -> list[Comparison]:
     """Steps of one worker, and of two where the choice is about what they send each other."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    findings = []
-    for name, without, chosen in ALONE:
-        bench.say(f"choices: {name}")
+    comparisons = []
+    for name, without, chosen in ONE_WORKER:
+        bench.log(f"choices: {name}")
         try:
-            findings.append(finding(name, without, chosen, alone(name, (without, chosen), device)))
+            comparisons.append(compare(name, without, chosen, one_worker(name, (without, chosen), device)))
         except UsageError as error:  # a compiler that is not there
-            findings.append(
-                Finding(name=f"step with {name} {chosen}", reference="-", ours="-", ratio=None, note=str(error))
+            comparisons.append(
+                Comparison(name=f"step with {name} {chosen}", reference="-", ours="-", ratio=None, note=str(error))
             )
-    for name, without, chosen in TOGETHER:
-        bench.say(f"choices: {name}, two workers")
-        findings.append(finding(name, without, chosen, together(name, (without, chosen))))
-    return findings
+    for name, without, chosen in TWO_WORKERS:
+        bench.log(f"choices: {name}, two workers")
+        comparisons.append(compare(name, without, chosen, two_workers(name, (without, chosen))))
+    return comparisons
 
 
-def finding(name: str, without: Any, chosen: Any, seconds: dict[Any, list[float]]) -> Finding:
+def compare(name: str, without: Any, chosen: Any, seconds: dict[Any, list[float]]) -> Comparison:
     """The step times of both."""
     medians = {value: statistics.median(times) for value, times in seconds.items()}
     default = getattr(ImageConfig(), name)
-    return Finding(
+    return Comparison(
         name=f"step with {name} {chosen}",
         reference=f"{without}: {spread([1000 * t for t in seconds[without]])} ms",
         ours=f"{chosen}: {spread([1000 * t for t in seconds[chosen]])} ms",
@@ -70,15 +70,15 @@ def finding(name: str, without: Any, chosen: Any, seconds: dict[Any, list[float]
     )
 
 
-def alone(name: str, values: tuple[Any, Any], device: torch.device) -> dict[Any, list[float]]:
+def one_worker(name: str, values: tuple[Any, Any], device: torch.device) -> dict[Any, list[float]]:
     """Step times of one worker."""
     dataset = replace(load("synthetic", CONFIG), flip_invariant=True)
     return _in_turns({value: ImageTrainer(replace(CONFIG, **{name: value}), dataset, device) for value in values})
 
 
-def together(name: str, values: tuple[Any, Any]) -> dict[Any, list[float]]:
+def two_workers(name: str, values: tuple[Any, Any]) -> dict[Any, list[float]]:
     """Step times of two workers of one thread each, on this machine's CPUs."""
-    return runs.on_two_workers(alone, name, values, torch.device("cpu"))
+    return harness.on_two_workers(one_worker, name, values, torch.device("cpu"))
 
 
 def _in_turns(trainers: dict[Any, ImageTrainer]) -> dict[Any, list[float]]:

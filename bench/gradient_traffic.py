@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bench import goal, runs
-from bench.report import Finding, at_most
-from bench.runs import Bench, Run
+from bench import harness, time_to_accuracy
+from bench.harness import Bench, Run
+from bench.report import Comparison, at_most
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.dataset import Dataset
 from training.recipes.images.datasets import load
@@ -23,18 +23,19 @@ STEPS = 12
 DTYPES = ("fp32", "bf16")
 SEEDS_OF_SMALL = 20
 SMALL = ImageConfig(dataset="synthetic", samples=2 * 8 * STEPS, batch_size=8, norm_batch=0, epochs=1)
+TRAFFIC_TARGET = 0.51
 POINTS = 0.3
 
 
-def measure(bench: Bench, fp32: list[Run]) -> list[Finding]:
+def measure(bench: Bench, fp32: list[Run]) -> list[Comparison]:
     """The bytes of both, and trainings in bf16 beside those in fp32 that are there already."""
-    bench.say("wire: bytes of a step")
+    bench.log("gradient traffic: bytes of a step")
     bytes_of = {dtype: bytes_a_step(dtype) for dtype in DTYPES}
     bf16 = []
     for seed in bench.seeds:
-        bench.say(f"wire: training with bf16 gradients, seed {seed}")
-        bf16.append(runs.train(bench, *goal.OURS, "--seed", str(seed), "--gradient-dtype", "bf16"))
-    bench.say(f"wire: a small network, {SEEDS_OF_SMALL} seeds of each")
+        bench.log(f"gradient traffic: training with bf16 gradients, seed {seed}")
+        bf16.append(harness.train(bench, *time_to_accuracy.FLAGS, "--seed", str(seed), "--gradient-dtype", "bf16"))
+    bench.log(f"gradient traffic: a small network, {SEEDS_OF_SMALL} seeds of each")
     small = accuracies(bench)
     return [
         traffic(bytes_of),
@@ -43,28 +44,31 @@ def measure(bench: Bench, fp32: list[Run]) -> list[Finding]:
     ]
 
 
-def traffic(bytes_of: dict[str, float]) -> Finding:
+def traffic(bytes_of: dict[str, float]) -> Comparison:
     """Bytes on the wire."""
-    return Finding(
+    ratio = bytes_of["bf16"] / bytes_of["fp32"]
+    return Comparison(
         name="bytes on the wire a step",
         reference=f"fp32: {bytes_of['fp32'] / 1e6:.1f} MB",
         ours=f"bf16: {bytes_of['bf16'] / 1e6:.1f} MB",
-        **at_most(bytes_of["bf16"] / bytes_of["fp32"], 0.51),
+        ratio=ratio,
+        target=at_most(ratio, TRAFFIC_TARGET),
         n=STEPS,
         note="sent by both workers of a resnet18, as the loopback interface counts it, TCP and all",
         data=bytes_of,
     )
 
 
-def accuracy(network: str, fp32: list[float], bf16: list[float]) -> Finding:
+def accuracy(network: str, fp32: list[float], bf16: list[float]) -> Comparison:
     """Points of accuracy lost, seed by seed."""
     lost = [100 * (one - other) for one, other in zip(fp32, bf16, strict=True)]
     error = statistics.stdev(lost) / len(lost) ** 0.5 if len(lost) > 1 else float("nan")
-    return Finding(
+    return Comparison(
         name=f"accuracy with bf16 gradients, {network}",
         reference=f"fp32: {statistics.mean(fp32):.4f}",
         ours=f"bf16: {statistics.mean(bf16):.4f}",
-        **at_most(statistics.mean(lost), POINTS, " points lost"),
+        ratio=statistics.mean(lost),
+        target=at_most(statistics.mean(lost), POINTS, " points lost"),
         n=len(lost),
         note=f"the ratio is points lost on average, with a standard error of {error:.2f}; seed by seed "
         + ", ".join(f"{each:+.2f}" for each in lost),
@@ -74,7 +78,7 @@ def accuracy(network: str, fp32: list[float], bf16: list[float]) -> Finding:
 
 def bytes_a_step(dtype: str) -> float:
     """Bytes that two workers of a resnet18 send each other in a step, counted by the system on its loopback."""
-    return runs.on_two_workers(_send, dtype)
+    return harness.on_two_workers(_send, dtype)
 
 
 def _send(dtype: str) -> float:
@@ -97,7 +101,7 @@ def accuracies(bench: Bench) -> dict[str, list[float]]:
 
     Seed by seed two trainings differ by chance as soon as anything is rounded differently.
     """
-    return runs.on_two_workers(_train_small, bench.dataset)
+    return harness.on_two_workers(_train_small, bench.dataset)
 
 
 def small(channels: int, classes: int) -> nn.Module:
@@ -114,7 +118,7 @@ def _train_small(dataset: Dataset) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {dtype: [] for dtype in DTYPES}
     for seed in range(SEEDS_OF_SMALL):
         for dtype in DTYPES:
-            config = ImageConfig(model="bench.wire:small", epochs=3, seed=seed, gradient_dtype=dtype)
+            config = ImageConfig(model="bench.gradient_traffic:small", epochs=3, seed=seed, gradient_dtype=dtype)
             trainer = ImageTrainer(config, dataset, torch.device("cpu"))
             found[dtype].append([trainer.run_epoch() for _ in range(config.epochs)][-1]["test_accuracy"])
     return found

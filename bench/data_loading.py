@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision.transforms import Compose, Normalize, ToTensor
 
-from bench.report import Finding, at_least, spread
-from bench.runs import Bench
+from bench.harness import Bench
+from bench.report import Comparison, at_least, spread
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.dataset import Dataset, Split
 from training.recipes.images.loader import BatchLoader
@@ -53,9 +53,9 @@ def in_batches(dataset: Dataset, epoch: int, mirror: str = "off") -> Iterator[tu
     yield from BatchLoader(dataset, config, 0, 1, torch.device("cpu")).train(epoch)
 
 
-def measure(bench: Bench) -> list[Finding]:
+def measure(bench: Bench) -> list[Comparison]:
     """Each input on one thread, in turns, for some epochs after one that does not count."""
-    bench.say("input: a DataLoader beside batches")
+    bench.log("input: a DataLoader beside batches")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     inputs = {"per_sample": per_sample, "in_batches": in_batches, "mirrored": partial(in_batches, mirror="on")}
@@ -68,18 +68,20 @@ def measure(bench: Bench) -> list[Finding]:
                 rates[name].append(samples / (time.perf_counter() - began))
     torch.set_num_threads(threads)
     return [
-        finding("input alone", rates["per_sample"], rates["in_batches"], "as the reference's: normalized, shuffled"),
-        finding("input alone, mirrored", rates["per_sample"], rates["mirrored"], "as training takes them by default"),
+        compare("input alone", rates["per_sample"], rates["in_batches"], "as the reference's: normalized, shuffled"),
+        compare("input alone, mirrored", rates["per_sample"], rates["mirrored"], "as training takes them by default"),
     ]
 
 
-def finding(name: str, reference: list[float], ours: list[float], note: str) -> Finding:
+def compare(name: str, reference: list[float], ours: list[float], note: str) -> Comparison:
     """Samples a second, by their medians."""
-    return Finding(
+    ratio = statistics.median(ours) / statistics.median(reference)
+    return Comparison(
         name=name,
         reference=f"{spread(reference)} images/s",
         ours=f"{spread(ours)} images/s",
-        **at_least(statistics.median(ours) / statistics.median(reference), TARGET),
+        ratio=ratio,
+        target=at_least(ratio, TARGET),
         n=len(ours),
         note=f"one CPU thread, batches of {BATCH_SIZE}; {note}",
         data={"reference": reference, "ours": ours},
