@@ -44,8 +44,8 @@ print("free:", ray.available_resources().get("CPU", 0))
 """
 JOBS = """
 import json
-from raynode import api, head
-print(json.dumps({job["submission_id"]: job["status"] for job in api.get(head.JOBS) if job["submission_id"]}))
+from raynode import api, jobs
+print(json.dumps({job["submission_id"]: job["status"] for job in api.get(jobs.url()) if job["submission_id"]}))
 """
 CREATE = f"import boto3; boto3.client('s3', endpoint_url='http://127.0.0.1:5000').create_bucket(Bucket='{BUCKET}')"
 # Without boto3, which takes a second of a core: runs are looked at again and again.
