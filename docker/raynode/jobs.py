@@ -54,6 +54,14 @@ def url() -> str:
     return f"http://127.0.0.1:{ports.DASHBOARD}/api/jobs/"
 
 
+def next_id(name: str, taken: set[str]) -> str:
+    """Return the first of `name.2`, `name.3`, ... that is free, as `training.job` does."""
+    number = 2
+    while f"{name}.{number}" in taken:
+        number += 1
+    return f"{name}.{number}"
+
+
 class JobRecovery:
     """Watches the jobs of a head, from a thread, and submits again each run whose last job lost its driver or head.
 
@@ -162,7 +170,7 @@ class JobRecovery:
             if maximum:
                 self._report(lost, f"is not submitted again: its run was lost {maximum + 1} times in a row")
             return
-        successor = _next_id(metadata[RUN[0]], taken)
+        successor = next_id(metadata[RUN[0]], taken)
         body = {
             "submission_id": successor,
             "entrypoint": job["entrypoint"],
@@ -222,14 +230,6 @@ def _resubmissions_in_a_row(job: Job) -> int:
     """Return how often the run was submitted again without progress in between, before this job was lost."""
     seconds = ((job.get("end_time") or 0) - (job.get("start_time") or 0)) / 1000
     return 0 if seconds >= PROGRESS_SECONDS else _number(job["metadata"], RESUBMISSIONS)
-
-
-def _next_id(name: str, taken: set[str]) -> str:
-    """Return the first of `name.2`, `name.3`, ... that is free, as `training.job` does."""
-    number = 2
-    while f"{name}.{number}" in taken:
-        number += 1
-    return f"{name}.{number}"
 
 
 def _number(metadata: dict[str, str], key: str) -> int:
