@@ -124,11 +124,13 @@ class JobRecovery:
         Ray checks its jobs only when the first request for one arrives, and would show them as running until then.
         """
         deadline = time.monotonic() + ORPHANS_SECONDS
-        while (orphans := _running(before=self._started_at)) and time.monotonic() < deadline:
-            for job in orphans:
-                self._report(job, "has ended with the head that it ran on")
-                with suppress(OSError):  # Ray's agent may not be up yet, or may take its time
-                    api.post(f"{url()}{job}/stop")
+        while time.monotonic() < deadline:
+            with suppress(OSError):  # the dashboard is busy
+                orphans = [job for job in _list_jobs() if _is_running(job) and self._is_older(job)]
+                if not orphans:
+                    return
+                for job in orphans:
+                    self._fail_orphaned(job["submission_id"])
             time.sleep(ORPHANS_POLL_SECONDS)
 
     def resubmit_lost_jobs(self) -> None:
@@ -141,6 +143,14 @@ class JobRecovery:
         for job in _last_jobs(jobs):
             if self._is_lost(job) and not self._stopping.is_set():
                 self._resubmit(job, taken={each["submission_id"] for each in jobs})
+
+    def _is_older(self, job: Job) -> bool:
+        return (job.get("start_time") or 0) < 1000 * self._started_at
+
+    def _fail_orphaned(self, job: str) -> None:
+        self._report(job, "has ended with the head that it ran on")
+        with suppress(OSError):  # Ray's agent is not up yet, or busy
+            api.post(f"{url()}{job}/stop")
 
     def _record_interrupted(self, jobs: list[str]) -> None:
         if not self._state or not jobs:
@@ -200,17 +210,14 @@ def _list_jobs() -> list[Job]:
         raise OSError(f"not a list of jobs: {cause!r}") from cause
 
 
-def _running(before: float = float("inf")) -> list[str]:
-    """Return the IDs of the jobs that have not ended and were submitted before a Unix time.
+def _is_running(job: Job) -> bool:
+    return job["status"] not in ENDED
 
-    The list is empty if the dashboard doesn't answer.
-    """
+
+def _running() -> list[str]:
+    """Return the IDs of the jobs that have not ended, or none if the dashboard doesn't answer."""
     try:
-        return [
-            job["submission_id"]
-            for job in _list_jobs()
-            if job["status"] not in ENDED and (job.get("start_time") or 0) < 1000 * before
-        ]
+        return [job["submission_id"] for job in _list_jobs() if _is_running(job)]
     except OSError as cause:
         print(f"ray-head: the jobs are not known ({cause})", file=sys.stderr)
         return []

@@ -94,8 +94,13 @@ def test_orphaned_jobs_are_reported_to_ray_until_it_shows_them_as_failed(
     recovery = JobRecovery(None)
     old = {"submission_id": "old", "status": "RUNNING", "start_time": 9_000}
     new = {"submission_id": "new", "status": "RUNNING", "start_time": 1e15}
-    ray.answer = [old, new]
+    failures = [OSError("the dashboard is busy")]
     requested: list[str] = []
+
+    def get(url: str) -> list[dict[str, Any]]:
+        if failures:
+            raise failures.pop()
+        return [old, new]
 
     def stop(url: str) -> None:
         requested.append(url.split("/")[-2])
@@ -103,6 +108,7 @@ def test_orphaned_jobs_are_reported_to_ray_until_it_shows_them_as_failed(
             raise OSError("500: the agent is not up yet")
         old["status"] = "FAILED"
 
+    monkeypatch.setattr(api, "get", get)
     monkeypatch.setattr(api, "post", stop)
     recovery.fail_orphaned_jobs()
     assert requested == ["old", "old"], "a job that was submitted to this head keeps running"
