@@ -18,7 +18,7 @@ import training
 from infra import commands, containers
 from infra.policies import RUNS_PREFIX
 from infra.sizing import TaskSize
-from raynode import ports, state, worker
+from raynode import jobs, ports, state, worker
 from raynode.errors import StartError
 from tests.containers import cluster
 from training import job
@@ -196,6 +196,25 @@ def test_compose_trains_as_the_train_command_does() -> None:
 
 def test_the_train_command_asks_the_dashboard_of_the_head_it_runs_on() -> None:
     assert int(job.DASHBOARD.rpartition(":")[2]) == ports.DASHBOARD, "no variable of the container says where it is"
+
+
+def test_the_head_finds_in_a_job_what_it_needs_to_submit_the_run_again() -> None:
+    config = parse(ImageConfig, ["--run-name", "mine"], {})
+    assert tuple(job.run_identity(config, [])) == jobs.RUN, "a lost job and its successor would be of different runs"
+    assert job.MAX_RESUBMISSIONS == jobs.MAX_RESUBMISSIONS, "no run would be submitted again"
+
+
+def test_a_lost_run_is_submitted_under_the_id_that_the_job_command_would_take() -> None:
+    taken = {"mine": None, "mine.2": None, "other": None}
+    assert jobs.next_id("mine", set(taken)) == job.free_id(taken, "mine"), "of two that are submitted Ray refuses one"
+
+
+def test_a_lost_run_is_submitted_before_its_follower_gives_up() -> None:
+    assert jobs.POLL_SECONDS < job.RESUBMISSION_SECONDS / 2
+
+
+def test_a_run_that_only_waits_for_workers_makes_no_progress() -> None:
+    assert jobs.PROGRESS_SECONDS > containers.WAIT_SECONDS, "it could be lost and submitted again for ever"
 
 
 def test_the_lock_holds_the_versions_of_the_project() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from training import job
 from training.config import parse
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.recipe import IMAGES
@@ -65,7 +66,7 @@ def test_every_make_command_is_a_target() -> None:
 def test_every_flag_that_is_mentioned_is_one_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(ImageConfig, ["--help"], {})
-    known = capsys.readouterr().out
+    known = capsys.readouterr().out + job.ABOUT
     for flag in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README + TRAINING + FAILURES)) - OF_OTHER_TOOLS:
         assert f"{flag} " in known, f"{flag} is no flag of python -m training"
 
@@ -78,7 +79,7 @@ def test_the_training_s_defaults_are_those_of_its_settings() -> None:
         shown |= dict(zip(names, defaults.replace("`", "").split(", "), strict=True))
     config = ImageConfig().resolve_defaults()
     for name, value in shown.items():
-        default = getattr(config, name)
+        default = job.DEFAULT_MAX_RESUBMISSIONS if name == "max_resubmissions" else getattr(config, name)
         assert value == "DDP's" if default is None else type(default)(value) == default, f"{name} is not {value}"
     for title in ("how fast", "when something happens"):
         explained = _settings_of(title) - {"cloudwatch_namespace"}

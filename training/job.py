@@ -1,50 +1,68 @@
-"""`python -m training.job`: a run as a job of the Ray head, and whoever starts it follows the log.
+"""`python -m training.job`: submit a run as a job to the Ray head, and follow its log.
 
-The job carries the name of its run: the same command finds it again, and submits another only where none is under way.
-What the job does is `python -m training`, with the same flags.
+The job's metadata names its run: the same command finds the job again, and submits another one only if none is under
+way. It also says how often the head may submit the run again after losing the job's driver. The job's command is
+`python -m training`, with the same flags.
 """
 
+import argparse
 import asyncio
 import itertools
 import logging
+import os
 import shlex
 import sys
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import aiohttp
 
-from training.config import parse
+from training.config import environment_variable, parse
 from training.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
 from training.recipes.images.config import ImageConfig
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
-# Where Ray's own variables, RAY_API_SERVER_ADDRESS or RAY_ADDRESS, say nothing else: on the head itself.
+# The default of Ray's own variables, RAY_API_SERVER_ADDRESS and RAY_ADDRESS: on the head itself.
 DASHBOARD = "http://127.0.0.1:8265"
+# The key of a job's metadata that says how often in a row the head may submit the run again, and its default.
+MAX_RESUBMISSIONS = "max_resubmissions"
+DEFAULT_MAX_RESUBMISSIONS = 3
+# How long to wait for the head to submit a lost run again; the head polls its jobs every five seconds.
+RESUBMISSION_SECONDS = 30.0
+POLL_SECONDS = 1.0
+SUBMIT_ATTEMPTS = 3
 
 ABOUT = """\
-python -m training.job [flags of python -m training]
+python -m training.job [--max-resubmissions N] [flags of python -m training]
 
-Submits python -m training as a Ray job to the cluster's head, shows its log and ends with its exit status. The job
-goes on without whoever follows it: while its run is under way, the same command with the same --run-name shows the log
-from the start, and later it continues a run that was cut off. Without --run-name it prints the new name that it gives.
+Submits python -m training as a Ray job to the cluster's head, shows its log and exits with its exit status. The job
+keeps running if this command ends: while the run is under way, the same command with the same --run-name shows the log
+from the start, and later it resumes a run that was interrupted. Without --run-name it prints the new name of the run.
 
-RAY_API_SERVER_ADDRESS says where the head's dashboard is (default: http://127.0.0.1:8265); exit status 3 if none
-answers. Ctrl-C stops the following, with 130, and not the job. The flags, and the job's own exit status:
+If the driver is killed or the head is lost, the head submits the run again, which resumes it from its last checkpoint.
+  --max-resubmissions N  times in a row that the head may do so; 0 turns it off. A job that has run for an hour starts
+                         the count again (default: 3)
+
+RAY_API_SERVER_ADDRESS is the address of the head's dashboard (default: http://127.0.0.1:8265); exit status 3 if it
+doesn't answer. Ctrl-C ends this command, with 130, and not the job. The flags, and the job's own exit status:
 """
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Submit the run or find it, and follow its log; returns the exit status of its driver."""
+    """Submit the run or find it, and follow its log; return the exit status of its driver."""
     given = sys.argv[1:] if arguments is None else arguments
     try:
         if not {"-h", "--help"}.isdisjoint(given):
             print(ABOUT)
-        config = parse(ImageConfig, given).resolve_defaults()
+        max_resubmissions, flags = _own_flag(given)
+        config = parse(ImageConfig, flags).resolve_defaults()
         client = _connect()
-        return _follow(client, _find_or_submit(client, config, given), config)
+        run = run_identity(config, flags)
+        metadata = {**run, MAX_RESUBMISSIONS: str(max_resubmissions)}
+        return _follow(client, run, _find_or_submit(client, run, metadata, _entrypoint(config, flags)))
     except TrainingError as error:
         print(f"training: {error}", file=sys.stderr)
         return error.exit_status
@@ -53,12 +71,54 @@ def main(arguments: list[str] | None = None) -> int:
         return Interrupted.exit_status
 
 
+def run_identity(config: ImageConfig, flags: Sequence[str]) -> dict[str, str]:
+    """Return the part of a job's metadata that all jobs of a run have in common.
+
+    A run's name is that of a folder, so under another storage path it is another run. Of the storage path only what was
+    typed can be compared, because the default of the head's environment may not be known here.
+    """
+    return {"run_name": str(config.run_name), "storage_path": parse(ImageConfig, flags, {}).storage_path}
+
+
+def free_id(jobs: dict[str, Any], name: str) -> str:
+    """Return `name`, `name.2` or `name.3`...: Ray keeps the jobs that have ended, and takes no ID twice."""
+    later = (f"{name}.{number}" for number in itertools.count(2))
+    return next(each for each in itertools.chain([name], later) if each not in jobs)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises one line instead of printing its usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message.removeprefix('argument ')}; see python -m training.job --help")
+
+
+def _own_flag(given: Sequence[str]) -> tuple[int, list[str]]:
+    """Return the value of --max-resubmissions, and the flags without it: they are those of `python -m training`."""
+    default = os.environ.get(environment_variable(MAX_RESUBMISSIONS)) or DEFAULT_MAX_RESUBMISSIONS
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--max-resubmissions", type=_count, default=default)
+    own, flags = parser.parse_known_args(given)
+    return own.max_resubmissions, flags
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; it must be a number from 0")
+    return int(text)
+
+
 def _connect() -> "JobSubmissionClient":
-    """The Jobs API of the head's dashboard; Ray takes address and token from the environment."""
+    """Connect to the Jobs API of the head's dashboard; Ray reads address and token from the environment.
+
+    Raises:
+        UsageError: The head refuses the token.
+        ResourceError: No dashboard answers.
+    """
     from ray.exceptions import AuthenticationError  # takes seconds: not for --help or a mistyped flag
     from ray.job_submission import JobSubmissionClient
 
-    logging.getLogger(JobSubmissionClient.__module__).setLevel(logging.WARNING)  # it tells how a log was closed
+    logging.getLogger(JobSubmissionClient.__module__).setLevel(logging.WARNING)  # it logs how a log was closed
     try:
         return JobSubmissionClient(DASHBOARD)
     except AuthenticationError as cause:
@@ -67,70 +127,87 @@ def _connect() -> "JobSubmissionClient":
         ) from cause
     except (OSError, RuntimeError, ValueError) as cause:
         raise ResourceError(
-            f"no dashboard of a Ray head answers ({one_line(cause)}); RAY_API_SERVER_ADDRESS says where one is"
+            f"no dashboard of a Ray head answers ({one_line(cause)}); set RAY_API_SERVER_ADDRESS to the address of one"
         ) from cause
 
 
-def _find_or_submit(client: "JobSubmissionClient", config: ImageConfig, given: Sequence[str]) -> str:
-    """The job of this run that is under way, or else a new one; says which."""
-    name = str(config.run_name)
-    # The name of a folder: under another storage path it is another run. Only what was typed can be compared, as the
-    # head's own default may not be known here.
-    run = {"run_name": name, "storage_path": parse(ImageConfig, given, {}).storage_path}
-    try:
-        jobs = _submitted(client.list_jobs())
-        if job_id := _under_way(jobs, run):
-            _say(f"run {name} is under way as job {job_id}: its log from the start")
+def _find_or_submit(
+    client: "JobSubmissionClient", run: dict[str, str], metadata: dict[str, str], entrypoint: str
+) -> str:
+    """Return the ID of the run's job that is under way, or else submit a new one; print which."""
+    name = run["run_name"]
+    refusal = None
+    for _ in range(SUBMIT_ATTEMPTS):
+        try:
+            jobs = _submitted(client.list_jobs())
+            if job_id := _under_way(jobs, run):
+                _say(f"run {name} is under way as job {job_id}: its log from the start")
+                return job_id
+            job_id = free_id(jobs, name)
+            client.submit_job(entrypoint=entrypoint, submission_id=job_id, metadata=metadata)
+        except (OSError, RuntimeError) as cause:
+            refusal = cause
+            if "already exists" not in str(cause):  # else somebody has just submitted a job, perhaps of this run
+                break
+        else:
+            _say(f"run {name} is submitted as job {job_id}")
             return job_id
-        job_id = _free_id(jobs, name)
-        client.submit_job(entrypoint=_entrypoint(config, given), submission_id=job_id, metadata=run)
-    except (OSError, RuntimeError) as cause:
-        if "already exists" in str(cause):  # somebody was faster, perhaps with this run
-            return _find_or_submit(client, config, given)
-        raise ResourceError(f"the Ray head took no job: {one_line(cause)}") from cause
-    _say(f"run {name} is submitted as job {job_id}")
-    return job_id
+    raise ResourceError(f"the Ray head accepted no job: {one_line(refusal)}") from refusal
 
 
 def _submitted(listed: list[Any]) -> dict[str, Any]:
-    """The jobs by ID. Ray lists every driver; those that nobody submitted have none."""
+    """Return the jobs by ID. Ray lists every driver; one that was not submitted has no ID."""
     return {job.submission_id: job for job in listed if job.submission_id}
 
 
+def _of_run(jobs: dict[str, Any], run: dict[str, str]) -> dict[str, Any]:
+    """Return the jobs of a run by ID."""
+    return {job_id: job for job_id, job in jobs.items() if run.items() <= (job.metadata or {}).items()}
+
+
 def _under_way(jobs: dict[str, Any], run: dict[str, str]) -> str | None:
-    """The job of a run that waits or runs, by ID."""
-    mine = (job_id for job_id, job in jobs.items() if run.items() <= (job.metadata or {}).items())
-    return next((job_id for job_id in mine if not jobs[job_id].status.is_terminal()), None)
+    """Return the ID of the run's job that is pending or running, or None."""
+    mine = _of_run(jobs, run)
+    return next((job_id for job_id, job in mine.items() if not job.status.is_terminal()), None)
 
 
-def _free_id(jobs: dict[str, Any], name: str) -> str:
-    """`name`, then `name.2`, `name.3`: Ray remembers the jobs that have ended, and takes no ID twice."""
-    later = (f"{name}.{number}" for number in itertools.count(2))
-    return next(each for each in itertools.chain([name], later) if each not in jobs)
+def _entrypoint(config: ImageConfig, flags: Sequence[str]) -> str:
+    """Return the job's shell command. It has the flags alone: defaults are those of the head's environment."""
+    named = [] if parse(ImageConfig, flags, {}).run_name else ["--run-name", str(config.run_name)]
+    return shlex.join(["python", "-m", "training", *flags, *named])
 
 
-def _entrypoint(config: ImageConfig, given: Sequence[str]) -> str:
-    """The job's shell command. It has the flags alone: defaults are those of the head's environment."""
-    named = [] if parse(ImageConfig, given, {}).run_name else ["--run-name", str(config.run_name)]
-    return shlex.join(["python", "-m", "training", *given, *named])
+def _follow(client: "JobSubmissionClient", run: dict[str, str], job_id: str) -> int:
+    """Show the logs of the job and of those that the head submits in its place; return the last driver's exit status.
 
-
-def _follow(client: "JobSubmissionClient", job_id: str, config: ImageConfig) -> int:
-    """Show the job's log from its start to its end; the exit status of its driver."""
-    again = f"the same command with --run-name {config.run_name}"
+    Raises:
+        Interrupted: The user pressed Ctrl-C; the job keeps running.
+        TrainingError: The connection was lost, or the job ended without an exit status of its own.
+    """
+    again = f"the same command with --run-name {run['run_name']}"
     try:
-        asyncio.run(_show_log(client, job_id))
-        job: Any = client.get_job_info(job_id)
-        if not job.status.is_terminal():
-            raise ConnectionError("the log ended before the job")
+        job = _follow_to_end(client, job_id)
+        while successor := _resubmitted(client, run, job):
+            _say(f"job {job_id} lost its driver; the head has submitted run {run['run_name']} again as job {successor}")
+            job_id = successor
+            job = _follow_to_end(client, job_id)
     except KeyboardInterrupt as stop:
-        raise Interrupted(f"job {job_id} goes on; {again} follows it, ray job stop {job_id} stops it") from stop
+        raise Interrupted(f"job {job_id} keeps running; {again} follows it, ray job stop {job_id} stops it") from stop
     except (OSError, RuntimeError, aiohttp.ClientError) as cause:
         raise TrainingError(
-            f"lost the connection to job {job_id} ({one_line(cause)}); {again} follows it, or continues the run if "
-            "the head has gone"
+            f"lost the connection to job {job_id} ({one_line(cause)}); {again} follows it, or resumes the run if the "
+            "head has lost it"
         ) from cause
     return _exit_status(job_id, job, again)
+
+
+def _follow_to_end(client: "JobSubmissionClient", job_id: str) -> Any:
+    """Show the job's log from its start to its end; return what Ray reports of the ended job."""
+    asyncio.run(_show_log(client, job_id))
+    job: Any = client.get_job_info(job_id)
+    if not job.status.is_terminal():
+        raise ConnectionError("the log ended before the job")
+    return job
 
 
 async def _show_log(client: "JobSubmissionClient", job_id: str) -> None:
@@ -138,13 +215,40 @@ async def _show_log(client: "JobSubmissionClient", job_id: str) -> None:
         print(lines, end="", flush=True)
 
 
+def _resubmitted(client: "JobSubmissionClient", run: dict[str, str], lost: Any) -> str | None:
+    """Wait until the head has submitted the run again if this job lost its driver; return the new ID, or None."""
+    if not _lost_driver(lost) or (lost.metadata or {}).get(MAX_RESUBMISSIONS, "0") == "0":
+        return None
+    deadline = time.monotonic() + RESUBMISSION_SECONDS
+    while time.monotonic() < deadline:
+        jobs = _of_run(_submitted(client.list_jobs()), run)
+        later = {job_id: job.start_time for job_id, job in jobs.items() if job.start_time > lost.start_time}
+        if later:
+            return min(later, key=lambda job_id: later[job_id])
+        time.sleep(POLL_SECONDS)
+    return None
+
+
+def _lost_driver(job: Any) -> bool:
+    """Return whether the job failed without an exit status of its own."""
+    status = job.driver_exit_code
+    return job.status == "FAILED" and (status is None or status < 0 or status > Interrupted.exit_status)
+
+
 def _exit_status(job_id: str, job: Any, again: str) -> int:
-    """The driver's own; a line where it has none, as then the log can't tell why it ended."""
-    if (status := job.driver_exit_code) is not None:
-        return status if status >= 0 else 128 - status  # as a shell has it, where a signal ended it
-    if job.status == "STOPPED":
-        raise TrainingError(f"job {job_id} was stopped; {again} continues the run")
-    raise TrainingError(f"job {job_id} failed: {one_line(job.message or job.error_type)}")
+    """Return the driver's exit status; print a line if a signal ended it, because then the log doesn't say why.
+
+    Raises:
+        TrainingError: The driver has no exit status.
+    """
+    status = job.driver_exit_code
+    if status is None:
+        reason = "was stopped" if job.status == "STOPPED" else f"failed ({one_line(job.message or job.error_type)})"
+        raise TrainingError(f"job {job_id} {reason}; {again} resumes the run")
+    if status < 0:
+        print(f"training: job {job_id} was ended by signal {-status}; {again} resumes the run", file=sys.stderr)
+        return 128 - status  # as a shell reports a signal
+    return status
 
 
 def _say(line: str) -> None:

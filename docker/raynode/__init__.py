@@ -1,6 +1,6 @@
-"""What a container of the cluster runs: `ray-head`, `ray-worker` and their health check `ray-health`.
+"""The commands of the cluster's containers: `ray-head`, `ray-worker` and their health check `ray-health`.
 
-These are the image's commands. They find the head, see that this node is fit to join, hand the rest to `ray start`,
-tell CloudWatch what the cluster needs, and end as the container's engine expects. It uses neither infra/ nor training/,
-and leaves training to the latter.
+They find the head, check that this node is fit to join, leave the rest to `ray start`, submit again the jobs that lost
+their driver, publish to CloudWatch what the cluster needs, and exit as the container's engine expects. They import
+neither infra/ nor training/ and know nothing about the training itself.
 """

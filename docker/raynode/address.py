@@ -1,15 +1,18 @@
-"""The address under which the other nodes reach this one, where the container has several."""
+"""The address under which the other nodes reach this one, even if the container has several."""
 
 import socket
 
-ANYWHERE = "192.0.2.1"  # of a network that exists nowhere (RFC 5737): its route is the default one
+UNROUTABLE = "192.0.2.1"  # reserved for documentation (RFC 5737), so the kernel takes the default route to it
 
 
-def towards(host: str) -> str:
-    """This node's address on the route to `host`; OSError where there is none.
+def source_address_for(host: str) -> str:
+    """Return this node's IP address on the route to `host`.
 
-    An ECS task in awsvpc mode has its own network interface and another to the agent, a container may be on several
-    networks: the one that leads to the head is where the other nodes are.
+    An ECS task in awsvpc mode has its own network interface and another one to the agent, and a container may be on
+    several networks: the other nodes are on the one that leads to the head.
+
+    Raises:
+        OSError: `host` has no address, or no route leads there.
     """
     [(family, kind, _, _, address), *_] = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
     with socket.socket(family, kind) as probe:
@@ -17,9 +20,9 @@ def towards(host: str) -> str:
         return probe.getsockname()[0]
 
 
-def own() -> str:
-    """The head's own address: on the default route, or without one that of its host name."""
+def default_address() -> str:
+    """Return the head's own IP address: the one on the default route, or the one of its host name if there is none."""
     try:
-        return towards(ANYWHERE)
+        return source_address_for(UNROUTABLE)
     except OSError:
         return socket.gethostbyname(socket.gethostname())

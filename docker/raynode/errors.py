@@ -1,14 +1,14 @@
-"""Why a node doesn't start, and the exit status each cause has."""
+"""The reasons why a node doesn't start, and the exit status of each."""
 
 
 class NodeError(Exception):
-    """This node ends before Ray runs; the message is one line for whoever reads its log."""
+    """The node exits before it starts Ray; the message is one line for whoever reads the container's log."""
 
     exit_status = 1
 
 
 class StartError(NodeError):
-    """This node can't start or join as it is configured; another try would end the same way."""
+    """The node can't start or join as it is configured; another attempt would fail in the same way."""
 
     exit_status = 2
 
@@ -20,6 +20,6 @@ class HeadError(NodeError):
 
 
 class GpuError(NodeError):
-    """The GPUs that the task was promised are not there, or don't compute."""
+    """The GPUs that the task requested are missing, or don't compute."""
 
     exit_status = 4

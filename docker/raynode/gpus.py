@@ -1,7 +1,7 @@
-"""See that the GPUs which the task was promised are there and compute, before the node joins with them.
+"""Check that the GPUs which the task requested are present and compute, before the node joins with them.
 
-It runs in a process of its own, which leaves no CUDA context behind in this one, and which can be given up when a GPU
-hangs: `python -m raynode.gpus 4`.
+The check runs in a process of its own, `python -m raynode.gpus 4`: it leaves no CUDA context behind in this process,
+and it can be abandoned if a GPU hangs.
 """
 
 import subprocess
@@ -10,35 +10,39 @@ from contextlib import suppress
 
 from raynode.errors import GpuError
 
-PATIENCE_SECONDS = 120.0
-PROBE = (sys.executable, "-m", "raynode.gpus")
+TIMEOUT_SECONDS = 120.0
+CHECK = (sys.executable, "-m", "raynode.gpus")
 SIDE = 256
 
 
-def check(promised: int) -> None:
-    """Raise GpuError unless this many GPUs compute."""
-    if not promised:
+def check(expected: int) -> None:
+    """Check that this many GPUs compute.
+
+    Raises:
+        GpuError: A GPU is missing, computes wrongly, or hangs for `TIMEOUT_SECONDS`.
+    """
+    if not expected:
         return
-    probe = subprocess.Popen([*PROBE, str(promised)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*CHECK, str(expected)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
-        _, said = probe.communicate(timeout=PATIENCE_SECONDS)
+        _, stderr = process.communicate(timeout=TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired as cause:
-        probe.kill()
-        with suppress(subprocess.TimeoutExpired):  # a process that is stuck in the driver survives even that
-            probe.communicate(timeout=1)
-        raise GpuError(f"the GPUs did not compute within {PATIENCE_SECONDS:.0f} s; one of them hangs") from cause
-    if probe.returncode:
-        raise GpuError((said.strip() or f"the GPU check ended with {probe.returncode}").splitlines()[-1])
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):  # a process that hangs in the driver survives even SIGKILL
+            process.communicate(timeout=1)
+        raise GpuError(f"the GPUs did not compute within {TIMEOUT_SECONDS:.0f} s; one of them hangs") from cause
+    if process.returncode:
+        raise GpuError((stderr.strip() or f"the GPU check ended with {process.returncode}").splitlines()[-1])
 
 
-def fault(promised: int) -> str | None:
-    """What is wrong with the first `promised` GPUs of this container, or None."""
+def gpu_error(expected: int) -> str | None:
+    """Return what is wrong with the first `expected` GPUs of this container, or None."""
     import torch
 
     found = torch.cuda.device_count()
-    if found < promised:
-        return f"the task was promised {promised} GPUs and has {found}"
-    for index in range(promised):
+    if found < expected:
+        return f"the task requested {expected} GPUs and has {found}"
+    for index in range(expected):
         try:
             ones = torch.ones(SIDE, SIDE, device=f"cuda:{index}")
             total = (ones @ ones).sum().item()
@@ -50,4 +54,4 @@ def fault(promised: int) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(fault(int(sys.argv[1])))
+    sys.exit(gpu_error(int(sys.argv[1])))

@@ -1,7 +1,8 @@
-"""Tell CloudWatch once a minute what the cluster has and what it needs, from a thread of the head.
+"""Publish to CloudWatch once per minute what the cluster has and what it needs, from a thread of the head.
 
-It does so where CLOUDWATCH_NAMESPACE names a namespace, which is one stack's alone, so that no metric has a dimension.
-The stack starts and stops workers by it. Whatever goes wrong here is a line in the log and does no harm to the head.
+The thread runs if CLOUDWATCH_NAMESPACE names a namespace. Each stack has its own namespace, so no metric has a
+dimension. The stack starts and stops workers by these metrics. A failure is a line in the log and does not harm the
+head.
 """
 
 import os
@@ -16,24 +17,27 @@ from typing import Any
 from raynode import address, api, demand, health, ports
 
 NAMESPACE = "CLOUDWATCH_NAMESPACE"
-SECONDS_BETWEEN = 60.0
-CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 5, 10, 2
+PUBLISH_SECONDS = 60.0
+CONNECT_SECONDS = 5
+READ_SECONDS = 10
+ATTEMPTS = 2
 LONGEST_CAUSE = 200
 
 Datum = dict[str, Any]
 
 
 def start() -> None:
-    """Begin to publish, if there is a namespace to publish to; it ends with this process."""
+    """Start the thread that publishes, if there is a namespace to publish to; it ends with this process."""
     if namespace := os.environ.get(NAMESPACE):
         threading.Thread(target=repeat, args=(lambda: publish(namespace),), name="metrics", daemon=True).start()
 
 
 def repeat(work: Callable[[], None]) -> None:
-    """Do the work every minute, first in a minute, when Ray is up; say when it begins to fail and when it ends to."""
-    due, failing = time.monotonic(), False
+    """Call `work` every minute, for the first time after a minute, and print when it starts failing and recovers."""
+    due = time.monotonic()
+    failing = False
     while True:
-        due += SECONDS_BETWEEN  # from beat to beat, not from end to beginning: no minute stays without a value
+        due += PUBLISH_SECONDS  # counted from start to start, so that every minute has a value
         time.sleep(max(0.0, due - time.monotonic()))
         cause = _failure(work)
         if cause and not failing:
@@ -44,21 +48,26 @@ def repeat(work: Callable[[], None]) -> None:
 
 
 def publish(namespace: str) -> None:
-    """Publish what holds now; raises whatever keeps it from that."""
-    for url in health.urls("head"):  # a client of a GCS that is silent would wait for it and fill the log meanwhile
+    """Publish the present values.
+
+    Raises:
+        Exception: Ray didn't answer, or CloudWatch refused the values; any of urllib's, Ray's or boto's errors.
+    """
+    for url in health.urls("head"):  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
         api.get(url)
-    found = demand.read(f"{address.own()}:{ports.GCS}")
-    # What workers are started and stopped by goes first: it depends on nothing of what follows. The runs' progress is
-    # theirs to tell; beside theirs this 0 means nothing, and without any it says so.
+    found = demand.read(f"{address.default_address()}:{ports.GCS}")
+    # The metrics that scale the workers go first, so that they don't depend on those of the GPUs. RunProgress=0 is a
+    # baseline: alarms take the maximum, so a run's own value wins; without a run the metric reads 0 instead of being
+    # missing.
     counts = {"GPUs": found.gpus, "GPUsWanted": found.gpus_wanted, "RunProgress": 0}
     _put(namespace, [_datum(name, "Count", [value]) for name, value in counts.items()])
     _put(namespace, utilization(api.get(f"http://127.0.0.1:{ports.DASHBOARD}/nodes?view=summary")))
 
 
 def utilization(nodes: Any) -> list[Datum]:
-    """How busy and how full each GPU is, in whole percent, from the dashboard's summary of the nodes.
+    """Return each GPU's utilization and memory utilization, in whole percent, from the dashboard's summary of nodes.
 
-    The dashboard keeps dead nodes for a while, and has None or -1 where a GPU doesn't tell how busy it is.
+    The dashboard keeps dead nodes for a while, and has None or -1 for a GPU that doesn't report its utilization.
     """
     alive = [node for node in nodes["data"]["summary"] if node["raylet"].get("state") == "ALIVE"]
     gpus = [gpu for node in alive for gpu in node.get("gpus", ())]
@@ -73,7 +82,7 @@ def utilization(nodes: Any) -> list[Datum]:
 
 @cache
 def cloudwatch() -> Any:
-    """A client that gives up soon: the next minute brings newer values."""
+    """Create a client that gives up soon, because the next minute brings newer values."""
     import boto3
     from botocore.config import Config
 
@@ -84,7 +93,7 @@ def cloudwatch() -> Any:
 
 
 def _datum(name: str, unit: str, values: list[float]) -> Datum:
-    """Values as CloudWatch takes them: each once, with how often it is there; it takes 150, and percents are 101."""
+    """Return values as CloudWatch takes them: up to 150 distinct ones with their counts; there are 101 percents."""
     counts = Counter(values)
     return {"MetricName": name, "Unit": unit, "Values": [*counts], "Counts": [*counts.values()]}
 
@@ -95,7 +104,7 @@ def _put(namespace: str, data: list[Datum]) -> None:
 
 
 def _failure(work: Callable[[], None]) -> str | None:
-    """What kept the work from being done, on one line, or None."""
+    """Call `work`; return why it failed, on one line, or None."""
     try:
         work()
     except Exception as cause:

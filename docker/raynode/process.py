@@ -1,4 +1,4 @@
-"""Run `ray start` as this process's child, and end as the one who stops the container expects."""
+"""Run `ray start` as this process's child, and exit as the container's engine expects."""
 
 import os
 import re
@@ -13,15 +13,22 @@ from typing import NoReturn
 from raynode import ports
 from raynode.errors import NodeError, StartError
 
-STOPS = (signal.SIGTERM, signal.SIGINT)
-# What `ray start --block` ends with after these: 1 once it has gone, the signal before it knows how to.
-STOPPED = (0, 1, -signal.SIGTERM, -signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Return codes of `ray start --block` after one of these: 1 if it has shut down, the signal if it wasn't up yet.
+CLEAN_EXITS = (0, 1, -signal.SIGTERM, -signal.SIGINT)
 POLL_SECONDS = 0.2
 
 
-def node(name: str, start: Callable[[], int]) -> NoReturn:
-    """Call `start` and exit with its status; a NodeError is one line, and SIGTERM before Ray runs is no failure."""
-    for each in STOPS:
+def run_node(name: str, start: Callable[[], int]) -> NoReturn:
+    """Call `start` and exit with the status that it returns.
+
+    A NodeError becomes one line and its exit status; a stop signal before Ray runs is exit status 0.
+
+    Args:
+        name: The command, with which the lines in the log begin.
+        start: Runs the node to its end.
+    """
+    for each in STOP_SIGNALS:
         signal.signal(each, lambda *_: sys.exit(0))
     try:
         _check_token()
@@ -35,50 +42,52 @@ def ray_start(name: str, arguments: Sequence[str], before_stop: Callable[[], sig
     """Run `ray start --block` until it ends.
 
     Args:
-        name: What the lines in the log begin with.
-        arguments: Of `ray start`, beside the ports that all nodes have.
-        before_stop: Called when the node is asked to stop; says which signal Ray gets. On SIGTERM Ray drains the node:
-            it takes no more work, and what runs there has RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S to end. On SIGINT it
-            ends at once.
+        name: The command, with which the lines in the log begin.
+        arguments: Arguments of `ray start`, in addition to the ports that all nodes have.
+        before_stop: Called when the node is asked to stop; returns the signal that Ray gets. On SIGTERM Ray drains the
+            node: it takes no more work, and running work has RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S seconds to end. On
+            SIGINT Ray exits at once.
 
     Returns:
-        0 if it was asked to stop and did, else Ray's own exit status.
+        0 if the node was asked to stop and Ray exited cleanly, else Ray's own exit status.
     """
-    asked: list[int] = []
-    for each in STOPS:
-        signal.signal(each, lambda number, _: asked.append(number))
+    received: list[int] = []
+    for each in STOP_SIGNALS:
+        signal.signal(each, lambda number, _: received.append(number))
     command = ["ray", "start", *arguments, *ports.flags(ports.NODE), "--disable-usage-stats", "--block"]
     child = subprocess.Popen(command, env={**ports.METRICS, **os.environ})
-    while child.poll() is None and not asked:
+    while child.poll() is None and not received:
         with suppress(subprocess.TimeoutExpired):
             child.wait(POLL_SECONDS)
-    if not asked:
-        return _status(child.wait())
-    began = time.monotonic()
+    if not received:
+        return _exit_status(child.wait())
+    stopped_at = time.monotonic()
     print(f"{name}: asked to stop; draining", flush=True)
-    child.send_signal(_chosen(name, before_stop))
-    ended = child.wait()
-    print(f"{name}: stopped after {time.monotonic() - began:.0f} s", flush=True)
-    return 0 if ended in STOPPED else _status(ended)
+    child.send_signal(_stop_signal(name, before_stop))
+    returncode = child.wait()
+    print(f"{name}: stopped after {time.monotonic() - stopped_at:.0f} s", flush=True)
+    return 0 if returncode in CLEAN_EXITS else _exit_status(returncode)
 
 
-def _chosen(name: str, before_stop: Callable[[], signal.Signals]) -> signal.Signals:
-    """What `before_stop` says; a failure of its own must not keep Ray from draining."""
+def _stop_signal(name: str, before_stop: Callable[[], signal.Signals]) -> signal.Signals:
+    """Return the signal that `before_stop` chooses, or SIGTERM if it fails: Ray must be drained in any case."""
     try:
         return before_stop()
     except Exception as cause:
-        print(f"{name}: {cause!r}; draining all the same", file=sys.stderr)
+        print(f"{name}: {cause!r}; draining nevertheless", file=sys.stderr)
         return signal.SIGTERM
 
 
-def _status(ended: int) -> int:
-    """A shell's way to tell a signal: 137 for SIGKILL."""
-    return ended if ended >= 0 else 128 - ended
+def _exit_status(returncode: int) -> int:
+    """Return the exit status as a shell reports it: 137 for SIGKILL."""
+    return returncode if returncode >= 0 else 128 - returncode
 
 
 def _check_token() -> None:
-    """Raise StartError without one; the message never holds it."""
+    """Raise StartError if the environment has no usable token. The message never contains the token."""
     if os.environ.get("RAY_AUTH_MODE") != "token" or not os.environ.get("RAY_AUTH_TOKEN"):
-        raise StartError("RAY_AUTH_MODE=token and RAY_AUTH_TOKEN must be set; without a token a cluster is open to all")
+        raise StartError(
+            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN must be set; without a token anyone can use the cluster"
+        )
     if not re.fullmatch(r"[!-~]+", os.environ["RAY_AUTH_TOKEN"]):
         raise StartError("RAY_AUTH_TOKEN must be printable ASCII without spaces; look for a line break at its end")

@@ -1,7 +1,7 @@
 """`ray-worker`: a node that joins the cluster whose head is RAY_HEAD_HOST.
 
-Arguments, such as --num-gpus=1, go to `ray start`. Before it joins it sees that its GPUs work, and that a head answers
-under that name, takes this node's token and runs the same Ray; what doesn't hold is said in one line.
+Arguments, such as --num-gpus=1, go to `ray start`. Before the node joins, it checks that its GPUs work, and that the
+head answers under that name, accepts this node's token and runs the same version of Ray. A failed check is one line.
 """
 
 import argparse
@@ -19,35 +19,46 @@ from raynode import address, api, gpus, ports, process
 from raynode.errors import HeadError, StartError
 
 DEFAULT_WAIT_SECONDS = 300.0
-# How long a worker that has joined waits for a head that comes back, also where its image has to be pulled first.
-RECONNECT, RECONNECT_SECONDS = "RAY_gcs_rpc_server_reconnect_timeout_s", "600"
-SECONDS_BETWEEN = 5.0
+# How long a worker that has joined waits for a new head, which may have to pull its image first.
+RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
+RECONNECT_SECONDS = "600"
+RETRY_SECONDS = 5.0
 
 
 def main() -> None:
     """Run `ray-worker`."""
-    process.node("ray-worker", start)
+    process.run_node("ray-worker", start)
 
 
 def start() -> int:
-    """Join the cluster and stay until the node ends; its exit status."""
+    """Join the cluster and run until the node ends; return its exit status.
+
+    Raises:
+        StartError: The configuration is wrong, or the head refuses this node.
+        GpuError: The GPUs are missing, or don't compute.
+        HeadError: The head didn't answer in time.
+    """
     host = os.environ.get("RAY_HEAD_HOST")
     if not host:
         raise StartError("RAY_HEAD_HOST is not set; give it the name of the Ray head")
-    gpus.check(promised_gpus(sys.argv[1:]))
+    gpus.check(expected_gpus(sys.argv[1:]))
     wait_for_head(host, wait_seconds())
     try:
-        own = address.towards(host)
+        own = address.source_address_for(host)
     except OSError as cause:
         raise HeadError(f"{host} has no address any more, or no route leads there ({cause})") from cause
     os.environ.setdefault(RECONNECT, RECONNECT_SECONDS)
-    # By name, not by address: when the head comes back under another one, Ray finds it there.
+    # By name, not by address: Ray finds the next head by it, which may have another address.
     arguments = [f"--address={host}:{ports.GCS}", f"--node-ip-address={own}", *sys.argv[1:]]
     return process.ray_start("ray-worker", arguments, before_stop=partial(stop_signal, host))
 
 
 def wait_seconds() -> float:
-    """How long to wait for the head: RAY_HEAD_WAIT_S, or five minutes."""
+    """Return how many seconds to wait for the head: RAY_HEAD_WAIT_S, or five minutes.
+
+    Raises:
+        StartError: RAY_HEAD_WAIT_S is not a number of seconds.
+    """
     given = os.environ.get("RAY_HEAD_WAIT_S") or str(DEFAULT_WAIT_SECONDS)
     try:
         seconds = float(given)
@@ -58,18 +69,18 @@ def wait_seconds() -> float:
     raise StartError(f"RAY_HEAD_WAIT_S: {given!r} is not a number of seconds")
 
 
-def promised_gpus(arguments: list[str]) -> int:
-    """N of the arguments --num-gpus=N or --num-gpus N, 0 without them."""
+def expected_gpus(arguments: list[str]) -> int:
+    """Return the N of --num-gpus=N or --num-gpus N, or 0."""
     parser = argparse.ArgumentParser(prog="ray-worker", add_help=False, allow_abbrev=False)
     parser.add_argument("--num-gpus", type=int, default=0)
     return parser.parse_known_args(arguments)[0].num_gpus
 
 
 def stop_signal(host: str) -> signal.Signals:
-    """SIGTERM, to drain; without a head, which alone could move the work, there is nothing to wait for."""
+    """Return SIGTERM, to drain the node, or SIGINT if there is no head, without which no work could be moved."""
     for _ in range(2):
         try:
-            with suppress(HTTPError):  # it answers, whatever it says
+            with suppress(HTTPError):  # any answer shows that it runs
                 api.get(f"http://{host}:{ports.DASHBOARD}/api/version")
             return signal.SIGTERM
         except OSError:
@@ -79,26 +90,30 @@ def stop_signal(host: str) -> signal.Signals:
 
 
 def wait_for_head(host: str, seconds: float) -> None:
-    """Return as soon as the head would have this node.
+    """Return as soon as the head accepts this node.
 
     Raises:
         StartError: The head refuses this token, or runs another version of Ray.
         HeadError: No head has answered within `seconds`.
     """
-    began = time.monotonic()
-    while reason := why_not(host):
-        waited = time.monotonic() - began
+    started_at = time.monotonic()
+    while reason := join_blocker(host):
+        waited = time.monotonic() - started_at
         if waited >= seconds:
             raise HeadError(f"{reason}, after {seconds:.0f} s; is the head running, and RAY_HEAD_HOST its name?")
         print(f"ray-worker: waiting for the head: {reason} ({waited:.0f} of {seconds:.0f} s)", flush=True)
-        time.sleep(min(SECONDS_BETWEEN, seconds - waited))
+        time.sleep(min(RETRY_SECONDS, seconds - waited))
 
 
-def why_not(host: str) -> str | None:
-    """Why the head can't be joined yet, or None if it can; StartError if it never will."""
+def join_blocker(host: str) -> str | None:
+    """Return why this node can't join the head yet, or None if it can.
+
+    Raises:
+        StartError: The head refuses this token, or runs another version of Ray.
+    """
     try:
         socket.getaddrinfo(host, ports.DASHBOARD)
-    except (OSError, UnicodeError):  # the latter for what can't be a name
+    except (OSError, UnicodeError):  # the latter if it can't be a host name
         return f"{host} has no address"
     try:
         answer = api.get(f"http://{host}:{ports.DASHBOARD}/api/version")

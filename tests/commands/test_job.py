@@ -1,9 +1,9 @@
-"""Runs as jobs of a Ray head: who is cut off finds them again."""
+"""Runs as jobs of a Ray head: a user who lost the connection finds them again."""
 
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def ray_jobs(head: Head) -> JobSubmissionClient:
 
 @pytest.fixture
 def follow(environment: dict[str, str], head: Head, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start `python -m training.job` with these arguments; the one that still follows after the test is ended."""
+    """Start `python -m training.job` with these arguments; after the test the commands that still follow are ended."""
     own = {**environment, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard}
     with commands("training.job", own, tmp_path) as start:
         yield start
@@ -50,7 +50,7 @@ def follow(environment: dict[str, str], head: Head, tmp_path: Path) -> Iterator[
 
 @pytest.fixture
 def long_run(follow: Callable[..., subprocess.Popen[str]], hold: Path, ray_jobs: JobSubmissionClient) -> Iterator[str]:
-    """The job of a run that has no end before the test's; the command that followed it was killed."""
+    """The job of a run that doesn't end before the test does; the command that followed it was killed."""
     first = follow(*LONG)
     read_until(first, "Process rank")
     first.kill()
@@ -83,7 +83,7 @@ def test_a_run_is_followed_to_its_end_and_a_second_time_under_another_id(
 def test_the_same_command_shows_the_log_of_a_run_under_way_from_the_start(
     follow: Callable[..., subprocess.Popen[str]], long_run: str, ray_jobs: JobSubmissionClient
 ) -> None:
-    assert _status(ray_jobs, long_run) == "RUNNING", "it went on when the command was killed"
+    assert _status(ray_jobs, long_run) == "RUNNING", "it kept running when the command was killed"
     second = follow(*LONG)
     seen = read_until(second, "Process rank")
     assert seen.startswith(f"run long is under way as job {long_run}: its log from the start\n"), seen
@@ -92,7 +92,7 @@ def test_the_same_command_shows_the_log_of_a_run_under_way_from_the_start(
     second.send_signal(signal.SIGINT)
     _, err = second.communicate(timeout=SECONDS)
     assert second.returncode == 130
-    assert f"job {long_run} goes on" in err, "Ctrl-C is for the follower"
+    assert f"job {long_run} keeps running" in err, "Ctrl-C is for the follower"
     assert "--run-name long follows it" in err
     assert f"ray job stop {long_run}" in err, "and the way to end it is named"
     assert err.count("\n") == 1, "no traceback"
@@ -120,7 +120,7 @@ def test_a_lost_connection_is_one_line_and_a_stopped_job_another(
     ray_jobs.stop_job(long_run)
     _, err = whole.communicate(timeout=SECONDS)
     assert whole.returncode == 1, "it is not finished"
-    assert err == f"training: job {long_run} was stopped; the same command with --run-name long continues the run\n"
+    assert err == f"training: job {long_run} was stopped; the same command with --run-name long resumes the run\n"
 
 
 def test_a_run_gets_a_name_that_the_user_can_give_again(
@@ -167,13 +167,18 @@ def test_no_head_is_one_line_and_exit_status_3(follow: Callable[..., subprocess.
     assert err.count("\n") == 1, "no traceback"
 
 
-def test_a_driver_that_a_signal_ended_has_a_shells_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_a_signal_ended_has_a_shells_exit_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert _followed(monkeypatch, status="FAILED", driver_exit_code=-9) == 137, "the kernel's, when memory is short"
+    line = "training: job gone was ended by signal 9; the same command with --run-name gone resumes the run\n"
+    assert capsys.readouterr().err == line, "the log can't know"
 
 
 def test_a_job_without_a_driver_says_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert _followed(monkeypatch, status="FAILED", message="The actor\ndied.") == 1
-    assert capsys.readouterr().err == "training: job gone failed: The actor died.\n", "the log can't know"
+    line = "training: job gone failed (The actor died.); the same command with --run-name gone resumes the run\n"
+    assert capsys.readouterr().err == line, "the log can't know"
 
 
 def test_help_says_what_it_adds_to_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,11 +186,44 @@ def test_help_says_what_it_adds_to_the_flags(capsys: pytest.CaptureFixture[str])
         job.main(["--help"])
     shown = capsys.readouterr().out
     assert stopped.value.code == 0
-    assert shown.index("RAY_API_SERVER_ADDRESS") < shown.index("--batch-size"), "its own, then the training's"
+    assert shown.index("--max-resubmissions") < shown.index("RAY_API_SERVER_ADDRESS") < shown.index("--batch-size"), (
+        "its own, then the training's"
+    )
 
 
-def _followed(monkeypatch: pytest.MonkeyPatch, **details: Any) -> int:
-    """The exit status of the command whose job ended so, without a line in its log."""
+@pytest.mark.parametrize("given", [["-1"], ["x"], ["1.5"], []], ids=["negative", "text", "fraction", "nothing"])
+def test_a_wrong_number_of_resubmissions_is_one_line(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert job.main(["--max-resubmissions", *given]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("training: --max-resubmissions: "), err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "allowed"),
+    [([], None, "3"), (["--max-resubmissions", "0"], "5", "0"), (["--max-resubmissions=7"], None, "7"), ([], "5", "5")],
+    ids=["the default", "none", "another number", "of the environment"],
+)
+def test_the_job_tells_the_head_how_often_it_may_be_submitted_again(
+    monkeypatch: pytest.MonkeyPatch, given: list[str], environment: str | None, allowed: str
+) -> None:
+    monkeypatch.delenv("TRAINING_MAX_RESUBMISSIONS", raising=False)
+    if environment:
+        monkeypatch.setenv("TRAINING_MAX_RESUBMISSIONS", environment)
+    submitted: list[dict[str, Any]] = []
+    _followed(monkeypatch, submitted, given, status="SUCCEEDED", driver_exit_code=0)
+    [job] = submitted
+    assert job["metadata"]["max_resubmissions"] == allowed
+    assert job["entrypoint"] == "python -m training --run-name gone", "python -m training has no such flag"
+
+
+def _followed(
+    monkeypatch: pytest.MonkeyPatch,
+    submitted: list[dict[str, Any]] | None = None,
+    given: Sequence[str] = (),
+    **details: Any,
+) -> int:
+    """Return the exit status of the command whose job ended so, without a line in its log."""
 
     class Client:
         def __init__(self, address: str) -> None:
@@ -194,8 +232,9 @@ def _followed(monkeypatch: pytest.MonkeyPatch, **details: Any) -> int:
         def list_jobs(self) -> list[JobInfo]:
             return []
 
-        def submit_job(self, **job: object) -> None:
-            pass
+        def submit_job(self, **job: Any) -> None:
+            if submitted is not None:
+                submitted.append(job)
 
         async def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
             yield ""
@@ -204,11 +243,11 @@ def _followed(monkeypatch: pytest.MonkeyPatch, **details: Any) -> int:
             return JobInfo(entrypoint="python", **details)
 
     monkeypatch.setattr("ray.job_submission.JobSubmissionClient", Client)
-    return job.main(["--run-name", "gone"])
+    return job.main([*given, "--run-name", "gone"])
 
 
 def _latest(jobs: JobSubmissionClient, name: str) -> str:
-    """The last job of a run."""
+    """Return the ID of the last job of a run."""
     listed: list[Any] = jobs.list_jobs()
     mine = [each for each in listed if (each.metadata or {}).get("run_name") == name]
     return max(mine, key=lambda each: each.start_time).submission_id

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from raynode import ports
-from raynode.demand import Demand
+from raynode.demand import GpuDemand
 from tests.commands.conftest import REPOSITORY, Run
 from tests.commands.head import SECONDS, TOKEN
 
@@ -97,7 +97,7 @@ def test_ray_tells_what_is_there_what_is_used_and_what_waits(environment: dict[s
     node = {**TOKEN, **ports.METRICS, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(REPOSITORY / "docker")}
     done = _run(CLUSTER, environment={**environment, **node})
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "["))]
-    nothing = dataclasses.asdict(Demand(gpus=2))
+    nothing = dataclasses.asdict(GpuDemand(gpus=2))
     assert found[0] == nothing
     assert found[1] == {**nothing, "gpus_waiting": 8, "cpus_waiting": 2}, "a allocation group that waits"
     assert found[2] == {**nothing, "gpus_used": 1, "cpus_used": 2, "gpus_waiting": 0.5, "cpus_waiting": 1}, "actors"

@@ -38,15 +38,21 @@ from raynode import api, ports
 listed = api.get(f"http://127.0.0.1:{ports.DASHBOARD}/api/v0/nodes?detail=1")["data"]["result"]["result"]
 print(json.dumps([node for node in listed if node["state"] == "ALIVE"]))
 """
-FREE = """
-import ray
-ray.init(address="auto", logging_level="ERROR", log_to_driver=False)
-print("free:", ray.available_resources().get("CPU", 0))
-"""
 JOBS = """
 import json
-from raynode import api, head
-print(json.dumps({job["submission_id"]: job["status"] for job in api.get(head.JOBS) if job["submission_id"]}))
+from raynode import api, jobs
+print(json.dumps({job["submission_id"]: job["status"] for job in api.get(jobs.url()) if job["submission_id"]}))
+"""
+STOP_JOBS = "from raynode.jobs import JobRecovery; JobRecovery(None).stop_jobs()"
+# Arguments: the names of two runs. Prints whether their models are equal.
+EQUAL = """
+import io, sys
+import boto3, torch
+s3 = boto3.client("s3")
+def weights(run):
+    return torch.load(io.BytesIO(s3.get_object(Bucket="{bucket}", Key=f"runs/{{run}}/model.pt")["Body"].read()))
+first, second = map(weights, sys.argv[1:])
+print(first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first))
 """
 CREATE = f"import boto3; boto3.client('s3', endpoint_url='http://127.0.0.1:5000').create_bucket(Bucket='{BUCKET}')"
 # Without boto3, which takes a second of a core: runs are looked at again and again.
@@ -211,13 +217,17 @@ class Cluster:
         """The nodes that the head knows as alive, as Ray's state API has them."""
         return json.loads(self.engine.python(self.head, NODES))
 
-    def free_cpus(self) -> float:
-        """The CPUs that no work holds."""
-        return float(self.engine.python(self.head, FREE).rpartition("free:")[2])
-
     def jobs(self) -> dict[str, str]:
         """The status of each submitted job, by its submission id."""
         return json.loads(self.engine.python(self.head, JOBS))
+
+    def stop_jobs(self) -> None:
+        """Stop the jobs that run, as their user does: the head doesn't submit them again."""
+        self.engine.python(self.head, STOP_JOBS)
+
+    def same_weights(self, first: str, second: str) -> bool:
+        """Return whether two runs ended with equal models."""
+        return self.engine.python(self.head, EQUAL.format(bucket=BUCKET), first, second) == "True"
 
     def addresses(self) -> dict[str, str]:
         """The address of each node's container on the network."""
@@ -383,8 +393,8 @@ class Disturbed:
         return run
 
     def end(self) -> None:
-        """A new head where the run is left in its middle."""
-        if self.run and self.run.is_alive():
-            self.cluster.engine.remove(self.cluster.head)
-            self.run.process.wait(180)
+        """Stop the run that is left in its middle, whoever follows it."""
+        if self.run:
             self.cluster.settle()
+            self.cluster.stop_jobs()
+            self.run.process.wait(180)

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from infra.containers import WORKER_DRAIN_SECONDS
-from tests.containers.cluster import EPOCHS, GRACE_SECONDS, Cluster, Disturbed, cluster_of
+from tests.containers.cluster import EPOCHS, GRACE_SECONDS, Cluster, Disturbed, Run, cluster_of
 from tests.containers.engine import Engine
 from tests.waiting import until
 
@@ -88,9 +88,11 @@ def test_a_head_in_the_middle_of_a_run(cluster: Cluster, disturbed: Disturbed) -
     assert status == 0, "a worker without a head"
     assert seconds < WORKER_DRAIN_SECONDS / 2, "nobody is left to drain it"
     cluster.settle()
+    until(lambda: running(cluster), BACK_SECONDS)
     run.again()
     run.goes_on()
-    assert "continued from the last checkpoint" in run.log
+    assert f"run {run.name} is under way as job " in run.log, "the new head has submitted it, and nobody else"
+    assert "continued from its last checkpoint" in run.log
 
 
 def test_a_worker_that_is_killed_or_not_left_in_time_is_replaced_and_the_run_goes_on(
@@ -127,14 +129,19 @@ def test_a_head_that_comes_back_elsewhere_knows_its_jobs_and_workers_and_the_run
         assert cluster.addresses()[cluster.head] != address, "only the name leads to it"
         until(lambda: cluster.jobs()[job] == "FAILED", BACK_SECONDS)
         print(f"its job had ended after {time.monotonic() - began:.0f} s")
-        until(lambda: cluster.free_cpus() == 2, BACK_SECONDS)
-        print(f"and what it used was free after {time.monotonic() - began:.0f} s")
+        [successor] = until(lambda: running(cluster), BACK_SECONDS)
+        print(f"and the head had submitted it again after {time.monotonic() - began:.0f} s")
     run.again()
     run.finish()
     print(f"the run had ended after {time.monotonic() - began:.0f} s")
-    assert "continued from the last checkpoint" in run.log
+    assert f"run {run.name} is under way as job {successor}: " in run.log, "nobody but the head has submitted it"
+    assert "continued from its last checkpoint" in run.log
+    assert cluster.jobs()[successor] == "SUCCEEDED"
     assert cluster.workers == workers, "no container was replaced"
     assert worker_nodes(cluster) == nodes, "and none started Ray anew"
+    undisturbed = Run(cluster, "undisturbed", disturbed.folder / "undisturbed.log")
+    undisturbed.finish()
+    assert cluster.same_weights(run.name, undisturbed.name)
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -176,5 +183,5 @@ def worker_nodes(cluster: Cluster) -> set[str]:
 
 
 def running(cluster: Cluster) -> list[str]:
-    """The jobs that run, by their submission ids."""
+    """Return the IDs of the jobs that run."""
     return [name for name, status in cluster.jobs().items() if status == "RUNNING"]

@@ -44,7 +44,7 @@ def workers(made: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
                 refused,
                 made,
                 "few-gpus",
-                grace=gpus.PATIENCE_SECONDS,
+                grace=gpus.TIMEOUT_SECONDS,
                 command=("ray-worker", "--num-cpus=1", "--num-gpus=2"),
             ),
         }
@@ -106,8 +106,8 @@ def test_another_version_of_ray(workers: Refused) -> None:
     assert f"the head {HEAD_HOST} runs Ray {RAY} and this node Ray 0.0.0" in line
 
 
-def test_fewer_gpus_than_promised(workers: Refused, made: Cluster) -> None:
+def test_fewer_gpus_than_requested(workers: Refused, made: Cluster) -> None:
     status, line = workers["few-gpus"].result()
     assert status == GpuError.exit_status
-    assert "the task was promised 2 GPUs and has 0" in line
+    assert "the task requested 2 GPUs and has 0" in line
     assert len(made.nodes()) == 3, "it stopped before it joined"

@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import psutil
@@ -135,7 +136,7 @@ def test_workers_that_die_while_they_start_are_started_again(
     run = start("starting")
     ended: set[int] = set()
     for _ in range(2):
-        workers = until(lambda: both_new(cluster, ended), 180, between=0.02)
+        workers = until(partial(both_new, cluster, ended), 180, between=0.02)
         kill(workers[0].pid)
         ended |= {each.pid for each in workers}
     assert run.finish() == 0, run.log

@@ -1,4 +1,4 @@
-"""A node ends as the one who stops its container expects."""
+"""A node exits as the engine that stops its container expects."""
 
 import os
 import signal
@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "secret"}
+# The code under test, wherever it is installed as well.
+CODE = {"PYTHONPATH": os.pathsep.join(sys.path)}
+ENVIRONMENT = {**CODE, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "secret"}
 NODE = """
 import signal
 from raynode import process
 
-process.node("ray-x", lambda: process.ray_start("ray-x", ["--flag"], before_stop=lambda: signal.SIGTERM))
+process.run_node("ray-x", lambda: process.ray_start("ray-x", ["--flag"], before_stop=lambda: signal.SIGTERM))
 """
 WAITING = """
 import time
@@ -23,7 +25,7 @@ def wait():
     print("waits", flush=True)
     time.sleep(60)
 
-process.node("ray-x", wait)
+process.run_node("ray-x", wait)
 """
 # What `ray start --block` does: SIGTERM drains, and ends it with 1.
 RAY = """#!/bin/sh
@@ -34,7 +36,7 @@ while :; do sleep 0.1; done
 
 
 def fake_ray(folder: Path, script: str) -> dict[str, str]:
-    """An environment in which `ray` is this script."""
+    """Return an environment in which `ray` is this script."""
     ray = folder / "ray"
     ray.write_text(script)
     ray.chmod(0o755)
@@ -48,7 +50,7 @@ def start(program: str, environment: dict[str, str]) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_asked_to_stop_it_drains_and_ends_with_0(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_node_that_is_asked_to_stop_drains_and_exits_with_0(tmp_path: Path, number: signal.Signals) -> None:
     process = start(NODE, fake_ray(tmp_path, RAY.format(status=1)))
     assert process.stdout is not None
     assert process.stdout.readline().startswith("ray start --flag"), "Ray runs before it is stopped"
@@ -58,19 +60,19 @@ def test_asked_to_stop_it_drains_and_ends_with_0(tmp_path: Path, number: signal.
     assert "drained" in output, "SIGTERM reached Ray"
 
 
-def test_a_node_that_fails_says_so(tmp_path: Path) -> None:
+def test_a_node_that_fails_has_rays_exit_status(tmp_path: Path) -> None:
     process = start(NODE, fake_ray(tmp_path, "#!/bin/sh\nexit 7\n"))
     process.communicate(timeout=120)
     assert process.returncode == 7, "nobody asked it to stop"
 
 
-def test_a_node_that_is_killed_says_so(tmp_path: Path) -> None:
+def test_a_node_that_is_killed_has_a_shells_exit_status(tmp_path: Path) -> None:
     process = start(NODE, fake_ray(tmp_path, "#!/bin/sh\nkill -9 $$\n"))
     process.communicate(timeout=120)
     assert process.returncode == 128 + 9, "the kernel kills what outgrows the task's memory"
 
 
-def test_a_failure_while_it_stops_is_no_success(tmp_path: Path) -> None:
+def test_a_failure_while_it_stops_is_a_failure(tmp_path: Path) -> None:
     process = start(NODE, fake_ray(tmp_path, RAY.format(status=9)))
     assert process.stdout is not None
     process.stdout.readline()
@@ -79,7 +81,7 @@ def test_a_failure_while_it_stops_is_no_success(tmp_path: Path) -> None:
     assert process.returncode == 9
 
 
-def test_it_can_be_stopped_while_it_waits() -> None:
+def test_a_node_can_be_stopped_while_it_waits() -> None:
     process = start(WAITING, {**os.environ, **ENVIRONMENT})
     assert process.stdout is not None
     process.stdout.readline()
@@ -93,7 +95,7 @@ def test_it_can_be_stopped_while_it_waits() -> None:
     [{}, {"RAY_AUTH_MODE": "token"}, {"RAY_AUTH_TOKEN": "secret"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": ""}],
 )
 def test_no_node_starts_without_a_token(environment: dict[str, str]) -> None:
-    process = start(NODE, {"PATH": os.environ["PATH"], **environment})
+    process = start(NODE, {"PATH": os.environ["PATH"], **CODE, **environment})
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2
     assert errors.startswith("ray-x: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN must be set")
@@ -101,14 +103,14 @@ def test_no_node_starts_without_a_token(environment: dict[str, str]) -> None:
 
 
 def test_a_token_that_no_header_can_carry_is_not_printed() -> None:
-    process = start(NODE, {"PATH": os.environ["PATH"], "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "s3cret\n"})
+    process = start(NODE, {"PATH": os.environ["PATH"], **CODE, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "s3cret\n"})
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "RAY_AUTH_TOKEN must be printable" in errors
     assert "s3cret" not in errors
 
 
-def test_ray_is_stopped_whatever_goes_wrong_before(tmp_path: Path) -> None:
+def test_ray_is_drained_even_if_the_call_before_it_fails(tmp_path: Path) -> None:
     program = NODE.replace("lambda: signal.SIGTERM", "lambda: 1 / 0")
     process = start(program, fake_ray(tmp_path, RAY.format(status=1)))
     assert process.stdout is not None

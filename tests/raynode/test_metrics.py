@@ -1,4 +1,4 @@
-"""The head tells CloudWatch what there is and what is needed, and comes to no harm where it can't."""
+"""The head publishes what the cluster has and needs, and is not harmed when CloudWatch can't be reached."""
 
 import os
 import subprocess
@@ -12,10 +12,10 @@ import pytest
 from botocore.exceptions import BotoCoreError
 
 from raynode import demand, metrics
-from raynode.demand import Demand
+from raynode.demand import GpuDemand
 from tests.aws import metric_totals
-from tests.node.conftest import Head
-from tests.node.test_process import fake_ray
+from tests.raynode.conftest import Head
+from tests.raynode.test_process import fake_ray
 
 
 def node(*gpus: dict[str, Any], state: str = "ALIVE") -> dict[str, Any]:
@@ -34,13 +34,13 @@ def summary(*nodes: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def ray(head: Head, monkeypatch: pytest.MonkeyPatch) -> Head:
-    """A head on which five GPUs are needed and three are there."""
-    monkeypatch.setattr(demand, "read", lambda gcs: Demand(gpus=3, gpus_used=3, gpus_waiting=2))
+    """A head whose cluster has three GPUs and needs five."""
+    monkeypatch.setattr(demand, "read", lambda gcs: GpuDemand(gpus=3, gpus_used=3, gpus_waiting=2))
     head.answer = summary(node(), node(gpu(97, 11514)), node(gpu(3, 11514), gpu(97, 23028)))
     return head
 
 
-def test_cloudwatch_gets_what_is_there_what_is_needed_and_each_gpu(ray: Head, cloudwatch: Any) -> None:
+def test_the_gpus_that_there_are_those_needed_and_their_utilization_are_published(ray: Head, cloudwatch: Any) -> None:
     metrics.publish("head-a")
     assert metric_totals(cloudwatch, "head-a") == {
         "GPUs": (1, 3, "Count"),
@@ -56,35 +56,35 @@ def test_a_metric_has_no_dimension(ray: Head, cloudwatch: Any) -> None:
     assert all(not each["Dimensions"] for each in cloudwatch.list_metrics(Namespace="head-b")["Metrics"])
 
 
-def test_without_gpus_nothing_is_said_of_them(ray: Head, cloudwatch: Any) -> None:
+def test_without_gpus_no_utilization_is_published(ray: Head, cloudwatch: Any) -> None:
     ray.answer = summary(node())
     metrics.publish("head-c")
     assert set(metric_totals(cloudwatch, "head-c")) == {"GPUs", "GPUsWanted", "RunProgress"}
 
 
-def test_workers_are_started_also_where_the_gpus_cannot_be_read(ray: Head, cloudwatch: Any) -> None:
+def test_what_scales_the_workers_is_published_even_if_the_gpus_cannot_be_read(ray: Head, cloudwatch: Any) -> None:
     ray.answer = {"of another": "Ray"}
     with pytest.raises(KeyError):
         metrics.publish("head-d")
     assert set(metric_totals(cloudwatch, "head-d")) == {"GPUs", "GPUsWanted", "RunProgress"}
 
 
-def test_a_gpu_that_does_not_tell_how_busy_it_is_is_left_out() -> None:
+def test_a_gpu_that_does_not_report_its_utilization_is_left_out() -> None:
     [busy, full] = metrics.utilization(summary(node(gpu(None, 0), gpu(-1, 0), gpu(0, 0))))
     assert (busy["Values"], busy["Counts"]) == ([0], [1]), "0 is a value: such a GPU is idle"
     assert (full["Values"], full["Counts"]) == ([0], [3]), "CloudWatch takes a value once, with how often it is there"
 
 
-def test_a_node_that_is_gone_is_left_out() -> None:
+def test_a_dead_node_is_left_out() -> None:
     assert metrics.utilization(summary(node(gpu(50, 50), state="DEAD"))) == [], "the dashboard keeps it for a while"
 
 
 class Enough(BaseException):
-    """Ends what would go on for ever."""
+    """Ends a loop that has no end."""
 
 
 def outcomes(*causes: str | None) -> Callable[[], None]:
-    """Work that fails for these causes, one at each call, then ends."""
+    """Return work that fails for these causes, one per call, and then ends the loop."""
     left: Iterator[str | None] = iter(causes)
 
     def work() -> None:
@@ -107,17 +107,17 @@ def outcomes(*causes: str | None) -> Callable[[], None]:
         (["several\nlines"], ["not published (OSError: several lines)"]),
     ],
 )
-def test_a_failure_is_one_line_when_it_begins_and_one_when_it_ends(
+def test_a_failure_is_one_line_when_it_starts_and_one_when_it_is_over(
     causes: list[str | None], lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(metrics, "SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(metrics, "PUBLISH_SECONDS", 0.0)
     with pytest.raises(Enough):
         metrics.repeat(outcomes(*causes))
     assert capsys.readouterr().err.splitlines() == [f"ray-head: metrics: {line}" for line in lines]
 
 
 class Clock:
-    """Time that passes only where something takes it."""
+    """Time that passes only when somebody sleeps."""
 
     now = 1000.0
 
@@ -128,7 +128,7 @@ class Clock:
         self.now += seconds
 
 
-def test_it_is_done_every_minute_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_publishes_every_minute_however_long_publishing_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, times = Clock(), []
     monkeypatch.setattr(metrics, "time", clock)
 
@@ -150,7 +150,7 @@ def test_it_is_done_every_minute_however_long_it_takes(monkeypatch: pytest.Monke
         ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "Unable to locate credentials"),
     ],
 )
-def test_an_aws_that_cannot_be_used_is_a_failure(
+def test_an_aws_that_cannot_be_used_is_an_error(
     ray: Head, cloudwatch: Any, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], said: str
 ) -> None:
     for name, value in variables.items():
@@ -164,12 +164,12 @@ def test_an_aws_that_cannot_be_used_is_a_failure(
 HEAD = """
 from raynode import head, metrics, ports
 ports.DASHBOARD = 9
-metrics.SECONDS_BETWEEN = 0.1
+metrics.PUBLISH_SECONDS = 0.1
 head.main()
 """
 
 
-def test_a_head_that_cannot_publish_runs_on_and_ends_as_it_would(tmp_path: Path) -> None:
+def test_a_head_that_cannot_publish_keeps_running_and_exits_as_it_would_otherwise(tmp_path: Path) -> None:
     # Ray runs until the head has said something.
     ray = fake_ray(tmp_path, "#!/bin/sh\nfor _ in $(seq 600); do [ -s said ] && exit 7; sleep 0.1; done\n")
     with (tmp_path / "said").open("w") as said:

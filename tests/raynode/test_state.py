@@ -1,4 +1,4 @@
-"""The head's state is kept by version, and set aside when the head doesn't start with it."""
+"""The head's state is kept per version of Ray, and quarantined if the head can't start with it."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -17,16 +17,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def written(folder: Path) -> Path:
-    """A file of the state, as Ray would write it."""
+def write_database(folder: Path) -> Path:
+    """Write a file of the state, as Ray would."""
     database = folder / RAY / "session_name"
     database.parent.mkdir()
     database.write_text("session")
     return database
 
 
-def test_each_version_of_ray_has_its_own(folder: Path) -> None:
-    assert state.opened() == State(folder / RAY), "an old database isn't opened by a new Ray"
+def test_each_version_of_ray_has_its_own_state(folder: Path) -> None:
+    assert state.open_state() == State(folder / RAY), "an old database isn't opened by a new Ray"
     assert State(folder / RAY).variables == {
         "RAY_gcs_storage": "rocksdb",
         "RAY_gcs_storage_path": f"{folder}/{RAY}",
@@ -35,44 +35,44 @@ def test_each_version_of_ray_has_its_own(folder: Path) -> None:
 
 def test_without_a_folder_the_state_ends_with_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_HEAD_STATE", raising=False)
-    assert state.opened() is None
+    assert state.open_state() is None
 
 
 def test_a_folder_that_cannot_be_written_keeps_no_head_from_starting(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_HEAD_STATE", str(folder / "missing"))
-    assert state.opened() is None
+    assert state.open_state() is None
     assert "the head's state ends with its container" in capsys.readouterr().err
 
 
-def test_state_with_which_two_starts_failed_is_set_aside(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    database = written(folder)
-    state.opened()
-    state.opened()
+def test_a_state_with_which_two_starts_failed_is_quarantined(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    database = write_database(folder)
+    state.open_state()
+    state.open_state()
     assert database.exists(), "the first may just have been stopped"
-    state.opened()
+    state.open_state()
     assert not database.parent.exists(), "the head would fail for ever"
-    assert (folder / f"{RAY}.aside" / "session_name").read_text() == "session", "somebody may want to know why"
+    assert (folder / f"{RAY}.quarantine" / "session_name").read_text() == "session", "somebody may want to know why"
     [line] = capsys.readouterr().out.splitlines()
     assert line.startswith(f"ray-head: 2 starts with {database.parent} failed")
 
 
-def test_only_the_last_is_kept_aside(folder: Path) -> None:
+def test_only_the_last_quarantined_state_is_kept(folder: Path) -> None:
     for content in ("first", "second"):
-        written(folder).write_text(content)
+        write_database(folder).write_text(content)
         for _ in range(3):
-            opened = state.opened()
+            opened = state.open_state()
         assert opened is not None
-        opened.settle()
-    assert [each.name for each in folder.iterdir()] == [f"{RAY}.aside"], "the disk would fill up"
-    assert (folder / f"{RAY}.aside" / "session_name").read_text() == "second"
+        opened.mark_healthy()
+    assert [each.name for each in folder.iterdir()] == [f"{RAY}.quarantine"], "the disk would fill up"
+    assert (folder / f"{RAY}.quarantine" / "session_name").read_text() == "second"
 
 
-def test_a_head_that_was_well_counts_from_zero(folder: Path) -> None:
-    database = written(folder)
+def test_failed_starts_count_from_zero_after_a_healthy_one(folder: Path) -> None:
+    database = write_database(folder)
     for _ in range(4):
-        opened = state.opened()
+        opened = state.open_state()
         assert opened is not None
-        opened.settle()
+        opened.mark_healthy()
     assert database.exists()

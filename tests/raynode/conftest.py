@@ -1,4 +1,4 @@
-"""A stand-in for the HTTP server of a Ray head, which knows one token."""
+"""A stand-in for the HTTP server of a Ray head, which accepts one token."""
 
 import json
 import threading
@@ -16,7 +16,7 @@ TOKEN = "right"
 
 
 class Head(HTTPServer):
-    """Answers to TOKEN with `answer`, and remembers what was posted."""
+    """Answers to TOKEN with `answer`, and records the paths and the JSON bodies that were posted."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -24,10 +24,11 @@ class Head(HTTPServer):
         self.raw = b""
         self.failing = False
         self.posted: list[str] = []
+        self.bodies: list[dict[str, Any]] = []
 
 
 class Handler(BaseHTTPRequestHandler):
-    """As Ray's: 403 to another token."""
+    """Answers as Ray does: 403 to another token."""
 
     def do_GET(self) -> None:
         head = cast(Head, self.server)
@@ -38,11 +39,14 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(head.raw or json.dumps(head.answer).encode())
 
     def do_POST(self) -> None:
-        cast(Head, self.server).posted.append(self.path)
+        head = cast(Head, self.server)
+        head.posted.append(self.path)
+        if length := int(self.headers.get("Content-Length") or 0):
+            head.bodies.append(json.loads(self.rfile.read(length)))
         self.do_GET()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Tests say what went wrong themselves."""
+        """Print nothing: the tests say what went wrong."""
 
 
 @pytest.fixture
@@ -58,7 +62,7 @@ def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
 
 @pytest.fixture
 def cloudwatch(aws_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The head's client of that AWS, to which the environment leads it."""
+    """The head's client of the AWS that the environment names."""
     for name, value in aws_variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it would keep the credentials of another test
