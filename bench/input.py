@@ -50,7 +50,8 @@ def per_sample(dataset: Dataset, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
 def in_batches(dataset: Dataset, epoch: int, mirror: str = "off") -> Iterator[tuple[Tensor, Tensor]]:
     """The batches that training takes of an epoch."""
     config = ImageConfig(batch_size=BATCH_SIZE, horizontal_flip=mirror)
-    yield from BatchLoader(dataset, config, 0, 1, torch.device("cpu")).train(epoch)
+    for microbatches in BatchLoader(dataset, config, 0, 1, torch.device("cpu")).train(epoch):
+        yield from microbatches
 
 
 def measure(bench: Bench) -> list[Finding]:

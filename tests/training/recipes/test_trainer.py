@@ -63,11 +63,20 @@ def test_any_number_of_workers_makes_the_same_curve(config: Config, digits: Data
             torch.testing.assert_close(curves[ranks]["weights"][name], weights, atol=1e-4, rtol=1e-3)
 
 
+def test_an_elastic_run_is_one_model_on_any_number_of_workers(config: Config, digits: Dataset, on_ranks: Ranks) -> None:
+    settings = config(model="small", epochs=1, batch_size=64, num_workers="1:4")
+    four, three, one = (on_ranks(ranks, train_rank, settings, digits)[0] for ranks in (4, 3, 1))
+    for fewer in (three, one):
+        for name, expected in four["weights"].items():  # the running statistics among them
+            torch.testing.assert_close(fewer["weights"][name], expected, atol=1e-5, rtol=1e-4)
+        assert fewer["history"][0]["test_loss"] == pytest.approx(four["history"][0]["test_loss"], rel=1e-4)
+
+
 def first_gradients(rank: int, ranks: int, config: ImageConfig, dataset: Dataset) -> list[Any]:
     """The gradients of the first step, as each rank has them after the exchange."""
     trainer = ImageTrainer(config, dataset, CPU)
     trainer.ddp_model.train()
-    trainer._step([next(trainer.batches.train(0))], MetricSums(CPU))
+    trainer._step(next(trainer.batches.train(0)), MetricSums(CPU))
     return [weight.grad for weight in trainer.model.parameters()]
 
 

@@ -208,13 +208,16 @@ class ImageTrainer:
     def _load_shares(self, epoch: EpochState, ranks: list[dict[str, Any]]) -> None:
         """Take over this rank's running statistics and sums; from another number of ranks their mean, and their sum.
 
-        The sum goes to rank 0, for it is added up over the ranks later.
+        The mean is over the micro-batches that each rank had. The sum goes to rank 0, for it is added up over the ranks
+        later.
         """
         as_many = len(ranks) == self.world_size
+        had = [len(range(rank, self.batches.microbatches, len(ranks))) for rank in range(len(ranks))]
         ranks = [ranks[self.rank]] if as_many else ranks
         for name, buffer in self.model.named_buffers():
             values = torch.stack([each["buffers"][name].double() for each in ranks])
-            buffer.copy_(values.mean(0) if buffer.is_floating_point() else values[0])
+            mean = sum(n * value for n, value in zip(had, values, strict=True)) / sum(had) if not as_many else values[0]
+            buffer.copy_(mean if buffer.is_floating_point() else values[0])
         if as_many or self.rank == 0:
             for each in ranks:
                 epoch.sums.load(each["sums"])
@@ -227,7 +230,7 @@ class ImageTrainer:
         """
         if self.world_size < 3:
             return
-        images, labels = next(self.batches.train(0))
+        [(images, labels), *_] = next(self.batches.train(0))
         self.ddp_model.train()
         for _ in range(steps):
             cross_entropy(self._forward(self.ddp_model, images), labels).backward()
@@ -241,11 +244,11 @@ class ImageTrainer:
             isinstance(each, SyncBatchNorm) for each in built.modules()
         ):
             raise UsageError(
-                f"--num-workers: {self.config.num_workers} has fewer workers than shares now, and this model's "
-                "SyncBatchNorm needs all of them at once; give a fixed number of workers"
+                f"--num-workers: {self.config.num_workers} trains on {self.world_size} workers now, and this model's "
+                f"SyncBatchNorm needs all {self.batches.microbatches} at once; give a fixed number of workers"
             )
         groups = batch_norm.BatchNormGroups.for_run(self.config.batch_size, self.config.norm_batch, self.world_size)
-        placed = batch_norm.group(built.to(self.device), groups)
+        placed = batch_norm.group(built.to(self.device), groups, self.device)
         for tensor in (*placed.parameters(), *placed.buffers()):
             if tensor.dim() == 4:  # the layouts are of images, and `to` would refuse a tensor of five dimensions
                 tensor.data = tensor.data.contiguous(memory_format=self._layout)
@@ -258,39 +261,38 @@ class ImageTrainer:
         self.ddp_model.train()
         self.timer.start()
         before, started = epoch.seconds, time.perf_counter()
-        batches = self.timer.timed_batches(self.batches.train(self.epoch, epoch.step))
-        for shares in zip(*[batches] * len(self.batches.local_microbatches), strict=True):
-            self._step(shares, epoch.sums)
+        for microbatches in self.timer.timed_batches(self.batches.train(self.epoch, epoch.step)):
+            self._step(microbatches, epoch.sums)
             self.timer.end_step()
             epoch.step += 1
             epoch.seconds = before + time.perf_counter() - started
             on_step(epoch.step, self.steps_per_epoch)
         epoch.seconds = before + time.perf_counter() - started
 
-    def _step(self, shares: Sequence[Batch], sums: MetricSums) -> None:
-        """One step of the optimizer from this rank's shares of it. Nothing waits for the device."""
+    def _step(self, microbatches: Sequence[Batch], sums: MetricSums) -> None:
+        """Take one step of the optimizer from this rank's micro-batches. Nothing waits for the device."""
         self.optimizer.zero_grad(set_to_none=True)
-        for number, (images, labels) in enumerate(shares, start=1):
-            with self._sync_gradients(number == len(shares)):
+        for number, (images, labels) in enumerate(batch_norm.once_per_step(self.model, microbatches), start=1):
+            with self._sync_gradients(number == len(microbatches)):
                 logits = self._forward(self.ddp_model, images)
                 loss = cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing)
-                loss.backward(
-                    self._loss_scale
-                )  # DDP takes the mean over the ranks, which may have shares of other numbers
+                # DDP takes the mean over the ranks, which may have different numbers of micro-batches.
+                loss.backward(self._loss_scale)
             sums.add(labels, logits.detach(), loss.detach())
         self.timer.allreduce_finished()
         self.optimizer.step()
         self.schedule.step()
 
     def _sync_gradients(self, last: bool) -> AbstractContextManager[Any]:
-        """Gradients are sent with the last share of a step."""
-        alone = last or not isinstance(self.ddp_model, DistributedDataParallel)
-        return nullcontext() if alone else self.ddp_model.no_sync()
+        """Return a context in which gradients are accumulated only, unless it is the step's `last` micro-batch."""
+        if last or not isinstance(self.ddp_model, DistributedDataParallel):
+            return nullcontext()
+        return self.ddp_model.no_sync()
 
     @torch.no_grad()
     def _test(self, on_batch: Callable[[], None]) -> Means:
         self.model.eval()
-        batch_norm.sync_buffers(self.model)
+        batch_norm.sync_buffers(self.model, len(self.batches.local_microbatches) / self.batches.microbatches)
         sums = MetricSums(self.device)
         for images, labels in self.batches.test():
             logits = self._forward(self.model, images)
