@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from training.engine import random_state
 from training.errors import UsageError
 from training.recipes.images.augment import Augmentation
 from training.recipes.images.config import ImageConfig
@@ -24,7 +25,6 @@ PREFETCH_BATCHES = 4
 TEST_BATCH_FACTOR = 4
 # A data set that takes more of a GPU's free memory stays in the node's.
 MAX_MEMORY_FRACTION = 0.5
-SEED_STRIDE = 2**20  # larger than any number of epochs, so each (seed, epoch) has its own shuffle
 
 # Images [n, channels, height, width] and labels [n].
 Batch = tuple[Tensor, Tensor]
@@ -41,7 +41,7 @@ class BatchLoader:
         device: Where the batches are needed.
 
     Raises:
-        UsageError: The training images don't fill one step.
+        UsageError: The training images don't fill one step, or there are no test images.
     """
 
     def __init__(self, dataset: Dataset, config: ImageConfig, rank: int, world_size: int, device: torch.device) -> None:
@@ -49,10 +49,10 @@ class BatchLoader:
         self.world_size = world_size
         self.device = device
         self.config = config
-        self.batch_size = config.batch_size
+        self.batch_size = config.local_batch_size
         self.microbatches = config.microbatches(world_size)
         self.local_microbatches = range(rank, self.microbatches, world_size)
-        self._check(len(dataset.train))
+        self._check(dataset)
         self.on_device = _fits(device, dataset, config)
         self.dataset = dataset.to(device) if self.on_device else dataset
 
@@ -71,7 +71,8 @@ class BatchLoader:
 
         Shuffle and augmentation are the same whatever the number of ranks and wherever the epoch is entered.
         """
-        generator = torch.Generator().manual_seed(self.config.seed * SEED_STRIDE + epoch)
+        seed = random_state.derive_seed(self.config.seed, random_state.SHUFFLE, epoch)
+        generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(self.dataset.train), generator=generator)
         flip = self.dataset.flip_invariant and self.config.horizontal_flip == "on"
         augmentation = Augmentation.draw(len(order), flip, self.config.max_shift, generator).to(self.device)
@@ -92,7 +93,13 @@ class BatchLoader:
         for images, labels in self._take(self.dataset.test, order, slices):
             yield self.dataset.normalize(images), labels
 
-    def _check(self, samples: int) -> None:
+    def _check(self, dataset: Dataset) -> None:
+        samples = len(dataset.train)
+        if len(dataset.test) == 0:
+            raise UsageError(
+                f"--dataset: {dataset.name!r} has no test images, which decide on the best epoch; split some off its "
+                f"{samples} training images"
+            )
         if samples < self.global_batch:
             raise UsageError(
                 f"--batch-size: {self.batch_size} on each of {self.microbatches} workers is {self.global_batch} images "
