@@ -25,8 +25,8 @@ ALONE: tuple[tuple[str, Any, Any], ...] = (
     ("precision", "fp32", "bf16"),
     ("fused_optimizer", "off", "on"),
     ("compile", "off", "on"),
-    ("mirror", "off", "on"),
-    ("shift", 0, 2),
+    ("horizontal_flip", "off", "on"),
+    ("max_shift", 0, 2),
     ("norm_batch", 0, 64),  # two groups of half the batch
     ("data_on_device", "off", "on"),
 )
