@@ -27,7 +27,7 @@ ALONE: tuple[tuple[str, Any, Any], ...] = (
     ("compile", "off", "on"),
     ("horizontal_flip", "off", "on"),
     ("max_shift", 0, 2),
-    ("norm_batch", 0, 64),  # two groups of half the batch
+    ("norm_batch", 64, 0),  # two groups of half the batch each
     ("data_on_device", "off", "on"),
 )
 TOGETHER: tuple[tuple[str, Any, Any], ...] = (

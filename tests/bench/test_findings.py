@@ -57,7 +57,8 @@ def test_scaling_is_a_share_of_twice_one_worker_s_rate() -> None:
 
 def test_a_gpu_that_is_not_there_is_told_and_reaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    [found] = gpu.measure(None)  # ty: ignore[invalid-argument-type]
+    kernels, found = gpu.measure(None)  # ty: ignore[invalid-argument-type]
+    assert kernels.data["ours"] < 1.5 * kernels.data["reference"], "they can be counted anywhere"
     assert (found.ratio, found.reached) == (None, None)
 
 
