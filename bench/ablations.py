@@ -25,9 +25,9 @@ ONE_WORKER: tuple[tuple[str, Any, Any], ...] = (
     ("precision", "fp32", "bf16"),
     ("fused_optimizer", "off", "on"),
     ("compile", "off", "on"),
-    ("mirror", "off", "on"),
-    ("shift", 0, 2),
-    ("norm_batch", 0, 64),  # two groups of half the batch
+    ("horizontal_flip", "off", "on"),
+    ("max_shift", 0, 2),
+    ("norm_batch", 64, 0),  # two groups of half the batch each
     ("data_on_device", "off", "on"),
 )
 TWO_WORKERS: tuple[tuple[str, Any, Any], ...] = (

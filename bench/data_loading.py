@@ -47,10 +47,11 @@ def per_sample(dataset: Dataset, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
     )
 
 
-def in_batches(dataset: Dataset, epoch: int, mirror: str = "off") -> Iterator[tuple[Tensor, Tensor]]:
+def in_batches(dataset: Dataset, epoch: int, horizontal_flip: str = "off") -> Iterator[tuple[Tensor, Tensor]]:
     """The batches that training takes of an epoch."""
-    config = ImageConfig(batch_size=BATCH_SIZE, horizontal_flip=mirror)
-    yield from BatchLoader(dataset, config, 0, 1, torch.device("cpu")).train(epoch)
+    config = ImageConfig(batch_size=BATCH_SIZE, horizontal_flip=horizontal_flip)
+    for microbatches in BatchLoader(dataset, config, 0, 1, torch.device("cpu")).train(epoch):
+        yield from microbatches
 
 
 def measure(bench: Bench) -> list[Comparison]:
@@ -58,7 +59,7 @@ def measure(bench: Bench) -> list[Comparison]:
     bench.log("input: a DataLoader beside batches")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    inputs = {"per_sample": per_sample, "in_batches": in_batches, "mirrored": partial(in_batches, mirror="on")}
+    inputs = {"per_sample": per_sample, "in_batches": in_batches, "flipped": partial(in_batches, horizontal_flip="on")}
     rates: dict[str, list[float]] = {name: [] for name in inputs}
     for repeat in range(REPEATS + 1):
         for name, batches in inputs.items():
@@ -69,7 +70,7 @@ def measure(bench: Bench) -> list[Comparison]:
     torch.set_num_threads(threads)
     return [
         compare("input alone", rates["per_sample"], rates["in_batches"], "as the reference's: normalized, shuffled"),
-        compare("input alone, mirrored", rates["per_sample"], rates["mirrored"], "as training takes them by default"),
+        compare("input alone, flipped", rates["per_sample"], rates["flipped"], "as training takes them by default"),
     ]
 
 

@@ -1,40 +1,111 @@
-"""An epoch on a GPU: the reference's loop beside ours, and how far ours is from the arithmetic that it needs."""
+"""An epoch on a GPU by the default settings, compared with the reference's loop and with the arithmetic that it needs.
+
+The kernels of a step are counted on CPUs too: each operation that computes or copies is one kernel on a GPU, or a few.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench import reference
 from bench.harness import Bench
 from bench.report import Comparison, Target, at_least, spread
+from training.recipes.images import datasets
 from training.recipes.images.config import ImageConfig
+from training.recipes.images.loader import Batch
 from training.recipes.images.models import resnet18_classifier
-from training.recipes.images.trainer import ImageTrainer
+from training.recipes.images.trainer import ImageTrainer, MetricSums
 
 TARGET = 20
 EPOCHS = 3
-BATCH_SIZE = 512
 SIDE = 4096  # of the square matrices whose product says what the GPU can do
+SMALL = 128  # the kernels of a step are as many for any number of images
 
 
 def measure(bench: Bench) -> list[Comparison]:
-    """Nothing where there is no GPU but a line that says so."""
+    """Return the kernels of a step and, on a machine with a GPU, the times."""
+    kernels = count_kernels()
     if not torch.cuda.is_available():
         target = Target(f"at least {TARGET}")
-        return [
-            Comparison(name="an epoch on a GPU", reference="-", ours="-", ratio=None, target=target, note="no GPU here")
-        ]
+        missing = Comparison(
+            name="an epoch on a GPU", reference="-", ours="-", ratio=None, target=target, note="no GPU here"
+        )
+        return [kernels, missing]
     bench.log("gpu: the reference and ours")
-    return on(torch.device("cuda", 0), bench, EPOCHS)
+    return [kernels, *on(torch.device("cuda", 0), bench, EPOCHS)]
+
+
+class KernelCount(TorchDispatchMode):
+    """Counts the operations that would be kernels on a GPU: those that write new values, and no views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation and count it."""
+        result = func(*args, **(kwargs or {}))
+        given = {_storage(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        writes = func._schema.is_mutable or any(_storage(each) not in given for each in made)
+        if writes and "empty" not in func.name() and "profiler" not in func.name():
+            self.total += 1
+        return result
+
+
+def count_kernels() -> Comparison:
+    """Count the kernels of a step after the first, with the defaults of a GPU, and of the reference's in fp32."""
+    config = ImageConfig(
+        dataset="synthetic", samples=2 * SMALL, batch_size=SMALL, epochs=1, precision="bf16", channels_last="on"
+    )
+    trainer = ImageTrainer(config, datasets.load("synthetic", config), torch.device("cpu"))
+    first, second = trainer.batches.train(0)
+    model = resnet18_classifier(1, 10)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=True)  # its default on GPUs
+
+    def reference_step(images: Tensor, labels: Tensor) -> None:
+        loss = cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    sums = MetricSums(torch.device("cpu"))
+    theirs = _kernels(lambda batches: reference_step(*batches[0]), first, second)
+    ours = _kernels(lambda batches: trainer._step(batches, sums), first, second)
+    return Comparison(
+        name="kernels of a step",
+        reference=f"{theirs} in fp32",
+        ours=f"{ours} in bf16",
+        ratio=theirs / ours,
+        note="operations of a resnet18's step that compute or copy, counted on a CPU; autocast casts the weights",
+        data={"reference": theirs, "ours": ours},
+    )
+
+
+def _kernels(step: Callable[[list[Batch]], None], first: list[Batch], second: list[Batch]) -> int:
+    """Count those of the second step; the first one also makes the optimizer's state."""
+    step(first)
+    with KernelCount() as count:
+        step(second)
+    return count.total
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def on(device: torch.device, bench: Bench, epochs: int) -> list[Comparison]:
-    """The comparison, and the floor."""
+    """Compare our epochs with the reference's and with the arithmetic that they need."""
     theirs = _reference(device, bench, epochs)
     ours = _ours(device, bench, epochs)
     flops, rate = _flops(device) * len(bench.dataset.train), _rate(device)
@@ -49,7 +120,7 @@ def on(device: torch.device, bench: Bench, epochs: int) -> list[Comparison]:
             ratio=ratio,
             target=at_least(ratio, TARGET),
             n=len(ours),
-            note=f"no tests; {reference.BATCH_SIZE} images a step there, here {BATCH_SIZE} normalized together",
+            note=f"no tests; {reference.BATCH_SIZE} images a step there, here {_config(epochs).batch_size}",
             data={"reference": theirs, "ours": ours},
         ),
         Comparison(
@@ -65,7 +136,7 @@ def on(device: torch.device, bench: Bench, epochs: int) -> list[Comparison]:
 
 
 def _reference(device: torch.device, bench: Bench, epochs: int) -> list[float]:
-    """Seconds of the reference's epochs after the first, without the tests."""
+    """Return the seconds of the reference's epochs after the first, without the tests."""
     torch.manual_seed(0)
     model = resnet18_classifier(1, 10).to(device)
     parts = [reference.loader(bench.folder, train) for train in (True, False)]
@@ -73,13 +144,18 @@ def _reference(device: torch.device, bench: Bench, epochs: int) -> list[float]:
 
 
 def _ours(device: torch.device, bench: Bench, epochs: int) -> list[float]:
-    """Seconds of our epochs after the first, without the tests."""
-    trainer = ImageTrainer(ImageConfig(batch_size=BATCH_SIZE, norm_batch=0, epochs=epochs + 1), bench.dataset, device)
+    """Return the seconds of our epochs after the first, without the tests."""
+    trainer = ImageTrainer(_config(epochs), bench.dataset, device)
     return [trainer.run_epoch()["train_seconds"] for _ in range(epochs + 1)][1:]
 
 
+def _config(epochs: int) -> ImageConfig:
+    """Return the default settings of a run on one GPU."""
+    return ImageConfig(num_workers=1, epochs=epochs + 1).resolve_device("cuda")
+
+
 def _flops(device: torch.device) -> float:
-    """Floating point operations, forward and backward, that one image needs."""
+    """Count the floating point operations of one image, forward and backward."""
     model: nn.Module = resnet18_classifier(1, 10).to(device)
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(2, 1, 28, 28, device=device)).sum().backward()
@@ -87,7 +163,7 @@ def _flops(device: torch.device) -> float:
 
 
 def _rate(device: torch.device) -> float:
-    """Operations a second of a large matrix product in bf16, the best of several."""
+    """Return the operations per second of a large matrix product in bf16, the best of several."""
     matrix = torch.randn(SIDE, SIDE, device=device, dtype=torch.bfloat16)
     seconds = []
     for _ in range(5):

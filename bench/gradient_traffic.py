@@ -118,7 +118,9 @@ def _train_small(dataset: Dataset) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {dtype: [] for dtype in DTYPES}
     for seed in range(SEEDS_OF_SMALL):
         for dtype in DTYPES:
-            config = ImageConfig(model="bench.gradient_traffic:small", epochs=3, seed=seed, gradient_dtype=dtype)
+            config = ImageConfig(
+                model="bench.gradient_traffic:small", epochs=3, seed=seed, gradient_dtype=dtype, static_graph="on"
+            )
             trainer = ImageTrainer(config, dataset, torch.device("cpu"))
             found[dtype].append([trainer.run_epoch() for _ in range(config.epochs)][-1]["test_accuracy"])
     return found

@@ -1,4 +1,4 @@
-"""The same training without Ray: alone, or under torchrun, which starts the processes and connects them.
+"""The same training under torchrun, which starts the processes and connects them, or in one process; without Ray.
 
 usage: python -m training.plain [FLAGS]
        torchrun --nproc-per-node 2 -m training.plain [FLAGS]
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -27,8 +27,8 @@ from training.config import parse
 from training.engine.config import TrainingConfig
 from training.engine.fit import Listener, fit
 from training.engine.recipe import Recipe
-from training.engine.trainer import Trainer
-from training.errors import StorageError, TrainingError, UsageError
+from training.engine.trainer import EpochMetrics, Trainer
+from training.errors import Interrupted, StorageError, TrainingError, UsageError
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.recipe import IMAGES
 from training.run import layout, results
@@ -42,11 +42,11 @@ def main() -> int:
         with process_group(config) as device:
             train(IMAGES, config, device)
     except OSError as cause:
-        print(f"training: the run's folder can't be read or written ({short_reason(cause)})", file=sys.stderr)
-        return StorageError.exit_status
+        return _fail(StorageError(f"the run's folder can't be read or written ({short_reason(cause)})"))
     except TrainingError as error:
-        print(f"training: {error}", file=sys.stderr)
-        return error.exit_status
+        return _fail(error)
+    except KeyboardInterrupt:
+        return _fail(Interrupted("interrupted before the training started"))
     return 0
 
 
@@ -55,15 +55,16 @@ def process_group(config: TrainingConfig) -> Generator[torch.device]:
     """Connect torchrun's processes, if there are several, and yield this one's device.
 
     Raises:
-        UsageError: There are fewer GPUs than processes.
+        UsageError: This node has fewer GPUs than processes.
     """
     cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
-    index = int(os.environ.get("LOCAL_RANK", 0))
-    if cuda and index >= torch.cuda.device_count():
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if cuda and processes > torch.cuda.device_count():
         raise UsageError(
-            f"--device: 'cuda' needs a GPU for each process, but there are {torch.cuda.device_count()} here"
+            f"--device: 'cuda' needs a GPU for each process ({processes} here), and there are "
+            f"{torch.cuda.device_count()}; start fewer processes, or use --device cpu"
         )
-    device = torch.device("cuda", index) if cuda else torch.device("cpu")
+    device = torch.device("cuda", _local_rank()) if cuda else torch.device("cpu")
     if "WORLD_SIZE" not in os.environ:
         yield device
         return
@@ -78,13 +79,50 @@ def train(recipe: Recipe, config: TrainingConfig, device: torch.device) -> None:
     """Train the remaining epochs on this rank; rank 0 prints a line for each and writes the results.
 
     Raises:
-        TrainingError: The run can't be started or continued.
+        Interrupted: The user stopped it.
+        TrainingError: The run can't be started or continued; if rank 0 refuses, every rank raises its error.
     """
+    config = _from_rank_0(lambda: _prepare(recipe, config, device))
+    try:
+        _train(recipe, config, device)
+    except KeyboardInterrupt as stop:
+        raise Interrupted(f"interrupted; continue with --run-name {config.run_name}") from stop
+
+
+class EpochLines(Listener):
+    """Prints rank 0's line for each epoch, and remembers when the first step was done."""
+
+    def __init__(self, config: TrainingConfig, trainer: Trainer) -> None:
+        self._config = config
+        self._trainer = trainer
+        self.first_step: float | None = None
+
+    def step(self, step: int, steps: int) -> None:
+        """Remember the first step."""
+        self.first_step = self.first_step or time.time()
+
+    def epoch(self, metrics: EpochMetrics) -> None:
+        """Print the epoch's line."""
+        if self._trainer.rank == 0:
+            print(results.worker_epoch_line(metrics, self._config, 0, self._trainer.device), flush=True)
+
+
+def _prepare(recipe: Recipe, config: TrainingConfig, device: torch.device) -> TrainingConfig:
+    """Resolve the settings and check the run's folder, on rank 0: others might find another data set, or name."""
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     if config.num_workers not in (None, world_size):
         raise UsageError(f"--num-workers: {config.num_workers} is not torchrun's number, {world_size}; leave it out")
-    config = replace(_prepare(recipe, config), num_workers=world_size, device=device.type)
-    storage = _open(config)
+    config = replace(recipe.prepare(config).resolve_defaults(), num_workers=world_size).resolve_device(device.type)
+    storage = RunStorage.open(config.storage_path, str(config.run_name))
+    storage.check_writable()
+    check_not_finished(storage)
+    check_settings_unchanged(config, storage)
+    storage.write_json(layout.SETTINGS, config.to_dict())
+    return config
+
+
+def _train(recipe: Recipe, config: TrainingConfig, device: torch.device) -> None:
+    storage = RunStorage.open(config.storage_path, str(config.run_name))
     trainer = recipe.build(config, device)
     lines = EpochLines(config, trainer)
     with CheckpointManager(
@@ -102,50 +140,30 @@ def train(recipe: Recipe, config: TrainingConfig, device: torch.device) -> None:
         print(f"results in {storage.uri}")
 
 
-class EpochLines(Listener):
-    """Prints rank 0's line for each epoch, and remembers when the first step was done."""
-
-    def __init__(self, config: TrainingConfig, trainer: Trainer) -> None:
-        self._config = config
-        self._trainer = trainer
-        self.first_step: float | None = None
-
-    def step(self, step: int, steps: int) -> None:
-        """Remember the first step."""
-        self.first_step = self.first_step or time.time()
-
-    def epoch(self, metrics: Any) -> None:
-        """Print the epoch's line."""
-        if self._trainer.rank == 0:
-            print(results.worker_epoch_line(metrics, self._config, 0, self._trainer.device), flush=True)
-
-
-def _prepare(recipe: Recipe, config: TrainingConfig) -> TrainingConfig:
-    """Resolve the settings on rank 0 for all: another rank might find another data set, and would find another name."""
-    return _from_rank_0(recipe.prepare(config).resolve_defaults() if _is_first() else None)
-
-
-def _open(config: TrainingConfig) -> RunStorage:
-    """Open the run's folder, which rank 0 checks."""
-    storage = RunStorage.open(config.storage_path, str(config.run_name))
-    if _is_first():
-        storage.check_writable()
-        check_not_finished(storage)
-        check_settings_unchanged(config, storage)
-        storage.write_json(layout.SETTINGS, config.to_dict())
-    return storage
-
-
-def _is_first() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0
-
-
-def _from_rank_0(value: Any) -> Any:
-    """Return rank 0's value on every rank."""
-    values = [value]
+def _from_rank_0(call: Callable[[], TrainingConfig]) -> TrainingConfig:
+    """Return the result of `call` on rank 0, or raise its error, on every rank."""
+    outcome: list[Any] = [None]
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        try:
+            outcome = [call()]
+        except (TrainingError, OSError) as error:
+            outcome = [error]
     if dist.is_initialized():
-        dist.broadcast_object_list(values, src=0)
-    return values[0]
+        dist.broadcast_object_list(outcome, src=0)
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]
+
+
+def _fail(error: TrainingError) -> int:
+    """Print the error and return the exit status; of errors that are alike on all ranks, one line for each node."""
+    if _local_rank() == 0 or isinstance(error, StorageError):
+        print(f"training: {error}", file=sys.stderr)
+    return error.exit_status
+
+
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", 0))
 
 
 if __name__ == "__main__":

@@ -59,7 +59,8 @@ def test_weak_scaling_is_relative_to_twice_one_worker_s_rate() -> None:
 
 def test_without_a_gpu_nothing_is_measured_and_no_target_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    [found] = gpu.measure(None)  # ty: ignore[invalid-argument-type]
+    kernels, found = gpu.measure(None)  # ty: ignore[invalid-argument-type]
+    assert kernels.data["ours"] < 1.5 * kernels.data["reference"], "they can be counted on any machine"
     assert (found.ratio, found.reached) == (None, None)
 
 

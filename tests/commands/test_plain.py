@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,11 @@ import torch
 
 from tests.commands.conftest import Run
 from tests.commands.head import SECONDS
+from tests.training.ranks import Ranks
+from training import plain
+from training.errors import TrainingError
+from training.recipes.images.config import ImageConfig
+from training.recipes.images.recipe import IMAGES
 
 TINY = ("--model", "own:build", "--dataset", "synthetic", "--samples", "256", "--epochs", "2")
 Start = Callable[..., Run]
@@ -72,10 +78,50 @@ def test_gpus_that_are_not_there_are_one_line(run: Start) -> None:
         pytest.skip("this machine has a GPU")
     refused = run(*TINY, "--device", "cuda")
     assert refused.returncode == 2
-    assert refused.stderr == "training: --device: 'cuda' needs a GPU for each process, and here are 0\n"
+    assert refused.stderr == (
+        "training: --device: 'cuda' needs a GPU for each process (1 here), and there are 0; start fewer processes, or "
+        "use --device cpu\n"
+    )
 
 
 def test_the_number_of_workers_is_torchrun_s(run: Start) -> None:
     refused = run(*TINY, "--num-workers", "3")
     assert refused.returncode == 2
     assert "--num-workers: 3 is not torchrun's number, 1" in refused.stderr
+
+
+def test_ctrl_c_is_a_line_and_an_exit_status(environment: dict[str, str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "training.plain", *TINY, "--epochs", "100000", "--storage-path", str(tmp_path)]
+    run = subprocess.Popen(
+        [*command, "--run-name", "mine"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert run.stdout is not None
+    assert run.stdout.readline().startswith("[Epoch 0 |"), "it trains"
+    run.send_signal(signal.SIGINT)
+    _, stderr = run.communicate(timeout=SECONDS)
+    assert stderr == "training: interrupted; continue with --run-name mine\n"
+    assert run.returncode == 130
+
+
+def test_what_rank_0_refuses_is_said_once(run: Start) -> None:
+    assert run(*TINY, "--run-name", "mine").returncode == 0
+    again = run(*TINY, "--run-name", "mine", launcher=TORCHRUN)
+    assert again.returncode != 0
+    assert again.stderr.count("training: ") == 1, again.stderr
+    assert "training: --run-name: run 'mine' is finished" in again.stderr
+
+
+def refused(rank: int, ranks: int, config: ImageConfig) -> str:
+    """The error with which a rank ends."""
+    with pytest.raises(TrainingError) as caught:
+        plain.train(IMAGES, config, torch.device("cpu"))
+    return f"{caught.value.exit_status} {caught.value}"
+
+
+def test_what_rank_0_refuses_ends_every_rank(tmp_path: Path) -> None:
+    config = ImageConfig(dataset="digits", storage_path=str(tmp_path), run_name="mine")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "result.json").write_text('{"metrics": {"epoch": 1}}')
+    with Ranks() as on_ranks:
+        for error in on_ranks(2, refused, config):
+            assert error.startswith("2 --run-name: run 'mine' is finished"), "it would wait for rank 0 in vain"

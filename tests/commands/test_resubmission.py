@@ -105,7 +105,7 @@ def ray_head(environment: Mapping[str, str], folder: Path) -> Generator[RayHead]
         )
     head = RayHead(process, f"http://127.0.0.1:{dashboard}", log)
     try:
-        until(lambda: _answers(head), log.read_text)
+        until(lambda: _answers(head), why=log.read_text)
         yield head
     finally:
         if process.poll() is None:
@@ -187,7 +187,7 @@ def test_a_run_that_lost_its_head_is_submitted_again_by_the_next_head(
         assert err.count("\n") == 1, "no traceback"
     hold.unlink()
     with ray_head(environment, folder) as head:
-        until(lambda: "mine.2" in head.jobs, head.log.read_text)
+        until(lambda: "mine.2" in head.jobs, why=head.log.read_text)
         assert head.jobs["mine"] == lost_as
         follower = follow(head, "--run-name=mine")
         out, err = follower.communicate(timeout=SECONDS)

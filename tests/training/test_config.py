@@ -1,4 +1,5 @@
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,10 @@ from training.recipes.images.config import ImageConfig
         (["--num-workers", "2:1"], ["--num-workers", "2:1", "a minimum and a maximum"]),
         (["--num-workers", "1:"], ["--num-workers", "1:", "a minimum and a maximum"]),
         (["--num-workers", "0:4"], ["--num-workers", "0:4", "from 1"]),
-        (["--num-workers", "1:4", "--batch-size", "32"], ["--num-workers: 1:4", "--norm-batch 64", "--norm-batch 32"]),
+        (
+            ["--num-workers", "1:4", "--batch-size", "32", "--norm-batch", "64"],
+            ["--num-workers: 1:4", "--norm-batch 64", "--norm-batch 32"],
+        ),
         (["--checkpoint-seconds", "-1"], ["--checkpoint-seconds", "0.0 or more"]),
         (["--stall-timeout", "0"], ["--stall-timeout", "above 0"]),
         (["--samples", "9"], ["--samples", "9", "10 or more"]),
@@ -111,3 +115,28 @@ def test_what_is_left_open_is_the_optimizer_s_own() -> None:
     assert (sgd.lr, sgd.weight_decay) == (0.1, 5e-4)
     assert (adamw.lr, adamw.weight_decay) == (3e-3, 0.05)
     assert ImageConfig(lr=0.5).resolve_defaults().lr == 0.5, "what was given stays"
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "expected"),
+    [
+        ({}, "cpu", 64),
+        ({"num_workers": 4}, "cpu", 64),
+        ({"num_workers": 1}, "cuda", 512),
+        ({"num_workers": 2}, "cuda", 2048),
+        ({"num_workers": "1:2"}, "cuda", 2048),
+        ({"num_workers": 2, "dataset": "digits"}, "cuda", 89),
+        ({"num_workers": 2, "batch_size": 100}, "cuda", 100),
+    ],
+)
+def test_the_default_batch_size_follows_the_device(settings: dict[str, Any], device: str, expected: int) -> None:
+    config = ImageConfig(**settings).resolve_device(device)
+    assert (config.device, config.batch_size) == (device, expected)
+    assert config.resolve_device(device) == config, "a run that is resumed keeps it"
+
+
+def test_groups_of_batch_norm_are_checked_when_the_batch_size_is_known() -> None:
+    config = ImageConfig(num_workers="1:2", norm_batch=128)
+    assert config.resolve_device("cuda").batch_size == 2048
+    with pytest.raises(UsageError, match="--norm-batch 64 or less"):
+        config.resolve_device("cpu")

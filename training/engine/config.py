@@ -7,11 +7,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
 
-from training.config import ON_OFF, RunConfig, setting
+from training.config import AUTO_ON_OFF, ON_OFF, RunConfig, setting
 
 DEFAULT_LR = {"adamw": 3e-3, "sgd": 0.1}
 DEFAULT_WEIGHT_DECAY = {"adamw": 0.05, "sgd": 5e-4}
 DTYPES = ("auto", "bf16", "fp32")
+CPU_BATCH_SIZE = 64
+# A GPU alone is busy with 512 small images. Several have to wait for the network, unless each step has more to compute:
+# docs/training.md has the arithmetic.
+GPU_BATCH_SIZE = 512
+GPUS_BATCH_SIZE = 2048
 
 how = partial(setting, group="how")
 how_fast = partial(setting, group="how fast")
@@ -26,8 +31,12 @@ class TrainingConfig(RunConfig):
     """The settings of a run that `engine.fit` trains."""
 
     epochs: int = how(4, "passes over the training set", type=int, at_least=1)
-    batch_size: int = how(
-        64, "samples per step on each worker; the global batch is this times the workers", type=int, at_least=1
+    batch_size: int | None = how(
+        None,
+        "samples per step on each worker; the global batch is this times the workers "
+        f"(default: {CPU_BATCH_SIZE} on CPUs, {GPU_BATCH_SIZE} on one GPU, up to {GPUS_BATCH_SIZE} on each of several)",
+        type=int,
+        at_least=1,
     )
     optimizer: str = how(
         "adamw", "both use a one-cycle schedule; sgd uses Nesterov momentum", choices=tuple(DEFAULT_LR)
@@ -66,9 +75,10 @@ class TrainingConfig(RunConfig):
         may_change=True,
     )
     static_graph: str = how_fast(
-        "on",
-        "on: DDP assumes that every step uses the same graph; off: steps may skip parameters",
-        choices=ON_OFF,
+        "auto",
+        "on: DDP assumes that every step uses the same parameters; off: steps may skip some; auto: on for the models "
+        "that come with a recipe",
+        choices=AUTO_ON_OFF,
         may_change=True,
     )
 
@@ -77,15 +87,32 @@ class TrainingConfig(RunConfig):
         return self.workers[1] if self.workers else world_size
 
     @property
+    def local_batch_size(self) -> int:
+        """Samples in a micro-batch: `batch_size`, or the default for the device and the number of workers."""
+        return self.default_batch_size if self.batch_size is None else self.batch_size
+
+    @property
+    def default_batch_size(self) -> int:
+        """The batch size of a run that gives none; until the device is known it is that of CPUs."""
+        if self.device != "cuda":
+            return CPU_BATCH_SIZE
+        return GPU_BATCH_SIZE if self.microbatches(1) == 1 else GPUS_BATCH_SIZE
+
+    @property
     def base_lr(self) -> float:
-        """The peak learning rate at a global batch of 256: `lr`, or the optimizer's default."""
+        """Peak learning rate at a global batch of 256: `lr`, or the optimizer's default."""
         return DEFAULT_LR[self.optimizer] if self.lr is None else self.lr
 
     @property
     def decay(self) -> float:
-        """The weight decay: `weight_decay`, or the optimizer's default."""
+        """Weight decay of the weights: `weight_decay`, or the optimizer's default."""
         return DEFAULT_WEIGHT_DECAY[self.optimizer] if self.weight_decay is None else self.weight_decay
 
     def resolve_defaults(self) -> Self:
         """Return this config with the optimizer's defaults and a run name filled in."""
         return replace(super().resolve_defaults(), lr=self.base_lr, weight_decay=self.decay)
+
+    def resolve_device(self, device: str) -> Self:
+        """Return this config for `cuda` or `cpu`, with its default batch size filled in; `num_workers` comes first."""
+        config = replace(self, device=device)
+        return replace(config, batch_size=config.local_batch_size)

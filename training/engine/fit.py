@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
-from training.engine.trainer import Trainer
+from training.engine.trainer import EpochMetrics, Trainer
 
 
 class Checkpoints(Protocol):
-    """What the loop needs of the checkpoints."""
+    """The checkpoints, as far as the loop uses them."""
 
     def resume(self) -> None:
         """Load the newest complete checkpoint, if there is one."""
@@ -28,26 +28,30 @@ class Checkpoints(Protocol):
 
 
 class Listener:
-    """Hears how the training advances; this one ignores it."""
+    """Is called as the training advances; this one does nothing."""
 
     def resumed(self, trainer: Trainer) -> None:
-        """The training starts, or continues from a checkpoint."""
+        """The training is about to start, or to continue from a checkpoint."""
 
     def step(self, step: int, steps: int) -> None:
-        """`step` of the epoch's `steps` are done."""
+        """`step` of the epoch's `steps` steps are done."""
 
     def heartbeat(self) -> None:
-        """The training is working, though not on a step."""
+        """The training is alive, though not in a step."""
 
-    def trained(self, metrics: Any) -> None:
+    def trained(self, metrics: EpochMetrics) -> None:
         """An epoch is done; its checkpoint is not saved yet."""
 
-    def epoch(self, metrics: Any) -> None:
+    def epoch(self, metrics: EpochMetrics) -> None:
         """An epoch is done and its checkpoint is being saved."""
 
 
 def fit(trainer: Trainer, checkpoints: Checkpoints, epochs: int, listener: Listener | None = None) -> None:
-    """Train the remaining epochs, with a checkpoint after each one and, when due, within it."""
+    """Train the remaining epochs, with a checkpoint after each one and, when due, within it.
+
+    Raises:
+        DivergedError: The loss is not finite.
+    """
     listener = listener or Listener()
 
     def on_step(step: int, steps: int) -> None:

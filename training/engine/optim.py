@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
@@ -17,7 +18,7 @@ WARM_UP = 0.15
 
 
 def peak_lr(config: TrainingConfig, global_batch: int) -> float:
-    """The schedule's highest learning rate for so many images a step.
+    """Return the schedule's highest learning rate for a global batch of this many samples.
 
     SGD's follows the linear scaling rule, lr x global batch / 256 (Goyal et al. 2017, https://arxiv.org/abs/1706.02677);
     AdamW's the square root rule, since the size of its steps isn't the gradient's (Malladi et al. 2022,
@@ -30,21 +31,28 @@ def peak_lr(config: TrainingConfig, global_batch: int) -> float:
 def build(
     model: nn.Module, config: TrainingConfig, global_batch: int, total_steps: int
 ) -> tuple[Optimizer, LRScheduler]:
-    """The model's optimizer, and the one-cycle schedule (Smith 2018, https://arxiv.org/abs/1803.09820) of its steps.
+    """Build the model's optimizer and its one-cycle schedule (Smith 2018, https://arxiv.org/abs/1803.09820).
 
-    Weights of one dimension, which are biases and norms', don't decay.
+    Parameters of one dimension, which are biases and the weights of norms, don't decay. The config also decides whether
+    the optimizer is fused when it loads a saved state.
     """
-    weights = list(model.parameters())
+    parameters = list(model.parameters())
     groups = [
-        {"params": [each for each in weights if each.dim() > 1], "weight_decay": config.decay},
-        {"params": [each for each in weights if each.dim() <= 1], "weight_decay": 0.0},
+        {"params": [each for each in parameters if each.dim() > 1], "weight_decay": config.decay},
+        {"params": [each for each in parameters if each.dim() <= 1], "weight_decay": 0.0},
     ]
     lr = peak_lr(config, global_batch)
-    fused = True if config.fused_optimizer == "on" else None  # False would also be the slowest of the others
-    optimizer: torch.optim.Optimizer = (
-        SGD(groups, lr=lr, momentum=MOMENTUM, nesterov=True, fused=fused)
-        if config.optimizer == "sgd"
-        else AdamW(groups, lr=lr, fused=fused)
-    )
+    fused = True if config.fused_optimizer == "on" else None  # None: PyTorch chooses between its other two
+    optimizer: Optimizer
+    if config.optimizer == "sgd":
+        optimizer = SGD(groups, lr=lr, momentum=MOMENTUM, nesterov=True, fused=fused)
+    else:
+        optimizer = AdamW(groups, lr=lr, fused=fused)
+    optimizer.register_load_state_dict_pre_hook(partial(_set_fused, fused))
     schedule = OneCycleLR(optimizer, max_lr=lr, total_steps=total_steps, pct_start=WARM_UP, cycle_momentum=False)
     return optimizer, schedule
+
+
+def _set_fused(fused: bool | None, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Replace the `fused` of a saved state: before it is loaded, because it decides where the state is kept."""
+    return {**state, "param_groups": [{**group, "fused": fused} for group in state["param_groups"]]}

@@ -8,12 +8,25 @@ from typing import Any
 import numpy as np
 import torch
 
+# What a derived seed is for: the same numbers give another seed for each purpose.
+SHUFFLE = 0
+RANK = 1
 
-def seed(seed: int) -> None:
-    """Seed all generators."""
+
+def derive_seed(seed: int, purpose: int, number: int) -> int:
+    """Return a seed (32 bits) that is as good as independent of those of other seeds, purposes and numbers.
+
+    A sum would not be: rank 1 of seed 0 would draw what rank 0 of seed 1 does, and of larger seeds PyTorch's generator
+    on CPUs takes the lower 32 bits alone.
+    """
+    return int(np.random.SeedSequence([seed, purpose, number]).generate_state(1)[0])
+
+
+def seed_all(seed: int) -> None:
+    """Seed PyTorch's, Python's and NumPy's generators with a number of 32 bits."""
     torch.manual_seed(seed)
     random.seed(seed)
-    np.random.seed(seed % 2**32)
+    np.random.seed(seed)
 
 
 def capture(device: torch.device) -> dict[str, Any]:

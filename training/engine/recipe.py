@@ -1,4 +1,4 @@
-"""What a recipe is: how it prepares its settings, how it builds a trainer, and what its metrics are called."""
+"""A recipe: how to prepare its settings, how to build a trainer, and the names of its metrics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Recipe:
             UsageError.
         build: Builds this rank's trainer from a config and a device.
         describe: Returns lines of the header by their label, from the config as requested and as resolved.
-        qualities: What the metrics measure, the loss first.
+        qualities: The measures of its metrics, the loss first.
         score: The metric that decides which checkpoint is the best; higher is better.
     """
 

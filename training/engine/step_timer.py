@@ -1,9 +1,10 @@
-"""How long the steps of an epoch take, and what of it is waiting; the device is asked once, at the end of the epoch."""
+"""Step times of an epoch, and the parts of them spent waiting; a GPU is asked once, at the end of the epoch."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any, TypedDict, TypeVar
 
 import torch
@@ -13,7 +14,16 @@ T = TypeVar("T")
 
 
 class StepTimes(TypedDict):
-    """The steps of an epoch, over all ranks; see `engine.trainer.EpochMetrics`."""
+    """Times of an epoch's steps, over all ranks.
+
+    Attributes:
+        step_seconds_median: Median over the steps of all ranks.
+        step_seconds_p95: 95th percentile over the steps of all ranks.
+        data_wait_fraction: Fraction of all ranks' step time spent waiting for a batch.
+        exposed_comm_fraction: Fraction of all ranks' step time between a rank's last gradient and the end of its
+            all-reduce, which includes waiting for slower ranks.
+        gpu_memory_bytes: Peak memory that PyTorch allocated on any rank's GPU, or None on CPUs.
+    """
 
     step_seconds_median: float
     step_seconds_p95: float
@@ -23,9 +33,9 @@ class StepTimes(TypedDict):
 
 
 class StepTimer:
-    """Watches one rank's steps. Call `start` before the first step of an epoch and `end_step` after each.
+    """Times one rank's steps. Call `start` before the first step of an epoch and `end_step` after each.
 
-    On a GPU the moments are events in its stream, so nobody waits for it; on a CPU they are the clock's.
+    On a GPU it records events in the stream, so nothing waits for the device; on a CPU it reads the clock.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -33,7 +43,7 @@ class StepTimer:
         self.start()
 
     def start(self) -> None:
-        """Forget what was seen, and begin an epoch."""
+        """Begin an epoch; forget the one before."""
         self._steps: list[Any] = [self._now()]
         self._waits: list[tuple[Any, Any]] = []
         self._ready: Any = None
@@ -42,44 +52,38 @@ class StepTimer:
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def timed_batches(self, batches: Iterable[T]) -> Iterator[T]:
-        """The batches, with note of the time until each is handed out."""
-        iterator, missing = iter(batches), object()
+        """Yield the batches, and record how long each took to arrive."""
+        iterator = iter(batches)
         while True:
             asked = self._now()
-            batch: Any = next(iterator, missing)
-            self._waits.append((asked, self._now()))
-            if batch is missing:
+            try:
+                batch = next(iterator)
+            except StopIteration:
                 return
+            self._waits.append((asked, self._now()))
             yield batch
 
     def gradients_ready(self) -> None:
-        """Gradients are ready to be sent. After the last of a step nothing is left but to wait for the network."""
+        """Record that this rank's gradients are computed. The rest of the backward pass is exposed communication."""
         self._ready = self._now()
 
     def allreduce_finished(self) -> None:
-        """The backward pass is over and the gradients are those of all ranks."""
+        """Record that the gradients are the mean over all ranks."""
         if self._ready is not None:
             self._exchanges.append((self._ready, self._now()))
             self._ready = None
 
     def end_step(self) -> None:
-        """A step is done."""
+        """Record that a step is done."""
         self._steps.append(self._now())
 
     def summary(self) -> StepTimes:
-        """What the epoch came to, over all ranks; the same call on every rank.
-
-        Returns:
-            `step_seconds_median` and `step_seconds_p95` over the steps of all ranks; `data_wait_fraction` and
-            `exposed_comm_fraction`, of all ranks' time: until a batch was there, and between the last gradient's being
-            ready and the end of its exchange, also with a slower rank; `gpu_memory_bytes`, the most that training
-            held on any rank's GPU, None on CPUs.
-        """
+        """Return the times of the epoch over all ranks; every rank must call it, and waits for its device."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        steps = [self._between(*pair) for pair in zip(self._steps, self._steps[1:], strict=False)]
-        data, network = (sum(self._between(*pair) for pair in pairs) for pairs in (self._waits, self._exchanges))
-        everyone = _gather(torch.tensor([self._peak(), data, network, *steps], dtype=torch.float64), self._device)
+        steps = [self._between(*pair) for pair in pairwise(self._steps)]
+        row = [self._peak_memory(), self._total(self._waits), self._total(self._exchanges), *steps]
+        everyone = _gather(torch.tensor(row, dtype=torch.float64), self._device)
         times = everyone[:, 3:]
         total = times.sum().item()
         return {
@@ -100,12 +104,15 @@ class StepTimer:
     def _between(self, first: Any, second: Any) -> float:
         return first.elapsed_time(second) / 1000 if self._device.type == "cuda" else second - first
 
-    def _peak(self) -> float:
+    def _total(self, pairs: Iterable[tuple[Any, Any]]) -> float:
+        return sum(self._between(*pair) for pair in pairs)
+
+    def _peak_memory(self) -> float:
         return float(torch.cuda.max_memory_allocated(self._device)) if self._device.type == "cuda" else 0.0
 
 
 def _gather(row: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The rows of all ranks, one above the other."""
+    """Return the rows of all ranks, [ranks, values], on the CPU."""
     if not dist.is_initialized():
         return row[None]
     row = row.to(device)

@@ -1,17 +1,19 @@
-"""What a launcher, the checkpoints and the monitoring need of a training, whatever it trains."""
+"""The interface between a training and its launcher, checkpoints and monitoring, whatever it trains."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 import torch
+
+from training.engine.step_timer import StepTimes
 
 # Called after every step with the steps done and the steps of the epoch.
 OnStep = Callable[[int, int], None]
 
 
-class EpochMetrics(TypedDict):
+class EpochMetrics(StepTimes):
     """What one epoch came to, over all ranks. A recipe adds `train_<name>` and `test_<name>` of its own qualities.
 
     Attributes:
@@ -19,16 +21,10 @@ class EpochMetrics(TypedDict):
         train_loss: Mean loss over the training samples, with label smoothing if there is any.
         test_loss: Mean loss over the test samples.
         learning_rate: At the epoch's first step.
-        train_seconds: Time spent training, on rank 0.
+        train_seconds: Time spent training, on rank 0, measured when its device had finished.
         test_seconds: Time spent testing, on rank 0.
         finished: When the epoch ended, in UTC (ISO 8601).
         samples_per_second: Training samples of all ranks per second.
-        step_seconds_median: Median over the steps of all ranks.
-        step_seconds_p95: 95th percentile over the steps of all ranks.
-        data_wait_fraction: Fraction of all ranks' step time spent waiting for a batch.
-        exposed_comm_fraction: Fraction of all ranks' step time between a rank's last gradient and the end of its
-            all-reduce, which includes waiting for slower ranks.
-        gpu_memory_bytes: Peak memory that PyTorch allocated on any rank's GPU, or None on CPUs.
         steps: Optimizer steps of the epoch.
         world_size: Number of ranks that finished it.
         global_batch: Samples per step, over all ranks.
@@ -42,25 +38,20 @@ class EpochMetrics(TypedDict):
     test_seconds: float
     finished: str
     samples_per_second: float
-    step_seconds_median: float
-    step_seconds_p95: float
-    data_wait_fraction: float
-    exposed_comm_fraction: float
-    gpu_memory_bytes: int | None
     steps: int
     world_size: int
     global_batch: int
 
 
 class Trainer(Protocol):
-    """One rank of a training: a model, its optimizer and the epochs behind it.
+    """One rank of a training: a model, its optimizer and the metrics of its finished epochs.
 
     Attributes:
         model: The model, without wrappers of any parallelism.
         device: Where it computes.
         rank: This process among all of the run.
         world_size: Number of these processes.
-        history: The metrics of the finished epochs.
+        history: The recipe's `EpochMetrics` of each finished epoch.
     """
 
     model: torch.nn.Module
@@ -71,7 +62,7 @@ class Trainer(Protocol):
 
     @property
     def data_summary(self) -> Mapping[str, Any]:
-        """What `result.json` says of the data set; `test_samples` among it."""
+        """The data set's entry in `result.json`; it has `test_samples`."""
         ...
 
     @property
@@ -94,8 +85,12 @@ class Trainer(Protocol):
         """Whether an epoch has begun and not ended."""
         ...
 
-    def run_epoch(self, on_step: OnStep, on_test: Callable[[], None]) -> Any:
-        """Train the rest of the epoch, test, and add the metrics to the history; returns them."""
+    def run_epoch(self, on_step: OnStep, on_test: Callable[[], None]) -> EpochMetrics:
+        """Train the rest of the epoch, test, and add the metrics to the history; returns them.
+
+        Raises:
+            DivergedError: The loss is not finite; every rank raises it.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from torch import nn
 from tests.training.ranks import Ranks
 from training.engine import ddp
 from training.engine.step_timer import StepTimer
-from training.errors import UsageError
+from training.errors import DivergedError, UsageError
 from training.recipes.images import datasets, models
 from training.recipes.images.config import ImageConfig
-from training.recipes.images.dataset import Dataset
+from training.recipes.images.dataset import Dataset, Split
 from training.recipes.images.trainer import ImageTrainer, MetricSums
 
 CPU = torch.device("cpu")
@@ -63,11 +63,20 @@ def test_any_number_of_workers_makes_the_same_curve(config: Config, digits: Data
             torch.testing.assert_close(curves[ranks]["weights"][name], weights, atol=1e-4, rtol=1e-3)
 
 
+def test_an_elastic_run_is_one_model_on_any_number_of_workers(config: Config, digits: Dataset, on_ranks: Ranks) -> None:
+    settings = config(model="small", epochs=1, batch_size=64, num_workers="1:4")
+    four, three, one = (on_ranks(ranks, train_rank, settings, digits)[0] for ranks in (4, 3, 1))
+    for fewer in (three, one):
+        for name, expected in four["weights"].items():  # the running statistics among them
+            torch.testing.assert_close(fewer["weights"][name], expected, atol=1e-5, rtol=1e-4)
+        assert fewer["history"][0]["test_loss"] == pytest.approx(four["history"][0]["test_loss"], rel=1e-4)
+
+
 def first_gradients(rank: int, ranks: int, config: ImageConfig, dataset: Dataset) -> list[Any]:
     """The gradients of the first step, as each rank has them after the exchange."""
     trainer = ImageTrainer(config, dataset, CPU)
     trainer.ddp_model.train()
-    trainer._step([next(trainer.batches.train(0))], MetricSums(CPU))
+    trainer._step(next(trainer.batches.train(0)), MetricSums(CPU))
     return [weight.grad for weight in trainer.model.parameters()]
 
 
@@ -180,7 +189,7 @@ def gradients_of_a_step(rank: int, ranks: int, config: ImageConfig) -> tuple[lis
     network = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 2, bias=False))
     for number, weight in enumerate(network.parameters()):
         nn.init.constant_(weight, number + 1.0)
-    ddp_model = ddp.wrap_ddp(network, config, CPU, False, StepTimer(CPU))
+    ddp_model = ddp.wrap_ddp(network, config, CPU, bf16=False, static_graph=True, timer=StepTimer(CPU))
     with pytest.MonkeyPatch.context() as patch:
         for name in ("then", "add_done_callback"):
             original = getattr(torch._C.Future, name)
@@ -198,6 +207,141 @@ def test_the_exchange_is_a_mean_and_leaves_no_python_to_the_threads_of_gloo(
         assert torch.equal(first, torch.full((3, 4), 6.0)), "4, by two weights of 2, times the mean of 1 and 2"
         assert torch.equal(second, torch.full((2, 3), 6.0)), "4, by four weights of 1, times the mean of 1 and 2"
         assert not left, "a thread that waits for the interpreter when the process ends takes it down with SIGABRT"
+
+
+class SkipsALayer(nn.Module):
+    """Leaves its second layer out of every third step."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(784, 16)
+        self.second = nn.Linear(16, 16)
+        self.last = nn.Linear(16, classes)
+        self.steps = 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.steps += self.training
+        values = self.first(images.flatten(1)).relu()
+        if not self.training or self.steps % 3:
+            values = values + self.second(values).relu()
+        return self.last(values)
+
+
+def skips_a_layer(channels: int, classes: int) -> nn.Module:
+    return SkipsALayer(classes)
+
+
+def test_a_model_of_the_user_may_skip_layers(config: Config, digits: Dataset, on_ranks: Ranks) -> None:
+    settings = config(model=f"{__name__}:skips_a_layer", epochs=1)
+    first, second = on_ranks(2, train_rank, settings, digits)
+    for name, weights in first["weights"].items():
+        assert torch.equal(weights, second["weights"][name]), f"{name} was trained on gradients of one rank"
+
+
+@pytest.mark.parametrize("static_graph", ["on", "auto"])
+def test_fewer_workers_than_micro_batches_search_for_no_unused_parameters(
+    config: Config, digits: Dataset, on_ranks: Ranks, static_graph: str
+) -> None:
+    settings = config(model="small", num_workers="1:3", static_graph=static_graph)
+    assert on_ranks(2, searches_for_unused, settings, digits) == [False, False], "it costs a walk of the graph per step"
+
+
+def searches_for_unused(rank: int, ranks: int, config: ImageConfig, dataset: Dataset) -> bool:
+    models.MODELS["small"] = small
+    ddp_model = ImageTrainer(config, dataset, CPU).ddp_model
+    assert isinstance(ddp_model, nn.parallel.DistributedDataParallel)
+    return ddp_model.find_unused_parameters
+
+
+def test_the_optimizer_is_fused_as_the_config_says_after_loading_too(config: Config, digits: Dataset) -> None:
+    fused = ImageTrainer(config(model="small", epochs=1, fused_optimizer="on"), digits, CPU)
+    fused.run_epoch()
+    other = ImageTrainer(config(model="small", epochs=1, fused_optimizer="off"), digits, CPU)
+    other.load_state_dict(fused.model.state_dict(), fused.state_dict())
+    assert not other.optimizer.param_groups[0]["fused"]
+
+
+def of_shape(*shape: int) -> Dataset:
+    """A data set of 64 samples of any shape."""
+    samples = torch.randint(0, 50, (64, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    split = Split(samples, torch.arange(64) % 4)
+    return Dataset.from_splits("shaped", split, split, classes=4)
+
+
+def flat(channels: int, classes: int) -> nn.Module:
+    return nn.Linear(channels, classes)
+
+
+def video(channels: int, classes: int) -> nn.Module:
+    return nn.Sequential(nn.Conv3d(channels, 4, 3), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, classes))
+
+
+@pytest.mark.parametrize(("model", "shape"), [(flat, (10,)), (video, (3, 4, 8, 8))])
+@pytest.mark.parametrize("channels_last", ["off", "on"])  # on is the default of GPUs
+def test_samples_may_have_any_number_of_dimensions(
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    model: Callable[[int, int], nn.Module],
+    shape: tuple[int, ...],
+    channels_last: str,
+) -> None:
+    monkeypatch.setitem(models.MODELS, "shaped", model)
+    settings = config(model="shaped", batch_size=32, epochs=1, channels_last=channels_last)
+    metrics = ImageTrainer(settings, of_shape(*shape), CPU).run_epoch()
+    assert metrics["train_samples"] == 64
+
+
+def test_channels_last_reaches_a_stem_of_one_channel(config: Config, digits: Dataset) -> None:
+    trainer = ImageTrainer(config(model="small", channels_last="on"), digits, CPU)
+    strides = []
+    assert isinstance(trainer.model, nn.Sequential)
+    trainer.model[0].register_forward_hook(lambda layer, given, output: strides.append(output.stride(1)))
+    trainer.run_epoch()
+    assert set(strides) == {1}, "the stem has the largest activations, and the next layer would convert them"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loss_that_is_not_finite_ends_the_run(config: Config, digits: Dataset, on_ranks: Ranks, ranks: int) -> None:
+    settings = config(model="small", epochs=2, optimizer="sgd", lr=1e9, precision="bf16")
+    for message in on_ranks(ranks, diverges, settings, digits):
+        assert "loss is nan in epoch 0" in message
+        assert "lower --lr (now 1e+09) or --precision fp32" in message
+        assert "\n" not in message
+
+
+def diverges(rank: int, ranks: int, config: ImageConfig, dataset: Dataset) -> str:
+    models.MODELS["small"] = small
+    with pytest.raises(DivergedError) as caught:
+        ImageTrainer(config, dataset, CPU).run_epoch()
+    return str(caught.value)
+
+
+def test_a_long_epoch_is_not_trained_to_its_end_on_a_loss_that_is_not_finite(config: Config, digits: Dataset) -> None:
+    trainer = ImageTrainer(config(model="small", epochs=1, batch_size=8, optimizer="sgd", lr=1e9), digits, CPU)
+    steps: list[int] = []
+    with pytest.raises(DivergedError, match=rf"by step 100 of {trainer.steps_per_epoch}; "):
+        trainer.run_epoch(lambda step, of: steps.append(step))
+    assert steps[-1] == 99, "no checkpoint is taken of it any more"
+
+
+def test_the_message_of_a_divergence_tells_the_last_finite_loss(config: Config, digits: Dataset) -> None:
+    trainer = ImageTrainer(config(model="small", epochs=2), digits, CPU)
+    before = trainer.run_epoch()["train_loss"]
+    nn.init.constant_(next(trainer.model.parameters()), float("inf"))
+    with pytest.raises(DivergedError, match=f"nan in epoch 1 .* it was {before:.4g} in epoch 0;"):
+        trainer.run_epoch()
+
+
+def test_ranks_of_neighbouring_seeds_draw_different_numbers(config: Config, digits: Dataset, on_ranks: Ranks) -> None:
+    draws = [on_ranks(2, dropout_of_rank, config(model="small", seed=seed), digits) for seed in (0, 1)]
+    numbers = [number for ranks in draws for number in ranks]
+    assert len(set(numbers)) == 4, "rank 1 of one seed drew the dropout of rank 0 of the next"
+
+
+def dropout_of_rank(rank: int, ranks: int, config: ImageConfig, dataset: Dataset) -> float:
+    models.MODELS["small"] = small
+    ImageTrainer(config, dataset, CPU)
+    return torch.rand(()).item()
 
 
 def test_a_function_that_gives_no_module_is_refused() -> None:

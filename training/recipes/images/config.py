@@ -10,6 +10,8 @@ from training.engine.config import TrainingConfig, how, how_fast
 from training.errors import UsageError
 
 DATASETS = ("auto", "fashion-mnist", "digits", "synthetic")
+TRAIN_SAMPLES = {"fashion-mnist": 60_000, "digits": 1_438}
+MIN_STEPS_PER_EPOCH = 8
 
 _what = partial(setting, group="what to train")
 
@@ -39,8 +41,9 @@ class ImageConfig(TrainingConfig):
         0, "translate training images by up to this many pixels in each direction", type=int, at_least=0, at_most=16
     )
     norm_batch: int = how(
-        64,
-        "images per group of batch norm (ghost batch norm), whatever the number of workers; 0: each worker's batch",
+        0,
+        "images that batch norm normalizes together (ghost batch norm), whatever the number of workers; 0: each "
+        "worker's batch",
         type=int,
         at_least=0,
     )
@@ -62,11 +65,23 @@ class ImageConfig(TrainingConfig):
         """The model and the data set."""
         return f"{self.model}-{self.dataset}"
 
+    @property
+    def default_batch_size(self) -> int:
+        """The device's default; on GPUs less for a small data set, so that an epoch has `MIN_STEPS_PER_EPOCH`."""
+        size = super().default_batch_size
+        if self.device != "cuda":
+            return size
+        samples = TRAIN_SAMPLES.get(self.dataset, self.samples)
+        return max(1, min(size, samples // (self.microbatches(1) * MIN_STEPS_PER_EPOCH)))
+
 
 def _check_norm_batch(config: ImageConfig) -> None:
     if config.norm_batch == 1:
-        raise UsageError("--norm-batch: 1 is not allowed; one image has no variance: use 2 or more, or 0 for none")
-    if config.workers is None:
+        raise UsageError(
+            "--norm-batch: 1 is not allowed, because one image has no variance; use 2 or more, or 0 for each worker's "
+            "batch"
+        )
+    if config.workers is None or config.batch_size is None:
         return
     minimum, maximum = config.workers
     if minimum < maximum and config.batch_size < config.norm_batch:

@@ -25,7 +25,7 @@ class Split:
         return self.images[indices], self.labels[indices]
 
     def to(self, device: torch.device) -> Split:
-        """The same split on another device."""
+        """Return the same split on another device."""
         return Split(self.images.to(device), self.labels.to(device))
 
 
@@ -34,13 +34,13 @@ class Dataset:
     """A data set for image classification.
 
     Attributes:
-        name: What it is called.
-        train: The images that a model learns from.
-        test: The images that it is tested on.
+        name: Its name in messages and results.
+        train: The training images.
+        test: The test images. The best checkpoint is chosen on them.
         classes: Number of classes.
-        mean: Mean of the training part's pixels, scaled to 0..1.
+        mean: Mean of the training images' pixels, scaled to 0..1.
         std: Their standard deviation.
-        flip_invariant: Whether an image and its mirror image are of one class, so that training may turn images around.
+        flip_invariant: Whether an image and its mirror image are of the same class, so that training may flip images.
     """
 
     name: str
@@ -53,27 +53,28 @@ class Dataset:
 
     @classmethod
     def from_splits(cls, name: str, train: Split, test: Split, classes: int, flip_invariant: bool = False) -> Dataset:
-        """The data set of two splits; the statistics come from the training images alone."""
+        """Make a data set of two splits; mean and standard deviation are those of the training images."""
         counts = torch.bincount(train.images.flatten(), minlength=256).double()  # no copy of the images as floats
-        levels, shares = torch.arange(256).double() / 255, counts / counts.sum()
-        mean = (levels * shares).sum()
-        std = ((levels - mean) ** 2 * shares).sum().sqrt()
+        levels = torch.arange(256).double() / 255
+        fractions = counts / counts.sum()
+        mean = (levels * fractions).sum()
+        std = ((levels - mean) ** 2 * fractions).sum().sqrt()
         return cls(name, train, test, classes, mean.item(), std.item(), flip_invariant)
 
     @property
     def channels(self) -> int:
-        """Channels of an image."""
+        """Number of channels of an image."""
         return self.train.images.shape[1]
 
     @property
     def nbytes(self) -> int:
-        """Memory that images and labels take, in bytes."""
+        """Memory of images and labels, in bytes."""
         return sum(part.nbytes for split in (self.train, self.test) for part in (split.images, split.labels))
 
     def to(self, device: torch.device) -> Dataset:
-        """The same data set on another device."""
+        """Return the same data set on another device."""
         return replace(self, train=self.train.to(device), test=self.test.to(device))
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Float images of zero mean and unit variance from uint8 ones, on the device they are on."""
+        """Return uint8 images [n, ...] as float ones of zero mean and unit variance, on the same device."""
         return images.float().sub_(255 * self.mean).div_(255 * self.std)

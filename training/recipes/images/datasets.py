@@ -12,12 +12,12 @@ IMAGE_SIZE = 28
 
 
 def resolve_dataset(config: ImageConfig) -> str:
-    """The data set that a config means, after a look at whether it can be had.
+    """Return the name of the data set to use, having checked that it is available.
 
-    `auto` is Fashion-MNIST if its files are here or its mirror answers within seconds, and else the digits.
+    `auto` is Fashion-MNIST if its files are here or its mirror answers within seconds, otherwise the digits.
 
     Raises:
-        UsageError: The data set can't be had; the message names the ways on.
+        UsageError: The data set is not available; the message names alternatives.
     """
     if config.dataset not in ("auto", "fashion-mnist"):
         _refuse_data_dir(config)
@@ -25,7 +25,7 @@ def resolve_dataset(config: ImageConfig) -> str:
     from training.recipes.images import fashion_mnist  # imports torchvision, which takes seconds
 
     if config.data_dir is not None:
-        fashion_mnist.load(config)  # broken files are better found now than by every worker
+        fashion_mnist.load(config)  # find broken files now, rather than on every worker
     elif reason := fashion_mnist.download_error():
         if config.dataset == "auto":
             return "digits"
@@ -36,7 +36,7 @@ def resolve_dataset(config: ImageConfig) -> str:
 
 
 def load(name: str, config: ImageConfig) -> Dataset:
-    """The data set `name`, whole, on the CPU.
+    """Load the whole data set `name` into the CPU's memory.
 
     Raises:
         UsageError: Its files are missing, broken or can't be downloaded.
@@ -58,7 +58,7 @@ def _fashion_mnist(config: ImageConfig) -> Dataset:
 
 
 def _digits(config: ImageConfig) -> Dataset:
-    """scikit-learn's 1,797 handwritten digits (UCI), 8x8 in 17 greys, scaled up to 28x28; a fifth is the test set."""
+    """Load scikit-learn's 1,797 handwritten digits (UCI), 8x8 in 17 greys, scaled up to 28x28; a fifth is for tests."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -74,7 +74,7 @@ def _digits(config: ImageConfig) -> Dataset:
 
 
 def _synthetic(config: ImageConfig) -> Dataset:
-    """Noise around one random picture a class: any number of images, and a model can learn them."""
+    """Make any number of images that a model can learn: noise around one random picture per class."""
     classes = 10
     generator = torch.Generator().manual_seed(config.seed)
     pictures = torch.randint(0, 256, (classes, 1, IMAGE_SIZE, IMAGE_SIZE), generator=generator, dtype=torch.uint8)
@@ -87,7 +87,7 @@ def _synthetic(config: ImageConfig) -> Dataset:
     return Dataset.from_splits("synthetic", split(config.samples), split(max(classes, config.samples // 6)), classes)
 
 
-# DATASETS in config.py has these names and auto.
+# The names in config.DATASETS, without auto.
 LOADERS: dict[str, Callable[[ImageConfig], Dataset]] = {
     "fashion-mnist": _fashion_mnist,
     "digits": _digits,

@@ -17,11 +17,11 @@ from training.recipes.images.dataset import Dataset, Split
 
 PROBE_TIMEOUT = 5.0
 FILES = tuple(Path(name).stem for name, _ in FashionMNIST.resources)
-ALTERNATIVES = "two ways on: --data-dir FOLDER with its four IDX files, or --dataset digits, which needs no network"
+ALTERNATIVES = "use --data-dir FOLDER with its four IDX files, or --dataset digits, which needs no network"
 
 
 def load(config: ImageConfig) -> Dataset:
-    """Both splits, from `--data-dir` or a download that is kept.
+    """Load both splits, from `--data-dir` or from a download, which is kept.
 
     Raises:
         UsageError: The files are missing, broken or can't be downloaded.
@@ -34,22 +34,22 @@ def load(config: ImageConfig) -> Dataset:
 
 
 def download_error() -> str | None:
-    """Why it can't be downloaded, or None if it is here already or a mirror answers within seconds."""
-    return None if _cached() else _no_mirror()
+    """Return why it can't be downloaded, or None if it is here already or a mirror answers within seconds."""
+    return None if _is_cached() else _mirror_error()
 
 
 def _cache() -> Path:
-    """Where this node keeps what it has downloaded."""
+    """Return this node's folder for downloads."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ray-on-ecs"
 
 
-def _cached() -> bool:
+def _is_cached() -> bool:
     raw = _cache() / "FashionMNIST" / "raw"
     return all((raw / name).is_file() for name in FILES)
 
 
-def _no_mirror() -> str | None:
-    """Why no mirror answers, or None if one does."""
+def _mirror_error() -> str | None:
+    """Return why no mirror answers, or None if one does."""
     smallest = FashionMNIST.resources[-1][0]
     reason = "it has no mirror"
     for mirror in FashionMNIST.mirrors:
@@ -62,33 +62,41 @@ def _no_mirror() -> str | None:
 
 
 def _idx_files(folder: Path) -> list[Path]:
-    """Fashion-MNIST's four files in a folder, in torchvision's `FashionMNIST/raw` below it, or gzipped."""
+    """Find Fashion-MNIST's four files in a folder or in torchvision's `FashionMNIST/raw` below it."""
     for place in (folder, folder / "FashionMNIST" / "raw"):
-        found = [next((p for p in (place / n, place / f"{n}.gz") if p.is_file()), None) for n in FILES]
-        if all(found):
-            return [path for path in found if path]
-    wanted = ", ".join(FILES)
-    raise UsageError(f"--data-dir: {str(folder)!r} must hold {wanted}, each as it is or with .gz; it does not")
+        found = [path for name in FILES if (path := _find(place, name))]
+        if len(found) == len(FILES):
+            return found
+    names = ", ".join(FILES)
+    raise UsageError(f"--data-dir: {str(folder)!r} must hold {names}, each as it is or with .gz; it does not")
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    """Return the file's path, gzipped or not, if it is in the folder."""
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    return None
 
 
 def _download() -> Path:
-    """Download once a node: the first process does, the others wait for its lock."""
+    """Download once per node: the first process does, the others wait for its lock. Returns the folder."""
     cache = _cache()
     cache.mkdir(parents=True, exist_ok=True)
-    patience = socket.getdefaulttimeout()
+    default_timeout = socket.getdefaulttimeout()
     with FileLock(cache / "download.lock"):
         try:
-            socket.setdefaulttimeout(30)  # torchvision sets none: a mirror that hangs would hang the run
+            socket.setdefaulttimeout(30)  # torchvision sets none, so a mirror that hangs would hang the run
             FashionMNIST(cache, download=True)
         except (OSError, RuntimeError) as cause:
             raise UsageError(f"--dataset fashion-mnist: the download failed ({cause}); {ALTERNATIVES}") from cause
         finally:
-            socket.setdefaulttimeout(patience)
+            socket.setdefaulttimeout(default_timeout)
     return cache
 
 
 def _unpack(files: list[Path], raw: Path) -> None:
-    """Lay the files out as torchvision expects them."""
+    """Copy the files to `raw`, unzipped, as torchvision expects them."""
     raw.mkdir(parents=True)
     for path in files:
         opener = gzip.open if path.suffix == ".gz" else open

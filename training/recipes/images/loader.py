@@ -1,8 +1,8 @@
-"""The order in which the ranks see the images, and the batches that it makes: normalized, augmented, on the device.
+"""The order in which the ranks see the images, and the batches made of it: normalized, augmented, on the device.
 
 No Python runs for a single image. The images of an epoch are shuffled as a whole and cut into global batches, of which
-each rank takes its shares, so that any number of workers together makes the same steps. What doesn't fill a last global
-batch sits out the epoch; the next shuffle leaves out others.
+each rank takes its micro-batches, so that any number of workers makes the same steps. Images that don't fill a last
+global batch are left out of the epoch; the next shuffle leaves out others.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from training.engine import random_state
 from training.errors import UsageError
 from training.recipes.images.augment import Augmentation
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.dataset import Dataset, Split
 
 PREFETCH_BATCHES = 4
-TEST_BATCH_FACTOR = 4  # test batches are so many times larger: they need no gradients
+# Test batches are larger by this factor, because they need no gradients.
+TEST_BATCH_FACTOR = 4
 # A data set that takes more of a GPU's free memory stays in the node's.
 MAX_MEMORY_FRACTION = 0.5
-SEED_STRIDE = 2**20  # more than anybody's epochs: no two epochs of two runs share a shuffle
 
+# Images [n, channels, height, width] and labels [n].
 Batch = tuple[Tensor, Tensor]
 
 
@@ -36,18 +38,21 @@ class BatchLoader:
         config: The run's settings.
         rank: This rank.
         world_size: The number of ranks.
-        device: Where the batches are wanted.
+        device: Where the batches are needed.
 
     Raises:
-        UsageError: The training images don't fill one step.
+        UsageError: The training images don't fill one step, or there are no test images.
     """
 
     def __init__(self, dataset: Dataset, config: ImageConfig, rank: int, world_size: int, device: torch.device) -> None:
-        self.rank, self.world_size, self.device = rank, world_size, device
-        self.config, self.batch_size = config, config.batch_size
+        self.rank = rank
+        self.world_size = world_size
+        self.device = device
+        self.config = config
+        self.batch_size = config.local_batch_size
         self.microbatches = config.microbatches(world_size)
         self.local_microbatches = range(rank, self.microbatches, world_size)
-        self._check(len(dataset.train))
+        self._check(dataset)
         self.on_device = _fits(device, dataset, config)
         self.dataset = dataset.to(device) if self.on_device else dataset
 
@@ -61,31 +66,40 @@ class BatchLoader:
         """Steps in an epoch."""
         return len(self.dataset.train) // self.global_batch
 
-    def train(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
-        """This rank's batches of an epoch from a step on, for each step one of each of its shares.
+    def train(self, epoch: int, first_step: int = 0) -> Iterator[list[Batch]]:
+        """Yield this rank's micro-batches of each step of an epoch, from a step on.
 
-        Shuffle and changes are the same whatever the number of ranks and wherever the epoch is entered.
+        Shuffle and augmentation are the same whatever the number of ranks and wherever the epoch is entered.
         """
-        generator = torch.Generator().manual_seed(self.config.seed * SEED_STRIDE + epoch)
+        seed = random_state.derive_seed(self.config.seed, random_state.SHUFFLE, epoch)
+        generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(self.dataset.train), generator=generator)
-        mirror = self.dataset.flip_invariant and self.config.horizontal_flip == "on"
-        changes = Augmentation.draw(len(order), mirror, self.config.max_shift, generator).to(self.device)
-        places = [
-            self._slice(step, share) for step in range(first_step, self.steps) for share in self.local_microbatches
-        ]
-        batches = self._take(self.dataset.train, order, places)
-        for place, (images, labels) in zip(places, batches, strict=True):
-            yield self.dataset.normalize(changes[place].apply(images)), labels
+        flip = self.dataset.flip_invariant and self.config.horizontal_flip == "on"
+        augmentation = Augmentation.draw(len(order), flip, self.config.max_shift, generator).to(self.device)
+        steps = range(first_step, self.steps)
+        slices = [self._slice(step, microbatch) for step in steps for microbatch in self.local_microbatches]
+        microbatches: list[Batch] = []
+        for part, (images, labels) in zip(slices, self._take(self.dataset.train, order, slices), strict=True):
+            microbatches.append((self.dataset.normalize(augmentation[part].apply(images)), labels))
+            if len(microbatches) == len(self.local_microbatches):
+                yield microbatches
+                microbatches = []
 
     def test(self) -> Iterator[Batch]:
-        """This rank's share of the test set: every image on exactly one rank, none repeated."""
+        """Yield this rank's part of the test set: every image on exactly one rank, none repeated."""
         order = torch.arange(self.rank, len(self.dataset.test), self.world_size)
         size = TEST_BATCH_FACTOR * self.batch_size
-        places = [slice(first, first + size) for first in range(0, len(order), size)]
-        for images, labels in self._take(self.dataset.test, order, places):
+        slices = [slice(first, first + size) for first in range(0, len(order), size)]
+        for images, labels in self._take(self.dataset.test, order, slices):
             yield self.dataset.normalize(images), labels
 
-    def _check(self, samples: int) -> None:
+    def _check(self, dataset: Dataset) -> None:
+        samples = len(dataset.train)
+        if len(dataset.test) == 0:
+            raise UsageError(
+                f"--dataset: {dataset.name!r} has no test images, which decide on the best epoch; split some off its "
+                f"{samples} training images"
+            )
         if samples < self.global_batch:
             raise UsageError(
                 f"--batch-size: {self.batch_size} on each of {self.microbatches} workers is {self.global_batch} images "
@@ -93,40 +107,41 @@ class BatchLoader:
                 "workers"
             )
 
-    def _slice(self, step: int, share: int) -> slice:
-        """Where in the epoch's order a share of a step lies."""
-        first = step * self.global_batch + share * self.batch_size
+    def _slice(self, step: int, microbatch: int) -> slice:
+        """Return where in the epoch's order a micro-batch of a step is."""
+        first = step * self.global_batch + microbatch * self.batch_size
         return slice(first, first + self.batch_size)
 
-    def _take(self, split: Split, order: Tensor, places: list[slice]) -> Iterator[Batch]:
-        """The images and labels at these places of the order, as they are stored, on the device."""
+    def _take(self, split: Split, order: Tensor, slices: list[slice]) -> Iterator[Batch]:
+        """Yield the stored images and labels of each slice of the order, on the device."""
         if self.on_device:
             order = order.to(self.device)
-            for place in places:
-                yield split[order[place]]
+            for part in slices:
+                yield split[order[part]]
             return
-        for images, labels in prefetch(lambda place: self._pinned(split[order[place]]), places):
+        for images, labels in prefetch(lambda part: self._pinned(split[order[part]]), slices):
             yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
 
     def _pinned(self, batch: Batch) -> Batch:
-        """In memory that a GPU copies from by itself."""
-        return (batch[0].pin_memory(), batch[1].pin_memory()) if self.device.type == "cuda" else batch
+        """Move a batch to page-locked memory, which a GPU copies from asynchronously."""
+        images, labels = batch
+        return (images.pin_memory(), labels.pin_memory()) if self.device.type == "cuda" else batch
 
 
-def prefetch(make: Callable[[slice], Batch], places: list[slice]) -> Iterator[Batch]:
-    """What `make` gives for each place, in order, made on another thread while the one before is used."""
+def prefetch(make: Callable[[slice], Batch], slices: list[slice]) -> Iterator[Batch]:
+    """Yield `make` of each slice, in order; another thread makes the next ones while one is used."""
     with ThreadPoolExecutor(1, "batches") as pool:
-        waiting: deque[Future[Batch]] = deque()
-        for place in places:
-            waiting.append(pool.submit(make, place))
-            if len(waiting) > PREFETCH_BATCHES:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        pending: deque[Future[Batch]] = deque()
+        for part in slices:
+            pending.append(pool.submit(make, part))
+            if len(pending) > PREFETCH_BATCHES:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
 def _fits(device: torch.device, dataset: Dataset, config: ImageConfig) -> bool:
-    """Whether the data set goes to the device as a whole."""
+    """Whether the whole data set is kept on the device."""
     if config.data_on_device != "auto" or device.type != "cuda":
         return config.data_on_device != "off"
     free, _ = torch.cuda.mem_get_info(device)

@@ -9,11 +9,11 @@ from training.errors import UsageError
 
 
 def resnet18_classifier(channels: int, classes: int) -> nn.Module:
-    """The resnet18 of torchvision with a stem that takes `channels` instead of 3.
+    """Build torchvision's resnet18 with a stem that takes `channels` instead of 3.
 
     Maps float images [batch, channels, height, width] to logits [batch, classes].
     """
-    from torchvision.models import resnet18  # takes seconds, and those that only hand the training on don't need it
+    from torchvision.models import resnet18  # takes seconds, and the driver doesn't need it
 
     model = resnet18(num_classes=classes)
     model.conv1 = nn.Conv2d(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
@@ -24,7 +24,7 @@ MODELS: dict[str, Callable[[int, int], nn.Module]] = {"resnet18": resnet18_class
 
 
 def find(name: str) -> Callable[[int, int], nn.Module]:
-    """The function that builds a model from its input channels and its number of classes.
+    """Return the function that builds a model from its input channels and its number of classes.
 
     Args:
         name: A key of `MODELS`, or `package.module:function`.
@@ -50,10 +50,10 @@ def find(name: str) -> Callable[[int, int], nn.Module]:
 
 
 def build(name: str, channels: int, classes: int) -> nn.Module:
-    """The model `name` for images of so many channels, in so many classes.
+    """Build the model `name` for images of `channels` channels in `classes` classes.
 
     Raises:
-        UsageError: The function gives something else than a module.
+        UsageError: There is no such model, or its function doesn't return a module.
     """
     model = find(name)(channels, classes)
     if not isinstance(model, nn.Module):

@@ -17,7 +17,7 @@ def prepare(config: ImageConfig) -> ImageConfig:
     """Check the model and the data set, and resolve `auto` and the folder of the data.
 
     Raises:
-        UsageError: The model or the data set can't be had.
+        UsageError: The model can't be imported, or the data set is not available.
     """
     models.find(config.model)
     if config.data_dir is not None:  # Ray gives its workers another working directory
@@ -29,7 +29,7 @@ def build(config: ImageConfig, device: torch.device) -> ImageTrainer:
     """Load the data set and build this rank's trainer on a device.
 
     Raises:
-        UsageError: The data set can't be had, or the settings don't fit it or the model.
+        UsageError: The data set is not available, or the settings don't fit it or the model.
     """
     return ImageTrainer(config, datasets.load(config.dataset, config), device)
 

@@ -1,11 +1,12 @@
-"""The training loop in plain PyTorch: one trainer of a data-parallel run.
+"""The trainer of an image classifier: one rank of a data-parallel run, in plain PyTorch.
 
-It takes rank and world size from torch.distributed where a process group is up, so it runs the same under Ray Train,
-under torchrun and alone. Where it runs, and what becomes of its checkpoints, is the caller's business.
+It takes rank and world size from torch.distributed if a process group is up, so it runs the same under Ray Train, under
+torchrun and alone. Starting processes and storing checkpoints is left to its callers.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -25,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from training.engine import ddp, optim, random_state
 from training.engine.step_timer import StepTimer
 from training.engine.trainer import EpochMetrics, OnStep
-from training.errors import UsageError
+from training.errors import DivergedError, UsageError
 from training.recipes.images import batch_norm, models
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.dataset import Dataset
@@ -33,7 +34,14 @@ from training.recipes.images.loader import Batch, BatchLoader
 
 
 class ImageMetrics(EpochMetrics):
-    """The metrics of an epoch, with accuracies (0..1) and the numbers of samples."""
+    """The metrics of an epoch of image classification.
+
+    Attributes:
+        train_accuracy: Fraction of the training images, as they were augmented, that were classified correctly.
+        test_accuracy: Fraction of the test images that are classified correctly.
+        train_samples: Number of training images in the epoch, over all ranks.
+        test_samples: Number of test images.
+    """
 
     train_accuracy: float
     test_accuracy: float
@@ -41,19 +49,21 @@ class ImageMetrics(EpochMetrics):
     test_samples: int
 
 
-# DDP orders its buckets anew, by the order in which gradients came, before the third step.
+# DDP rebuilds its buckets, in the order in which gradients arrived, before the third step.
 BUCKET_REBUILD_STEPS = 2
+# Every so many steps the loss is read from the device and must be a finite number.
+FINITE_CHECK_STEPS = 100
 
 
 @dataclass
 class EpochState:
-    """An epoch under way.
+    """An epoch in progress.
 
     Attributes:
-        sums: What this rank has counted in it.
-        learning_rate: The one that it began with.
-        step: The steps done of it.
-        seconds: How long they took.
+        sums: This rank's sums of loss and correct answers.
+        learning_rate: The learning rate of its first step.
+        step: Number of its steps that are done.
+        seconds: Time that they took.
     """
 
     sums: MetricSums
@@ -63,31 +73,49 @@ class EpochState:
 
 
 class ImageTrainer:
-    """A model with its optimizer, its schedule and the epochs behind it, on one rank.
+    """A model with its optimizer, its schedule and the metrics of its finished epochs, on one rank.
+
+    Attributes:
+        model: The model, without DDP.
+        ddp_model: The same model under DDP, if there are several ranks.
+        batches: The batches of this rank.
+        timer: The step times of the current epoch.
+        optimizer: The optimizer.
+        schedule: The learning rate schedule, which advances with every step.
+        history: The metrics of the finished epochs.
+        current_epoch: The epoch in progress, or None between epochs.
 
     Args:
         config: The run's settings.
-        dataset: The whole data set; each rank takes its share.
-        device: Where the model and the batches live.
+        dataset: The whole data set; each rank takes its part.
+        device: Where the model and the batches are.
 
     Raises:
-        UsageError: The model, the batch size or the compiler that the settings want can't be had.
+        UsageError: The settings don't fit the model or the data set, or the compiler is missing.
     """
 
     def __init__(self, config: ImageConfig, dataset: Dataset, device: torch.device) -> None:
-        self.config, self.device = config, device
+        self.config = config.resolve_device(device.type)
+        self.device = device
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # NCCL's collectives on objects go over the current device
-            torch.backends.cudnn.benchmark = True  # the shapes of a step are those of the next
-        self.batches = BatchLoader(dataset, config, self.rank, self.world_size, device)
+            torch.cuda.set_device(device)  # NCCL's collectives on objects use the current device
+            torch.backends.cudnn.benchmark = True  # every step has the same shapes
+        self.batches = BatchLoader(dataset, self.config, self.rank, self.world_size, device)
         self.timer = StepTimer(device)
         self._autocast = config.precision == "bf16" or (config.precision == "auto" and ddp.all_have_bf16(device))
-        channels_last = config.channels_last == "on" or (config.channels_last == "auto" and device.type == "cuda")
-        self._layout = torch.channels_last if channels_last else torch.contiguous_format
+        self._channels_last = config.channels_last == "on" or (config.channels_last == "auto" and device.type == "cuda")
         self.model = self._build(dataset)
-        self.ddp_model = ddp.wrap_ddp(self.model, config, device, self._autocast, self.timer)
+        self.ddp_model = ddp.wrap_ddp(
+            self.model,
+            self.config,
+            device,
+            bf16=self._autocast,
+            static_graph=config.static_graph == "on"
+            or (config.static_graph == "auto" and config.model in models.MODELS),
+            timer=self.timer,
+        )
         self.optimizer, self.schedule = optim.build(
             self.model, config, self.batches.global_batch, config.epochs * self.batches.steps
         )
@@ -97,7 +125,7 @@ class ImageTrainer:
 
     @property
     def epoch(self) -> int:
-        """The epoch that comes next, counted from 0."""
+        """The epoch in progress, or the next one, counted from 0."""
         return len(self.history)
 
     @property
@@ -112,7 +140,7 @@ class ImageTrainer:
 
     @property
     def data_summary(self) -> dict[str, Any]:
-        """What `result.json` says of the data set."""
+        """The data set's entry in `result.json`."""
         dataset = self.batches.dataset
         return {
             "name": dataset.name,
@@ -131,24 +159,26 @@ class ImageTrainer:
     def run_epoch(
         self, on_step: OnStep = lambda step, steps: None, on_test: Callable[[], None] = lambda: None
     ) -> ImageMetrics:
-        """Train an epoch, or what is left of one that a checkpoint was taken in; test; note it in the history.
+        """Train the rest of the epoch, test, and add the metrics to the history; every rank must call it.
 
         Args:
             on_step: Called after every step with the steps done and the steps of the epoch.
             on_test: Called after every batch of the test.
 
         Returns:
-            Losses (mean cross-entropy, in training with its label smoothing) and accuracies (0..1) over all samples of
-            all ranks, the seconds taken, and what the watch saw of the steps.
+            The metrics, over all samples of all ranks.
+
+        Raises:
+            DivergedError: The training or test loss is not finite; every rank raises it.
         """
         epoch = self.current_epoch = self.current_epoch or EpochState(
             MetricSums(self.device), float(self.schedule.get_last_lr()[0])
         )
-        self._train(epoch, on_step)
-        train = epoch.sums.mean()
-        watched = self.timer.summary()
-        tested = time.perf_counter()
+        train = self._train(epoch, on_step)
+        step_times = self.timer.summary()
+        started = time.perf_counter()
         test = self._test(on_test)
+        self._check_finite("test", test.loss)
         metrics: ImageMetrics = {
             "epoch": self.epoch,
             "train_loss": train.loss,
@@ -159,10 +189,10 @@ class ImageTrainer:
             "test_samples": test.samples,
             "learning_rate": epoch.learning_rate,
             "train_seconds": epoch.seconds,
-            "test_seconds": time.perf_counter() - tested,
+            "test_seconds": time.perf_counter() - started,
             "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "samples_per_second": train.samples / epoch.seconds,
-            **watched,
+            **step_times,
             "steps": self.steps_per_epoch,
             "world_size": self.world_size,
             "global_batch": self.batches.global_batch,
@@ -208,13 +238,16 @@ class ImageTrainer:
     def _load_shares(self, epoch: EpochState, ranks: list[dict[str, Any]]) -> None:
         """Take over this rank's running statistics and sums; from another number of ranks their mean, and their sum.
 
-        The sum goes to rank 0, for it is added up over the ranks later.
+        The mean is over the micro-batches that each rank had. The sum goes to rank 0, for it is added up over the ranks
+        later.
         """
         as_many = len(ranks) == self.world_size
+        had = [len(range(rank, self.batches.microbatches, len(ranks))) for rank in range(len(ranks))]
         ranks = [ranks[self.rank]] if as_many else ranks
         for name, buffer in self.model.named_buffers():
             values = torch.stack([each["buffers"][name].double() for each in ranks])
-            buffer.copy_(values.mean(0) if buffer.is_floating_point() else values[0])
+            mean = sum(n * value for n, value in zip(had, values, strict=True)) / sum(had) if not as_many else values[0]
+            buffer.copy_(mean if buffer.is_floating_point() else values[0])
         if as_many or self.rank == 0:
             for each in ranks:
                 epoch.sums.load(each["sums"])
@@ -227,7 +260,7 @@ class ImageTrainer:
         """
         if self.world_size < 3:
             return
-        images, labels = next(self.batches.train(0))
+        [(images, labels), *_] = next(self.batches.train(0))
         self.ddp_model.train()
         for _ in range(steps):
             cross_entropy(self._forward(self.ddp_model, images), labels).backward()
@@ -235,62 +268,80 @@ class ImageTrainer:
 
     def _build(self, dataset: Dataset) -> torch.nn.Module:
         torch.manual_seed(self.config.seed)
-        built = models.build(self.config.model, dataset.channels, dataset.classes)
-        random_state.seed(self.config.seed + self.rank)  # of dropout and the like, which differ between ranks
+        model = models.build(self.config.model, dataset.channels, dataset.classes)
+        # Dropout and the like differ between ranks.
+        random_state.seed_all(random_state.derive_seed(self.config.seed, random_state.RANK, self.rank))
         if self.batches.microbatches != self.world_size and any(
-            isinstance(each, SyncBatchNorm) for each in built.modules()
+            isinstance(module, SyncBatchNorm) for module in model.modules()
         ):
             raise UsageError(
-                f"--num-workers: {self.config.num_workers} has fewer workers than shares now, and this model's "
-                "SyncBatchNorm needs all of them at once; give a fixed number of workers"
+                f"--num-workers: {self.config.num_workers} trains on {self.world_size} workers now, and this model's "
+                f"SyncBatchNorm needs all {self.batches.microbatches} at once; give a fixed number of workers"
             )
-        groups = batch_norm.BatchNormGroups.for_run(self.config.batch_size, self.config.norm_batch, self.world_size)
-        placed = batch_norm.group(built.to(self.device), groups)
-        for tensor in (*placed.parameters(), *placed.buffers()):
-            if tensor.dim() == 4:  # the layouts are of images, and `to` would refuse a tensor of five dimensions
-                tensor.data = tensor.data.contiguous(memory_format=self._layout)
+        groups = batch_norm.BatchNormGroups.for_run(self.batches.batch_size, self.config.norm_batch, self.world_size)
+        model = batch_norm.group(model.to(self.device), groups, self.device)
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.data = self._with_layout(tensor.data)
         if self.config.compile == "on":
             _check_compiler(self.device)
-            placed.compile()
-        return placed
+            model.compile()
+        return model
 
-    def _train(self, epoch: EpochState, on_step: OnStep) -> None:
+    def _train(self, epoch: EpochState, on_step: OnStep) -> Means:
+        """Train the rest of the epoch; returns the means over all of it, on all ranks."""
         self.ddp_model.train()
         self.timer.start()
-        before, started = epoch.seconds, time.perf_counter()
-        batches = self.timer.timed_batches(self.batches.train(self.epoch, epoch.step))
-        for shares in zip(*[batches] * len(self.batches.local_microbatches), strict=True):
-            self._step(shares, epoch.sums)
+        before = epoch.seconds
+        started = time.perf_counter()
+        for microbatches in self.timer.timed_batches(self.batches.train(self.epoch, epoch.step)):
+            self._step(microbatches, epoch.sums)
             self.timer.end_step()
             epoch.step += 1
+            if epoch.step % FINITE_CHECK_STEPS == 0:
+                self._check_finite("training", epoch.sums.mean().loss)
             epoch.seconds = before + time.perf_counter() - started
             on_step(epoch.step, self.steps_per_epoch)
+        means = epoch.sums.mean()  # waits for the device, so the time is that of the steps, not of launching them
         epoch.seconds = before + time.perf_counter() - started
+        self._check_finite("training", means.loss)
+        return means
 
-    def _step(self, shares: Sequence[Batch], sums: MetricSums) -> None:
-        """One step of the optimizer from this rank's shares of it. Nothing waits for the device."""
+    def _check_finite(self, what: str, loss: float) -> None:
+        """Raise DivergedError unless the mean loss over all ranks is finite."""
+        if math.isfinite(loss):
+            return
+        step = self.current_epoch.step if self.current_epoch else self.steps_per_epoch
+        last = f"it was {self.history[-1]['train_loss']:.4g} in epoch {self.epoch - 1}; " if self.history else ""
+        fp32 = " or --precision fp32" if self._autocast else ""
+        raise DivergedError(
+            f"the {what} loss is {loss} in epoch {self.epoch} by step {step} of {self.steps_per_epoch}; {last}"
+            f"start another run with a lower --lr (now {self.config.base_lr:g}){fp32}"
+        )
+
+    def _step(self, microbatches: Sequence[Batch], sums: MetricSums) -> None:
+        """Take one step of the optimizer from this rank's micro-batches. Nothing waits for the device."""
         self.optimizer.zero_grad(set_to_none=True)
-        for number, (images, labels) in enumerate(shares, start=1):
-            with self._sync_gradients(number == len(shares)):
+        for number, (images, labels) in enumerate(batch_norm.once_per_step(self.model, microbatches), start=1):
+            with self._sync_gradients(number == len(microbatches)):
                 logits = self._forward(self.ddp_model, images)
                 loss = cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing)
-                loss.backward(
-                    self._loss_scale
-                )  # DDP takes the mean over the ranks, which may have shares of other numbers
+                # DDP takes the mean over the ranks, which may have different numbers of micro-batches.
+                loss.backward(self._loss_scale)
             sums.add(labels, logits.detach(), loss.detach())
         self.timer.allreduce_finished()
         self.optimizer.step()
         self.schedule.step()
 
     def _sync_gradients(self, last: bool) -> AbstractContextManager[Any]:
-        """Gradients are sent with the last share of a step."""
-        alone = last or not isinstance(self.ddp_model, DistributedDataParallel)
-        return nullcontext() if alone else self.ddp_model.no_sync()
+        """Return a context in which gradients are accumulated only, unless it is the step's `last` micro-batch."""
+        if last or not isinstance(self.ddp_model, DistributedDataParallel):
+            return nullcontext()
+        return self.ddp_model.no_sync()
 
     @torch.no_grad()
     def _test(self, on_batch: Callable[[], None]) -> Means:
         self.model.eval()
-        batch_norm.sync_buffers(self.model)
+        batch_norm.sync_buffers(self.model, len(self.batches.local_microbatches) / self.batches.microbatches)
         sums = MetricSums(self.device)
         for images, labels in self.batches.test():
             logits = self._forward(self.model, images)
@@ -299,9 +350,15 @@ class ImageTrainer:
         return sums.mean()
 
     def _forward(self, network: torch.nn.Module, images: Tensor) -> Tensor:
-        """Logits in fp32, whatever the precision of the layers."""
+        """Return the logits [n, classes] of images [n, ...] in fp32, whatever the precision of the layers."""
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._autocast):
-            return network(images.contiguous(memory_format=self._layout)).float()
+            return network(self._with_layout(images)).float()
+
+    def _with_layout(self, tensor: Tensor) -> Tensor:
+        """Return images or weights of four dimensions in the memory layout of the run; others have no choice of one."""
+        if not self._channels_last or tensor.dim() != 4:
+            return tensor
+        return tensor.to(memory_format=torch.channels_last)  # `contiguous` would leave one channel as it is
 
     def _gather(self, value: Any) -> list[Any]:
         if self.world_size == 1:
@@ -312,9 +369,13 @@ class ImageTrainer:
 
 
 def _check_compiler(device: torch.device) -> None:
-    """For a GPU torch.compile has C code compiled, for a CPU C++."""
-    named, usual = ("CC", ("cc", "gcc", "clang")) if device.type == "cuda" else ("CXX", ("c++", "g++", "clang++"))
-    if not any(shutil.which(name) for name in (os.environ.get(named, ""), *usual)):
+    """Raise UsageError unless there is the compiler that torch.compile calls: of C for GPUs, of C++ for CPUs."""
+    variable = "CXX"
+    usual = ("c++", "g++", "clang++")
+    if device.type == "cuda":
+        variable = "CC"
+        usual = ("cc", "gcc", "clang")
+    if not any(shutil.which(name) for name in (os.environ.get(variable, ""), *usual)):
         raise UsageError(f"--compile: 'on' needs a compiler ({', '.join(usual)}), and there is none; leave it off")
 
 
@@ -327,30 +388,30 @@ class Means(NamedTuple):
 
 
 class MetricSums:
-    """Sums of an epoch on this rank; nothing is read back from the device before `mean`."""
+    """Sums over an epoch's samples on this rank; nothing is read from the device before `mean`."""
 
     def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(2, dtype=torch.float64, device=device)  # loss, right answers
+        self.sums = torch.zeros(2, dtype=torch.float64, device=device)  # loss, correct answers
         self.samples = 0
 
     def add(self, labels: Tensor, logits: Tensor, loss: Tensor) -> None:
-        """Count a batch: labels [n], logits [n, classes] and their mean loss."""
+        """Add a batch: labels [n], logits [n, classes] and their mean loss."""
         correct = (logits.argmax(dim=1) == labels).sum()
         self.sums += torch.stack([loss * len(labels), correct])
         self.samples += len(labels)
 
     def state(self) -> tuple[list[float], int]:
-        """What was counted."""
+        """Return the sums, and the number of samples."""
         return self.sums.tolist(), self.samples
 
     def load(self, state: tuple[list[float], int]) -> None:
-        """Add what was counted elsewhere."""
+        """Add sums of another rank or of an earlier process."""
         sums, samples = state
         self.sums += self.sums.new_tensor(sums)
         self.samples += samples
 
     def mean(self) -> Means:
-        """Return the means over the samples of all ranks."""
+        """Return the means over the samples of all ranks; every rank must call it, and waits for its device."""
         totals = torch.cat([self.sums, self.sums.new_tensor([self.samples])])
         if dist.is_initialized():
             dist.all_reduce(totals)
