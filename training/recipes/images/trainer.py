@@ -95,26 +95,22 @@ class ImageTrainer:
     """
 
     def __init__(self, config: ImageConfig, dataset: Dataset, device: torch.device) -> None:
-        self.config = config.resolve_device(device.type)
+        config = config.resolve_device(device.type)
+        self.config = config
         self.device = device
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
         if device.type == "cuda":
             torch.cuda.set_device(device)  # NCCL's collectives on objects use the current device
             torch.backends.cudnn.benchmark = True  # every step has the same shapes
-        self.batches = BatchLoader(dataset, self.config, self.rank, self.world_size, device)
+        self.batches = BatchLoader(dataset, config, self.rank, self.world_size, device)
         self.timer = StepTimer(device)
         self._autocast = config.precision == "bf16" or (config.precision == "auto" and ddp.all_have_bf16(device))
         self._channels_last = config.channels_last == "on" or (config.channels_last == "auto" and device.type == "cuda")
         self.model = self._build(dataset)
+        static_graph = config.static_graph == "on" or (config.static_graph == "auto" and config.model in models.MODELS)
         self.ddp_model = ddp.wrap_ddp(
-            self.model,
-            self.config,
-            device,
-            bf16=self._autocast,
-            static_graph=config.static_graph == "on"
-            or (config.static_graph == "auto" and config.model in models.MODELS),
-            timer=self.timer,
+            self.model, config, device, bf16=self._autocast, static_graph=static_graph, timer=self.timer
         )
         self.optimizer, self.schedule = optim.build(
             self.model, config, self.batches.global_batch, config.epochs * self.batches.steps
