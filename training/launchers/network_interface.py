@@ -1,4 +1,4 @@
-"""The network interface for NCCL and Gloo: the one whose route leads to the Ray head.
+"""What NCCL and Gloo find in a worker's environment: above all their network interface, which leads to the Ray head.
 
 An ECS task in awsvpc mode has two (`eth0`, and `ecs-eth0` to the agent's bridge), a laptop has several more; the
 collectives must use the one that the other nodes can reach, whatever its name.
@@ -11,6 +11,8 @@ import psutil
 import ray
 
 VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+# The collectives that NCCL remembers for the report of a hang.
+FLIGHT_RECORDER = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
 
 
 def use_route_to_head() -> None:
@@ -23,6 +25,7 @@ def use_route_to_head() -> None:
 
 def use_route_to(host: str) -> None:
     """Point NCCL and Gloo at the interface that leads to a host; what the user has set stays."""
+    os.environ.setdefault(*FLIGHT_RECORDER)
     if all(name in os.environ for name in VARIABLES):
         return
     if interface := interface_towards(host):

@@ -109,7 +109,7 @@ def _locked(storage: RunStorage, console: Console) -> Generator[None]:
 def _begin(config: TrainingConfig, storage: RunStorage, allocation: WorkerAllocation) -> TrainingConfig:
     """Put the number of workers and their device into the settings, and write these into the run's folder."""
     number = config.num_workers or allocation.num_workers
-    config = replace(config, num_workers=number, device="cuda" if allocation.use_gpu else "cpu")
+    config = replace(config, num_workers=number).resolve_device("cuda" if allocation.use_gpu else "cpu")
     check_settings_unchanged(config, storage)
     storage.write_json(layout.SETTINGS, config.to_dict())
     storage.delete(layout.ERROR)

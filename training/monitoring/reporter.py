@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from typing import Any
 
 from training.engine.config import TrainingConfig
@@ -28,6 +29,8 @@ class Reporter(Listener):
         self._watchdog = watchdog
         self._config = config
         self._trainer = trainer
+        self._worker_group = uuid.uuid4().hex
+        self._steps_made = 0
         self._first_step_at: float | None = None
         self._reported_at = 0.0
 
@@ -39,6 +42,7 @@ class Reporter(Listener):
     def step(self, step: int, steps: int) -> None:
         """Report how many of the epoch's steps are done, if the last report is old enough."""
         self.heartbeat()
+        self._steps_made += 1
         if self._first_step_at is None:
             self._first_step_at = time.time()
         if time.monotonic() - self._reported_at >= REPORT_SECONDS:
@@ -63,5 +67,13 @@ class Reporter(Listener):
     def _report(self, step: int) -> None:
         if self._trainer.rank == 0:
             self._reported_at = time.monotonic()
-            steps = self._trainer.steps_per_epoch
-            self._run_state.report(Progress(self._trainer.epoch, step, steps, self._first_step_at))
+            self._run_state.report(
+                Progress(
+                    self._trainer.epoch,
+                    step,
+                    self._trainer.steps_per_epoch,
+                    self._worker_group,
+                    self._steps_made,
+                    self._first_step_at,
+                )
+            )

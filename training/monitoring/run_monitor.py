@@ -57,10 +57,8 @@ class RunMonitor:
         self.history += state.finished
         if state.progress is None:
             return
-        before = self.progress.total_steps if self.progress else None
-        if before is not None:
-            self.steps_made += max(state.progress.total_steps - before, 0)
-        elif state.progress.first_step_at is not None:
-            self.steps_made += 1
+        same_workers = self.progress is not None and self.progress.worker_group == state.progress.worker_group
+        known = self.progress.steps_made if self.progress and same_workers else 0
+        self.steps_made += state.progress.steps_made - known
         self.first_step_at = self.first_step_at or state.progress.first_step_at
         self.progress = state.progress

@@ -26,12 +26,16 @@ class Progress:
         epoch: The epoch in progress, from 0.
         step: Steps done of it.
         steps_per_epoch: Steps that it has.
+        worker_group: Identifies these workers; a restart has others.
+        steps_made: Steps that these workers have made.
         first_step_at: When these workers finished their first step (Unix time), or None.
     """
 
     epoch: int
     step: int
     steps_per_epoch: int
+    worker_group: str
+    steps_made: int = 0
     first_step_at: float | None = None
 
     @property
