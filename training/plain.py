@@ -22,7 +22,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from training.checkpoint.manager import CheckpointManager
-from training.checkpoint.resume import check_not_finished, check_settings_unchanged
+from training.checkpoint.resume import check_not_finished, check_settings_unchanged, write_settings
 from training.config import parse
 from training.engine.config import TrainingConfig
 from training.engine.fit import Listener, fit
@@ -31,7 +31,7 @@ from training.engine.trainer import Trainer
 from training.errors import StorageError, TrainingError, UsageError
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.recipe import IMAGES
-from training.run import layout, results
+from training.run import results
 from training.run.storage import RunStorage, short_reason
 
 
@@ -132,7 +132,7 @@ def _open(config: TrainingConfig) -> RunStorage:
         storage.check_writable()
         check_not_finished(storage)
         check_settings_unchanged(config, storage)
-        storage.write_json(layout.SETTINGS, config.to_dict())
+        write_settings(storage, config)
     return storage
 
 

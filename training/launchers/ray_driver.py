@@ -12,7 +12,12 @@ from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, Tr
 from ray.train.torch import TorchTrainer
 from rich.console import Console
 
-from training.checkpoint.resume import check_not_finished, check_settings_unchanged, has_checkpoint
+from training.checkpoint.resume import (
+    check_not_finished,
+    check_settings_unchanged,
+    has_checkpoint,
+    write_settings,
+)
 from training.config import flag
 from training.engine.config import TrainingConfig
 from training.engine.recipe import Recipe
@@ -79,7 +84,7 @@ def _allocate(
     number = config.num_workers or allocation.num_workers
     config = replace(config, num_workers=number, device="cuda" if allocation.use_gpu else "cpu")
     check_settings_unchanged(config, storage)
-    storage.write_json(layout.SETTINGS, config.to_dict())
+    write_settings(storage, config)
     storage.delete(layout.ERROR)
     return config, allocation, run_state
 
