@@ -89,7 +89,7 @@ def _train(config: ImageConfig, dataset: Dataset, endpoint: str) -> tuple[list[f
 
         def on_step(step: int, steps: int) -> None:
             seen[-1].moments.append(time.perf_counter())
-            seen[-1].storing.append(checkpoints.storing)
+            seen[-1].storing.append(checkpoints.save_in_progress)
             if step == steps // 2:
                 save()
 

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from training.checkpoint.manager import CheckpointManager
-from training.checkpoint.resume import check_not_finished, check_settings_unchanged
+from training.checkpoint.resume import check_not_finished, check_settings_unchanged, write_settings
 from training.config import parse
 from training.engine.config import TrainingConfig
 from training.engine.fit import Listener, fit
@@ -31,7 +31,8 @@ from training.engine.trainer import EpochMetrics, Trainer
 from training.errors import Interrupted, StorageError, TrainingError, UsageError
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.recipe import IMAGES
-from training.run import layout, results
+from training.run import results
+from training.run.lock import hold_lock
 from training.run.storage import RunStorage, short_reason
 
 
@@ -82,11 +83,12 @@ def train(recipe: Recipe, config: TrainingConfig, device: torch.device) -> None:
         Interrupted: The user stopped it.
         TrainingError: The run can't be started or continued; if rank 0 refuses, every rank raises its error.
     """
-    config = _from_rank_0(lambda: _prepare(recipe, config, device))
-    try:
-        _train(recipe, config, device)
-    except KeyboardInterrupt as stop:
-        raise Interrupted(f"interrupted; continue with --run-name {config.run_name}") from stop
+    with ExitStack() as lock:
+        config = _from_rank_0(lambda: _prepare(recipe, config, device, lock))
+        try:
+            _train(recipe, config, device)
+        except KeyboardInterrupt as stop:
+            raise Interrupted(f"interrupted; continue with --run-name {config.run_name}") from stop
 
 
 class EpochLines(Listener):
@@ -107,8 +109,8 @@ class EpochLines(Listener):
             print(results.worker_epoch_line(metrics, self._config, 0, self._trainer.device), flush=True)
 
 
-def _prepare(recipe: Recipe, config: TrainingConfig, device: torch.device) -> TrainingConfig:
-    """Resolve the settings and check the run's folder, on rank 0: others might find another data set, or name."""
+def _prepare(recipe: Recipe, config: TrainingConfig, device: torch.device, lock: ExitStack) -> TrainingConfig:
+    """Resolve the settings, check the run's folder and lock it, on rank 0: others might find another data set, or name."""
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     if config.num_workers not in (None, world_size):
         raise UsageError(f"--num-workers: {config.num_workers} is not torchrun's number, {world_size}; leave it out")
@@ -116,8 +118,9 @@ def _prepare(recipe: Recipe, config: TrainingConfig, device: torch.device) -> Tr
     storage = RunStorage.open(config.storage_path, str(config.run_name))
     storage.check_writable()
     check_not_finished(storage)
+    lock.enter_context(hold_lock(storage, lambda line: print(f"training: {line}", flush=True)))
     check_settings_unchanged(config, storage)
-    storage.write_json(layout.SETTINGS, config.to_dict())
+    write_settings(storage, config)
     return config
 
 

@@ -1,35 +1,28 @@
-"""When checkpoints are taken, and how they are stored while training goes on; plain PyTorch, on every rank alike.
-
-All ranks take a checkpoint at the same step. Which one that is, rank 0's clock says: about once a second it tells the
-others whether a checkpoint is due. A thread of rank 0 stores it.
-"""
+"""When checkpoints are taken, on all ranks at the same steps; plain PyTorch, under Ray, under torchrun and alone."""
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
-import torch
-import torch.distributed as dist
-
-from training.checkpoint import store
-from training.checkpoint.snapshot import Snapshot, load, take
-from training.checkpoint.store import CheckpointStore
-from training.config import RunConfig, flag
+from training.checkpoint import snapshot
+from training.checkpoint.collectives import Collectives
+from training.checkpoint.resume import check_data_unchanged
+from training.checkpoint.saver import AsyncSaver, log
+from training.checkpoint.snapshot import Snapshot
+from training.checkpoint.store import CheckpointStore, Manifest, find_fault
+from training.config import RunConfig
 from training.engine.trainer import Trainer
 from training.errors import StorageError
-from training.run.storage import RunStorage, short_reason
+from training.run import layout
+from training.run.storage import RunStorage
 
-LOOK_SECONDS = 1.0
-# What a rank that fails waits for the checkpoint that is on its way; when others fail, Ray does not wait so long.
+POLL_SECONDS = 1.0
+# How long a failing rank waits for the save in progress. If another rank failed, Ray kills this one sooner.
 LAST_SECONDS = 60.0
 
 
@@ -58,19 +51,82 @@ class Preempted(Exception):
         self.ranks = ranks
 
 
-class CheckpointManager:
-    """Keeps one run's checkpoints; a context, within which it trains.
+@dataclass(frozen=True)
+class Decision:
+    """What all ranks do about checkpoints between two steps, as rank 0 says.
+
+    Attributes:
+        start_pending: Start to store the pending snapshot.
+        take: Take a snapshot to store it `now`, or `later`; or None.
+        poll_after: After how many steps the ranks poll again.
+        error: Why the run ends.
+    """
+
+    start_pending: bool
+    take: Literal["now", "later"] | None
+    poll_after: int
+    error: str | None
+
+
+class SaveSchedule:
+    """Says when the ranks poll, about once per second, and when a checkpoint is due within an epoch.
 
     Args:
-        trainer: What is trained.
+        checkpoint_seconds: The time between two checkpoints.
+
+    Attributes:
+        steps_until_poll: The same on all ranks.
+    """
+
+    def __init__(self, checkpoint_seconds: float) -> None:
+        self._checkpoint_seconds = checkpoint_seconds
+        self._poll_seconds = min(POLL_SECONDS, checkpoint_seconds)
+        self._poll_every_steps = 1
+        self.steps_until_poll = 1
+        self.saved()
+
+    def step(self) -> bool:
+        """Count a step; returns whether the ranks poll after it."""
+        self.steps_until_poll -= 1
+        return self.steps_until_poll <= 0
+
+    def due(self) -> bool:
+        """Return whether a checkpoint is due."""
+        return time.monotonic() - self._saved_at >= self._checkpoint_seconds
+
+    def steps_to_poll(self) -> int:
+        """Return after how many steps to poll again, from the time that the steps since the last poll took."""
+        now = time.monotonic()
+        wanted = self._poll_every_steps * self._poll_seconds / max(now - self._polled_at, 1e-6)
+        self._poll_every_steps = max(1, min(2 * self._poll_every_steps, round(wanted)))
+        self._polled_at = now
+        return self._poll_every_steps
+
+    def saved(self) -> None:
+        """Note that a checkpoint is taken or loaded now."""
+        self._saved_at = self._polled_at = time.monotonic()
+
+
+class CheckpointManager:
+    """Takes a run's checkpoints; a context, within which the run trains. Every rank must make one.
+
+    Rank 0 decides when, and a thread of each rank stores its part, see `AsyncSaver`. Training pauses for the copy only:
+    an epoch that ends while a checkpoint is being stored leaves a pending snapshot, of which there is at most one. A
+    newer one replaces it, unless the pending one has the best score so far.
+
+    Args:
+        trainer: The training.
         storage: The run's folder.
         config: The run's settings.
         score: The metric that decides which checkpoint is the best; higher is better.
         preemption: Returns the nodes that are being reclaimed, or None; the same on all ranks, which call it at the
             same steps.
-        heartbeat: Called now and then while the training waits for a checkpoint.
-        on_epoch_saved: Called with the history after each checkpoint that ends an epoch, on rank 0's saving thread; may
-            raise OSError.
+        heartbeat: Called now and then while a checkpoint is read, and while training waits for one to be stored.
+        on_epoch_saved: Called with the history after each epoch, on rank 0's saving thread; may raise OSError. If
+            epochs end faster than it returns, it is called for several at once.
+
+    Attributes:
+        blocked_seconds: How long training has paused for checkpoints.
     """
 
     def __init__(
@@ -84,20 +140,18 @@ class CheckpointManager:
         heartbeat: Callable[[], None] = lambda: None,
         on_epoch_saved: Callable[[list[Any]], None] = lambda history: None,
     ) -> None:
-        self._trainer, self._storage, self._config = trainer, storage, config
-        self._score = score
+        self._trainer = trainer
+        self._storage = storage
         self._preemption = preemption
         self._heartbeat = heartbeat
-        self._on_epoch_saved = on_epoch_saved
-        self._store: CheckpointStore | None = None
-        self._thread = ThreadPoolExecutor(1, "checkpoints")
-        self._storing: Future[None] | None = None
-        self._lost: list[str] = []
-        self._unstored: Snapshot | None = None
-        self._saved = -1
-        self._last = self._looked = self._began = time.monotonic()
-        self._between = self._left = 1
-        self.waited = 0.0
+        self._score = score
+        self._ranks = Collectives()
+        self._store = CheckpointStore(storage, config.keep_checkpoints, score, log) if trainer.rank == 0 else None
+        self._data = dict(trainer.data_summary)
+        self._saver = AsyncSaver(self._ranks, storage, config, self._store, self._data, heartbeat, on_epoch_saved)
+        self._schedule = SaveSchedule(config.checkpoint_seconds)
+        self._saved_step = trainer.step
+        self.blocked_seconds = 0.0
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -108,173 +162,176 @@ class CheckpointManager:
         try:
             if kind is None:
                 self._finish()
-            else:
+            elif kind is not Preempted:
                 with suppress(Exception):  # the error at hand says more
-                    self._wait(LAST_SECONDS)
+                    self._saver.wait(time.time() + LAST_SECONDS)
         finally:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._saver.close()
+            self._ranks.close()
 
     @property
     def summary(self) -> dict[str, Any]:
-        """On rank 0 the `last` checkpoint, the `best` with its epoch, and the seconds that training stood for them."""
+        """On rank 0 the `last` checkpoint, the `best` with its epoch, and the seconds that training paused for them."""
         if self._store is None:
             return {}
-        last, best = self._store.names[-1], self._store.best
+        best = str(self._store.best)
         return {
-            "last": last,
+            "last": self._store.names[-1],
             "best": best,
-            "best_epoch": self._store.epochs(str(best)) - 1,
-            "blocked_seconds": self.waited,
+            "best_epoch": self._store.epochs(best) - 1,
+            "blocked_seconds": self.blocked_seconds,
         }
 
     @property
-    def storing(self) -> bool:
-        """On rank 0, whether a checkpoint is being stored."""
-        return self._storing is not None and not self._storing.done()
+    def save_in_progress(self) -> bool:
+        """Whether a checkpoint is being stored."""
+        return self._saver.save_in_progress
 
     def resume(self) -> None:
-        """Go on from the newest whole checkpoint, if there is one."""
-        trainer = self._trainer
-        with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
-            if name := self._fetch(Path(folder)):
-                load(trainer, Path(folder))
-        if name and trainer.rank == 0:
-            steps = trainer.step % trainer.steps_per_epoch
-            _say(f"resuming from {name}: {trainer.epoch} epochs and {steps} steps are done")
-        self._last = self._looked = time.monotonic()
-
-    def step(self, step: int, steps: int) -> None:
-        """After each step: take a checkpoint if one is due.
+        """Load the newest complete checkpoint, if there is one.
 
         Raises:
-            Preempted: A worker will be taken away.
+            UsageError: It was trained on other data.
         """
-        self._left -= 1
-        if self._left <= 0 and step < steps:  # the end of an epoch has one of its own
-            self._look()
+        trainer = self._trainer
+        if found := self._find():
+            name, manifest = found
+            check_data_unchanged(self._storage, manifest["data"], self._data)
+            snapshot.load(trainer, self._storage, name, manifest["world_size"], self._heartbeat)
+            if trainer.rank == 0:
+                steps = trainer.step % trainer.steps_per_epoch
+                log(f"resuming from {name}: {trainer.epoch} epochs and {steps} steps are done")
+        self._saved_step = trainer.step
+        self._schedule.saved()
 
-    def save(self, seconds: float = float("inf")) -> None:
-        """Take a checkpoint and let it be stored, after the one before, for which it waits so many seconds.
+    def step(self, step: int, steps: int) -> None:
+        """Take a checkpoint if one is due after this step of the epoch.
+
+        Raises:
+            Preempted: Nodes are being reclaimed.
+            StorageError: Too many in a row could not be stored.
+        """
+        if self._schedule.step() and step < steps:  # the end of an epoch has a checkpoint of its own
+            self.exit_if_preempted()
+            poll_after = self._schedule.steps_to_poll()
+            self._follow(self._decide(self._schedule.due(), poll_after, may_wait=False))
+
+    def save(self) -> None:
+        """Take a checkpoint, to be stored now or after the one that is being stored.
 
         Raises:
             StorageError: Too many in a row could not be stored.
         """
-        began = time.monotonic()
-        self._wait(seconds)
-        self._check()
-        if snapshot := take(self._trainer):
-            self._store_beside(snapshot)
-        self._saved = self._trainer.step
-        self._last = time.monotonic()
-        self.waited += self._last - began
+        self._follow(self._decide(True, self._schedule.steps_until_poll, may_wait=True))
+        if self._store is not None and self._trainer.history and not self._trainer.in_epoch:
+            self._saver.report_epoch(list(self._trainer.history))
 
     def exit_if_preempted(self) -> None:
-        """Store a checkpoint and raise Preempted if a worker will be taken away."""
+        """Store a checkpoint and raise Preempted if nodes are being reclaimed."""
         if (preemption := self._preemption()) is None:
             return
-        deadline = preemption.deadline
-        if self._saved != self._trainer.step:
-            self.save(deadline - time.time())
-        self._wait(deadline - time.time())
-        if time.time() < deadline:
-            self._store_again(deadline - time.time())
-        if dist.is_initialized():
-            dist.barrier()
-        if self._trainer.rank == 0:
-            _say(f"ranks {preemption.ranks} are being preempted; stopped after step {self._trainer.step}")
+        self._flush(preemption.deadline)
+        if self._store is not None:
+            self._report_unsaved(self._store)
+            log(f"ranks {preemption.ranks} are being preempted; stopped after step {self._trainer.step}")
         raise Preempted(preemption.ranks)
 
-    def _look(self) -> None:
-        self.exit_if_preempted()
-        due, self._left = self._agreed()
-        if due:
-            self.save()
+    def _decide(self, wanted: bool, poll_after: int, may_wait: bool) -> Decision:
+        """Decide, on rank 0, whether to take a checkpoint that is wanted."""
+        start_pending = self._saver.pending is not None and not self._saver.save_in_progress
+        take: Literal["now", "later"] | None = None
+        if wanted and self._saved_step != self._trainer.step:
+            if not start_pending and not self._saver.save_in_progress:
+                take = "now"
+            elif may_wait and (start_pending or not self._best_is_pending()):
+                take = "later"
+        return Decision(start_pending, take, poll_after, self._saver.error)
 
-    def _agreed(self) -> tuple[bool, int]:
-        """Whether a checkpoint is due and after how many steps to look again, as rank 0 says."""
-        now = time.monotonic()
-        seconds = min(LOOK_SECONDS, self._config.checkpoint_seconds)
-        wanted = self._between * seconds / max(now - self._looked, 1e-6)
-        self._between = max(1, min(2 * self._between, round(wanted)))
-        self._looked = now
-        due = not self.storing and now - self._last >= self._config.checkpoint_seconds
-        said = torch.tensor([int(due), self._between], device=self._trainer.device)
-        if dist.is_initialized():
-            dist.broadcast(said, src=0)
-        due, left = said.tolist()
-        return bool(due), left
+    def _follow(self, decision: Decision) -> None:
+        """Do what rank 0 has decided."""
+        began = time.monotonic()
+        decision = self._ranks.broadcast(decision)
+        if decision.error:
+            raise StorageError(decision.error)
+        self._schedule.steps_until_poll = decision.poll_after
+        if decision.start_pending:
+            self._saver.start_pending()
+        if decision.take == "now":
+            self._saver.start(self._take())
+        elif decision.take == "later":
+            self._saver.pending = self._take()
+        if decision.take:
+            self.blocked_seconds += time.monotonic() - began
 
-    def _fetch(self, folder: Path) -> str | None:
-        """Fetch the newest whole checkpoint, which rank 0 chooses, to this rank's machine; its name."""
-        rank = self._trainer.rank
-        chosen: list[tuple[str, store.Manifest] | None] = [None]
-        if rank == 0:
-            self._store = CheckpointStore(self._storage, self._config.keep_checkpoints, self._score, _say)
-            chosen = [self._store.fetch(folder)]
-        if dist.is_initialized():
-            dist.broadcast_object_list(chosen, src=0)
-        if chosen[0] is None:
-            return None
-        name, manifest = chosen[0]
-        if rank and (fault := store.fetch(self._storage, name, manifest, folder)):
-            raise StorageError(f"{name} could be read on rank 0 and not on rank {rank} ({fault})")
-        return name
+    def _take(self) -> Snapshot:
+        taken = snapshot.take(self._trainer, self._ranks)
+        self._saved_step = taken.step
+        self._schedule.saved()
+        return taken
 
-    def _put(self, snapshot: Snapshot) -> None:
-        """On rank 0's thread: store a checkpoint, and with it what else an epoch leaves."""
-        assert self._store is not None
-        try:
-            with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
-                self._store.put(snapshot, Path(folder))
-            self._lost.clear()
-            self._unstored = None
-        except OSError as cause:
-            self._unstored = snapshot
-            self._lost.append(short_reason(cause))
-            failed = len(self._lost)
-            limit = f"{flag('max_failed_checkpoints')} is {self._config.max_failed_checkpoints}"
-            _say(
-                f"the checkpoint of step {snapshot.step} could not be stored ({self._lost[-1]}); training continues: "
-                f"{failed} in a row failed, {limit}"
-            )
+    def _best_is_pending(self) -> bool:
+        """Return whether the pending snapshot ends the epoch with the highest score so far."""
+        if (pending := self._saver.pending) is None or not pending.ends_epoch:
+            return False
+        scores = [metrics[self._score] for metrics in self._trainer.history]
+        return scores.index(max(scores)) == len(pending.history) - 1
 
-        if snapshot.ended:
-            try:
-                self._on_epoch_saved(snapshot.history)
-            except OSError as cause:  # the next epoch writes them whole
-                _say(f"the metrics could not be stored ({short_reason(cause)}); training goes on")
+    def _flush(self, deadline: float = float("inf")) -> None:
+        """Store the state as it is now, and before it a pending snapshot, until the deadline (Unix time)."""
+        may_retry = True
+        while (action := self._ranks.broadcast(self._next_action(deadline, may_retry))) != "return":
+            if action == "start pending":
+                self._saver.start_pending()
+            elif action == "take":
+                self._saver.start(self._take())
+            elif action == "retry":
+                may_retry = False
+                self._saver.wait()  # for the outcome, which rank 0 has
+                self._saver.retry()
+            self._saver.wait(deadline)
 
-    def _store_beside(self, snapshot: Snapshot) -> None:
-        self._began = time.monotonic()
-        self._storing = self._thread.submit(self._put, snapshot)
-
-    def _store_again(self, seconds: float = float("inf")) -> None:
-        if self._unstored:
-            self._store_beside(self._unstored)
-            self._wait(seconds)
-
-    def _check(self) -> None:
-        if len(self._lost) > self._config.max_failed_checkpoints:
-            raise StorageError(f"{len(self._lost)} checkpoints in a row could not be stored ({self._lost[-1]})")
+    def _next_action(self, deadline: float, may_retry: bool) -> str:
+        """Return what there is left to do, on rank 0."""
+        if time.time() >= deadline:
+            return "return"
+        if self._saver.save_in_progress:
+            return "wait"
+        if self._saver.pending:
+            return "start pending"
+        if self._saved_step != self._trainer.step:
+            return "take"
+        return "retry" if self._saver.unsaved and may_retry else "return"
 
     def _finish(self) -> None:
-        """Nothing may be missing of a run that has ended."""
-        self._wait()
-        self._store_again()
-        if self._unstored:
-            raise StorageError(f"the last checkpoint could not be stored ({self._lost[-1]})")
+        """Store what is missing of a run that has ended, and its weights.
 
-    def _wait(self, seconds: float = float("inf")) -> None:
-        """Wait for the checkpoint on its way, with signs of life for no longer than a stall takes: disks hang, too."""
-        deadline = time.monotonic() + seconds
-        while self._storing and self.storing and time.monotonic() < deadline:
-            wait_for([self._storing], timeout=min(LOOK_SECONDS, max(deadline - time.monotonic(), 0.0)))
-            if time.monotonic() - self._began < self._config.stall_timeout:
-                with suppress(Exception):
-                    self._heartbeat()
-        if self._storing and not self.storing:
-            self._storing.result()  # raises what is a bug
+        Raises:
+            StorageError: The last checkpoint could not be stored.
+        """
+        self._flush()
+        self._saver.check_saved()
+        if self._store is not None and self._store.best:
+            self._store.export(self._store.names[-1], layout.WEIGHTS)
+            self._store.export(self._store.best, layout.BEST_WEIGHTS)
 
+    def _find(self) -> tuple[str, Manifest] | None:
+        """Return the newest checkpoint whose files are as they were written; each rank reads some of them."""
+        ranks = self._ranks
+        while found := ranks.broadcast(self._store.newest if self._store else None):
+            name, manifest = found
+            files = sorted(manifest["files"])[ranks.rank :: ranks.world_size]
+            fault = find_fault(self._storage, name, manifest, files, self._heartbeat)
+            faults = [each for each in ranks.broadcast(ranks.gather(fault)) if each]
+            if not faults:
+                return found
+            if self._store is not None:
+                self._store.discard(name, faults[0])
+        return None
 
-def _say(line: str) -> None:
-    print(f"training: {line}", flush=True)
+    def _report_unsaved(self, store: CheckpointStore) -> None:
+        """Say that a preemption came too late for a checkpoint, if it did."""
+        newest = store.names[-1] if store.names else "the start"
+        if self._trainer.step and newest != (name := layout.checkpoint_name(self._trainer.step)):
+            seconds = self._saver.seconds
+            speed = "" if seconds is None else f" (the last one took {seconds:.0f} s)"
+            log(f"{name} could not be stored before the deadline{speed}; the run will resume from {newest}")

@@ -1,6 +1,10 @@
-"""Which runs may go on, and with which settings."""
+"""Which runs may be resumed: the rules on the format of their folder, their settings and their data."""
 
-from dataclasses import fields
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
 
 from training.checkpoint.store import CheckpointStore
 from training.config import RunConfig, flag
@@ -8,14 +12,23 @@ from training.errors import UsageError
 from training.run import layout
 from training.run.storage import RunStorage
 
+# The format of a run's folder, the checkpoints included. A setting that has a default can be added without a new one.
+FORMAT = 1
+
+
+def write_settings(storage: RunStorage, config: RunConfig) -> None:
+    """Write the settings of a run that starts or resumes, with the format of its folder."""
+    storage.write_json(layout.SETTINGS, {"format": FORMAT, "settings": config.to_dict()})
+
 
 def has_checkpoint(storage: RunStorage) -> bool:
-    """Whether there is a checkpoint to go on from."""
+    """Return whether there is a checkpoint to resume from."""
     return bool(CheckpointStore(storage).names)
 
 
 def check_not_finished(storage: RunStorage) -> None:
-    """Raise UsageError where the run has its results already."""
+    """Raise UsageError if the run has its results already."""
+    _read_settings(storage)
     if (document := storage.read_json(layout.RESULT)) is None:
         return
     raise UsageError(
@@ -26,19 +39,56 @@ def check_not_finished(storage: RunStorage) -> None:
 
 
 def check_settings_unchanged(config: RunConfig, storage: RunStorage) -> None:
-    """Raise UsageError where the run was started with other settings: its curve would be two runs'."""
+    """Raise UsageError if the run was started with other settings, which would give its curve two meanings.
+
+    A setting that an older version did not have counts as its default.
+    """
+    written = _read_settings(storage)
     if not has_checkpoint(storage):
         return
-    before, now = storage.read_json(layout.SETTINGS) or {}, config.to_dict()
-    changed = [name for name in _fixed(config) if before.get(name) != now[name]]
+    defaults = {spec.name: spec.default for spec in fields(config)}
+    fixed = [spec.name for spec in fields(config) if not spec.metadata["may_change"]]
+    started = replace(config, **{name: written.get(name, defaults[name]) for name in fixed}).resolve_defaults()
+    before, now = started.to_dict(), config.to_dict()
+    changed = [name for name in fixed if before[name] != now[name]]
     if changed:
-        details = ", ".join(f"{flag(name)} {before.get(name)} (now {now[name]})" for name in changed)
+        details = ", ".join(f"{flag(name)} {before[name]} (now {now[name]})" for name in changed)
         raise UsageError(
             f"--run-name: run {storage.run_name!r} was started with {details}; "
             "repeat those settings to continue it, or give another --run-name"
         )
 
 
-def _fixed(config: RunConfig) -> list[str]:
-    """Return the settings that a run keeps for good."""
-    return [spec.name for spec in fields(config) if not spec.metadata["may_change"]]
+def check_data_unchanged(storage: RunStorage, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise UsageError if a checkpoint was trained on other data than there is now.
+
+    Args:
+        storage: The run's folder.
+        before: The trainer's data summary as the checkpoint has it.
+        now: The trainer's data summary.
+    """
+    if before.get("fingerprint") == now.get("fingerprint"):
+        return
+    details = ", ".join(
+        f"{name} {before.get(name)} (now {value})" for name, value in now.items() if before.get(name) != value
+    )
+    raise UsageError(
+        f"--run-name: run {storage.run_name!r} was started with other data: {details}; "
+        "give it the same data, or give another --run-name"
+    )
+
+
+def _read_settings(storage: RunStorage) -> dict[str, Any]:
+    """Return the settings that the run was started with; none if it is new.
+
+    Raises:
+        UsageError: The folder has another format.
+    """
+    document = storage.read_json(layout.SETTINGS)
+    if document is None and not has_checkpoint(storage):
+        return {}
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise UsageError(
+            f"--run-name: run {storage.run_name!r} was written by another version; give another --run-name"
+        )
+    return document["settings"]

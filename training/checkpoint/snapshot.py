@@ -1,75 +1,151 @@
-"""A checkpoint: a folder with the weights as a plain state_dict, and beside them what training needs to go on."""
+"""A rank's part of a checkpoint: copied between two steps, written while training continues, and loaded again."""
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.storage import WriteResult
 
-from training.engine.trainer import Trainer
+from training.checkpoint import dcp
+from training.checkpoint.collectives import Collectives
+from training.checkpoint.dcp import FileRecord, Heartbeat, Reader, StagingPlanner, Writer
+from training.engine.trainer import Trainer, TrainerState
 from training.errors import one_line
 from training.run import layout
+from training.run.storage import RunStorage
 
-FILES = (layout.WEIGHTS, layout.TRAINING_STATE)
+# The model's weights in a checkpoint are `model.<name>`.
+MODEL = "model"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a rank has written: the files, and where in them the state lies."""
+
+    files: dict[str, FileRecord]
+    results: list[WriteResult]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint is written from, while training goes on.
+    """The state between two steps: this rank's part of it, in host memory.
 
     Attributes:
         step: Optimizer steps before it.
-        weights: The model's state_dict, on the CPU.
-        state: Trainer.state_dict(), likewise.
-        ended: Whether an epoch has just ended.
+        history: The metrics of the epochs before it.
+        ends_epoch: Whether an epoch has just ended.
+        plan: What this rank writes.
+        planner: Has the copies of that.
+        metadata: On rank 0, what all ranks write.
     """
 
     step: int
-    weights: dict[str, Any]
-    state: dict[str, Any]
-    ended: bool
+    history: list[Any]
+    ends_epoch: bool
+    plan: SavePlan
+    planner: StagingPlanner
+    metadata: Metadata | None
 
     @property
-    def history(self) -> list[Any]:
-        """The metrics of the epochs before it."""
-        return self.state["history"]
+    def name(self) -> str:
+        """The name of the checkpoint."""
+        return layout.checkpoint_name(self.step)
 
-    def write(self, folder: Path) -> None:
-        """Write the files of the checkpoint.
+    def write(self, storage: RunStorage) -> Part:
+        """Write this rank's part.
 
         Raises:
-            OSError: They could not be written, as where the disk is full.
+            OSError: It could not be written, as where the disk is full.
         """
+        writer = Writer(storage, self.name)
         try:
-            torch.save(self.weights, folder / layout.WEIGHTS)
-            torch.save(self.state, folder / layout.TRAINING_STATE)
-        except RuntimeError as cause:  # PyTorch's own writer has no other
-            raise OSError(f"{folder} can't be written: {one_line(cause)}") from cause
+            results = writer.write_data(self.plan, self.planner).value()
+        except RuntimeError as cause:  # PyTorch turns errors of the stream into its own
+            raise OSError(f"{storage.uri} can't be written: {one_line(cause)}") from cause
+        return Part(writer.files, results)
+
+    def write_metadata(self, storage: RunStorage, parts: list[Part]) -> dict[str, FileRecord]:
+        """Write, on rank 0, where the state lies; returns the checkpoint's files.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        assert self.metadata is not None
+        writer = Writer(storage, self.name)
+        writer.finish(self.metadata, [part.results for part in parts])
+        return {
+            name: record for files in (*(part.files for part in parts), writer.files) for name, record in files.items()
+        }
 
 
-def take(trainer: Trainer) -> Snapshot | None:
-    """A snapshot on rank 0, None on the others; every rank must call it, for the states of all are gathered."""
+def take(trainer: Trainer, ranks: Collectives) -> Snapshot:
+    """Copy the state; every rank must call it, and rank 0 decides which rank copies and writes what."""
     state = trainer.state_dict()
-    if trainer.rank:
-        return None
-    ended = not trainer.in_epoch and bool(trainer.history)
-    return Snapshot(trainer.step, _copied(trainer.model.state_dict()), _copied(state), ended)
+    ends_epoch = not trainer.in_epoch and bool(trainer.history)
+    planner = StagingPlanner()
+    planner.set_up_planner(
+        {
+            MODEL: state["model"],
+            "optimizer": state["optimizer"],
+            "progress": _pack(state["progress"]),
+            "ranks": {str(ranks.rank): _pack(state["ranks"][0])},
+        },
+        is_coordinator=ranks.rank == 0,
+    )
+    plans = ranks.gather(planner.create_local_plan())
+    metadata = None
+    if ranks.rank == 0:
+        plans, metadata = planner.create_global_plan(plans)
+        plans = FileSystemWriter("").prepare_global_plan(plans)  # which names the files
+    plan = planner.finish_plan(ranks.scatter(plans))
+    return Snapshot(trainer.step, list(trainer.history), ends_epoch, plan, planner, metadata)
 
 
-def load(trainer: Trainer, folder: Path) -> None:
-    """Continue a trainer where the checkpoint was taken; every rank must call it."""
-    weights, state = (torch.load(folder / name, map_location="cpu", weights_only=True) for name in FILES)
-    trainer.load_state_dict(weights, state)
+def load(trainer: Trainer, storage: RunStorage, name: str, world_size: int, heartbeat: Heartbeat) -> None:
+    """Continue a trainer where a checkpoint was taken; every rank must call it, and reads only what it needs.
+
+    Args:
+        trainer: Its tensors are filled in place.
+        storage: The run's folder.
+        name: The checkpoint.
+        world_size: The number of ranks that saved it.
+        heartbeat: Called for each chunk that is read.
+    """
+    own = trainer.state_dict()
+    needed = [trainer.rank] if world_size == trainer.world_size else range(world_size)
+    state: dict[str, Any] = {
+        MODEL: own["model"],
+        "optimizer": own["optimizer"],
+        "progress": b"",
+        "ranks": {str(rank): b"" for rank in needed},
+    }
+    dcp.load(state, Reader(storage, name, heartbeat))
+    loaded: TrainerState = {
+        "model": state[MODEL],
+        "optimizer": state["optimizer"],
+        "progress": _unpack(state["progress"]),
+        "ranks": [_unpack(state["ranks"][str(rank)]) for rank in needed],
+    }
+    trainer.load_state_dict(loaded)
 
 
-def _copied(value: Any) -> Any:
-    """The same with copies of its tensors, on the CPU."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: _copied(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_copied(each) for each in value)
-    return value
+def load_weights(storage: RunStorage, name: str) -> dict[str, torch.Tensor]:
+    """Load the model's whole state_dict from a checkpoint, without a model."""
+    return dcp.load_tensors(f"{MODEL}.", Reader(storage, name))
+
+
+def _pack(value: Any) -> bytes:
+    """Return a value as the bytes of torch.save, which a planner doesn't take apart."""
+    packed = io.BytesIO()
+    torch.save(value, packed)
+    return packed.getvalue()
+
+
+def _unpack(packed: bytes) -> Any:
+    return torch.load(io.BytesIO(packed), map_location="cpu", weights_only=True)

@@ -1,22 +1,42 @@
-"""The checkpoints in a run's folder: stored whole or not at all, found again, and few.
+"""The checkpoints in a run's folder: complete or not at all, found again, and few.
 
-A checkpoint is whole once its `checkpoint.json` is there, which is written last and says how long each file is and what
-its SHA-256 is. One that isn't, or whose files are others, is passed over for the one before.
+A checkpoint is complete once it has its manifest, `checkpoint.json`, which is written last and says how long each file
+is and what its SHA-256 is. An incomplete one, or one whose files differ from that, is passed over for the one before.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypedDict
 
-from training.checkpoint.snapshot import FILES, Snapshot
+import torch
+
+from training.checkpoint.dcp import FileRecord, Heartbeat, chunks
+from training.checkpoint.snapshot import Part, Snapshot, load_weights
 from training.run import layout
 from training.run.storage import RunStorage, short_reason
 
-Manifest = dict[str, Any]
+
+class Manifest(TypedDict):
+    """What is known of a checkpoint without loading it.
+
+    Attributes:
+        step: Optimizer steps before it.
+        epochs: Epochs finished before it.
+        score: The score of the epoch that it ended, if it ended one.
+        world_size: The number of ranks that saved it.
+        data: The data set that was trained on, as the trainer describes it.
+        files: Its files by name.
+    """
+
+    step: int
+    epochs: int
+    score: float | None
+    world_size: int
+    data: dict[str, Any]
+    files: dict[str, FileRecord]
 
 
 class CheckpointStore:
@@ -24,114 +44,135 @@ class CheckpointStore:
 
     Args:
         storage: The run's folder.
-        keep: How many are kept besides the best one.
+        keep: How many are kept in addition to the best one.
         score: The metric that decides which is the best; higher is better.
-        say: Told of a checkpoint that is passed over.
+        log: Called with a line for each checkpoint that is passed over or can't be deleted.
     """
 
-    def __init__(self, storage: RunStorage, keep: int = 1, score: str = "", say: Callable[[str], None] = print) -> None:
-        self._storage, self._keep, self._score, self._say = storage, keep, score, say
-        self._whole: dict[str, Manifest] = {}
-        self._remains: list[str] = []
+    def __init__(self, storage: RunStorage, keep: int = 1, score: str = "", log: Callable[[str], None] = print) -> None:
+        self._storage = storage
+        self._keep = keep
+        self._score = score
+        self._log = log
+        self._complete: dict[str, Manifest] = {}
+        self._incomplete: set[str] = set()
         for name in storage.folders(layout.CHECKPOINT_PREFIX):
-            if manifest := self._manifest(name):
-                self._whole[name] = manifest
+            if manifest := self._read_manifest(name):
+                self._complete[name] = manifest
             else:
-                self._remains.append(name)
+                self._incomplete.add(name)
 
     @property
     def names(self) -> list[str]:
-        """The checkpoints that were stored whole, the newest last."""
-        return sorted(self._whole)
+        """The complete checkpoints, the newest last."""
+        return sorted(self._complete)
+
+    @property
+    def newest(self) -> tuple[str, Manifest] | None:
+        """The newest complete checkpoint."""
+        return max(self._complete.items(), default=None)
 
     @property
     def best(self) -> str | None:
-        """The one of the epoch with the highest score, the earliest of several."""
-        tested = [name for name in self.names if self._score_of(name) is not None]
-        return max(tested, key=lambda name: self._score_of(name) or 0.0, default=None)
+        """The checkpoint of the epoch with the highest score, the earliest of several."""
+        tested = [name for name in self.names if self._complete[name]["score"] is not None]
+        return max(tested, key=lambda name: self._complete[name]["score"] or 0.0, default=None)
 
     def epochs(self, name: str) -> int:
-        """How many epochs had been finished before a checkpoint."""
-        return self._whole[name]["epochs"]
+        """Return how many epochs had been finished before a checkpoint."""
+        return self._complete[name]["epochs"]
 
-    def put(self, snapshot: Snapshot, folder: Path) -> str:
-        """Store a checkpoint and delete those that need not be kept; its name.
+    def score(self, snapshot: Snapshot) -> float | None:
+        """Return the score of the epoch that a snapshot ends, if it ends one."""
+        return snapshot.history[-1][self._score] if snapshot.ends_epoch else None
 
-        Args:
-            snapshot: What it is written from.
-            folder: An empty folder of this machine.
+    def complete(self, snapshot: Snapshot, parts: list[Part], data: Mapping[str, Any]) -> None:
+        """Make a checkpoint of the parts that all ranks have written, and delete those that need not be kept.
 
         Raises:
             OSError: It could not be stored; those before are as they were.
         """
-        snapshot.write(folder)
-        name = f"{layout.CHECKPOINT_PREFIX}{snapshot.step:08d}"
-        files = {each: {"bytes": (folder / each).stat().st_size, "sha256": _sha256(folder / each)} for each in FILES}
-        manifest = {
+        name = snapshot.name
+        files = snapshot.write_metadata(self._storage, parts)
+        self._check_sizes(name, files)
+        manifest: Manifest = {
             "step": snapshot.step,
             "epochs": len(snapshot.history),
-            "score": snapshot.history[-1][self._score] if snapshot.ended else None,
+            "score": self.score(snapshot),
+            "world_size": len(parts),
+            "data": dict(data),
             "files": files,
         }
-        self._storage.delete(f"{name}/{layout.MANIFEST}")  # of another try: from here on it is not whole
-        self._remains.append(name)
-        for each in FILES:
-            self._storage.upload(folder / each, f"{name}/{each}")
         self._storage.write_json(f"{name}/{layout.MANIFEST}", manifest)
-        self._whole[name] = manifest
+        self._incomplete.discard(name)
+        self._complete[name] = manifest
         self._prune()
-        return name
 
-    def fetch(self, folder: Path) -> tuple[str, Manifest] | None:
-        """Fetch the newest whole checkpoint into a folder of this machine; its name and manifest."""
-        for name in reversed(self.names):
-            manifest = self._whole[name]
-            if (fault := fetch(self._storage, name, manifest, folder)) is None:
-                return name, manifest
-            self._say(f"{name} is not whole ({fault}); passing it over")
-            del self._whole[name]
-            self._remains.append(name)
-        return None
+    def discard(self, name: str, reason: str = "") -> None:
+        """Make a checkpoint incomplete, and say why if there is a reason.
 
-    def _manifest(self, name: str) -> Manifest | None:
+        Raises:
+            OSError: It could not be done.
+        """
+        if reason:
+            self._log(f"{name} is not complete ({reason}); passing it over")
+        self._complete.pop(name, None)
+        self._incomplete.add(name)
+        self._storage.delete(f"{name}/{layout.MANIFEST}")
+
+    def _prune(self) -> None:
+        """Delete what is incomplete, and what is neither among the newest nor the best; or else the next time."""
+        superfluous = [name for name in self.names[: -self._keep] if name != self.best]
+        for name in [*sorted(self._incomplete), *superfluous]:
+            try:
+                self.discard(name)  # first: what is half deleted is incomplete
+                self._storage.delete_folder(name)
+            except OSError as cause:
+                self._log(f"{name} could not be deleted ({short_reason(cause)})")
+                return
+            self._incomplete.discard(name)
+
+    def export(self, name: str, file: str) -> None:
+        """Write the weights of a checkpoint to a file, as a plain state_dict.
+
+        Raises:
+            OSError: They could not be read or written.
+        """
+        weights = load_weights(self._storage, name)
+        with self._storage.replace(file) as stream:
+            torch.save(weights, stream)
+
+    def _read_manifest(self, name: str) -> Manifest | None:
         try:
             manifest = json.loads(self._storage.read(f"{name}/{layout.MANIFEST}"))
         except (FileNotFoundError, ValueError):
             return None
-        return manifest if isinstance(manifest, dict) and set(manifest.get("files", ())) == set(FILES) else None
+        return manifest if isinstance(manifest, dict) and manifest.get("files") else None
 
-    def _score_of(self, name: str) -> float | None:
-        return self._whole[name]["score"]
-
-    def _prune(self) -> None:
-        """Delete what is neither among the last nor the best, and what is not whole; if not now, the next time."""
-        best, self._remains = self.best, [name for name in self._remains if name not in self._whole]
-        for name in [*self._remains, *(name for name in self.names[: -self._keep] if name != best)]:
-            try:
-                self._storage.delete(f"{name}/{layout.MANIFEST}")  # first: what is half deleted is not whole
-                self._storage.delete_folder(name)
-            except OSError as cause:
-                self._say(f"{name} could not be deleted ({short_reason(cause)})")
-                return
-            self._whole.pop(name, None)
-        self._remains = []
+    def _check_sizes(self, name: str, files: Mapping[str, FileRecord]) -> None:
+        """See that the storage has every byte: an S3 other than AWS's may keep the marks between a stream's chunks."""
+        found = self._storage.file_sizes(name)
+        for file, record in files.items():
+            if found.get(file) != record["bytes"]:
+                raise OSError(f"{name}/{file} has {found.get(file, 0):,} of {record['bytes']:,} bytes")
 
 
-def fetch(storage: RunStorage, name: str, manifest: Manifest, folder: Path) -> str | None:
-    """Fetch a checkpoint into a folder of this machine; what is wrong with it, or None."""
-    for each, expected in manifest["files"].items():
-        file = folder / each
+def find_fault(
+    storage: RunStorage, name: str, manifest: Manifest, files: Iterable[str], heartbeat: Heartbeat
+) -> str | None:
+    """Read some of a checkpoint's files; returns what is wrong with them, or None."""
+    for file in files:
+        size = 0
+        digest = hashlib.sha256()
         try:
-            storage.download(f"{name}/{each}", file)
+            for chunk in chunks(storage, f"{name}/{file}", heartbeat):
+                size += len(chunk)
+                digest.update(chunk)
         except FileNotFoundError:
-            return f"{each} is missing"
-        if (found := file.stat().st_size) != expected["bytes"]:
-            return f"{each} has {found:,} of {expected['bytes']:,} bytes"
-        if _sha256(file) != expected["sha256"]:
-            return f"{each} holds something else"
+            return f"{file} is missing"
+        expected = manifest["files"][file]
+        if size != expected["bytes"]:
+            return f"{file} has {size:,} of {expected['bytes']:,} bytes"
+        if digest.hexdigest() != expected["sha256"]:
+            return f"{file} holds something else"
     return None
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

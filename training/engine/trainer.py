@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import torch
 
@@ -43,6 +43,24 @@ class EpochMetrics(StepTimes):
     global_batch: int
 
 
+class TrainerState(TypedDict):
+    """The state of a training as one rank has it.
+
+    Attributes:
+        model: Weights and buffers by name; DTensors where the ranks have shards of them.
+        optimizer: The optimizer's state by the names of the weights, as
+            `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict` returns it.
+        progress: What else the ranks have in common, of tensors and Python's own types: history, schedule, position.
+        ranks: What differs between the ranks, likewise. Saved: this rank's alone. Loaded: this rank's alone if as many
+            ranks saved it, else that of every rank that did.
+    """
+
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    progress: dict[str, Any]
+    ranks: list[dict[str, Any]]
+
+
 class Trainer(Protocol):
     """One rank of a training: a model, its optimizer and the metrics of its finished epochs.
 
@@ -62,7 +80,7 @@ class Trainer(Protocol):
 
     @property
     def data_summary(self) -> Mapping[str, Any]:
-        """The data set's entry in `result.json`; it has `test_samples`."""
+        """Describe the data set for `result.json`: `test_samples` and a `fingerprint` that changes with the data."""
         ...
 
     @property
@@ -93,10 +111,17 @@ class Trainer(Protocol):
         """
         ...
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that resuming needs except the weights; every rank must call it."""
+    def state_dict(self) -> TrainerState:
+        """Return what resuming needs, without copies; every rank must call it.
+
+        It is called to save the state after a step, and before the first one for tensors to load a checkpoint into.
+        """
         ...
 
-    def load_state_dict(self, weights: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
-        """Continue where `weights` and `state` were taken; every rank must call it."""
+    def load_state_dict(self, state: TrainerState) -> None:
+        """Continue where `state` was taken; every rank must call it.
+
+        Args:
+            state: Has the tensors of this trainer's own `state_dict()`, which have been filled in place.
+        """
         ...

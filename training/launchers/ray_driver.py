@@ -6,8 +6,6 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +16,12 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from rich.console import Console
 from rich.markup import escape
 
-from training.checkpoint.resume import check_not_finished, check_settings_unchanged, has_checkpoint
+from training.checkpoint.resume import (
+    check_not_finished,
+    check_settings_unchanged,
+    has_checkpoint,
+    write_settings,
+)
 from training.checkpoint.store import CheckpointStore
 from training.config import flag
 from training.engine.config import TrainingConfig
@@ -29,12 +32,11 @@ from training.launchers.ray_cluster import WorkerAllocation
 from training.launchers.restart_policy import RestartPolicy
 from training.monitoring import cloudwatch, failure_report, post_mortem
 from training.monitoring.failure_report import Failure
-from training.monitoring.periodic import every
 from training.monitoring.progress_bar import ProgressBar
 from training.monitoring.run_monitor import RunMonitor
 from training.monitoring.run_state import RunStateClient, create_run_state
 from training.run import layout, results
-from training.run.lock import REFRESH_SECONDS, RunLock
+from training.run.lock import hold_lock
 from training.run.results import RunSummary
 from training.run.storage import RunStorage, short_reason
 
@@ -58,7 +60,7 @@ def run(recipe: Recipe, config: TrainingConfig, console: Console) -> dict[str, A
     requested = config
     config, storage = _prepare(recipe, config)
     try:
-        with _locked(storage, console):
+        with hold_lock(storage, lambda line: console.print(f"training: {line}", highlight=False, soft_wrap=True)):
             is_alone = ray_cluster.connect(config)
             wait_seconds = 0 if is_alone else config.wait_seconds
             allocation = ray_cluster.wait_for_workers(config, wait_seconds, console)
@@ -90,28 +92,12 @@ def _prepare(recipe: Recipe, config: TrainingConfig) -> tuple[TrainingConfig, Ru
     return config, storage
 
 
-@contextmanager
-def _locked(storage: RunStorage, console: Console) -> Generator[None]:
-    """Hold the run's lock. If another command takes it over, because this one was silent for too long, end this one."""
-
-    def keep() -> None:
-        if not lock.refresh():
-            console.print("training: another command has taken this run over", highlight=False)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def say(line: str) -> None:
-        console.print(f"training: {line}", highlight=False, soft_wrap=True)
-
-    with RunLock(storage, say) as lock, every(REFRESH_SECONDS, keep, "run lock"):
-        yield
-
-
 def _begin(config: TrainingConfig, storage: RunStorage, allocation: WorkerAllocation) -> TrainingConfig:
     """Put the number of workers and their device into the settings, and write these into the run's folder."""
     number = config.num_workers or allocation.num_workers
     config = replace(config, num_workers=number).resolve_device("cuda" if allocation.use_gpu else "cpu")
     check_settings_unchanged(config, storage)
-    storage.write_json(layout.SETTINGS, config.to_dict())
+    write_settings(storage, config)
     storage.delete(layout.ERROR)
     return config
 

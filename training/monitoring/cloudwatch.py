@@ -17,8 +17,8 @@ from rich.markup import escape
 
 from training.engine.recipe import Quality
 from training.errors import one_line
-from training.monitoring.periodic import every
 from training.monitoring.run_monitor import RunMonitor
+from training.periodic import every
 
 POLL_SECONDS = 5.0
 PUBLISH_SECONDS = 60.0

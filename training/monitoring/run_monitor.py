@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from training.monitoring.periodic import every
 from training.monitoring.run_state import REPORT_SECONDS, Progress, RunState, RunStateClient
+from training.periodic import every
 
 
 class RunMonitor:

@@ -11,7 +11,13 @@ WEIGHTS = "model.pt"
 BEST_WEIGHTS = "best/model.pt"
 STACKS_FOLDER = "stalls"
 
-# A checkpoint is a folder `checkpoint_<step>`: the model's WEIGHTS, the TRAINING_STATE and, written last, a MANIFEST.
+# A checkpoint is a folder `checkpoint_<step>` of torch.distributed.checkpoint: a file from each rank, METADATA and,
+# written last, a MANIFEST.
 CHECKPOINT_PREFIX = "checkpoint_"
-TRAINING_STATE = "training_state.pt"
+METADATA = ".metadata"
 MANIFEST = "checkpoint.json"
+
+
+def checkpoint_name(step: int) -> str:
+    """Return the name of the checkpoint after `step` optimizer steps."""
+    return f"{CHECKPOINT_PREFIX}{step:08d}"

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ import psutil
 from pyarrow import fs
 
 from training.errors import UsageError
+from training.periodic import every
 from training.run import layout
 from training.run.storage import RunStorage
 
@@ -29,6 +31,29 @@ REFRESH_SECONDS = 15.0
 STALE_SECONDS = 60.0
 POLL_SECONDS = 1.0
 NOT_THIS_VERSION = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey")
+
+
+@contextmanager
+def hold_lock(storage: RunStorage, say: Callable[[str], None]) -> Generator[None]:
+    """Hold the lock of a run and keep refreshing it, until the block ends.
+
+    If another command takes the run over, because this one was silent for too long, this process gets SIGTERM.
+
+    Args:
+        storage: The run's folder.
+        say: Told why this command waits or ends.
+
+    Raises:
+        UsageError: Another command trains the run.
+    """
+
+    def refresh() -> None:
+        if not lock.refresh():
+            say("another command has taken this run over")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with RunLock(storage, say) as lock, every(REFRESH_SECONDS, refresh, "run lock"):
+        yield
 
 
 class RunLock:

@@ -32,7 +32,7 @@ class CheckpointSummary(TypedDict):
         last: Name of the last checkpoint.
         best: Name of the one with the highest score.
         best_epoch: The epoch that it ended, from 0.
-        blocked_seconds: How long training waited for checkpoints.
+        blocked_seconds: How long training paused for checkpoints.
     """
 
     last: str
@@ -118,8 +118,6 @@ def write_results(
     history = summary["history"]
     checkpoints = summary["checkpoints"]
     write_metrics(storage, recipe, history)  # again: the last write may have failed, or the run was interrupted
-    storage.copy(f"{checkpoints['best']}/{layout.WEIGHTS}", layout.BEST_WEIGHTS)
-    storage.copy(f"{checkpoints['last']}/{layout.WEIGHTS}", layout.WEIGHTS)
     storage.write(layout.CURVES, plot_curves(history, recipe))
     document = {
         "run_name": config.run_name,

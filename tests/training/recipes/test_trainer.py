@@ -257,7 +257,7 @@ def test_the_optimizer_is_fused_as_the_config_says_after_loading_too(config: Con
     fused = ImageTrainer(config(model="small", epochs=1, fused_optimizer="on"), digits, CPU)
     fused.run_epoch()
     other = ImageTrainer(config(model="small", epochs=1, fused_optimizer="off"), digits, CPU)
-    other.load_state_dict(fused.model.state_dict(), fused.state_dict())
+    other.load_state_dict(fused.state_dict())
     assert not other.optimizer.param_groups[0]["fused"]
 
 

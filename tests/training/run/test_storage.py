@@ -1,6 +1,9 @@
 import os
+import pickle
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -59,55 +62,109 @@ def test_a_missing_bucket_is_refused_in_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_bucket_is_written_under_its_prefix_and_run(s3: Any, tmp_path: Path) -> None:
+def test_a_bucket_is_written_under_its_prefix_and_run(s3: Any) -> None:
     storage = RunStorage.open(f"s3://{BUCKET}/storage/", "run")
     storage.check_writable()
     assert keys(s3, "storage/") <= {"storage/"}, "a check leaves no object but the prefix's marker"
     storage.write_lines("metrics.jsonl", [{"epoch": 0}, {"epoch": 1}])
-    (tmp_path / "model.pt").write_bytes(b"weights")
-    storage.upload(tmp_path / "model.pt", "best/model.pt")
+    storage.write("best/model.pt", b"weights")
     assert {"storage/run/metrics.jsonl", "storage/run/best/model.pt"} <= keys(s3, "storage/run")
     assert storage.uri == f"s3://{BUCKET}/storage/run", "the place is shown as a user types it"
     body = s3.get_object(Bucket=BUCKET, Key="storage/run/metrics.jsonl")["Body"].read()
     assert body == b'{"epoch": 0}\n{"epoch": 1}\n', "one document a line"
 
 
-def test_calls_that_are_lost_are_made_again(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
+def test_calls_that_are_lost_are_made_again(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = bytes(range(256)) * 2**16
-    (tmp_path / "model.pt").write_bytes(weights)
     with flaky_proxy(os.environ["AWS_ENDPOINT_URL"], 0.3) as line:
         monkeypatch.setenv("AWS_ENDPOINT_URL", line.url)
         storage = RunStorage.open(f"s3://{BUCKET}/again", "run")
         storage.check_writable()
-        for number in range(10):
+        for number in range(5):
             storage.write_json(f"{number}.json", number)
             assert storage.read_json(f"{number}.json") == number
-        storage.upload(tmp_path / "model.pt", "folder_1/model.pt")
-        storage.copy("folder_1/model.pt", "folder_2/model.pt")
-        assert storage.folders("folder") == ["folder_1", "folder_2"]
-        storage.download("folder_2/model.pt", tmp_path / "back.pt")
-        storage.delete_folder("folder_1")
+        with storage.open_writer("folder_1/model.pt") as stream:
+            for start in range(0, len(weights), 2**20):
+                stream.write(weights[start : start + 2**20])
+        assert storage.folders("folder") == ["folder_1"]
+        assert storage.file_sizes("folder_1") == {"model.pt": len(weights)}
+        assert storage.read("folder_1/model.pt") == weights
+        storage.write("folder_2/model.pt", b"")
+        storage.delete_folder("folder_2")
         storage.delete("0.json")
         storage.delete("never.json")
         assert line.failed > 10
-    assert (tmp_path / "back.pt").read_bytes() == weights
-    expected = {f"again/run/{n}.json" for n in range(1, 10)} | {"again/run/folder_2/model.pt"}
+    expected = {f"again/run/{n}.json" for n in range(1, 5)} | {"again/run/folder_1/model.pt"}
     assert keys(s3, "again/run/") - {"again/run/"} == expected
 
 
-def test_calls_that_stay_lost_end_after_some_tries(s3: Any, aws_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(module, "TRIES", 2)  # pyarrow takes seconds for each
-    with flaky_proxy(aws_server, 1.0) as line:
+@pytest.mark.usefixtures("s3")
+def test_another_process_retries_as_often(aws_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with flaky_proxy(aws_server, 0.0) as line:
         monkeypatch.setenv("AWS_ENDPOINT_URL", line.url)
-        storage = RunStorage.open(f"s3://{BUCKET}/never", "run")
+        monkeypatch.setattr(module, "MAX_ATTEMPTS", 5)
+        storage = pickle.loads(pickle.dumps(RunStorage.open(f"s3://{BUCKET}/never", "run")))
+        assert storage.uri == f"s3://{BUCKET}/never/run"
+        line.failure_rate = 1.0
         with pytest.raises(OSError, match=r"503|NETWORK_CONNECTION"):
             storage.write_json("a.json", 1)
-        assert line.failed >= 3 * module.TRIES, "pyarrow makes three calls in each try"
-        monkeypatch.setattr(module, "TRIES", 1)
+        assert line.failed == 5, "pyarrow pickles a file system without its retry strategy"
+
+
+@pytest.mark.usefixtures("s3")
+def test_calls_that_stay_lost_end_after_some_tries(aws_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ATTEMPTS", 2)
+    with flaky_proxy(aws_server, 1.0) as line:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", line.url)
         with pytest.raises(UsageError, match="--storage-path"):
-            storage.check_writable()
+            RunStorage.open(f"s3://{BUCKET}/never", "run").check_writable()
+
+
+class Refusal(BaseHTTPRequestHandler):
+    """Refuses every call for a reason that no retry changes."""
+
+    def refuse(self) -> None:
+        server = cast("Refusing", self.server)
+        server.calls += 1
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = f"<?xml version='1.0'?><Error><Code>{server.code}</Code><Message>no</Message></Error>".encode()
+        self.send_response(server.status)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = refuse
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class Refusing(ThreadingHTTPServer):
+    """An S3 that gives one answer."""
+
+    def __init__(self, status: int, code: str) -> None:
+        super().__init__(("127.0.0.1", 0), Refusal)
+        self.status = status
+        self.code = code
+        self.calls = 0
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(404, "NoSuchBucket"), (403, "AccessDenied"), (403, "InvalidAccessKeyId"), (400, "ExpiredToken")],
+)
+@pytest.mark.usefixtures("s3")
+def test_what_no_retry_can_change_fails_at_once(monkeypatch: pytest.MonkeyPatch, status: int, code: str) -> None:
+    with Refusing(status, code) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(UsageError, match="--storage-path") as caught:
+            RunStorage.open("s3://bucket/runs", "run").check_writable()
+        server.shutdown()
+        assert server.calls <= 3, f"it was tried again: {server.calls} calls"
+    assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_is_written_again_is_never_half_there(tmp_path: Path) -> None:

@@ -19,13 +19,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.nn import SyncBatchNorm
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from training.engine import ddp, optim, random_state
 from training.engine.step_timer import StepTimer
-from training.engine.trainer import EpochMetrics, OnStep
+from training.engine.trainer import EpochMetrics, OnStep, TrainerState
 from training.errors import DivergedError, UsageError
 from training.recipes.images import batch_norm, models
 from training.recipes.images.config import ImageConfig
@@ -145,6 +146,7 @@ class ImageTrainer:
             "classes": dataset.classes,
             "mean": dataset.mean,
             "std": dataset.std,
+            "fingerprint": dataset.fingerprint,
         }
 
     @property
@@ -197,70 +199,68 @@ class ImageTrainer:
         self.current_epoch = None
         return metrics
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that a later `load` needs to go on, but the weights; the same call on every rank."""
+    def state_dict(self) -> TrainerState:
+        """Return what a later `load_state_dict` needs to continue; its tensors are those that are trained."""
         epoch = self.current_epoch
+        own: dict[str, Any] = {"random": random_state.capture(self.device)}
+        if epoch:
+            own["buffers"] = dict(self.model.named_buffers())
+            own["sums"] = epoch.sums.state()
         return {
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict(),
-            "history": list(self.history),
-            "epoch": epoch and {"learning_rate": epoch.learning_rate, "step": epoch.step, "seconds": epoch.seconds},
-            "ranks": self._gather(self._own_state()),
+            "model": self.model.state_dict(),
+            "optimizer": get_optimizer_state_dict(self.model, self.optimizer),
+            "progress": {
+                "world_size": self.world_size,
+                "schedule": self.schedule.state_dict(),
+                "history": list(self.history),
+                "epoch": epoch and {"learning_rate": epoch.learning_rate, "step": epoch.step, "seconds": epoch.seconds},
+            },
+            "ranks": [own],
         }
 
-    def load_state_dict(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Continue where `weights` and `state` were taken, on as many ranks or on another number."""
-        done = len(state["history"]) * self.steps_per_epoch + (state["epoch"] or {"step": 0})["step"]
-        self._rebuild_ddp_buckets(min(done, BUCKET_REBUILD_STEPS))
-        self.model.load_state_dict(weights)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["schedule"])
-        self.history = list(state["history"])
-        self.current_epoch = EpochState(MetricSums(self.device), **state["epoch"]) if state["epoch"] else None
+    def load_state_dict(self, state: TrainerState) -> None:
+        """Continue where `state` was taken, on as many ranks or on another number."""
+        progress = state["progress"]
         ranks = state["ranks"]
-        if self.rank < len(ranks):
-            random_state.restore(ranks[self.rank]["random"], self.device)
+        as_many = progress["world_size"] == self.world_size
+        for group, own in zip(state["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True):
+            group["fused"] = own["fused"]  # --fused-optimizer may change
+        set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
+        self.schedule.load_state_dict(progress["schedule"])
+        self.history = list(progress["history"])
+        self.current_epoch = EpochState(MetricSums(self.device), **progress["epoch"]) if progress["epoch"] else None
+        self._rebuild_ddp_buckets(min(self.step, BUCKET_REBUILD_STEPS))
+        if as_many or self.rank < len(ranks):
+            random_state.restore(ranks[0 if as_many else self.rank]["random"], self.device)
         if self.current_epoch:
-            self._load_shares(self.current_epoch, ranks)
+            self._load_buffers([each["buffers"] for each in ranks])
+            for each in ranks if as_many or self.rank == 0 else []:  # they are added up over the ranks later
+                self.current_epoch.sums.load(each["sums"])
 
-    def _own_state(self) -> dict[str, Any]:
-        """What differs between the ranks: random states, and within an epoch the running statistics and the sums."""
-        own: dict[str, Any] = {"random": random_state.capture(self.device)}
-        if self.current_epoch:
-            own["buffers"] = {name: buffer.cpu() for name, buffer in self.model.named_buffers()}
-            own["sums"] = self.current_epoch.sums.state()
-        return own
-
-    def _load_shares(self, epoch: EpochState, ranks: list[dict[str, Any]]) -> None:
-        """Take over this rank's running statistics and sums; from another number of ranks their mean, and their sum.
-
-        The mean is over the micro-batches that each rank had. The sum goes to rank 0, for it is added up over the ranks
-        later.
-        """
-        as_many = len(ranks) == self.world_size
-        had = [len(range(rank, self.batches.microbatches, len(ranks))) for rank in range(len(ranks))]
-        ranks = [ranks[self.rank]] if as_many else ranks
+    def _load_buffers(self, ranks: list[dict[str, Tensor]]) -> None:
+        """Take over the running statistics: the mean over these ranks, by the micro-batches that each had."""
+        counts = [len(range(rank, self.batches.microbatches, len(ranks))) for rank in range(len(ranks))]
+        weights = torch.tensor(counts, dtype=torch.float64, device=self.device) / sum(counts)
         for name, buffer in self.model.named_buffers():
-            values = torch.stack([each["buffers"][name].double() for each in ranks])
-            mean = sum(n * value for n, value in zip(had, values, strict=True)) / sum(had) if not as_many else values[0]
-            buffer.copy_(mean if buffer.is_floating_point() else values[0])
-        if as_many or self.rank == 0:
-            for each in ranks:
-                epoch.sums.load(each["sums"])
+            values = torch.stack([each[name].double() for each in ranks])
+            buffer.copy_(torch.tensordot(weights, values, dims=1) if buffer.is_floating_point() else values[0])
 
     def _rebuild_ddp_buckets(self, steps: int) -> None:
         """Let DDP order its buckets, as it has done after so many steps.
 
         With three ranks or more the order of the sums, and so their last digit, follows from it. What these steps leave
-        behind is loaded over.
+        behind are running statistics, which are put back, and random states, which are loaded over.
         """
         if self.world_size < 3:
             return
+        before = [buffer.clone() for buffer in self.model.buffers()]
         [(images, labels), *_] = next(self.batches.train(0))
         self.ddp_model.train()
         for _ in range(steps):
             cross_entropy(self._forward(self.ddp_model, images), labels).backward()
             self.optimizer.zero_grad(set_to_none=True)
+        for buffer, value in zip(self.model.buffers(), before, strict=True):
+            buffer.copy_(value)
 
     def _build(self, dataset: Dataset) -> torch.nn.Module:
         torch.manual_seed(self.config.seed)
@@ -355,13 +355,6 @@ class ImageTrainer:
         if not self._channels_last or tensor.dim() != 4:
             return tensor
         return tensor.to(memory_format=torch.channels_last)  # `contiguous` would leave one channel as it is
-
-    def _gather(self, value: Any) -> list[Any]:
-        if self.world_size == 1:
-            return [value]
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
-        return values
 
 
 def _check_compiler(device: torch.device) -> None:

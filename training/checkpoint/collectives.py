@@ -1,0 +1,91 @@
+"""What the ranks tell each other about checkpoints, apart from the collectives of the training."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import Any, TypeVar, cast
+
+import torch.distributed as dist
+
+POLL_SECONDS = 0.05
+
+T = TypeVar("T")
+
+
+class Collectives:
+    """The ranks of a run, for objects that fit in a message; one rank alone has nobody to talk to.
+
+    The main thread uses a Gloo process group of its own. Threads use no collective, but `send` and `receive`: a thread
+    in a collective would make its process hang or abort if the process ended meanwhile. Every rank must make one.
+    """
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.world_size = 1
+        self._group: dist.ProcessGroup | None = None
+        self._store: dist.Store = dist.HashStore()
+        self._closed = threading.Event()
+        if dist.is_initialized():
+            self.rank = dist.get_rank()
+            self.world_size = dist.get_world_size()
+            self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
+            store = dist.distributed_c10d._get_default_store()
+            self._store = dist.PrefixStore(f"checkpoints/{self._group.group_name}", store)
+
+    def broadcast(self, value: T) -> T:
+        """Return rank 0's value on every rank."""
+        values = [value]
+        if self._group:
+            dist.broadcast_object_list(values, src=0, group=self._group)
+        return values[0]
+
+    def gather(self, value: T) -> list[T]:
+        """Return every rank's value on rank 0, and nothing on the others."""
+        if not self._group:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.gather_object(value, values if self.rank == 0 else None, dst=0, group=self._group)
+        return values if self.rank == 0 else []
+
+    def scatter(self, values: list[T]) -> T:
+        """Return this rank's of the values that rank 0 has."""
+        if not self._group:
+            return values[0]
+        received: list[Any] = [None]
+        dist.scatter_object_list(received, values, src=0, group=self._group)
+        return received[0]
+
+    def send(self, rank: int, key: str, value: Any) -> None:
+        """Leave a value for a rank to `receive`; any thread may do so.
+
+        Raises:
+            OSError: Rank 0's process is gone.
+        """
+        try:
+            self._store.set(f"{key}/{rank}", cast(Any, pickle.dumps(value)))  # it takes bytes, too
+        except RuntimeError as cause:
+            raise OSError("rank 0 can't be reached") from cause
+
+    def receive(self, key: str) -> Any:
+        """Wait for the value that was left for this rank; any thread may do so.
+
+        Raises:
+            OSError: Rank 0's process is gone, or this rank is ending.
+        """
+        mine = f"{key}/{self.rank}"
+        try:
+            while not self._store.check([mine]):
+                if self._closed.wait(POLL_SECONDS):
+                    raise OSError("the run ended before all ranks had stored their part")
+            value = pickle.loads(self._store.get(mine))
+            self._store.delete_key(mine)
+        except RuntimeError as cause:
+            raise OSError("rank 0 can't be reached") from cause
+        return value
+
+    def close(self) -> None:
+        """End what threads still wait for, and the process group."""
+        self._closed.set()
+        if self._group:
+            dist.destroy_process_group(self._group)
