@@ -110,7 +110,7 @@ class EpochLines(Listener):
 
 
 def _prepare(recipe: Recipe, config: TrainingConfig, device: torch.device, lock: ExitStack) -> TrainingConfig:
-    """Resolve the settings, check the run's folder and lock it, on rank 0: others might find another data set, or name."""
+    """Resolve the settings, check the run's folder and lock it, for all ranks: another might find another data set."""
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     if config.num_workers not in (None, world_size):
         raise UsageError(f"--num-workers: {config.num_workers} is not torchrun's number, {world_size}; leave it out")
