@@ -1,5 +1,6 @@
 """The AWS of the tests: a moto server, its bucket, and the metrics that its CloudWatch has received."""
 
+import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -15,6 +16,7 @@ REGION = "us-east-1"
 @contextmanager
 def moto_server() -> Generator[str]:
     """Run moto in a thread and yield its URL."""
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # it would log every request
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -21,8 +21,9 @@ from tests.waiting import free_port, until
 
 REPOSITORY = Path(__file__).parents[1]
 HOST = "127.0.0.1"
-START_SECONDS = 90.0
+START_SECONDS = 300.0
 STOP_SECONDS = 30.0
+LOG_CHARACTERS = 3000
 RAY = str(Path(sys.executable).with_name("ray"))
 
 
@@ -72,7 +73,7 @@ class LocalCluster:
         dashboard = [f"--dashboard-port={free_port()}", f"--ray-client-server-port={free_port()}"]
         head = ["--head", f"--port={self.port}", "--num-cpus=0", f"--temp-dir={self._folder.name}", *dashboard]
         self.head = self._start_node(*head)
-        until(self._head_listens, START_SECONDS)
+        self._wait_for_start(self.head, self._head_listens)
         for _ in range(self._count):
             self.add_worker()
 
@@ -93,7 +94,7 @@ class LocalCluster:
         before = self._sockets()
         worker = self._start_node(f"--address={HOST}:{self.port}", "--num-cpus=1")
         self.workers.append(worker)
-        until(lambda: self._sockets() - before, START_SECONDS)
+        self._wait_for_start(worker, lambda: self._sockets() - before)
         return worker
 
     def replace_ended(self) -> None:
@@ -131,9 +132,22 @@ class LocalCluster:
             *("--min-worker-port=0", "--max-worker-port=0", f"--dashboard-agent-listen-port={free_port()}"),
             *arguments,
         ]
-        return subprocess.Popen(
-            command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=REPOSITORY
-        )
+        with self._log.open("a") as log:
+            return subprocess.Popen(command, env=self.environment, stdout=log, stderr=subprocess.STDOUT, cwd=REPOSITORY)
+
+    def _wait_for_start(self, node: subprocess.Popen[bytes], has_started: Callable[[], Any]) -> None:
+        """Wait for a node; RuntimeError with the nodes' output if it or the head ends instead."""
+
+        def has_started_or_ended() -> Any:
+            return has_started() or any(each and each.poll() is not None for each in (node, self.head))
+
+        until(has_started_or_ended, START_SECONDS, self._log.read_text)
+        if not has_started():
+            raise RuntimeError(f"a Ray node ended while it started: {self._log.read_text()[-LOG_CHARACTERS:]}")
+
+    @property
+    def _log(self) -> Path:
+        return Path(self._folder.name) / "ray-start.log"
 
     def _sockets(self) -> set[Path]:
         return set(Path(self._folder.name).glob("session_*/sockets/raylet*"))
