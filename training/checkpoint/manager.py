@@ -7,19 +7,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from training.checkpoint import snapshot
 from training.checkpoint.collectives import Collectives
+from training.checkpoint.manifest import Manifest, find_fault
 from training.checkpoint.resume import check_data_unchanged
 from training.checkpoint.saver import AsyncSaver, log
-from training.checkpoint.snapshot import Snapshot
-from training.checkpoint.store import CheckpointStore, Manifest, find_fault
+from training.checkpoint.store import CheckpointStore
 from training.config import RunConfig
 from training.engine.trainer import Trainer
 from training.errors import StorageError
 from training.run import layout
 from training.run.storage import RunStorage
+
+if TYPE_CHECKING:  # torch.distributed.checkpoint takes a second to import: not before the first checkpoint
+    from training.checkpoint.snapshot import Snapshot
 
 POLL_SECONDS = 1.0
 # How long a failing rank waits for the save in progress. If another rank failed, Ray kills this one sooner.
@@ -195,9 +197,11 @@ class CheckpointManager:
         """
         trainer = self._trainer
         if found := self._find():
+            from training.checkpoint.snapshot import load
+
             name, manifest = found
             check_data_unchanged(self._storage, manifest["data"], self._data)
-            snapshot.load(trainer, self._storage, name, manifest["world_size"], self._heartbeat)
+            load(trainer, self._storage, name, manifest["world_size"], self._heartbeat)
             if trainer.rank == 0:
                 steps = trainer.step % trainer.steps_per_epoch
                 log(f"resuming from {name}: {trainer.epoch} epochs and {steps} steps are done")
@@ -264,10 +268,12 @@ class CheckpointManager:
             self.blocked_seconds += time.monotonic() - began
 
     def _take(self) -> Snapshot:
-        taken = snapshot.take(self._trainer, self._ranks)
-        self._saved_step = taken.step
+        from training.checkpoint.snapshot import take
+
+        snapshot = take(self._trainer, self._ranks)
+        self._saved_step = snapshot.step
         self._schedule.saved()
-        return taken
+        return snapshot
 
     def _best_is_pending(self) -> bool:
         """Return whether the pending snapshot ends the epoch with the highest score so far."""

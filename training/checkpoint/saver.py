@@ -7,14 +7,16 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.checkpoint.collectives import Collectives
-from training.checkpoint.snapshot import Part, Snapshot
 from training.checkpoint.store import CheckpointStore
 from training.config import RunConfig, flag
 from training.errors import StorageError
 from training.run.storage import RunStorage, short_reason
+
+if TYPE_CHECKING:
+    from training.checkpoint.snapshot import Part, Snapshot
 
 HEARTBEAT_SECONDS = 1.0
 
@@ -176,11 +178,8 @@ class AsyncSaver:
 
     def _complete(self, snapshot: Snapshot, parts: list[Part | str]) -> str | None:
         assert self._store is not None
-        written = [part for part in parts if isinstance(part, Part)]
         try:
-            if len(written) < len(parts):
-                raise OSError(next(part for part in parts if isinstance(part, str)))
-            self._store.complete(snapshot, written, self._data)
+            self._store.complete(snapshot, [_written(part) for part in parts], self._data)
         except OSError as cause:
             with suppress(OSError):
                 self._store.discard(snapshot.name)
@@ -200,6 +199,12 @@ class AsyncSaver:
     def _log(self, line: str) -> None:
         if self._ranks.rank == 0:
             log(line)
+
+
+def _written(part: Part | str) -> Part:
+    if isinstance(part, str):
+        raise OSError(part)
+    return part
 
 
 def log(line: str) -> None:

@@ -14,7 +14,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from training.checkpoint import dcp
 from training.checkpoint.collectives import Collectives
-from training.checkpoint.dcp import FileRecord, Heartbeat, Reader, StagingPlanner, Writer
+from training.checkpoint.dcp import Reader, StagingPlanner, Writer
+from training.checkpoint.manifest import FileRecord, Heartbeat
 from training.engine.trainer import Trainer, TrainerState
 from training.errors import one_line
 from training.run import layout
