@@ -150,7 +150,7 @@ class CheckpointManager:
         self._ranks = Collectives()
         self._store = CheckpointStore(storage, config.keep_checkpoints, score, log) if trainer.rank == 0 else None
         self._data = dict(trainer.data_summary)
-        self._saver = AsyncSaver(self._ranks, storage, config, self._store, self._data, heartbeat, on_epoch_saved)
+        self._saver = AsyncSaver(self._ranks, storage, config, self._store, self._data, self._beat, on_epoch_saved)
         self._schedule = SaveSchedule(config.checkpoint_seconds)
         self._saved_step = trainer.step
         self.blocked_seconds = 0.0
@@ -201,7 +201,7 @@ class CheckpointManager:
 
             name, manifest = found
             check_data_unchanged(self._storage, manifest["data"], self._data)
-            load(trainer, self._storage, name, manifest["world_size"], self._heartbeat)
+            load(trainer, self._storage, name, manifest["world_size"], self._beat)
             if trainer.rank == 0:
                 steps = trainer.step % trainer.steps_per_epoch
                 log(f"resuming from {name}: {trainer.epoch} epochs and {steps} steps are done")
@@ -242,10 +242,11 @@ class CheckpointManager:
 
     def _decide(self, wanted: bool, poll_after: int, may_wait: bool) -> Decision:
         """Decide, on rank 0, whether to take a checkpoint that is wanted."""
-        start_pending = self._saver.pending is not None and not self._saver.save_in_progress
+        busy = self._saver.save_in_progress
+        start_pending = self._saver.pending is not None and not busy
         take: Literal["now", "later"] | None = None
         if wanted and self._saved_step != self._trainer.step:
-            if not start_pending and not self._saver.save_in_progress:
+            if not busy and not start_pending:
                 take = "now"
             elif may_wait and (start_pending or not self._best_is_pending()):
                 take = "later"
@@ -317,8 +318,8 @@ class CheckpointManager:
         self._flush()
         self._saver.check_saved()
         if self._store is not None and self._store.best:
-            self._store.export(self._store.names[-1], layout.WEIGHTS)
-            self._store.export(self._store.best, layout.BEST_WEIGHTS)
+            self._store.export(self._store.names[-1], layout.WEIGHTS, self._beat)
+            self._store.export(self._store.best, layout.BEST_WEIGHTS, self._beat)
 
     def _find(self) -> tuple[str, Manifest] | None:
         """Return the newest checkpoint whose files are as they were written; each rank reads some of them."""
@@ -326,13 +327,17 @@ class CheckpointManager:
         while found := ranks.broadcast(self._store.newest if self._store else None):
             name, manifest = found
             files = sorted(manifest["files"])[ranks.rank :: ranks.world_size]
-            fault = find_fault(self._storage, name, manifest, files, self._heartbeat)
+            fault = find_fault(self._storage, name, manifest, files, self._beat)
             faults = [each for each in ranks.broadcast(ranks.gather(fault)) if each]
             if not faults:
                 return found
             if self._store is not None:
                 self._store.discard(name, faults[0])
         return None
+
+    def _beat(self) -> None:
+        with suppress(Exception):  # whoever watches the run may be gone
+            self._heartbeat()
 
     def _report_unsaved(self, store: CheckpointStore) -> None:
         """Say that a preemption came too late for a checkpoint, if it did."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from training.checkpoint.collectives import Collectives
@@ -114,8 +113,7 @@ class AsyncSaver:
         while (jobs := self._unfinished()) and (seconds := deadline - time.time()) > 0:
             wait_for(jobs, timeout=min(HEARTBEAT_SECONDS, seconds))
             if time.monotonic() - self._started_at < self._config.stall_timeout:
-                with suppress(Exception):
-                    self._heartbeat()
+                self._heartbeat()
         self.raise_bugs()
 
     def check_saved(self) -> None:
@@ -179,10 +177,8 @@ class AsyncSaver:
     def _complete(self, snapshot: Snapshot, parts: list[Part | str]) -> str | None:
         assert self._store is not None
         try:
-            self._store.complete(snapshot, [_written(part) for part in parts], self._data)
+            self._store.complete(snapshot, parts, self._data)
         except OSError as cause:
-            with suppress(OSError):
-                self._store.discard(snapshot.name)
             return short_reason(cause)
         return None
 
@@ -199,12 +195,6 @@ class AsyncSaver:
     def _log(self, line: str) -> None:
         if self._ranks.rank == 0:
             log(line)
-
-
-def _written(part: Part | str) -> Part:
-    if isinstance(part, str):
-        raise OSError(part)
-    return part
 
 
 def log(line: str) -> None:

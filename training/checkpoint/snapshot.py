@@ -136,9 +136,9 @@ def load(trainer: Trainer, storage: RunStorage, name: str, world_size: int, hear
     trainer.load_state_dict(loaded)
 
 
-def load_weights(storage: RunStorage, name: str) -> dict[str, torch.Tensor]:
+def load_weights(storage: RunStorage, name: str, heartbeat: Heartbeat = lambda: None) -> dict[str, torch.Tensor]:
     """Load the model's whole state_dict from a checkpoint, without a model."""
-    return dcp.load_tensors(f"{MODEL}.", Reader(storage, name))
+    return dcp.load_tensors(f"{MODEL}.", Reader(storage, name, heartbeat))
 
 
 def _pack(value: Any) -> bytes:

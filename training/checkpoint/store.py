@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.checkpoint.manifest import FileRecord, Manifest
+from training.checkpoint.manifest import FileRecord, Heartbeat, Manifest
 from training.run import layout
 from training.run.storage import RunStorage, short_reason
 
@@ -67,14 +67,23 @@ class CheckpointStore:
         """Return the score of the epoch that a snapshot ends, if it ends one."""
         return snapshot.history[-1][self._score] if snapshot.ends_epoch else None
 
-    def complete(self, snapshot: Snapshot, parts: list[Part], data: Mapping[str, Any]) -> None:
-        """Make a checkpoint of the parts that all ranks have written, and delete those that need not be kept.
+    def complete(self, snapshot: Snapshot, parts: list[Part | str], data: Mapping[str, Any]) -> None:
+        """Make a checkpoint of the ranks' parts, and delete those that need not be kept.
+
+        Args:
+            snapshot: What rank 0 has of it.
+            parts: For each rank what it has written, or why it couldn't.
+            data: What the manifest says of the data set.
 
         Raises:
             OSError: It could not be stored; those before are as they were.
         """
         name = snapshot.name
-        files = snapshot.write_metadata(self._storage, parts)
+        self._incomplete.add(name)
+        for part in parts:
+            if isinstance(part, str):
+                raise OSError(part)
+        files = snapshot.write_metadata(self._storage, [part for part in parts if not isinstance(part, str)])
         self._check_sizes(name, files)
         manifest: Manifest = {
             "step": snapshot.step,
@@ -113,7 +122,7 @@ class CheckpointStore:
                 return
             self._incomplete.discard(name)
 
-    def export(self, name: str, file: str) -> None:
+    def export(self, name: str, file: str, heartbeat: Heartbeat) -> None:
         """Write the weights of a checkpoint to a file, as a plain state_dict.
 
         Raises:
@@ -121,7 +130,7 @@ class CheckpointStore:
         """
         from training.checkpoint.snapshot import load_weights
 
-        weights = load_weights(self._storage, name)
+        weights = load_weights(self._storage, name, heartbeat)
         with self._storage.replace(file) as stream:
             torch.save(weights, stream)
 

@@ -538,6 +538,7 @@ def test_who_waits_too_long_for_a_checkpoint_gives_no_sign_of_life(
     def wait_for(jobs: Any, timeout: float) -> None:
         waits.append(jobs)
         if len(waits) == 3:
+            seen_while_waiting.append(bool(signs))
             gate.opened.set()
         saver_wait(jobs, timeout=timeout)
 
@@ -547,13 +548,14 @@ def test_who_waits_too_long_for_a_checkpoint_gives_no_sign_of_life(
     settings = config(**SETTINGS, stall_timeout=stall_timeout)
     trainer = ImageTrainer(settings, digits, CPU)
     signs: list[float] = []
+    seen_while_waiting: list[bool] = []
     gate.opened.clear()
     with CheckpointManager(
         trainer, storage, settings, score=SCORE, heartbeat=lambda: signs.append(time.time())
     ) as checkpoints:
         trainer.run_epoch()
         checkpoints.save()
-    assert bool(signs) is seen
+    assert seen_while_waiting == [seen]
 
 
 def test_whoever_reads_a_checkpoint_gives_signs_of_life(
