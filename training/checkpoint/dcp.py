@@ -11,10 +11,10 @@ import hashlib
 import io
 import os
 import pickle
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypedDict, cast
+from typing import IO, Any, cast
 
 import torch
 from pyarrow import NativeFile
@@ -25,19 +25,9 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from training.checkpoint.manifest import CHUNK_BYTES, FileRecord, Heartbeat
 from training.run import layout
 from training.run.storage import RunStorage
-
-CHUNK_BYTES = 16 * 2**20
-
-Heartbeat = Callable[[], None]
-
-
-class FileRecord(TypedDict):
-    """What a manifest says of a file: its size and its SHA-256 in hexadecimal digits."""
-
-    bytes: int
-    sha256: str
 
 
 class StagingPlanner(DefaultSavePlanner):
@@ -121,18 +111,6 @@ def load_tensors(prefix: str, reader: Reader) -> dict[str, torch.Tensor]:
     }
     load(state, reader)
     return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
-
-
-def chunks(storage: RunStorage, name: str, heartbeat: Heartbeat) -> Iterator[bytes]:
-    """Read a file in chunks, each with a heartbeat.
-
-    Raises:
-        FileNotFoundError: There is none.
-    """
-    with storage.open_reader(name) as file:
-        while chunk := file.read(CHUNK_BYTES):
-            heartbeat()
-            yield chunk
 
 
 class _Folder(FileSystem):

@@ -7,19 +7,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from training.checkpoint import snapshot
 from training.checkpoint.collectives import Collectives
+from training.checkpoint.manifest import Manifest, find_fault
 from training.checkpoint.resume import check_data_unchanged
 from training.checkpoint.saver import AsyncSaver, log
-from training.checkpoint.snapshot import Snapshot
-from training.checkpoint.store import CheckpointStore, Manifest, find_fault
+from training.checkpoint.store import CheckpointStore
 from training.config import RunConfig
 from training.engine.trainer import Trainer
 from training.errors import StorageError
 from training.run import layout
 from training.run.storage import RunStorage
+
+if TYPE_CHECKING:  # torch.distributed.checkpoint takes a second to import: not before the first checkpoint
+    from training.checkpoint.snapshot import Snapshot
 
 POLL_SECONDS = 1.0
 # How long a failing rank waits for the save in progress. If another rank failed, Ray kills this one sooner.
@@ -148,7 +150,7 @@ class CheckpointManager:
         self._ranks = Collectives()
         self._store = CheckpointStore(storage, config.keep_checkpoints, score, log) if trainer.rank == 0 else None
         self._data = dict(trainer.data_summary)
-        self._saver = AsyncSaver(self._ranks, storage, config, self._store, self._data, heartbeat, on_epoch_saved)
+        self._saver = AsyncSaver(self._ranks, storage, config, self._store, self._data, self._beat, on_epoch_saved)
         self._schedule = SaveSchedule(config.checkpoint_seconds)
         self._saved_step = trainer.step
         self.blocked_seconds = 0.0
@@ -195,9 +197,11 @@ class CheckpointManager:
         """
         trainer = self._trainer
         if found := self._find():
+            from training.checkpoint.snapshot import load
+
             name, manifest = found
             check_data_unchanged(self._storage, manifest["data"], self._data)
-            snapshot.load(trainer, self._storage, name, manifest["world_size"], self._heartbeat)
+            load(trainer, self._storage, name, manifest["world_size"], self._beat)
             if trainer.rank == 0:
                 steps = trainer.step % trainer.steps_per_epoch
                 log(f"resuming from {name}: {trainer.epoch} epochs and {steps} steps are done")
@@ -238,10 +242,11 @@ class CheckpointManager:
 
     def _decide(self, wanted: bool, poll_after: int, may_wait: bool) -> Decision:
         """Decide, on rank 0, whether to take a checkpoint that is wanted."""
-        start_pending = self._saver.pending is not None and not self._saver.save_in_progress
+        busy = self._saver.save_in_progress
+        start_pending = self._saver.pending is not None and not busy
         take: Literal["now", "later"] | None = None
         if wanted and self._saved_step != self._trainer.step:
-            if not start_pending and not self._saver.save_in_progress:
+            if not busy and not start_pending:
                 take = "now"
             elif may_wait and (start_pending or not self._best_is_pending()):
                 take = "later"
@@ -264,10 +269,12 @@ class CheckpointManager:
             self.blocked_seconds += time.monotonic() - began
 
     def _take(self) -> Snapshot:
-        taken = snapshot.take(self._trainer, self._ranks)
-        self._saved_step = taken.step
+        from training.checkpoint.snapshot import take
+
+        snapshot = take(self._trainer, self._ranks)
+        self._saved_step = snapshot.step
         self._schedule.saved()
-        return taken
+        return snapshot
 
     def _best_is_pending(self) -> bool:
         """Return whether the pending snapshot ends the epoch with the highest score so far."""
@@ -311,8 +318,8 @@ class CheckpointManager:
         self._flush()
         self._saver.check_saved()
         if self._store is not None and self._store.best:
-            self._store.export(self._store.names[-1], layout.WEIGHTS)
-            self._store.export(self._store.best, layout.BEST_WEIGHTS)
+            self._store.export(self._store.names[-1], layout.WEIGHTS, self._beat)
+            self._store.export(self._store.best, layout.BEST_WEIGHTS, self._beat)
 
     def _find(self) -> tuple[str, Manifest] | None:
         """Return the newest checkpoint whose files are as they were written; each rank reads some of them."""
@@ -320,13 +327,17 @@ class CheckpointManager:
         while found := ranks.broadcast(self._store.newest if self._store else None):
             name, manifest = found
             files = sorted(manifest["files"])[ranks.rank :: ranks.world_size]
-            fault = find_fault(self._storage, name, manifest, files, self._heartbeat)
+            fault = find_fault(self._storage, name, manifest, files, self._beat)
             faults = [each for each in ranks.broadcast(ranks.gather(fault)) if each]
             if not faults:
                 return found
             if self._store is not None:
                 self._store.discard(name, faults[0])
         return None
+
+    def _beat(self) -> None:
+        with suppress(Exception):  # whoever watches the run may be gone
+            self._heartbeat()
 
     def _report_unsaved(self, store: CheckpointStore) -> None:
         """Say that a preemption came too late for a checkpoint, if it did."""

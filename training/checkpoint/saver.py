@@ -6,15 +6,16 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.checkpoint.collectives import Collectives
-from training.checkpoint.snapshot import Part, Snapshot
 from training.checkpoint.store import CheckpointStore
 from training.config import RunConfig, flag
 from training.errors import StorageError
 from training.run.storage import RunStorage, short_reason
+
+if TYPE_CHECKING:
+    from training.checkpoint.snapshot import Part, Snapshot
 
 HEARTBEAT_SECONDS = 1.0
 
@@ -112,8 +113,7 @@ class AsyncSaver:
         while (jobs := self._unfinished()) and (seconds := deadline - time.time()) > 0:
             wait_for(jobs, timeout=min(HEARTBEAT_SECONDS, seconds))
             if time.monotonic() - self._started_at < self._config.stall_timeout:
-                with suppress(Exception):
-                    self._heartbeat()
+                self._heartbeat()
         self.raise_bugs()
 
     def check_saved(self) -> None:
@@ -176,14 +176,9 @@ class AsyncSaver:
 
     def _complete(self, snapshot: Snapshot, parts: list[Part | str]) -> str | None:
         assert self._store is not None
-        written = [part for part in parts if isinstance(part, Part)]
         try:
-            if len(written) < len(parts):
-                raise OSError(next(part for part in parts if isinstance(part, str)))
-            self._store.complete(snapshot, written, self._data)
+            self._store.complete(snapshot, parts, self._data)
         except OSError as cause:
-            with suppress(OSError):
-                self._store.discard(snapshot.name)
             return short_reason(cause)
         return None
 

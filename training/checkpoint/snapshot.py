@@ -14,7 +14,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from training.checkpoint import dcp
 from training.checkpoint.collectives import Collectives
-from training.checkpoint.dcp import FileRecord, Heartbeat, Reader, StagingPlanner, Writer
+from training.checkpoint.dcp import Reader, StagingPlanner, Writer
+from training.checkpoint.manifest import FileRecord, Heartbeat
 from training.engine.trainer import Trainer, TrainerState
 from training.errors import one_line
 from training.run import layout
@@ -135,9 +136,9 @@ def load(trainer: Trainer, storage: RunStorage, name: str, world_size: int, hear
     trainer.load_state_dict(loaded)
 
 
-def load_weights(storage: RunStorage, name: str) -> dict[str, torch.Tensor]:
+def load_weights(storage: RunStorage, name: str, heartbeat: Heartbeat = lambda: None) -> dict[str, torch.Tensor]:
     """Load the model's whole state_dict from a checkpoint, without a model."""
-    return dcp.load_tensors(f"{MODEL}.", Reader(storage, name))
+    return dcp.load_tensors(f"{MODEL}.", Reader(storage, name, heartbeat))
 
 
 def _pack(value: Any) -> bytes:

@@ -6,37 +6,18 @@ is and what its SHA-256 is. An incomplete one, or one whose files differ from th
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypedDict
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.checkpoint.dcp import FileRecord, Heartbeat, chunks
-from training.checkpoint.snapshot import Part, Snapshot, load_weights
+from training.checkpoint.manifest import FileRecord, Heartbeat, Manifest
 from training.run import layout
 from training.run.storage import RunStorage, short_reason
 
-
-class Manifest(TypedDict):
-    """What is known of a checkpoint without loading it.
-
-    Attributes:
-        step: Optimizer steps before it.
-        epochs: Epochs finished before it.
-        score: The score of the epoch that it ended, if it ended one.
-        world_size: The number of ranks that saved it.
-        data: The data set that was trained on, as the trainer describes it.
-        files: Its files by name.
-    """
-
-    step: int
-    epochs: int
-    score: float | None
-    world_size: int
-    data: dict[str, Any]
-    files: dict[str, FileRecord]
+if TYPE_CHECKING:  # torch.distributed.checkpoint takes a second to import: not before the first checkpoint
+    from training.checkpoint.snapshot import Part, Snapshot
 
 
 class CheckpointStore:
@@ -86,14 +67,23 @@ class CheckpointStore:
         """Return the score of the epoch that a snapshot ends, if it ends one."""
         return snapshot.history[-1][self._score] if snapshot.ends_epoch else None
 
-    def complete(self, snapshot: Snapshot, parts: list[Part], data: Mapping[str, Any]) -> None:
-        """Make a checkpoint of the parts that all ranks have written, and delete those that need not be kept.
+    def complete(self, snapshot: Snapshot, parts: list[Part | str], data: Mapping[str, Any]) -> None:
+        """Make a checkpoint of the ranks' parts, and delete those that need not be kept.
+
+        Args:
+            snapshot: What rank 0 has of it.
+            parts: For each rank what it has written, or why it couldn't.
+            data: What the manifest says of the data set.
 
         Raises:
             OSError: It could not be stored; those before are as they were.
         """
         name = snapshot.name
-        files = snapshot.write_metadata(self._storage, parts)
+        self._incomplete.add(name)
+        for part in parts:
+            if isinstance(part, str):
+                raise OSError(part)
+        files = snapshot.write_metadata(self._storage, [part for part in parts if not isinstance(part, str)])
         self._check_sizes(name, files)
         manifest: Manifest = {
             "step": snapshot.step,
@@ -132,13 +122,15 @@ class CheckpointStore:
                 return
             self._incomplete.discard(name)
 
-    def export(self, name: str, file: str) -> None:
+    def export(self, name: str, file: str, heartbeat: Heartbeat) -> None:
         """Write the weights of a checkpoint to a file, as a plain state_dict.
 
         Raises:
             OSError: They could not be read or written.
         """
-        weights = load_weights(self._storage, name)
+        from training.checkpoint.snapshot import load_weights
+
+        weights = load_weights(self._storage, name, heartbeat)
         with self._storage.replace(file) as stream:
             torch.save(weights, stream)
 
@@ -155,24 +147,3 @@ class CheckpointStore:
         for file, record in files.items():
             if found.get(file) != record["bytes"]:
                 raise OSError(f"{name}/{file} has {found.get(file, 0):,} of {record['bytes']:,} bytes")
-
-
-def find_fault(
-    storage: RunStorage, name: str, manifest: Manifest, files: Iterable[str], heartbeat: Heartbeat
-) -> str | None:
-    """Read some of a checkpoint's files; returns what is wrong with them, or None."""
-    for file in files:
-        size = 0
-        digest = hashlib.sha256()
-        try:
-            for chunk in chunks(storage, f"{name}/{file}", heartbeat):
-                size += len(chunk)
-                digest.update(chunk)
-        except FileNotFoundError:
-            return f"{file} is missing"
-        expected = manifest["files"][file]
-        if size != expected["bytes"]:
-            return f"{file} has {size:,} of {expected['bytes']:,} bytes"
-        if digest.hexdigest() != expected["sha256"]:
-            return f"{file} holds something else"
-    return None

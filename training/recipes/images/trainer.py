@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.nn import SyncBatchNorm
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -201,6 +200,10 @@ class ImageTrainer:
 
     def state_dict(self) -> TrainerState:
         """Return what a later `load_state_dict` needs to continue; its tensors are those that are trained."""
+        from torch.distributed.checkpoint.state_dict import (
+            get_optimizer_state_dict,
+        )  # takes a second, for the first time
+
         epoch = self.current_epoch
         own: dict[str, Any] = {"random": random_state.capture(self.device)}
         if epoch:
@@ -220,11 +223,11 @@ class ImageTrainer:
 
     def load_state_dict(self, state: TrainerState) -> None:
         """Continue where `state` was taken, on as many ranks or on another number."""
+        from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+
         progress = state["progress"]
         ranks = state["ranks"]
         as_many = progress["world_size"] == self.world_size
-        for group, own in zip(state["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True):
-            group["fused"] = own["fused"]  # --fused-optimizer may change
         set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
         self.schedule.load_state_dict(progress["schedule"])
         self.history = list(progress["history"])
