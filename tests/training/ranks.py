@@ -107,6 +107,8 @@ def _serve(line: Connection) -> None:
 def _called(function: Callable[..., Any], rank: int, ranks: int, rendezvous: Path, arguments: tuple[Any, ...]) -> Any:
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
     try:
-        return function(rank, ranks, *arguments)
+        answer = function(rank, ranks, *arguments)
+        dist.barrier()  # a rank that is done must not close its connections while another one still makes them
+        return answer
     finally:
         dist.destroy_process_group()

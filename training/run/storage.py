@@ -131,11 +131,11 @@ class RunStorage:
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a JSON document that people can read."""
-        self.write(name, json.dumps(value, indent=2) + "\n")
+        self.write(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
     def write_lines(self, name: str, values: Sequence[Any]) -> None:
         """Write one JSON document per line."""
-        self.write(name, "".join(json.dumps(value) + "\n" for value in values))
+        self.write(name, "".join(json.dumps(value, allow_nan=False) + "\n" for value in values))
 
     def read_json(self, name: str) -> Any:
         """Read the JSON document of that name, or None where there is none.
