@@ -58,6 +58,13 @@ class RayHead:
         listed: list[Any] = client.list_jobs()
         return {job.submission_id: job.status.value for job in listed if job.submission_id}
 
+    def answers_or_has_ended(self) -> bool:
+        """Return whether its start is over, well or badly."""
+        try:
+            return self.jobs is not None
+        except (ConnectionError, RuntimeError):
+            return self.process.poll() is not None
+
     def kill_driver(self) -> None:
         """Kill the driver of its only job, as the kernel does when memory runs out."""
         [driver] = [each for each in self.processes if each.cmdline()[1:3] == ["-m", "training"]]
@@ -93,24 +100,35 @@ def ray_head(environment: Mapping[str, str], folder: Path) -> Generator[RayHead]
         "TRAINING_STORAGE_PATH": str(folder / "runs"),
         state.FOLDER: str(folder / "state"),
     }
-    log = folder / f"head-{dashboard}.log"
     given = json.dumps({"HEAD": head_ports, "NODE": {AGENT_PORT: rest[2]}})
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-c", RAY_HEAD, given],
-            env=variables,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    head = RayHead(process, f"http://127.0.0.1:{dashboard}", log)
     try:
-        until(lambda: _answers(head), why=log.read_text)
-        yield head
+        head = _start([sys.executable, "-c", RAY_HEAD, given], variables, folder, dashboard)
+        try:
+            yield head
+        finally:
+            if head.process.poll() is None:
+                head.kill()
     finally:
-        if process.poll() is None:
-            head.kill()
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _start(command: list[str], environment: Mapping[str, str], folder: Path, dashboard: int) -> RayHead:
+    """Start a head until it answers: Ray gives up if its start takes too long, and ECS would start it again."""
+    log = folder / f"head-{dashboard}.log"
+    for _ in range(state.MAX_FAILED_STARTS):
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                command, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        head = RayHead(process, f"http://127.0.0.1:{dashboard}", log)
+        try:
+            until(head.answers_or_has_ended, log.read_text)
+        except BaseException:
+            head.kill()
+            raise
+        if process.poll() is None:
+            return head
+    raise AssertionError(log.read_text())
 
 
 @pytest.fixture
@@ -195,14 +213,6 @@ def test_a_run_that_lost_its_head_is_submitted_again_by_the_next_head(
         assert follower.returncode == 0, out + err
         assert head.jobs == {"mine": lost_as, "mine.2": "SUCCEEDED"}
     _assert_same_weights(folder, undisturbed)
-
-
-def _answers(head: RayHead) -> bool:
-    assert head.process.poll() is None, head.log.read_text()
-    with suppress(ConnectionError, RuntimeError):
-        head.jobs  # noqa: B018
-        return True
-    return False
 
 
 def _checkpoints(folder: Path) -> list[Path]:
