@@ -122,7 +122,7 @@ def _start(command: list[str], environment: Mapping[str, str], folder: Path, das
             )
         head = RayHead(process, f"http://127.0.0.1:{dashboard}", log)
         try:
-            until(head.answers_or_has_ended, log.read_text)
+            until(head.answers_or_has_ended, why=log.read_text)
         except BaseException:
             head.kill()
             raise
