@@ -159,6 +159,17 @@ def test_a_run_loses_nothing_with_its_run_state_actor(
     assert shown == [str(epoch + 1) for epoch in range(EPOCHS)], "each epoch once"
 
 
+def test_a_controller_that_dies_while_the_workers_start_holds_no_resources(
+    start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun
+) -> None:
+    run = start("early-controller")
+    until(cluster.train_workers, 180, between=0.02)
+    [controller] = cluster.head_processes("TrainController")
+    kill(controller.pid)
+    assert run.finish() == 0, run.log
+    assert run.has_weights_of(uninterrupted)
+
+
 def test_a_killed_controller_is_replaced_by_another(
     start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun
 ) -> None:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import ray
-from ray import cloudpickle
+from ray import PlacementGroupID, cloudpickle
 from ray.exceptions import AuthenticationError
-from ray.util import placement_group, remove_placement_group
+from ray.util import placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 from rich.console import Console
 
 from training.config import RunConfig
@@ -107,6 +108,18 @@ def wait_for_workers(config: RunConfig, seconds: float, console: Console) -> Wor
             status.update(f"{_describe_resources(nodes)}; waiting up to {left:.0f} s for more")
             time.sleep(min(SECONDS_BETWEEN, left))
     return allocation
+
+
+def release_workers() -> None:
+    """Remove the placement groups of this driver's job.
+
+    Ray Train's cleaner takes charge of a group only when all its workers have started. The group of a controller that
+    dies before that stays, with its CPUs and GPUs, as long as the driver lives.
+    """
+    job_id = ray.get_runtime_context().get_job_id()
+    for group_id, group in placement_group_table().items():
+        if group_id.endswith(job_id) and group["state"] != "REMOVED":
+            remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group_id)))
 
 
 def allocate_workers(config: RunConfig, nodes: list[Resources]) -> WorkerAllocation | None:

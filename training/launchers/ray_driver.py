@@ -136,6 +136,7 @@ class Launch:
             try:
                 result: Any = self._fit_once(folder)
             except (TrainingFailedError, RayError) as error:
+                ray_cluster.release_workers()
                 waiting_since = self._check_start_timeout(error, waiting_since)
                 if waiting_since is None:
                     self._check_failure(error, policy)
