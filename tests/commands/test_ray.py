@@ -57,7 +57,7 @@ import ray
 from ray.autoscaler.v2.sdk import get_cluster_status
 from rich.console import Console
 from training.launchers import ray_cluster
-from training.config import TrainingConfig
+from training.config import RunConfig
 
 class Known(Exception):
     pass
@@ -76,7 +76,7 @@ def nodes():
 ray_cluster._nodes, ray_cluster.SECONDS_BETWEEN = nodes, 0.1
 for settings in json.loads(sys.argv[1]):
     try:
-        ray_cluster.wait_for_workers(TrainingConfig(**settings), 600.0, Console())
+        ray_cluster.wait_for_workers(RunConfig(**settings), 600.0, Console())
     except Known as known:
         while asked():
             time.sleep(0.1)

@@ -65,7 +65,7 @@ def disturbed(made: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_a_worker_that_trains_is_left_at_once_and_the_run_goes_on_elsewhere(
     cluster: Cluster, disturbed: Disturbed
 ) -> None:
-    run = disturbed.under_way("--max-failures=0")
+    run = disturbed.under_way()
     name = cluster.workers[0]
     status, seconds = cluster.stop(name)
     print(f"the worker left {seconds:.0f} s after SIGTERM")
@@ -78,7 +78,7 @@ def test_a_worker_that_trains_is_left_at_once_and_the_run_goes_on_elsewhere(
 
 
 def test_a_head_in_the_middle_of_a_run(cluster: Cluster, disturbed: Disturbed) -> None:
-    run = disturbed.under_way("--max-failures=0")
+    run = disturbed.under_way()
     status, seconds = cluster.stop(cluster.head)
     assert status == 0, cluster.engine.logs(cluster.head)
     assert seconds < cluster.definition("head")["stopTimeout"]

@@ -99,13 +99,13 @@ class Watchdog:
         self._file.flush()
         faulthandler.dump_traceback(self._file, all_threads=True)
         with suppress(Exception):  # whatever is wrong with NCCL must not keep the process alive
-            self._file.write(_nccl_trace())
+            self._file.write(_flight_recorder())
             self._file.flush()
         if not self._stop.wait(EXIT_DELAY_SECONDS) and self._beat == beat:
             os._exit(1)
 
 
-def _nccl_trace() -> str:
+def _flight_recorder() -> str:
     """Return NCCL's flight recorder: the last collectives of this rank and whether they finished, as JSON.
 
     https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
@@ -118,4 +118,4 @@ def _nccl_trace() -> str:
         return ""
     from torch._C import _distributed_c10d as c10d
 
-    return f"\nNCCL flight recorder:\n{c10d._dump_nccl_trace_json().decode()}\n"  # ty: ignore[missing-attribute]
+    return f"\nNCCL flight recorder:\n{c10d._dump_fr_trace_json().decode()}\n"  # ty: ignore[missing-attribute]

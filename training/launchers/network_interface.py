@@ -12,7 +12,7 @@ import ray
 
 VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 # The collectives that NCCL remembers for the report of a hang.
-FLIGHT_RECORDER = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
+FLIGHT_RECORDER = ("TORCH_FR_BUFFER_SIZE", "2000")
 
 
 def use_route_to_head() -> None:
