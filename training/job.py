@@ -34,6 +34,8 @@ DEFAULT_MAX_RESUBMISSIONS = 3
 RESUBMISSION_SECONDS = 30.0
 POLL_SECONDS = 1.0
 SUBMIT_ATTEMPTS = 3
+# How long a head that has just started may need until its agent accepts jobs.
+AGENT_SECONDS = 60.0
 
 ABOUT = """\
 python -m training.job [--max-resubmissions N] [flags of python -m training]
@@ -136,8 +138,9 @@ def _find_or_submit(
 ) -> str:
     """Return the ID of the run's job that is under way, or else submit a new one; print which."""
     name = run["run_name"]
-    refusal = None
-    for _ in range(SUBMIT_ATTEMPTS):
+    attempts = SUBMIT_ATTEMPTS
+    deadline = time.monotonic() + AGENT_SECONDS
+    while True:
         try:
             jobs = _submitted(client.list_jobs())
             if job_id := _under_way(jobs, run):
@@ -146,13 +149,15 @@ def _find_or_submit(
             job_id = free_id(jobs, name)
             client.submit_job(entrypoint=entrypoint, submission_id=job_id, metadata=metadata)
         except (OSError, RuntimeError) as cause:
-            refusal = cause
-            if "already exists" not in str(cause):  # else somebody has just submitted a job, perhaps of this run
-                break
-        else:
-            _say(f"run {name} is submitted as job {job_id}")
-            return job_id
-    raise ResourceError(f"the Ray head accepted no job: {one_line(refusal)}") from refusal
+            attempts -= 1
+            if "already exists" in str(cause) and attempts:  # somebody has just submitted a job, perhaps of this run
+                continue
+            if "try again later" in str(cause) and time.monotonic() < deadline:  # the head has just started
+                time.sleep(POLL_SECONDS)
+                continue
+            raise ResourceError(f"the Ray head accepted no job: {one_line(cause)}") from cause
+        _say(f"run {name} is submitted as job {job_id}")
+        return job_id
 
 
 def _submitted(listed: list[Any]) -> dict[str, Any]:
