@@ -31,8 +31,8 @@ class Watchdog:
 
     Args:
         timeout: Seconds without a heartbeat that count as a hang.
-        file: Receives the stacks, after a line of JSON with `about`. It is deleted when the context is left, and stays
-            if the process dies.
+        file: Receives the stacks, after a line of JSON with `about`. It is deleted when the context ends well, and
+            stays if it fails or the process dies.
         about: What a reader of the file needs to know of this process.
     """
 
@@ -62,7 +62,8 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
         self._thread.join()
         self._file.close()
-        self._path.unlink(missing_ok=True)
+        if kind is None:
+            self._path.unlink(missing_ok=True)
 
     def heartbeat(self) -> None:
         """Report progress."""

@@ -21,7 +21,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-ANSWER_SECONDS = 30.0
+ANSWER_SECONDS = 120.0
 
 
 @dataclass(frozen=True)

@@ -71,4 +71,4 @@ def test_a_process_that_works_is_left_alone(way: str, tmp_path: Path) -> None:
 def test_an_error_is_reported_as_such(tmp_path: Path) -> None:
     done = ended(tmp_path / "rank.txt", "fail")
     assert "ValueError: broken" in done.stderr
-    assert not (tmp_path / "rank.txt").exists()
+    assert json.loads((tmp_path / "rank.txt").read_text()) == {"rank": 3}, "whose log to look at"
