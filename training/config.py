@@ -1,8 +1,7 @@
 """The settings that every run has, and the command line: flags, help and saved JSON all come from one dataclass.
 
 A recipe adds settings of its own in a subclass of `RunConfig`. A flag's default can be set by an environment variable,
-`--storage-path` by `TRAINING_STORAGE_PATH`; that is how the cluster's task definition passes the bucket and the number
-of GPUs.
+`--storage-path` by `TRAINING_STORAGE_PATH`; that is how the cluster's task definition passes the bucket.
 """
 
 from __future__ import annotations
@@ -93,7 +92,11 @@ class RunConfig:
         type=_number_or_text,
         metavar="N|MIN:MAX",
     )
-    device: str = where("auto", "auto: cuda if the cluster has GPUs, else cpu", choices=DEVICES, may_change=True)
+    device: str = where(
+        "auto",
+        "auto: that of the run that is resumed; for a new one cuda if the cluster has GPUs, else cpu",
+        choices=DEVICES,
+    )
     storage_path: str = where(
         "results", "folder or s3://bucket/prefix that holds the runs' folders", metavar="PATH", may_change=True
     )

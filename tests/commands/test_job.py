@@ -218,6 +218,35 @@ def test_the_job_tells_the_head_how_often_it_may_be_submitted_again(
     assert job["entrypoint"] == "python -m training --run-name gone", "python -m training has no such flag"
 
 
+class Refusing:
+    """A Jobs API that refuses the first jobs for these reasons, and takes the next one."""
+
+    def __init__(self, *reasons: str) -> None:
+        self.reasons = list(reasons)
+        self.submitted: list[str] = []
+
+    def list_jobs(self) -> list[JobInfo]:
+        return []
+
+    def submit_job(self, *, submission_id: str, **_: Any) -> None:
+        if self.reasons:
+            raise RuntimeError(self.reasons.pop(0))
+        self.submitted.append(submission_id)
+
+
+def test_a_head_whose_agent_has_not_started_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "POLL_SECONDS", 0.01)
+    api: Any = Refusing(*["No available agent to submit job, please try again later."] * 5)
+    assert job._find_or_submit(api, {"run_name": "mine"}, {}, "python -m training") == "mine"
+    assert api.submitted == ["mine"]
+
+
+def test_a_lost_race_is_not_run_for_ever() -> None:
+    api: Any = Refusing(*["Job with submission_id mine already exists."] * job.SUBMIT_ATTEMPTS)
+    with pytest.raises(ResourceError, match="the Ray head accepted no job"):
+        job._find_or_submit(api, {"run_name": "mine"}, {}, "python -m training")
+
+
 def _followed(
     monkeypatch: pytest.MonkeyPatch,
     submitted: list[dict[str, Any]] | None = None,
@@ -256,32 +285,3 @@ def _latest(jobs: JobSubmissionClient, name: str) -> str:
 
 def _status(jobs: JobSubmissionClient, job_id: str) -> str:
     return jobs.get_job_status(job_id).value
-
-
-class Refusing:
-    """A Jobs API that refuses the first jobs for these reasons, and takes the next one."""
-
-    def __init__(self, *reasons: str) -> None:
-        self.reasons = list(reasons)
-        self.submitted: list[str] = []
-
-    def list_jobs(self) -> list[JobInfo]:
-        return []
-
-    def submit_job(self, *, submission_id: str, **_: Any) -> None:
-        if self.reasons:
-            raise RuntimeError(self.reasons.pop(0))
-        self.submitted.append(submission_id)
-
-
-def test_a_head_whose_agent_has_not_started_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "POLL_SECONDS", 0.01)
-    api: Any = Refusing(*["No available agent to submit job, please try again later."] * 5)
-    assert job._find_or_submit(api, {"run_name": "mine"}, {}, "python -m training") == "mine"
-    assert api.submitted == ["mine"]
-
-
-def test_a_lost_race_is_not_run_for_ever() -> None:
-    api: Any = Refusing(*["Job with submission_id mine already exists."] * job.SUBMIT_ATTEMPTS)
-    with pytest.raises(ResourceError, match="the Ray head accepted no job"):
-        job._find_or_submit(api, {"run_name": "mine"}, {}, "python -m training")

@@ -97,16 +97,21 @@ def have_ended(processes: list[psutil.Process]) -> bool:
     return not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in processes)
 
 
-def test_a_killed_worker_is_started_again(start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun) -> None:
-    run = start("worker")
-    run.wait_for_steps(MIDDLE)
-    processes = cluster.train_workers()
-    kill(processes[0].pid)
-    until(lambda: have_ended(processes), 180)
+def assert_it_resumes(run: DisturbedRun, workers: list[psutil.Process], uninterrupted: DisturbedRun) -> None:
+    """Wait for the workers' end and for the run's, which must have lost little and none of its result."""
+    until(lambda: have_ended(workers), 180)
     interrupt = Interrupt(run)
     assert run.finish() == 0, run.log
     assert run.has_weights_of(uninterrupted)
     assert interrupt.cost_little()
+
+
+def test_a_killed_worker_is_started_again(start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun) -> None:
+    run = start("worker")
+    run.wait_for_steps(MIDDLE)
+    workers = cluster.train_workers()
+    kill(workers[0].pid)
+    assert_it_resumes(run, workers, uninterrupted)
 
 
 def test_a_killed_raylet_takes_its_node_and_the_run_goes_on(
@@ -115,13 +120,9 @@ def test_a_killed_raylet_takes_its_node_and_the_run_goes_on(
     run = start("raylet")
     run.wait_for_steps(MIDDLE)
     [raylet] = cluster.worker_processes(cluster.workers[1], "raylet/raylet")
-    processes = cluster.train_workers()
+    workers = cluster.train_workers()
     kill(raylet.pid)
-    until(lambda: have_ended(processes), 180)
-    interrupt = Interrupt(run)
-    assert run.finish() == 0, run.log
-    assert run.has_weights_of(uninterrupted)
-    assert interrupt.cost_little()
+    assert_it_resumes(run, workers, uninterrupted)
 
 
 def both_new(cluster: LocalCluster, ended: set[int]) -> list[psutil.Process]:
@@ -175,14 +176,10 @@ def test_a_killed_controller_is_replaced_by_another(
 ) -> None:
     run = start("controller")
     run.wait_for_steps(MIDDLE)
-    processes = cluster.train_workers()
+    workers = cluster.train_workers()
     [controller] = cluster.head_processes("TrainController")
     kill(controller.pid)
-    until(lambda: have_ended(processes), 180)
-    interrupt = Interrupt(run)
-    assert run.finish() == 0, run.log
-    assert run.has_weights_of(uninterrupted)
-    assert interrupt.cost_little()
+    assert_it_resumes(run, workers, uninterrupted)
 
 
 def test_a_run_goes_on_with_the_workers_that_are_left(start: Start, cluster: LocalCluster) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from training.checkpoint.store import CheckpointStore
 from training.config import RunConfig, flag
@@ -15,15 +15,27 @@ from training.run.storage import RunStorage
 # The format of a run's folder, the checkpoints included. A setting that has a default can be added without a new one.
 FORMAT = 1
 
+C = TypeVar("C", bound=RunConfig)
+
 
 def write_settings(storage: RunStorage, config: RunConfig) -> None:
     """Write the settings of a run that starts or resumes, with the format of its folder."""
     storage.write_json(layout.SETTINGS, {"format": FORMAT, "settings": config.to_dict()})
 
 
-def has_checkpoint(storage: RunStorage) -> bool:
-    """Return whether there is a checkpoint to resume from."""
-    return bool(CheckpointStore(storage).names)
+def newest_checkpoint(storage: RunStorage) -> str | None:
+    """Return the name of the checkpoint to resume from, or None if there is none."""
+    return max(CheckpointStore(storage).names, default=None)
+
+
+def keep_device(config: C, storage: RunStorage) -> C:
+    """Return this config; if it leaves the device open, with that of the run that is resumed.
+
+    The precision depends on the device, and the weights on the precision.
+    """
+    if config.device != "auto" or newest_checkpoint(storage) is None:
+        return config
+    return replace(config, device=_read_settings(storage)["device"])
 
 
 def check_not_finished(storage: RunStorage) -> None:
@@ -44,7 +56,7 @@ def check_settings_unchanged(config: RunConfig, storage: RunStorage) -> None:
     A setting that an older version did not have counts as its default.
     """
     written = _read_settings(storage)
-    if not has_checkpoint(storage):
+    if newest_checkpoint(storage) is None:
         return
     defaults = {spec.name: spec.default for spec in fields(config)}
     fixed = [spec.name for spec in fields(config) if not spec.metadata["may_change"]]
@@ -85,7 +97,7 @@ def _read_settings(storage: RunStorage) -> dict[str, Any]:
         UsageError: The folder has another format.
     """
     document = storage.read_json(layout.SETTINGS)
-    if document is None and not has_checkpoint(storage):
+    if document is None and newest_checkpoint(storage) is None:
         return {}
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UsageError(

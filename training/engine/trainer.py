@@ -115,6 +115,9 @@ class Trainer(Protocol):
         """Return what resuming needs, without copies; every rank must call it.
 
         It is called to save the state after a step, and before the first one for tensors to load a checkpoint into.
+
+        Raises:
+            DivergedError: A weight is not finite, so that no checkpoint holds it; every rank raises it.
         """
         ...
 

@@ -1,6 +1,6 @@
-"""What NCCL and Gloo find in a worker's environment: above all their network interface, which leads to the Ray head.
+"""The environment variables of NCCL and Gloo in a worker: above all the network interface that leads to the Ray head.
 
-An ECS task in awsvpc mode has two (`eth0`, and `ecs-eth0` to the agent's bridge), a laptop has several more; the
+An ECS task in awsvpc mode has two interfaces (`eth0`, and `ecs-eth0` to the agent's bridge), a laptop several more; the
 collectives must use the one that the other nodes can reach, whatever its name.
 """
 
@@ -11,7 +11,7 @@ import psutil
 import ray
 
 VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-# The collectives that NCCL remembers for the report of a hang.
+# The number of collectives that NCCL's flight recorder keeps for the report of a hang.
 FLIGHT_RECORDER = ("TORCH_FR_BUFFER_SIZE", "2000")
 
 
@@ -24,7 +24,7 @@ def use_route_to_head() -> None:
 
 
 def use_route_to(host: str) -> None:
-    """Point NCCL and Gloo at the interface that leads to a host; what the user has set stays."""
+    """Point NCCL and Gloo at the interface that leads to a host, unless the user has set another."""
     os.environ.setdefault(*FLIGHT_RECORDER)
     if all(name in os.environ for name in VARIABLES):
         return
@@ -35,7 +35,7 @@ def use_route_to(host: str) -> None:
 
 
 def interface_towards(host: str) -> str | None:
-    """The name of the interface that packets to `host` leave by, or None if there is no route."""
+    """Return the name of the interface that packets to `host` leave by, or None if there is no route."""
     try:
         [(family, kind, _, _, address), *_] = socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM)
         with socket.socket(family, kind) as probe:

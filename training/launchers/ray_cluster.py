@@ -22,17 +22,22 @@ from training.errors import ResourceError, UsageError
 from training.launchers import network_interface
 
 CPU_WORKERS = 2
-SECONDS_BETWEEN = 2.0
-KNOCK_SECONDS = 5.0
+POLL_SECONDS = 2.0
+CONNECT_SECONDS = 5.0
+LOOPBACK = "127.0.0.1"
 
 Resources = dict[str, float]
 
 
 @dataclass(frozen=True)
 class WorkerAllocation:
-    """The workers of a run: how many, on GPUs or not, and how many CPUs each may use.
+    """The workers of a run.
 
-    Where their number may change, `limits` are the fewest and the most.
+    Attributes:
+        num_workers: How many there are.
+        use_gpu: Whether each has a GPU.
+        cpus_per_worker: The CPUs that each may use.
+        limits: The fewest and the most, where their number may change while the run goes on.
     """
 
     num_workers: int
@@ -42,7 +47,7 @@ class WorkerAllocation:
 
     @property
     def resources_per_worker(self) -> Resources:
-        """What Ray reserves for a worker."""
+        """The resources that Ray reserves for a worker."""
         return {"CPU": float(self.cpus_per_worker), **({"GPU": 1.0} if self.use_gpu else {})}
 
     def __str__(self) -> str:
@@ -82,18 +87,20 @@ def _join_or_start(config: RunConfig, address: str) -> bool:
                 raise ResourceError(f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({cause})") from cause
     cpus = max(os.cpu_count() or 1, config.workers[0] if config.workers else CPU_WORKERS)
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody announces the end of one's own machine
-    network_interface.use_route_to(
-        "127.0.0.1"
-    )  # the workers inherit it; with the hook Ray would have to start others for them
+    # The workers inherit the variables. The hook would cost seconds: Ray would not use the processes that it prestarts.
+    network_interface.use_route_to(LOOPBACK)
     init(address="local", num_cpus=cpus)
     return True
 
 
 def wait_for_workers(config: RunConfig, seconds: float, console: Console) -> WorkerAllocation:
-    """The allocation of the run's workers, once the cluster has room for them; Ray knows meanwhile what is missing.
+    """Wait until the cluster has room for the run's workers; Ray knows meanwhile what is missing.
+
+    Returns:
+        The allocation of the workers.
 
     Raises:
-        ResourceError: It hasn't within `seconds`.
+        ResourceError: The cluster has no room after `seconds`.
     """
     if allocation := allocate_workers(config, nodes := _nodes()):
         return allocation
@@ -106,7 +113,7 @@ def wait_for_workers(config: RunConfig, seconds: float, console: Console) -> Wor
             if left <= 0:
                 raise ResourceError(_shortage_message(config, nodes, seconds))
             status.update(f"{_describe_resources(nodes)}; waiting up to {left:.0f} s for more")
-            time.sleep(min(SECONDS_BETWEEN, left))
+            time.sleep(min(POLL_SECONDS, left))
     return allocation
 
 
@@ -123,11 +130,14 @@ def release_workers() -> None:
 
 
 def allocate_workers(config: RunConfig, nodes: list[Resources]) -> WorkerAllocation | None:
-    """The most workers there is room for, with as many CPUs each as fit; None where there are too few.
+    """Allocate as many workers as the nodes have room for, and to each as many CPUs as fit.
 
     Args:
-        config: Says how many workers on which device; by default one a GPU, or two where there is none.
+        config: Its `num_workers` and `device`; by default one worker for each GPU, or two where there is none.
         nodes: The CPUs and GPUs of each node of the cluster.
+
+    Returns:
+        The allocation, or None if there is room for too few workers.
     """
     gpus = int(sum(node.get("GPU", 0) for node in nodes))
     use_gpu = config.device == "cuda" or (config.device == "auto" and gpus > 0)
@@ -143,12 +153,12 @@ def allocate_workers(config: RunConfig, nodes: list[Resources]) -> WorkerAllocat
 
 
 def _check_reachable(address: str) -> None:
-    """See that something listens at `host:port`: Ray itself would try for ever."""
+    """Raise ResourceError unless something listens at `host:port`: Ray itself would try for ever."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or "/" in host:
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
     except OSError as cause:
         raise ResourceError(
             f"RAY_ADDRESS: nothing listens at {address!r} ({cause}); correct it, or unset it to use this machine"
@@ -157,13 +167,13 @@ def _check_reachable(address: str) -> None:
 
 @contextmanager
 def _pending_placement_group(config: RunConfig) -> Generator[None]:
-    """Ask Ray for the workers' places, as whoever starts instances looks at what waits in Ray.
+    """Ask Ray for the workers' resources: what starts instances looks at the requests that wait in Ray.
 
-    Without a number of workers it is one: a node of the kind that comes first brings as many as it has GPUs. The group
-    holds the places that it gets, so it goes before Ray Train asks for its own.
+    A run that gives no number of workers asks for one, because one more node brings all its GPUs. The group holds what
+    it gets, so it is removed before Ray Train asks for its own.
     """
-    place = {"CPU": 1.0} if config.device == "cpu" else {"CPU": 1.0, "GPU": 1.0}
-    group = placement_group([place] * (config.workers[0] if config.workers else 1))
+    bundle = {"CPU": 1.0} if config.device == "cpu" else {"CPU": 1.0, "GPU": 1.0}
+    group = placement_group([bundle] * (config.workers[0] if config.workers else 1))
     try:
         yield
     finally:
@@ -180,7 +190,8 @@ def _nodes() -> list[Resources]:
 
 def _describe_resources(nodes: list[Resources]) -> str:
     cpus, gpus = (int(sum(node.get(kind, 0) for node in nodes)) for kind in ("CPU", "GPU"))
-    return f"the cluster has {len(nodes)} node{'s' * (len(nodes) != 1)} with {cpus} CPUs and {gpus} GPUs"
+    plural = "" if len(nodes) == 1 else "s"
+    return f"the cluster has {len(nodes)} node{plural} with {cpus} CPUs and {gpus} GPUs"
 
 
 def _shortage_message(config: RunConfig, nodes: list[Resources], seconds: float) -> str:

@@ -7,6 +7,7 @@ import signal
 import tempfile
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -19,10 +20,10 @@ from rich.markup import escape
 from training.checkpoint.resume import (
     check_not_finished,
     check_settings_unchanged,
-    has_checkpoint,
+    keep_device,
+    newest_checkpoint,
     write_settings,
 )
-from training.checkpoint.store import CheckpointStore
 from training.config import flag
 from training.engine.config import TrainingConfig
 from training.engine.recipe import Recipe
@@ -61,6 +62,7 @@ def run(recipe: Recipe, config: TrainingConfig, console: Console) -> dict[str, A
     config, storage = _prepare(recipe, config)
     try:
         with hold_lock(storage, lambda line: console.print(f"training: {line}", highlight=False, soft_wrap=True)):
+            config = keep_device(config, storage)
             is_alone = ray_cluster.connect(config)
             wait_seconds = 0 if is_alone else config.wait_seconds
             allocation = ray_cluster.wait_for_workers(config, wait_seconds, console)
@@ -130,7 +132,7 @@ class Launch:
             return self._fit_until_done(folder)
 
     def _fit_until_done(self, folder: str) -> RunSummary:
-        policy = RestartPolicy(self.config.max_failures, self._newest_checkpoint)
+        policy = RestartPolicy(self.config.max_failures, partial(newest_checkpoint, self.storage))
         waiting_since: float | None = None
         while True:
             try:
@@ -172,7 +174,7 @@ class Launch:
                 f"{self.config.wait_seconds:.0f} s; wait for the other run to end, or ask for fewer workers"
             )
         what = f"workers that were lost did not come back within {self.config.wait_seconds:g} s"
-        failure = Failure(error, None, what, str(error), None, [])
+        failure = Failure(error, what, where=str(error))
         raise failure_report.write_error(failure, str(failure), self.config, self.storage)
 
     def _check_failure(self, error: TrainingFailedError | RayError, policy: RestartPolicy) -> None:
@@ -201,19 +203,16 @@ class Launch:
     def _check_preemption(self, policy: RestartPolicy) -> None:
         if not policy.survives_preemption():
             what = f"nodes were reclaimed {policy.failures} times without a new checkpoint in between"
-            failure = Failure(TrainingError(what), None, what, what, None, [])
+            failure = Failure(TrainingError(what), what)
             raise failure_report.write_error(failure, what, self.config, self.storage)
         self._say(f"nodes are being reclaimed; restarting from {self._resumes_from()}")
 
     def _say(self, line: str) -> None:
         self.console.print(escape(f"training: {line}"), highlight=False, soft_wrap=True)
 
-    def _newest_checkpoint(self) -> str | None:
-        return max(CheckpointStore(self.storage).names, default=None)
-
     def _resumes_from(self) -> str:
         try:
-            return self._newest_checkpoint() or "the beginning"
+            return newest_checkpoint(self.storage) or "the beginning"
         except OSError:
             return "the last checkpoint"
 
@@ -260,8 +259,9 @@ def _print_header(
     allocation: WorkerAllocation,
     console: Console,
 ) -> None:
+    continued = ", continued from its last checkpoint" if newest_checkpoint(storage) else ""
     lines = {
-        "run": str(config.run_name) + (", continued from its last checkpoint" if has_checkpoint(storage) else ""),
+        "run": f"{config.run_name}{continued}",
         **recipe.describe(requested, config),
         "workers": f"{allocation}, batch size {config.batch_size} each",
         "results": storage.uri,

@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
 from ray.util.state import get_log
 
-from training.checkpoint.store import CheckpointStore
+from training.checkpoint.resume import newest_checkpoint
 from training.config import RunConfig, environment_variable, flag
 from training.errors import TrainingError, one_line
 from training.monitoring.post_mortem import WorkerRemains
@@ -33,19 +33,19 @@ class Failure:
 
     Attributes:
         cause: The exception of the rank that failed first, as far as that can be told, or of the controller.
-        rank: That rank, or None.
         what: The cause on one line.
+        rank: That rank, or None.
         where: All that Ray Train says, with the traceback.
         stacks: The folder with the stacks of a hang, or None.
         log: The end of that worker's log.
     """
 
     cause: BaseException
-    rank: int | None
     what: str
-    where: str
-    stacks: str | None
-    log: list[str]
+    rank: int | None = None
+    where: str = ""
+    stacks: str | None = None
+    log: Sequence[str] = ()
 
     def __str__(self) -> str:
         on_rank = "" if self.rank is None or self.stacks else f" on rank {self.rank}"
@@ -74,7 +74,7 @@ def describe_failure(
     except OSError as lost:
         what += f" (the stacks could not be stored: {one_line(lost)})"
     uri = f"{storage.uri}/{folder}" if has_hung else None
-    return Failure(cause, rank, what, str(error), uri, _log(workers, rank or 0))
+    return Failure(cause, what, rank, str(error), uri, _log(workers, rank or 0))
 
 
 def write_error(failure: Failure, line: str, config: RunConfig, storage: RunStorage) -> TrainingError:
@@ -85,12 +85,12 @@ def write_error(failure: Failure, line: str, config: RunConfig, storage: RunStor
         "what": failure.what,
         "rank": failure.rank,
         "where": failure.where,
-        "log": failure.log,
+        "log": list(failure.log),
         "stacks": failure.stacks,
         "next": command(config),
     }
     try:
-        document["checkpoint"] = max(CheckpointStore(storage).names, default=None)
+        document["checkpoint"] = newest_checkpoint(storage)
         storage.write_json(layout.ERROR, document)
         see = f"see {storage.uri}/{layout.ERROR}"
     except OSError as cause:

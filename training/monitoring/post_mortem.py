@@ -48,12 +48,21 @@ def worker_file(run_uri: str, rank: int) -> Path:
 
 def about_worker(rank: int) -> dict[str, Any]:
     """Return what that file says of this process."""
-    created = psutil.Process().create_time()
-    return {"rank": rank, "node_id": ray.get_runtime_context().get_node_id(), "pid": os.getpid(), "created": created}
+    context = ray.get_runtime_context()
+    return {
+        "rank": rank,
+        "node_id": context.get_node_id(),
+        "job_id": context.get_job_id(),
+        "pid": os.getpid(),
+        "created": psutil.Process().create_time(),
+    }
 
 
 def collect(run_uri: str) -> list[WorkerRemains]:
-    """Collect what the workers of a run have left on all nodes, by rank, and kill those that are still there."""
+    """Collect what this driver's workers have left on all nodes, by rank, and kill those that are still there.
+
+    Those of an earlier driver of the same run are killed too, but not returned: their failure is another one.
+    """
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     tasks = [_collect_here.options(scheduling_strategy=_on(node)).remote(run_uri, node) for node in nodes]
     done, _ = ray.wait(tasks, num_returns=len(tasks), timeout=ANSWER_SECONDS)
@@ -67,13 +76,15 @@ def collect(run_uri: str) -> list[WorkerRemains]:
 @ray.remote(num_cpus=0, max_retries=0)
 def _collect_here(run_uri: str, node_id: str) -> list[WorkerRemains]:
     remains = []
+    job_id = ray.get_runtime_context().get_job_id()
     for file in _folder(run_uri).glob("rank-*.txt"):
         header, _, stacks = file.read_text().partition("\n")
         about = json.loads(header)
         if about["node_id"] != node_id:  # several nodes on one machine
             continue
         _kill(about["pid"], about["created"])
-        remains.append(WorkerRemains(about["rank"], node_id, about["pid"], stacks or None))
+        if about["job_id"] == job_id:
+            remains.append(WorkerRemains(about["rank"], node_id, about["pid"], stacks or None))
         file.unlink(missing_ok=True)
     return remains
 

@@ -59,9 +59,8 @@ class RunState:
     finished: list[Any]
 
 
-@ray.remote(num_cpus=0, max_restarts=-1)
 class RunStateActor:
-    """Holds the last reports."""
+    """Holds the last reports; Ray runs it as an actor."""
 
     def __init__(self) -> None:
         self._incarnation = uuid.uuid4().hex
@@ -107,4 +106,5 @@ class RunStateClient:
 def create_run_state() -> RunStateClient:
     """Create the run-state actor on the driver's node, so that losing a worker node does not lose it."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return RunStateClient(RunStateActor.options(scheduling_strategy=here).remote())
+    actor = ray.remote(RunStateActor).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here)
+    return RunStateClient(actor.remote())

@@ -12,7 +12,8 @@ from training.checkpoint.resume import (
     FORMAT,
     check_not_finished,
     check_settings_unchanged,
-    has_checkpoint,
+    keep_device,
+    newest_checkpoint,
     write_settings,
 )
 from training.errors import UsageError
@@ -69,6 +70,20 @@ def test_settings_may_change_only_where_they_do_not_change_the_curve(
         check_settings_unchanged(replace(settings, batch_size=64), storage)
 
 
+def test_a_run_stays_on_the_device_that_it_was_started_on(settings: ImageConfig, storage: RunStorage) -> None:
+    rewrite(storage, lambda document: document["settings"].update(device="cuda"))
+    assert keep_device(replace(settings, device="auto"), storage).device == "cuda"
+    assert keep_device(replace(settings, device="cpu"), storage).device == "cpu"
+    with pytest.raises(UsageError, match=r"started with --device cuda \(now cpu\); repeat those settings"):
+        check_settings_unchanged(replace(settings, device="cpu"), storage)
+
+
+def test_a_new_run_takes_the_device_that_there_is(config: Config, storage: RunStorage) -> None:
+    assert keep_device(config(device="auto"), storage).device == "auto"
+    write_settings(storage, config(device="cpu"))  # it ended before its first checkpoint
+    assert keep_device(config(device="auto"), storage).device == "auto"
+
+
 def test_a_setting_that_an_older_version_did_not_have_counts_as_its_default(
     settings: ImageConfig, storage: RunStorage
 ) -> None:
@@ -104,7 +119,7 @@ def test_a_folder_from_before_there_were_formats_is_refused_in_a_line(
 def test_a_new_folder_is_of_any_format(config: Config, storage: RunStorage) -> None:
     check_not_finished(storage)
     check_settings_unchanged(config(), storage)
-    assert not has_checkpoint(storage)
+    assert not newest_checkpoint(storage)
 
 
 def changed(dataset: Dataset, part: str) -> Dataset:

@@ -1,12 +1,13 @@
 """The driver's view of a run, from what the actor says; tests/faults has an actor that is killed."""
 
+import pickle
 from typing import Any, cast
 
 import pytest
 from rich.console import Console
 
 from training.monitoring.run_monitor import RunMonitor
-from training.monitoring.run_state import Progress, RunState, RunStateClient
+from training.monitoring.run_state import Progress, RunState, RunStateActor, RunStateClient
 
 
 @pytest.fixture
@@ -48,3 +49,26 @@ def test_an_actor_that_was_restarted_costs_a_line(monitor: RunMonitor, capsys: p
     assert capsys.readouterr().out.count("the run-state actor was lost and restarted; training continues") == 1
     assert [each["epoch"] for each in monitor.history] == [0, 1]
     assert monitor.steps_made == 12, "what was known before stays"
+
+
+class LocalClient(RunStateClient):
+    """Calls the actor's methods in this process, and counts the bytes that Ray would send."""
+
+    def __init__(self) -> None:
+        self.actor = RunStateActor()
+        self.sent: list[int] = []
+
+    def read(self, after_epoch: int) -> RunState:
+        state = self.actor.read(after_epoch)
+        self.sent.append(len(pickle.dumps(state)))
+        return state
+
+
+def test_a_poll_sends_the_epochs_that_are_new_however_many_there_were() -> None:
+    client = LocalClient()
+    monitor = RunMonitor(client, Console(width=100))
+    for epoch in range(5000):
+        client.actor.finish_epoch({"epoch": epoch, "train_loss": epoch / 7, "test_loss": epoch / 11})
+        monitor.poll()
+    assert [each["epoch"] for each in monitor.history] == list(range(5000))
+    assert max(client.sent) < 2 * client.sent[0]

@@ -324,6 +324,30 @@ def test_a_long_epoch_is_not_trained_to_its_end_on_a_loss_that_is_not_finite(con
     assert steps[-1] == 99, "no checkpoint is taken of it any more"
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_weights_that_are_not_finite_are_not_saved(
+    config: Config, digits: Dataset, on_ranks: Ranks, ranks: int
+) -> None:
+    settings = config(model="small", epochs=1, batch_size=8)
+    for message in on_ranks(ranks, saves_after_step_3, settings, digits):
+        assert "the largest weight is nan in epoch 0 by step 3 of " in message
+
+
+def saves_after_step_3(rank: int, ranks: int, config: ImageConfig, dataset: Dataset) -> str:
+    models.MODELS["small"] = small
+    trainer = ImageTrainer(config, dataset, CPU)
+
+    def save(step: int, steps: int) -> None:
+        trainer.state_dict()
+        if step == 2:  # as a gradient that overflows leaves them, after a step of a finite loss
+            with torch.no_grad():
+                next(trainer.model.parameters()).view(-1)[0] = float("nan")
+
+    with pytest.raises(DivergedError) as caught:
+        trainer.run_epoch(save)
+    return str(caught.value)
+
+
 def test_the_message_of_a_divergence_tells_the_last_finite_loss(config: Config, digits: Dataset) -> None:
     trainer = ImageTrainer(config(model="small", epochs=2), digits, CPU)
     before = trainer.run_epoch()["train_loss"]

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import SyncBatchNorm
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
 
 from training.engine import ddp, optim, random_state
 from training.engine.step_timer import StepTimer
@@ -175,7 +176,7 @@ class ImageTrainer:
         step_times = self.timer.summary()
         started = time.perf_counter()
         test = self._test(on_test)
-        self._check_finite("test", test.loss)
+        self._check_finite("test loss", test.loss)
         metrics: ImageMetrics = {
             "epoch": self.epoch,
             "train_loss": train.loss,
@@ -199,11 +200,14 @@ class ImageTrainer:
         return metrics
 
     def state_dict(self) -> TrainerState:
-        """Return what a later `load_state_dict` needs to continue; its tensors are those that are trained."""
-        from torch.distributed.checkpoint.state_dict import (
-            get_optimizer_state_dict,
-        )  # takes a second, for the first time
+        """Return what a later `load_state_dict` needs to continue; its tensors are those that are trained.
 
+        Raises:
+            DivergedError: A weight is not finite; every rank raises it.
+        """
+        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict  # takes a second, the first time
+
+        self._check_finite("largest weight", float(get_total_norm(self.model.parameters(), math.inf)))
         epoch = self.current_epoch
         own: dict[str, Any] = {"random": random_state.capture(self.device)}
         if epoch:
@@ -297,23 +301,23 @@ class ImageTrainer:
             self.timer.end_step()
             epoch.step += 1
             if epoch.step % FINITE_CHECK_STEPS == 0:
-                self._check_finite("training", epoch.sums.mean().loss)
+                self._check_finite("training loss", epoch.sums.mean().loss)
             epoch.seconds = before + time.perf_counter() - started
             on_step(epoch.step, self.steps_per_epoch)
         means = epoch.sums.mean()  # waits for the device, so the time is that of the steps, not of launching them
         epoch.seconds = before + time.perf_counter() - started
-        self._check_finite("training", means.loss)
+        self._check_finite("training loss", means.loss)
         return means
 
-    def _check_finite(self, what: str, loss: float) -> None:
-        """Raise DivergedError unless the mean loss over all ranks is finite."""
-        if math.isfinite(loss):
+    def _check_finite(self, what: str, value: float) -> None:
+        """Raise DivergedError unless a value, which all ranks have in common, is finite."""
+        if math.isfinite(value):
             return
         step = self.current_epoch.step if self.current_epoch else self.steps_per_epoch
         last = f"it was {self.history[-1]['train_loss']:.4g} in epoch {self.epoch - 1}; " if self.history else ""
         fp32 = " or --precision fp32" if self._autocast else ""
         raise DivergedError(
-            f"the {what} loss is {loss} in epoch {self.epoch} by step {step} of {self.steps_per_epoch}; {last}"
+            f"the {what} is {value} in epoch {self.epoch} by step {step} of {self.steps_per_epoch}; {last}"
             f"start another run with a lower --lr (now {self.config.base_lr:g}){fp32}"
         )
 
