@@ -160,6 +160,19 @@ def test_a_run_loses_nothing_with_its_run_state_actor(
     assert shown == [str(epoch + 1) for epoch in range(EPOCHS)], "each epoch once"
 
 
+def test_a_run_goes_on_with_the_workers_that_are_left(start: Start, cluster: LocalCluster) -> None:
+    # Must run before the tests that kill a controller or a driver: Ray withholds its placement group from elastic runs
+    # for minutes.
+    run = start("elastic", *EVERY_STEP, "--num-workers", "1:2")
+    run.wait_for_steps(MIDDLE)
+    kill_tree(cluster.workers[0].pid)
+    assert run.finish(replace=False) == 0, run.log
+    history = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [each["world_size"] for each in history] == [2, 1, 1]
+    assert {each["global_batch"] for each in history} == {128}
+    assert history[-1]["test_accuracy"] > 0.5, "it kept learning"
+
+
 def test_a_controller_that_dies_while_the_workers_start_holds_no_resources(
     start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun
 ) -> None:
@@ -180,18 +193,6 @@ def test_a_killed_controller_is_replaced_by_another(
     [controller] = cluster.head_processes("TrainController")
     kill(controller.pid)
     assert_it_resumes(run, workers, uninterrupted)
-
-
-def test_a_run_goes_on_with_the_workers_that_are_left(start: Start, cluster: LocalCluster) -> None:
-    # Must run before the test that kills a driver, whose placement group Ray withholds from elastic runs for minutes.
-    run = start("elastic", *EVERY_STEP, "--num-workers", "1:2")
-    run.wait_for_steps(MIDDLE)
-    kill_tree(cluster.workers[0].pid)
-    assert run.finish(replace=False) == 0, run.log
-    history = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    assert [each["world_size"] for each in history] == [2, 1, 1]
-    assert {each["global_batch"] for each in history} == {128}
-    assert history[-1]["test_accuracy"] > 0.5, "it kept learning"
 
 
 def test_the_same_command_continues_after_the_driver_was_killed(
