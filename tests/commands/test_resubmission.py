@@ -41,6 +41,7 @@ head.main()
 AGENT_PORT = "--dashboard-agent-listen-port"
 
 Follow = Callable[..., subprocess.Popen[str]]
+pytestmark = pytest.mark.fault
 
 
 @dataclass(frozen=True)
