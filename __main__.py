@@ -44,11 +44,10 @@ node = ray_node.RayNodeArgs(
     logs=cluster.logs,
     token_parameter_arn=auth.parameter_arn,
     bucket=storage.bucket,
+    data_buckets=settings.data_buckets,
 )
-head = RayHead(
-    "ray-head",
-    RayHeadArgs(node=node, provider=head_capacity.provider, size=plan.head, registry_arn=discovery.registry_arn),
-)
+of_head = RayHeadArgs(node=node, provider=head_capacity.provider, size=plan.head, registry_arn=discovery.registry_arn)
+head = RayHead("ray-head", of_head)
 ray_workers = RayWorkers(
     "ray-workers",
     RayWorkersArgs(

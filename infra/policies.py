@@ -6,6 +6,7 @@ Pure functions: every document is data that a test can read, and becomes JSON on
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 Policy = dict[str, Any]
@@ -53,8 +54,10 @@ def execution(*, image_uri: str, log_group_arn: str, token_arn: str) -> Policy:
     )
 
 
-def training(*, bucket_arn: str, metrics_namespace: str | None = None) -> Policy:
+def training(*, bucket_arn: str, metrics_namespace: str | None = None, data_buckets: Sequence[str] = ()) -> Policy:
     """What the training job may do: read and write its runs in the stack's bucket, and publish metrics where it has to.
+
+    It may also read data from other buckets, given as `bucket` or `bucket/prefix`.
 
     Two calls carry no prefix: HeadBucket, and S3's own check whether a missing key may be told as 404 instead of 403.
     PyArrow needs both, so the condition holds only where a prefix is given.
@@ -63,7 +66,10 @@ def training(*, bucket_arn: str, metrics_namespace: str | None = None) -> Policy
     listing = _allow(["s3:ListBucket"], bucket_arn)
     listing["Condition"] = {"StringLikeIfExists": {"s3:prefix": [RUNS_PREFIX, f"{RUNS_PREFIX}/*"]}}
     objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
-    return _policy(listing, _allow(objects, f"{bucket_arn}/{RUNS_PREFIX}/*"), *_publish(metrics_namespace))
+    runs = _allow(objects, f"{bucket_arn}/{RUNS_PREFIX}/*")
+    partition = bucket_arn.split(":")[1]
+    data = [statement for each in data_buckets for statement in _read(f"arn:{partition}:s3:::", each)]
+    return _policy(listing, runs, *data, *_publish(metrics_namespace))
 
 
 def tls_only(*, bucket_arn: str) -> Policy:
@@ -77,6 +83,16 @@ def tls_only(*, bucket_arn: str) -> Policy:
             "Condition": {"Bool": {"aws:SecureTransport": "false"}},
         }
     )
+
+
+def _read(arn: str, source: str) -> list[dict[str, Any]]:
+    """Statements that let a bucket be read, or what is below a prefix of it."""
+    bucket, _, prefix = source.strip("/").partition("/")
+    listing = _allow(["s3:ListBucket"], f"{arn}{bucket}")
+    if prefix:
+        listing["Condition"] = {"StringLikeIfExists": {"s3:prefix": [prefix, f"{prefix}/*"]}}
+    objects = [f"{arn}{bucket}/{prefix}", f"{arn}{bucket}/{prefix}/*"] if prefix else [f"{arn}{bucket}/*"]
+    return [listing, *(_allow(["s3:GetObject"], each) for each in objects)]
 
 
 def _publish(metrics_namespace: str | None) -> list[dict[str, Any]]:

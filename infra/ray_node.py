@@ -28,6 +28,7 @@ class RayNodeArgs:
     logs: Named
     token_parameter_arn: pulumi.Input[str]
     bucket: Named
+    data_buckets: Sequence[str] = ()
 
     def container(
         self, define: Callable[..., Container], size: TaskSize, **inputs: pulumi.Input[str]
@@ -211,5 +212,5 @@ def _execution_policy(node: RayNodeArgs) -> pulumi.Output[str]:
 def _task_policy(node: RayNodeArgs, publishes: bool) -> pulumi.Output[str]:
     namespace = metrics_namespace(node.cluster.name) if publishes else None
     return pulumi.Output.all(bucket_arn=node.bucket.arn, metrics_namespace=namespace).apply(
-        lambda inputs: json.dumps(policies.training(**inputs))
+        lambda inputs: json.dumps(policies.training(**inputs, data_buckets=node.data_buckets))
     )

@@ -106,6 +106,18 @@ def image_uri(value: str) -> None:
         raise SettingError("imageUri", value, "is no image reference", way_out)
 
 
+def data_buckets(values: tuple[str, ...]) -> None:
+    """Buckets by S3's rules, each with a prefix or without.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
+    """
+    for value in values:
+        name, _, prefix = value.partition("/")
+        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", name) or re.search(r"[*?\s]|//|^/|\$\{", prefix):
+            way_out = "give bucket or bucket/prefix, without s3:// and wildcards, several with commas between them"
+            raise SettingError("dataBuckets", value, "names no bucket", way_out)
+
+
 def root_volume_gib(value: int) -> None:
     """Room for the machine image and the training image."""
     if not SMALLEST_ROOT_VOLUME_GIB <= value <= LARGEST_ROOT_VOLUME_GIB:

@@ -62,6 +62,7 @@ class Settings:
     availability_zone: str = ""
     image_uri: str = ""
     retain_bucket: bool = False
+    data_buckets: tuple[str, ...] = ()
     root_volume_gib: int = 100
     log_retention_days: int = 30
     check_quotas: bool = True
@@ -79,6 +80,7 @@ class Settings:
         rules.existing_network(self.vpc_id, self.subnet_id)
         rules.availability_zone(self.availability_zone)
         rules.image_uri(self.image_uri)
+        rules.data_buckets(self.data_buckets)
         rules.root_volume_gib(self.root_volume_gib)
         rules.log_retention_days(self.log_retention_days)
         rules.max_hourly_usd(self.max_hourly_usd)
@@ -118,6 +120,7 @@ class Settings:
             availability_zone=_string(config, "availabilityZone", cls.availability_zone),
             image_uri=_string(config, "imageUri", cls.image_uri),
             retain_bucket=_boolean(config, "retainBucket", cls.retain_bucket),
+            data_buckets=_list(config, "dataBuckets", cls.data_buckets),
             root_volume_gib=_integer(config, "rootVolumeGiB", cls.root_volume_gib),
             log_retention_days=_integer(config, "logRetentionDays", cls.log_retention_days),
             check_quotas=_boolean(config, "checkQuotas", cls.check_quotas),
@@ -130,6 +133,11 @@ class Settings:
 def _string(config: pulumi.Config, key: str, default: str) -> str:
     value = config.get(key)
     return default if value is None else value.strip()
+
+
+def _list(config: pulumi.Config, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+    value = config.get(key)
+    return default if value is None else tuple(each.strip() for each in value.split(",") if each.strip())
 
 
 def _integer(config: pulumi.Config, key: str, default: int) -> int:

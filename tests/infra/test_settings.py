@@ -62,6 +62,9 @@ BAD = [
     ("imageUri", "https://example.com/image", "is no image reference"),
     ("imageUri", "image with spaces", "is no image reference"),
     ("retainBucket", "maybe", "is neither true nor false"),
+    ("dataBuckets", "s3://my-data", "names no bucket"),
+    ("dataBuckets", "My_Data", "names no bucket"),
+    ("dataBuckets", "my-data/*", "names no bucket"),
     ("rootVolumeGiB", "30", "is outside 50"),
     ("rootVolumeGiB", "99999", "is outside 50"),
     ("rootVolumeGiB", "big", "is no whole number"),
@@ -86,7 +89,8 @@ def test_the_defaults_are_those_of_the_project_file() -> None:
     declared = {snake(key): entry["default"] for key, entry in PROJECT["config"].items()}
     # Pulumi.yaml knows no type for fractions.
     assert declared.pop("max_hourly_usd") == f"{Settings().max_hourly_usd:g}"
-    rest = {name: value for name, value in asdict(Settings()).items() if name != "max_hourly_usd"}
+    assert declared.pop("data_buckets") == ",".join(Settings().data_buckets)
+    rest = {name: value for name, value in asdict(Settings()).items() if name in declared}
     assert rest == declared, "the file is what people read, the class is what runs"
 
 
@@ -122,6 +126,7 @@ def test_every_key_is_read(cloud: Cloud) -> None:
         "availabilityZone": "us-west-2b",
         "imageUri": "public.example/ray@sha256:" + "0" * 64,
         "retainBucket": "true",
+        "dataBuckets": "my-data, other.data/images/2026,",
         "rootVolumeGiB": "200",
         "logRetentionDays": "7",
         "checkQuotas": "false",
@@ -143,6 +148,7 @@ def test_every_key_is_read(cloud: Cloud) -> None:
         availability_zone="us-west-2b",
         image_uri=given["imageUri"],
         retain_bucket=True,
+        data_buckets=("my-data", "other.data/images/2026"),
         root_volume_gib=200,
         log_retention_days=7,
         check_quotas=False,
