@@ -120,10 +120,10 @@ def main() -> int:
             return 1
         baseline = Baseline(run, time.time() - started)
         site.console.print(f"undisturbed: {baseline.seconds:.0f} s from the command's start to its end")
-        drills = {
-            kind: drill(site, kind, arguments.n, baseline, random.Random(f"{arguments.seed} {kind}"))
-            for kind in arguments.kind
-        }
+        drills = {}
+        for kind in arguments.kind:
+            drills[kind] = drill(site, kind, arguments.n, baseline, random.Random(f"{arguments.seed} {kind}"))
+            site.console.print(table({kind: drills[kind]}))  # in case the others are interrupted
     Console(width=120).print(table(drills))
     return 0 if all(each.passed for each in drills.values()) else 1
 

@@ -3,11 +3,12 @@
 import http.client
 import random
 import socket
+import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import cast
+from typing import Any, cast
 
 HOP_BY_HOP = ("content-length", "transfer-encoding", "connection", "date", "server", "expect")
 
@@ -35,6 +36,11 @@ class FlakyProxy(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print the error that a request has caused here, unless the client has gone: drills kill clients."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def fails_next(self) -> bool:
         """Draw whether a request fails."""
