@@ -104,10 +104,13 @@ class LocalCluster:
             kill_tree(ended.pid)
             self.add_worker()
 
-    def start_training(self, *flags: str, log: IO[Any]) -> subprocess.Popen[bytes]:
-        """Start `python -m training` as a driver on the head node."""
+    def start_training(
+        self, *flags: str, log: IO[Any], module: str = "training", folder: Path = REPOSITORY
+    ) -> subprocess.Popen[bytes]:
+        """Start `python -m training`, or another module, as a driver on the head node."""
         return subprocess.Popen(
-            [sys.executable, "-m", "training", *flags],
+            [sys.executable, "-m", module, *flags],
+            cwd=folder,
             env=self.environment,
             stdout=log,
             stderr=subprocess.STDOUT,

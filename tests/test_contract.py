@@ -200,7 +200,9 @@ def test_the_train_command_asks_the_dashboard_of_the_head_it_runs_on() -> None:
 
 def test_the_head_finds_in_a_job_what_it_needs_to_submit_the_run_again() -> None:
     config = parse(ImageConfig, ["--run-name", "mine"], {})
-    assert tuple(job.run_identity(config, [])) == jobs.RUN, "a lost job and its successor would be of different runs"
+    assert tuple(job.run_identity(config, config)) == jobs.RUN, (
+        "a lost job and its successor would be of different runs"
+    )
     assert job.MAX_RESUBMISSIONS == jobs.MAX_RESUBMISSIONS, "no run would be submitted again"
 
 

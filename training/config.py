@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 from training.errors import UsageError
 
@@ -25,20 +25,27 @@ ON_OFF = ("on", "off")
 AUTO_ON_OFF = ("auto", *ON_OFF)
 
 # The sections of `--help`, in order.
-GROUPS = ("what to train", "how", "how fast", "where", "when something happens")
+GROUPS = (
+    "the script",
+    "its files",
+    "its metrics",
+    "what to train",
+    "how",
+    "how fast",
+    "where",
+    "when something happens",
+)
 
 EPILOG = """\
-examples:
-  python -m training --dataset digits --epochs 3
-  python -m training --data-dir ~/data/fashion-mnist --batch-size 128 --num-workers 4
-  python -m training --storage-path s3://my-bucket/runs --run-name baseline
-
 To resume a run that was interrupted, repeat the command with the same --run-name and the same other flags.
-Every flag has an environment variable that sets its default: --batch-size reads TRAINING_BATCH_SIZE.
+Every flag has an environment variable that sets its default: --run-name reads TRAINING_RUN_NAME.
 
 exit status: 0 finished, 1 training failed, 2 a setting or a data set can't be used (nothing was trained),
 3 the cluster had too few free workers within the time given, 130 interrupted.
 """
+
+# The words after the positional argument.
+REST = "rest"
 
 C = TypeVar("C", bound="RunConfig")
 
@@ -61,10 +68,16 @@ def setting(
         type: Converts the text of a flag or an environment variable.
         may_change: Whether the setting may differ when a run is resumed, because it decides where or how fast the run
             trains, not what it computes.
-        **rules: `at_least` and `at_most` (inclusive), `above` (exclusive), `choices`, `metavar`.
+        **rules: `at_least` and `at_most` (inclusive), `above` (exclusive), `choices`, `metavar`; `flags`, if they are
+            not the field's name with dashes.
     """
     metadata = {"description": description, "group": group, "type": type, "may_change": may_change, **rules}
     return field(default=default, metadata=metadata)
+
+
+def repeated(description: str, *, metavar: str, group: str) -> Any:
+    """Declare a setting whose flag may be given several times; its value is a tuple of their texts."""
+    return setting((), description, group=group, metavar=metavar, repeated=True)
 
 
 where = partial(setting, group="where")
@@ -81,9 +94,20 @@ class RunConfig:
 
     Values are checked on construction.
 
+    Attributes:
+        PROGRAM: The command whose settings these are.
+        ABOUT: What it does, for its help.
+        EXAMPLES: Commands, for its help.
+        POSITIONAL: The name of its positional argument, if it has one; its value and what follows are `command`.
+
     Raises:
         UsageError: A value breaks its rule. The message names the flag, the value and the rule.
     """
+
+    PROGRAM: ClassVar[str] = "python -m training"
+    ABOUT: ClassVar[str] = ""
+    EXAMPLES: ClassVar[str] = ""
+    POSITIONAL: ClassVar[str] = ""
 
     num_workers: int | str | None = where(
         None,
@@ -102,15 +126,6 @@ class RunConfig:
     )
     run_name: str | None = where(
         None, "folder of this run under the storage path; an unfinished run of this name is resumed", metavar="NAME"
-    )
-    keep_checkpoints: int = when_something_happens(
-        3, "number of latest checkpoints to keep, in addition to the best one", type=int, at_least=1
-    )
-    checkpoint_seconds: float = when_something_happens(
-        300.0, "seconds between checkpoints within an epoch; each epoch also ends with one", type=float, at_least=0.0
-    )
-    max_failed_checkpoints: int = when_something_happens(
-        3, "checkpoints in a row that may fail to be stored before the run ends", type=int, at_least=0
     )
     max_failures: int = when_something_happens(
         3,
@@ -157,6 +172,18 @@ class RunConfig:
         unique = f"{label}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
         return replace(self, run_name=self.run_name or unique)
 
+    def command_line(self, environment: Mapping[str, str] = os.environ) -> list[str]:
+        """Return the command that continues the run: its flags that are not at their defaults in this environment."""
+        flags: list[str] = []
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if not spec.metadata or value == (environment.get(environment_variable(spec.name)) or spec.default):
+                continue
+            name = spec.metadata.get("flags", (flag(spec.name),))[-1]
+            for each in value if spec.metadata.get("repeated") else (value,):
+                flags += [name] if value is True else [name, str(each)]
+        return [*self.PROGRAM.split(), *flags]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as they are written to config.json and result.json."""
         return asdict(self)
@@ -174,7 +201,12 @@ def parse(config: type[C], arguments: Sequence[str], environment: Mapping[str, s
     Raises:
         UsageError: A value can't be read or breaks its rule.
     """
-    return config(**vars(_parser(config, environment).parse_args(arguments)))
+    values = vars(_parser(config, environment).parse_args(arguments))
+    if config.POSITIONAL:
+        values["command"] = (values.pop(config.POSITIONAL), *values.pop(REST))
+    repeated = [spec.name for spec in fields(config) if spec.metadata.get("repeated")]
+    values |= {name: tuple(values[name] or ()) for name in repeated}
+    return config(**values)
 
 
 def flag(name: str) -> str:
@@ -191,27 +223,35 @@ class _Parser(argparse.ArgumentParser):
     """Raises one line instead of printing the usage of every flag."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message.removeprefix('argument ')}; see python -m training --help")
+        raise UsageError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
 
 def _parser(config: type[RunConfig], environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="python -m training",
-        description="Train an image classifier with PyTorch DDP on a Ray cluster, or on this machine.",
-        epilog=textwrap.dedent(EPILOG),
+        prog=config.PROGRAM,
+        description=config.ABOUT,
+        epilog=textwrap.dedent(config.EXAMPLES) + EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    sections = {title: parser.add_argument_group(title) for title in GROUPS}
-    for spec in fields(config):
+    if config.POSITIONAL:
+        parser.add_argument(config.POSITIONAL, help="what to run; what follows it are its own flags")
+        parser.add_argument(REST, nargs=argparse.REMAINDER, help=argparse.SUPPRESS).required = False
+    settings = [spec for spec in fields(config) if spec.metadata]
+    groups = {spec.metadata["group"] for spec in settings}
+    sections = {title: parser.add_argument_group(title) for title in GROUPS if title in groups}
+    for spec in settings:
+        section = sections[spec.metadata["group"]]
         default = environment.get(environment_variable(spec.name)) or spec.default
-        sections[spec.metadata["group"]].add_argument(
-            flag(spec.name),
-            type=spec.metadata["type"],
-            default=default,
-            metavar=_metavar(spec),
-            help=_help(spec, default),
-        )
+        described: dict[str, Any] = {"dest": spec.name, "help": _help(spec, default)}
+        names = spec.metadata.get("flags") or (flag(spec.name),)
+        if spec.metadata.get("repeated"):
+            section.add_argument(*names, action="append", metavar=_metavar(spec), **described)
+        elif spec.type == "bool":
+            section.add_argument(*names, action="store_true", **described)
+        else:
+            given = spec.metadata["type"]
+            section.add_argument(*names, type=given, default=default, metavar=_metavar(spec), **described)
     return parser
 
 
@@ -222,7 +262,7 @@ def _metavar(spec: Field) -> str:
 
 
 def _help(spec: Field, default: Any) -> str:
-    shown = "" if default is None else f" (default: {default})"
+    shown = "" if default in (None, (), False) else f" (default: {default})"
     return (spec.metadata["description"] + shown).replace("%", "%%")
 
 

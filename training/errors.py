@@ -35,6 +35,10 @@ class ResourceError(TrainingError):
     exit_status = 3
 
 
+class ScriptError(Exception):
+    """A user's script failed or hung; it may be started again."""
+
+
 def one_line(cause: object) -> str:
     """What a cause says, on one line that isn't too long for a screen."""
     return " ".join(str(cause).split())[:LONGEST_CAUSE]

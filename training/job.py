@@ -2,7 +2,7 @@
 
 The job's metadata names its run: the same command finds the job again, and submits another one only if none is under
 way. It also says how often the head may submit the run again after losing the job's driver. The job's command is
-`python -m training`, with the same flags.
+`python -m training`, with the same flags, or `python -m training.launch`, whose code is uploaded with the job.
 """
 
 import argparse
@@ -14,13 +14,17 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import aiohttp
 
-from training.config import environment_variable, parse
+from training.config import RunConfig, environment_variable, parse
 from training.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
 from training.recipes.images.config import ImageConfig
+from training.scripts import upload
+from training.scripts.config import ScriptConfig
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -33,16 +37,19 @@ DEFAULT_MAX_RESUBMISSIONS = 3
 # How long to wait for the head to submit a lost run again; the head polls its jobs every five seconds.
 RESUBMISSION_SECONDS = 30.0
 POLL_SECONDS = 1.0
+LAUNCH = "--launch"
 SUBMIT_ATTEMPTS = 3
 # How long a head that has just started may need until its agent accepts jobs.
 AGENT_SECONDS = 60.0
 
 ABOUT = """\
 python -m training.job [--max-resubmissions N] [flags of python -m training]
+python -m training.job [--max-resubmissions N] --launch [flags of python -m training.launch] SCRIPT [its flags]
 
-Submits python -m training as a Ray job to the cluster's head, shows its log and exits with its exit status. The job
-keeps running if this command ends: while the run is under way, the same command with the same --run-name shows the log
-from the start, and later it resumes a run that was interrupted. Without --run-name it prints the new name of the run.
+Submits a training as a Ray job to the cluster's head, shows its log and exits with its exit status. With --launch it
+is a script of your own, whose folder (--working-dir) is uploaded: see python -m training.launch --help. The job keeps
+running if this command ends: while the run is under way, the same command with the same --run-name shows the log from
+the start, and later it resumes a run that was interrupted. Without --run-name it prints the new name of the run.
 
 If the driver is killed or the head is lost, the head submits the run again, which resumes it from its last checkpoint.
   --max-resubmissions N  times in a row that the head may do so; 0 turns it off. A job that has run for an hour starts
@@ -59,12 +66,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if not {"-h", "--help"}.isdisjoint(given):
             print(ABOUT)
-        max_resubmissions, flags = _own_flag(given)
-        config = parse(ImageConfig, flags).resolve_defaults()
+        max_resubmissions, work = _parse(given)
         client = _connect()
-        run = run_identity(config, flags)
-        metadata = {**run, MAX_RESUBMISSIONS: str(max_resubmissions)}
-        return _follow(client, run, _find_or_submit(client, run, metadata, _entrypoint(config, flags)))
+        metadata = {**work.run, MAX_RESUBMISSIONS: str(max_resubmissions)}
+        return _follow(client, work.run, _find_or_submit(client, work, metadata))
     except TrainingError as error:
         print(f"training: {error}", file=sys.stderr)
         return error.exit_status
@@ -73,13 +78,55 @@ def main(arguments: list[str] | None = None) -> int:
         return Interrupted.exit_status
 
 
-def run_identity(config: ImageConfig, flags: Sequence[str]) -> dict[str, str]:
+@dataclass(frozen=True)
+class Submission:
+    """What is submitted.
+
+    Attributes:
+        run: The part of a job's metadata that all jobs of a run have in common.
+        entrypoint: The job's shell command. It has what was typed alone: defaults are those of the head's environment.
+        runtime_env: The job's runtime environment: the code, if it is a user's.
+    """
+
+    run: dict[str, str]
+    entrypoint: str
+    runtime_env: dict[str, Any] | None = None
+
+
+def submission_of_training(flags: Sequence[str]) -> Submission:
+    """Return the submission of `python -m training` with these flags.
+
+    Raises:
+        UsageError: A flag can't be used.
+    """
+    config = parse(ImageConfig, flags).resolve_defaults()
+    typed = parse(ImageConfig, flags, {})
+    named = [] if typed.run_name else ["--run-name", str(config.run_name)]
+    return Submission(run_identity(config, typed), shlex.join(["python", "-m", "training", *flags, *named]))
+
+
+def submission_of_script(arguments: Sequence[str]) -> Submission:
+    """Return the submission of `python -m training.launch` with these arguments.
+
+    Raises:
+        UsageError: One can't be used, a file is missing, or the folder with the code is too large.
+    """
+    config = parse(ScriptConfig, arguments).resolve_defaults()
+    config.check_files()
+    typed = parse(ScriptConfig, arguments, {})
+    on_head = replace(typed, run_name=config.run_name, working_dir=".")
+    return Submission(
+        run_identity(config, typed), shlex.join(on_head.command_line({})), upload.runtime_env(config.folder)
+    )
+
+
+def run_identity(config: RunConfig, typed: RunConfig) -> dict[str, str]:
     """Return the part of a job's metadata that all jobs of a run have in common.
 
     A run's name is that of a folder, so under another storage path it is another run. Of the storage path only what was
     typed can be compared, because the default of the head's environment may not be known here.
     """
-    return {"run_name": str(config.run_name), "storage_path": parse(ImageConfig, flags, {}).storage_path}
+    return {"run_name": str(config.run_name), "storage_path": typed.storage_path}
 
 
 def free_id(jobs: dict[str, Any], name: str) -> str:
@@ -95,13 +142,18 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message.removeprefix('argument ')}; see python -m training.job --help")
 
 
-def _own_flag(given: Sequence[str]) -> tuple[int, list[str]]:
-    """Return the value of --max-resubmissions, and the flags without it: they are those of `python -m training`."""
+def _parse(given: Sequence[str]) -> tuple[int, Submission]:
+    """Return the value of --max-resubmissions, and what the rest says is to be submitted."""
+    position = list(given).index(LAUNCH) if LAUNCH in given else len(given)
     default = os.environ.get(environment_variable(MAX_RESUBMISSIONS)) or DEFAULT_MAX_RESUBMISSIONS
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--max-resubmissions", type=_count, default=default)
-    own, flags = parser.parse_known_args(given)
-    return own.max_resubmissions, flags
+    own, flags = parser.parse_known_args(given[:position])
+    if position == len(given):
+        return own.max_resubmissions, submission_of_training(flags)
+    if flags:
+        raise UsageError(f"{flags[0]}: is not a flag of python -m training.job; give it after {LAUNCH}")
+    return own.max_resubmissions, submission_of_script(given[position + 1 :])
 
 
 def _count(text: str) -> int:
@@ -133,22 +185,24 @@ def _connect() -> "JobSubmissionClient":
         ) from cause
 
 
-def _find_or_submit(
-    client: "JobSubmissionClient", run: dict[str, str], metadata: dict[str, str], entrypoint: str
-) -> str:
+def _find_or_submit(client: "JobSubmissionClient", work: Submission, metadata: dict[str, str]) -> str:
     """Return the ID of the run's job that is under way, or else submit a new one; print which."""
-    name = run["run_name"]
+    name = work.run["run_name"]
     attempts = SUBMIT_ATTEMPTS
     deadline = time.monotonic() + AGENT_SECONDS
     while True:
         try:
             jobs = _submitted(client.list_jobs())
-            if job_id := _under_way(jobs, run):
+            if job_id := _under_way(jobs, work.run):
                 _say(f"run {name} is under way as job {job_id}: its log from the start")
                 return job_id
             job_id = free_id(jobs, name)
-            client.submit_job(entrypoint=entrypoint, submission_id=job_id, metadata=metadata)
-        except (OSError, RuntimeError) as cause:
+            client.submit_job(
+                entrypoint=work.entrypoint, submission_id=job_id, metadata=metadata, runtime_env=work.runtime_env
+            )
+        except (OSError, RuntimeError, ValueError) as cause:
+            if work.runtime_env and upload.is_too_large(cause):
+                raise upload.too_large(Path(work.runtime_env["working_dir"])) from cause
             attempts -= 1
             if "already exists" in str(cause) and attempts:  # somebody has just submitted a job, perhaps of this run
                 continue
@@ -174,12 +228,6 @@ def _under_way(jobs: dict[str, Any], run: dict[str, str]) -> str | None:
     """Return the ID of the run's job that is pending or running, or None."""
     mine = _of_run(jobs, run)
     return next((job_id for job_id, job in mine.items() if not job.status.is_terminal()), None)
-
-
-def _entrypoint(config: ImageConfig, flags: Sequence[str]) -> str:
-    """Return the job's shell command. It has the flags alone: defaults are those of the head's environment."""
-    named = [] if parse(ImageConfig, flags, {}).run_name else ["--run-name", str(config.run_name)]
-    return shlex.join(["python", "-m", "training", *flags, *named])
 
 
 def _follow(client: "JobSubmissionClient", run: dict[str, str], job_id: str) -> int:

@@ -237,14 +237,14 @@ class Refusing:
 def test_a_head_whose_agent_has_not_started_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "POLL_SECONDS", 0.01)
     api: Any = Refusing(*["No available agent to submit job, please try again later."] * 5)
-    assert job._find_or_submit(api, {"run_name": "mine"}, {}, "python -m training") == "mine"
+    assert job._find_or_submit(api, job.submission_of_training(["--run-name", "mine"]), {}) == "mine"
     assert api.submitted == ["mine"]
 
 
 def test_a_lost_race_is_not_run_for_ever() -> None:
     api: Any = Refusing(*["Job with submission_id mine already exists."] * job.SUBMIT_ATTEMPTS)
     with pytest.raises(ResourceError, match="the Ray head accepted no job"):
-        job._find_or_submit(api, {"run_name": "mine"}, {}, "python -m training")
+        job._find_or_submit(api, job.submission_of_training(["--run-name", "mine"]), {})
 
 
 def _followed(

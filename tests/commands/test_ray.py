@@ -51,7 +51,7 @@ print(json.dumps([nodes[0]["raylet"]["state"], nodes[0]["gpus"]]))
 # has forgotten it.
 WAITS = """
 import json, os, sys, time
-from training.__main__ import RAY_SETTINGS
+from training.cli import RAY_SETTINGS
 os.environ.update(RAY_SETTINGS)
 import ray
 from ray.autoscaler.v2.sdk import get_cluster_status

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from training.checkpoint.collectives import Collectives
 from training.checkpoint.manifest import Manifest, find_fault
+from training.checkpoint.preemption import Preemption
 from training.checkpoint.resume import check_data_unchanged
 from training.checkpoint.saver import AsyncSaver, log
 from training.checkpoint.store import CheckpointStore
-from training.config import RunConfig
+from training.engine.config import TrainingConfig
 from training.engine.trainer import Trainer
 from training.errors import StorageError
 from training.run import layout
@@ -26,19 +27,6 @@ if TYPE_CHECKING:  # torch.distributed.checkpoint takes a second to import: not 
 POLL_SECONDS = 1.0
 # How long a failing rank waits for the save in progress. If another rank failed, Ray kills this one sooner.
 LAST_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class Preemption:
-    """Nodes that are being reclaimed.
-
-    Attributes:
-        ranks: The workers on them.
-        deadline: When everything must be saved (Unix time).
-    """
-
-    ranks: list[int]
-    deadline: float
 
 
 class Preempted(Exception):
@@ -135,7 +123,7 @@ class CheckpointManager:
         self,
         trainer: Trainer,
         storage: RunStorage,
-        config: RunConfig,
+        config: TrainingConfig,
         *,
         score: str,
         preemption: Callable[[], Preemption | None] = lambda: None,

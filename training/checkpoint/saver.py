@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from training.checkpoint.collectives import Collectives
 from training.checkpoint.store import CheckpointStore
-from training.config import RunConfig, flag
+from training.config import flag
+from training.engine.config import TrainingConfig
 from training.errors import StorageError
 from training.run.storage import RunStorage, short_reason
 
@@ -45,7 +46,7 @@ class AsyncSaver:
         self,
         ranks: Collectives,
         storage: RunStorage,
-        config: RunConfig,
+        config: TrainingConfig,
         store: CheckpointStore | None,
         data: dict[str, Any],
         heartbeat: Callable[[], None],

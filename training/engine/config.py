@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
 
-from training.config import AUTO_ON_OFF, ON_OFF, RunConfig, setting
+from training.config import AUTO_ON_OFF, ON_OFF, RunConfig, setting, when_something_happens
 
 DEFAULT_LR = {"adamw": 3e-3, "sgd": 0.1}
 DEFAULT_WEIGHT_DECAY = {"adamw": 0.05, "sgd": 5e-4}
@@ -80,6 +80,16 @@ class TrainingConfig(RunConfig):
         "that come with a recipe",
         choices=AUTO_ON_OFF,
         may_change=True,
+    )
+
+    keep_checkpoints: int = when_something_happens(
+        3, "number of latest checkpoints to keep, in addition to the best one", type=int, at_least=1
+    )
+    checkpoint_seconds: float = when_something_happens(
+        300.0, "seconds between checkpoints within an epoch; each epoch also ends with one", type=float, at_least=0.0
+    )
+    max_failed_checkpoints: int = when_something_happens(
+        3, "checkpoints in a row that may fail to be stored before the run ends", type=int, at_least=0
     )
 
     def microbatches(self, world_size: int) -> int:

@@ -5,10 +5,11 @@ import math
 import os
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import ray
 from ray import PlacementGroupID, cloudpickle
@@ -56,8 +57,12 @@ class WorkerAllocation:
         return f"{number} x {kind}, {self.cpus_per_worker} CPU threads each"
 
 
-def connect(config: RunConfig) -> bool:
+def connect(config: RunConfig, runtime_env: Mapping[str, Any]) -> bool:
     """Join the cluster of `RAY_ADDRESS` or one that runs on this machine, or else start one here.
+
+    Args:
+        config: The run's settings.
+        runtime_env: Ray's runtime environment of the workers, unless the cluster is this machine alone.
 
     Returns:
         Whether the cluster is this machine alone, started for this run.
@@ -67,12 +72,12 @@ def connect(config: RunConfig) -> bool:
         UsageError: The cluster wants another token than `RAY_AUTH_TOKEN`, or any.
     """
     try:
-        return _join_or_start(config, os.environ.get("RAY_ADDRESS") or "auto")
+        return _join_or_start(config, os.environ.get("RAY_ADDRESS") or "auto", runtime_env)
     except AuthenticationError as cause:
         raise UsageError("RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's") from cause
 
 
-def _join_or_start(config: RunConfig, address: str) -> bool:
+def _join_or_start(config: RunConfig, address: str, runtime_env: Mapping[str, Any]) -> bool:
     # By value: Ray runs the hook before a worker process can import what lies in the driver's directory.
     cloudpickle.register_pickle_by_value(network_interface)
     hook = {"worker_process_setup_hook": network_interface.use_route_to_head}
@@ -80,7 +85,7 @@ def _join_or_start(config: RunConfig, address: str) -> bool:
     if address != "local":
         _check_reachable(address)
         try:
-            init(address=address, runtime_env=hook)
+            init(address=address, runtime_env={**runtime_env, **hook})
             return False
         except ConnectionError as cause:
             if address != "auto":

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any, TypedDict
 
 import ray.train
 from ray.train.torch import get_device
 
-from training.checkpoint.manager import CheckpointManager, Preempted, Preemption
+from training.checkpoint.manager import CheckpointManager, Preempted
 from training.engine.config import TrainingConfig
 from training.engine.fit import fit
 from training.engine.recipe import Recipe
 from training.engine.watchdog import Watchdog
 from training.errors import UsageError
+from training.launchers.preemption import PREEMPTED, preemption
 from training.monitoring import post_mortem
 from training.monitoring.reporter import Reporter
 from training.monitoring.run_state import RunStateClient
@@ -22,14 +22,8 @@ from training.run import layout, results
 from training.run.results import RunSummary
 from training.run.storage import RunStorage
 
-# Assumed when AWS reports no deadline.
-DEFAULT_PREEMPTION_SECONDS = 60.0
-# Stop saving this long before the deadline.
-MARGIN_SECONDS = 5.0
 # Loading the data and building the model give no heartbeats: they may take so many times the stall timeout.
 LOADING_PATIENCE = 6.0
-# Result key: the ranks whose nodes are being reclaimed.
-PREEMPTED = "preempted"
 
 
 class Settings(TypedDict):
@@ -39,6 +33,7 @@ class Settings(TypedDict):
     config: TrainingConfig
     storage: RunStorage
     run_state: RunStateClient
+    attempt: int
 
 
 def train(settings: Settings) -> RunSummary | dict[str, Any]:
@@ -60,7 +55,12 @@ def train(settings: Settings) -> RunSummary | dict[str, Any]:
 
 
 def _train(
-    recipe: Recipe, config: TrainingConfig, storage: RunStorage, run_state: RunStateClient, watchdog: Watchdog
+    recipe: Recipe,
+    config: TrainingConfig,
+    storage: RunStorage,
+    run_state: RunStateClient,
+    attempt: int,
+    watchdog: Watchdog,
 ) -> RunSummary:
     _check_shared(storage)
     with watchdog.patience(LOADING_PATIENCE):
@@ -77,17 +77,6 @@ def _train(
     ) as checkpoints:
         fit(trainer, checkpoints, config.epochs, reporter)
     return results.run_summary(trainer, checkpoints.summary)
-
-
-def preemption() -> Preemption | None:
-    """Return what Ray Train knows of nodes that are being reclaimed: a spot instance, a draining node, a deployment.
-
-    It is the same on all ranks, which must call it at the same step.
-    """
-    if (info := ray.train.get_preemption_info()) is None:
-        return None
-    deadline = info.deadline_ms / 1000 if info.deadline_ms else time.time() + DEFAULT_PREEMPTION_SECONDS
-    return Preemption(list(info.preempted_ranks), deadline - MARGIN_SECONDS)
 
 
 def _check_shared(storage: RunStorage) -> None:

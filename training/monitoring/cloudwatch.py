@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -27,12 +27,21 @@ READ_SECONDS = 10
 ATTEMPTS = 2
 MAX_DATA_PER_CALL = 1000  # https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricData.html
 
+SPEED = "SamplesPerSecond"
+UNITS = {SPEED: "Count/Second"}
+
 Datum = dict[str, Any]
+
+
+def metric_names(qualities: Sequence[Quality]) -> dict[str, str]:
+    """Return CloudWatch's names of what is published of a recipe's metrics, and the metrics' own."""
+    tested = {f"Test{quality.name.title()}": f"test_{quality.name}" for quality in qualities}
+    return {"TrainLoss": "train_loss", **tested, SPEED: "samples_per_second"}
 
 
 @contextmanager
 def publish_metrics(
-    monitor: RunMonitor, namespace: str | None, qualities: Sequence[Quality], console: Console
+    monitor: RunMonitor, namespace: str | None, names: Mapping[str, str] | None, console: Console
 ) -> Generator[None]:
     """Publish the run's metrics until the block ends, and what is left then, unless the user interrupts the run.
 
@@ -41,7 +50,7 @@ def publish_metrics(
     if namespace is None:
         yield
         return
-    publisher = Publisher(monitor, namespace, qualities, console)
+    publisher = Publisher(monitor, namespace, names, console)
     with every(POLL_SECONDS, publisher.publish_if_due, "cloudwatch"):
         try:
             yield
@@ -62,17 +71,18 @@ class Publisher:
     Args:
         monitor: Knows the run.
         namespace: CloudWatch's namespace.
-        qualities: What the recipe's metrics measure.
+        names: CloudWatch's names of the metrics to publish, and the run's own; None for all of them, so that
+            `train_loss` is published as TrainLoss.
         console: Shows a failure, once.
     """
 
-    def __init__(self, monitor: RunMonitor, namespace: str, qualities: Sequence[Quality], console: Console) -> None:
+    def __init__(self, monitor: RunMonitor, namespace: str, names: Mapping[str, str] | None, console: Console) -> None:
         self._monitor = monitor
         self._namespace = namespace
-        self._qualities = qualities
+        self._names = names
         self._console = console
         self._published_steps = 0
-        self._published_epochs = 0
+        self._published = 0
         self._next_publish_at = 0.0
         self._warned = False
 
@@ -91,26 +101,22 @@ class Publisher:
 
     def _publish_new(self) -> None:
         steps_made = self._monitor.steps_made
-        epochs = self._monitor.history[self._published_epochs :]
+        new = self._monitor.history[self._published :]
         steps = max(steps_made - self._published_steps, 1)
         data: list[Datum] = [{"MetricName": "RunProgress", "Unit": "Count", "Value": steps}]
-        for metrics in epochs:
-            data += self._epoch_data(metrics)
+        for metrics in new:
+            data += self._data(metrics)
         for first in range(0, len(data), MAX_DATA_PER_CALL):
             part = data[first : first + MAX_DATA_PER_CALL]
             self._client.put_metric_data(Namespace=self._namespace, MetricData=part)
         self._published_steps = steps_made
-        self._published_epochs += len(epochs)
+        self._published += len(new)
 
-    def _epoch_data(self, metrics: Any) -> list[Datum]:
-        """Return an epoch's data; CloudWatch takes no infinities and nothing that is not a number."""
-        names = {"TrainLoss": "train_loss"}
-        names |= {f"Test{quality.name.title()}": f"test_{quality.name}" for quality in self._qualities}
-        units = dict.fromkeys(names, "None")
-        names["SamplesPerSecond"] = "samples_per_second"
-        units["SamplesPerSecond"] = "Count/Second"
+    def _data(self, metrics: Any) -> list[Datum]:
+        """Return the data of some metrics; CloudWatch takes no infinities and nothing that is not a number."""
+        names = self._names if self._names is not None else {_camel_case(key): key for key in metrics}
         return [
-            {"MetricName": name, "Unit": units[name], "Value": metrics[key]}
+            {"MetricName": name, "Unit": UNITS.get(name, "None"), "Value": metrics[key]}
             for name, key in names.items()
             if isinstance(metrics.get(key), float) and math.isfinite(metrics[key])
         ]
@@ -130,3 +136,7 @@ class Publisher:
             line = f"CloudWatch does not accept the run's metrics; training continues ({escape(cause)})"
             self._console.print(line, highlight=False, soft_wrap=True)
         self._warned = True
+
+
+def _camel_case(name: str) -> str:
+    return "".join(part[:1].upper() + part[1:] for part in name.split("_"))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import torch.distributed as dist
@@ -14,8 +13,8 @@ from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
 from ray.util.state import get_log
 
 from training.checkpoint.resume import newest_checkpoint
-from training.config import RunConfig, environment_variable, flag
-from training.errors import TrainingError, one_line
+from training.config import RunConfig
+from training.errors import ScriptError, TrainingError, one_line
 from training.monitoring.post_mortem import WorkerRemains
 from training.run import layout
 from training.run.storage import RunStorage
@@ -87,7 +86,7 @@ def write_error(failure: Failure, line: str, config: RunConfig, storage: RunStor
         "where": failure.where,
         "log": list(failure.log),
         "stacks": failure.stacks,
-        "next": command(config),
+        "next": shlex.join(config.command_line()),
     }
     try:
         document["checkpoint"] = newest_checkpoint(storage)
@@ -96,18 +95,6 @@ def write_error(failure: Failure, line: str, config: RunConfig, storage: RunStor
     except OSError as cause:
         see = f"{layout.ERROR} could not be written to {storage.uri} ({one_line(cause)})"
     return TrainingError(f"{line}; {see}; continue with --run-name {config.run_name}")
-
-
-def command(config: RunConfig) -> str:
-    """Return the command that continues the run: its flags that are not at their defaults."""
-    return shlex.join(["python", "-m", "training", *_flags(config)])
-
-
-def _flags(config: RunConfig) -> Iterator[str]:
-    for spec in fields(config):
-        value = getattr(config, spec.name)
-        if value != (os.environ.get(environment_variable(spec.name)) or spec.default):
-            yield from (flag(spec.name), str(value))
 
 
 def _first_cause(error: TrainingFailedError | RayError) -> tuple[int | None, BaseException]:
@@ -122,7 +109,7 @@ def _is_consequence(cause: BaseException) -> bool:
 
 
 def _name(cause: BaseException) -> str:
-    if isinstance(cause, TrainingError):
+    if isinstance(cause, TrainingError | ScriptError):
         return one_line(cause)
     if isinstance(cause, RayActorError):
         return f"a process of the run ended ({one_line(cause)})"

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from training.engine.recipe import Quality
 from training.monitoring.run_monitor import RunMonitor
 
 
 class ProgressBar:
-    """Shows a run; a context. What the workers print meanwhile appears above the bar."""
+    """Shows a run; a context. What the workers print meanwhile appears above the bar.
 
-    def __init__(self, monitor: RunMonitor, epochs: int, qualities: Sequence[Quality], console: Console) -> None:
+    Args:
+        monitor: Knows the run.
+        console: Where it is shown.
+        epochs: How many the run has, or None if it counts steps alone.
+        line: Returns the line for new metrics, or None for no line.
+    """
+
+    def __init__(
+        self, monitor: RunMonitor, console: Console, epochs: int | None, line: Callable[[Any], str | None]
+    ) -> None:
         self._monitor = monitor
-        self._epochs = epochs
-        self._qualities = qualities
         self._console = console
+        self._epochs = epochs
+        self._line = line
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
         )
@@ -40,20 +48,13 @@ class ProgressBar:
     def draw(self) -> None:
         """Show what is new."""
         for metrics in self._monitor.history[self._shown :]:
-            self._console.print(_epoch_line(metrics, self._epochs, self._qualities), highlight=False)
+            if line := self._line(metrics):
+                self._console.print(line, highlight=False)
             self._shown += 1
-        if progress := self._monitor.progress:
-            self._bar.update(
-                self._task,
-                description=f"epoch {min(progress.epoch + 1, self._epochs)}/{self._epochs}",
-                completed=progress.total_steps,
-                total=self._epochs * progress.steps_per_epoch,
-            )
-
-
-def _epoch_line(metrics: Any, epochs: int, qualities: Sequence[Quality]) -> str:
-    tested = "  ".join(f"test {each.name} {metrics[f'test_{each.name}']:.4f}" for each in qualities)
-    return (
-        f"epoch {metrics['epoch'] + 1}/{epochs}  train loss {metrics['train_loss']:.4f}  {tested}  "
-        f"{metrics['train_seconds'] + metrics['test_seconds']:.1f} s"
-    )
+        if (progress := self._monitor.progress) is None:
+            return
+        description, total = "running", None
+        if self._epochs is not None:
+            description = f"epoch {min(progress.epoch + 1, self._epochs)}/{self._epochs}"
+            total = self._epochs * progress.steps_per_epoch
+        self._bar.update(self._task, description=description, completed=progress.total_steps, total=total)

@@ -61,7 +61,7 @@ class Reporter(Listener):
         """Report a finished epoch."""
         self.heartbeat()
         if self._trainer.rank == 0:
-            self._run_state.finish_epoch(metrics)
+            self._run_state.report_metrics(metrics["epoch"], metrics)
         self._report(0)
 
     def _report(self, step: int) -> None:

@@ -17,7 +17,7 @@ class RunMonitor:
 
     Attributes:
         progress: The last report, or None before the first.
-        history: The metrics of the epochs that finished during this command, each once.
+        history: The metrics that were reported during this command, each once: an epoch's, or what a script logged.
         steps_made: Steps that this command has made; steps that were lost and made again count twice.
         first_step_at: When the first of them was done (Unix time), or None before.
     """
@@ -26,6 +26,7 @@ class RunMonitor:
         self._run_state = run_state
         self._console = console
         self._incarnation: str | None = None
+        self._last_number = -1
         self.progress: Progress | None = None
         self.history: list[Any] = []
         self.steps_made = 0
@@ -45,8 +46,7 @@ class RunMonitor:
 
     def poll(self) -> None:
         """Read the run state once."""
-        last_epoch = self.history[-1]["epoch"] if self.history else -1
-        if (state := self._run_state.read(last_epoch)) is not None:
+        if (state := self._run_state.read(self._last_number)) is not None:
             self.update(state)
 
     def update(self, state: RunState) -> None:
@@ -54,7 +54,8 @@ class RunMonitor:
         if self._incarnation not in (None, state.incarnation):
             self._console.print("the run-state actor was lost and restarted; training continues", highlight=False)
         self._incarnation = state.incarnation
-        self.history += state.finished
+        self.history += state.metrics.values()
+        self._last_number = max(state.metrics, default=self._last_number)
         if state.progress is None:
             return
         same_workers = self.progress is not None and self.progress.worker_group == state.progress.worker_group

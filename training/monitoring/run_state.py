@@ -51,12 +51,12 @@ class RunState:
     Attributes:
         incarnation: Another one after Ray had to restart the actor.
         progress: The last report, or None before the first.
-        finished: The metrics of finished epochs that the reader doesn't have, in order.
+        metrics: The metrics that the reader doesn't have, by number, in order: an epoch's, or what a script logged.
     """
 
     incarnation: str
     progress: Progress | None
-    finished: list[Any]
+    metrics: dict[int, Any]
 
 
 class RunStateActor:
@@ -65,20 +65,20 @@ class RunStateActor:
     def __init__(self) -> None:
         self._incarnation = uuid.uuid4().hex
         self._progress: Progress | None = None
-        self._finished: dict[int, Any] = {}
+        self._metrics: dict[int, Any] = {}
 
     def report(self, progress: Progress) -> None:
         """Keep the progress."""
         self._progress = progress
 
-    def finish_epoch(self, metrics: Any) -> None:
-        """Keep the metrics of a finished epoch."""
-        self._finished[metrics["epoch"]] = metrics
+    def report_metrics(self, number: int, metrics: Any) -> None:
+        """Keep metrics under their number."""
+        self._metrics[number] = metrics
 
-    def read(self, after_epoch: int) -> RunState:
-        """Return the state, with the epochs that finished after this one."""
-        finished = [self._finished[epoch] for epoch in sorted(self._finished) if epoch > after_epoch]
-        return RunState(self._incarnation, self._progress, finished)
+    def read(self, after: int) -> RunState:
+        """Return the state, with the metrics of higher numbers."""
+        new = {number: self._metrics[number] for number in sorted(self._metrics) if number > after}
+        return RunState(self._incarnation, self._progress, new)
 
 
 class RunStateClient:
@@ -91,14 +91,14 @@ class RunStateClient:
         """Report the progress."""
         self._actor.report.remote(progress)
 
-    def finish_epoch(self, metrics: Any) -> None:
-        """Report a finished epoch."""
-        self._actor.finish_epoch.remote(metrics)
+    def report_metrics(self, number: int, metrics: Any) -> None:
+        """Report metrics: those of an epoch under its number, or what a script logged, in order."""
+        self._actor.report_metrics.remote(number, metrics)
 
-    def read(self, after_epoch: int) -> RunState | None:
-        """Return the state with the epochs that finished after this one, or None if the actor doesn't answer."""
+    def read(self, after: int) -> RunState | None:
+        """Return the state with the metrics of higher numbers, or None if the actor doesn't answer."""
         try:
-            return ray.get(self._actor.read.remote(after_epoch), timeout=READ_SECONDS)
+            return ray.get(self._actor.read.remote(after), timeout=READ_SECONDS)
         except RayError:
             return None
 

@@ -10,6 +10,8 @@ CURVES = "curves.png"
 WEIGHTS = "model.pt"
 BEST_WEIGHTS = "best/model.pt"
 STACKS_FOLDER = "stalls"
+# What a user's script has written to $RUN_DIR.
+FILES_FOLDER = "files"
 
 # A checkpoint is a folder `checkpoint_<step>` of torch.distributed.checkpoint: a file from each rank, METADATA and,
 # written last, a MANIFEST.

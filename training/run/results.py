@@ -128,7 +128,11 @@ def write_results(
         "data": summary["data"],
         "hardware": summary["hardware"],
         "versions": versions(),
-        "times": _times(first_step, history),
+        "times": {
+            **run_times(first_step),
+            "training_seconds": sum(each["train_seconds"] for each in history),
+            "test_seconds": sum(each["test_seconds"] for each in history),
+        },
         "config": config.to_dict(),
         "files": {
             "weights": layout.WEIGHTS,
@@ -200,8 +204,12 @@ def _milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.1f}" if seconds < 0.1 else f"{1000 * seconds:,.0f}"
 
 
-def _times(first_step: float | None, history: Sequence[Any]) -> dict[str, Any]:
-    """Return the times of this command, from the start of its process."""
+def run_times(first_step: float | None) -> dict[str, Any]:
+    """Return the times of this command, from the start of its process.
+
+    Args:
+        first_step: When the first step was done, or a script was started (Unix time), or None.
+    """
     started = psutil.Process().create_time()
     finished = time.time()
     return {
@@ -210,8 +218,6 @@ def _times(first_step: float | None, history: Sequence[Any]) -> dict[str, Any]:
         "finished": _iso(finished),
         "total_seconds": finished - started,
         "to_first_step_seconds": first_step - started if first_step else None,
-        "training_seconds": sum(each["train_seconds"] for each in history),
-        "test_seconds": sum(each["test_seconds"] for each in history),
     }
 
 

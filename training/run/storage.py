@@ -46,21 +46,12 @@ class RunStorage:
         Raises:
             UsageError: The path is not of a known kind, or its bucket can't be reached.
         """
-        if "://" not in storage_path:
-            base = str(Path(storage_path).expanduser().absolute())
-            return cls(fs.LocalFileSystem(), base, run_name, f"{base}/{run_name}")
-        if not re.fullmatch(r"s3://[^/@?]+(/[^?]*)?", storage_path):  # what stands before an @ would be a secret
-            raise _unusable(storage_path, ValueError("it is neither a folder nor a bucket"))
         try:
-            found, base = fs.FileSystem.from_uri(storage_path.rstrip("/"))
+            filesystem, base = open_filesystem(storage_path)
         except (OSError, ValueError) as cause:
             raise _unusable(storage_path, cause) from cause
-        filesystem = fs.S3FileSystem(  # the same, as a URI can't name a retry strategy
-            region=found.region or None,
-            endpoint_override=os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"),
-            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=MAX_ATTEMPTS),
-        )
-        return cls(filesystem, base, run_name, f"{storage_path.rstrip('/')}/{run_name}")
+        uri = base if isinstance(filesystem, fs.LocalFileSystem) else storage_path.rstrip("/")
+        return cls(filesystem, base, run_name, f"{uri}/{run_name}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Open the folder again in the other process: pyarrow pickles a file system without its retry strategy."""
@@ -73,7 +64,7 @@ class RunStorage:
             UsageError: The folder or bucket is missing, or may not be written.
         """
         try:
-            if self._is_local:
+            if self.is_local:
                 _check_folder(Path(self.path()))
             else:
                 self._check_bucket()
@@ -100,6 +91,12 @@ class RunStorage:
         found = self.filesystem.get_file_info(fs.FileSelector(self.path(folder), allow_not_found=True))
         return {each.base_name: each.size for each in found if each.type == fs.FileType.File}
 
+    def files(self, folder: str) -> dict[str, fs.FileInfo]:
+        """Return all files below a folder of the run's folder, by their path in it."""
+        found = self.filesystem.get_file_info(fs.FileSelector(self.path(folder), allow_not_found=True, recursive=True))
+        prefix = f"{self.path(folder)}/"
+        return {each.path.removeprefix(prefix): each for each in found if each.type == fs.FileType.File}
+
     def read(self, name: str) -> bytes:
         """Read a whole file; FileNotFoundError where there is none."""
         with self.open_reader(name) as stream:
@@ -111,17 +108,17 @@ class RunStorage:
 
     def open_writer(self, name: str) -> NativeFile:
         """Open a file to write it from its start, making its folder if need be. S3 shows it once it is closed."""
-        if self._is_local:  # S3 has no folders
+        if self.is_local:  # S3 has no folders
             self.filesystem.create_dir(self.path(*name.split("/")[:-1]), recursive=True)
         return self.filesystem.open_output_stream(self.path(name))
 
     @contextmanager
     def replace(self, name: str) -> Generator[NativeFile]:
         """Open a file to write it; until it is complete, readers find the old one."""
-        written = f"{name}.part" if self._is_local else name
+        written = f"{name}.part" if self.is_local else name
         with self.open_writer(written) as stream:
             yield stream
-        if self._is_local:
+        if self.is_local:
             self.filesystem.move(self.path(written), self.path(name))
 
     def write(self, name: str, content: bytes | str) -> None:
@@ -163,7 +160,8 @@ class RunStorage:
             self.filesystem.delete_dir(self.path(name))
 
     @property
-    def _is_local(self) -> bool:
+    def is_local(self) -> bool:
+        """Whether it is on a disk, not in S3."""
         return isinstance(self.filesystem, fs.LocalFileSystem)
 
     def _check_bucket(self) -> None:
@@ -171,6 +169,26 @@ class RunStorage:
         with self.filesystem.open_output_stream(probe) as stream:
             stream.write(b"")
         self.filesystem.delete_file(probe)
+
+
+def open_filesystem(address: str) -> tuple[fs.FileSystem, str]:
+    """Return the file system of a folder or an `s3://bucket/prefix`, and the path on it.
+
+    Raises:
+        ValueError: The address is of another kind.
+        OSError: The bucket can't be reached.
+    """
+    if "://" not in address:
+        return fs.LocalFileSystem(), str(Path(address).expanduser().absolute())
+    if not re.fullmatch(r"s3://[^/@?]+(/[^?]*)?", address):  # what stands before an @ would be a secret
+        raise ValueError("it is neither a folder nor a bucket")
+    found, path = fs.FileSystem.from_uri(address.rstrip("/"))
+    filesystem = fs.S3FileSystem(  # the same, as a URI can't name a retry strategy
+        region=found.region or None,
+        endpoint_override=os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"),
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=MAX_ATTEMPTS),
+    )
+    return filesystem, path
 
 
 def _check_folder(folder: Path) -> None:

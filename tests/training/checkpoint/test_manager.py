@@ -20,7 +20,8 @@ from tests.flaky_s3 import flaky_proxy
 from tests.training.ranks import Ranks
 from tests.waiting import until
 from training.checkpoint import dcp, manager, manifest, saver
-from training.checkpoint.manager import CheckpointManager, Preempted, Preemption
+from training.checkpoint.manager import CheckpointManager, Preempted
+from training.checkpoint.preemption import Preemption
 from training.checkpoint.saver import AsyncSaver
 from training.checkpoint.snapshot import load_weights
 from training.checkpoint.store import CheckpointStore

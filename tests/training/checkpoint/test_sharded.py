@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from tests.training.ranks import Ranks
 from training.checkpoint import dcp
 from training.checkpoint.manager import CheckpointManager
-from training.config import RunConfig
+from training.engine.config import TrainingConfig
 from training.engine.trainer import TrainerState
 from training.run.storage import RunStorage
 
@@ -104,7 +104,7 @@ def train(rank: int, ranks: int, folder: str, epochs: int) -> tuple[dict[str, An
     try:
         trainer = ShardedTrainer(rank, ranks)
         storage = RunStorage.open(folder, "sharded")
-        with CheckpointManager(trainer, storage, RunConfig(), score="score") as checkpoints:
+        with CheckpointManager(trainer, storage, TrainingConfig(), score="score") as checkpoints:
             checkpoints.resume()
             size = sum(read)
             resumed = whole(trainer) if trainer.step else {}  # a fresh optimizer counts the look at it as a step

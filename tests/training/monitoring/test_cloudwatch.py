@@ -40,7 +40,7 @@ def namespace(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def publisher(monitor: RunMonitor, namespace: str) -> Publisher:
-    return Publisher(monitor, namespace, IMAGES.qualities, Console(width=100))
+    return Publisher(monitor, namespace, cloudwatch.metric_names(IMAGES.qualities), Console(width=100))
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_the_first_metrics_are_published_at_once_and_the_last_at_the_end(
 ) -> None:
     monkeypatch.setattr(cloudwatch, "POLL_SECONDS", 0.01)
     monitor.steps_made = 1
-    with cloudwatch.publish_metrics(monitor, namespace, IMAGES.qualities, Console()):
+    with cloudwatch.publish_metrics(monitor, namespace, cloudwatch.metric_names(IMAGES.qualities), Console()):
         until(lambda: bool(published()))
         monitor.steps_made = 9
     assert published() == {"RunProgress": (2, 1 + 8, "Count")}, "once a minute is enough, and nothing is lost"
@@ -119,14 +119,20 @@ def test_who_interrupts_a_run_does_not_wait_for_cloudwatch(
     monitor: RunMonitor, namespace: str, published: Published
 ) -> None:
     monitor.steps_made = 5
-    with pytest.raises(SystemExit), cloudwatch.publish_metrics(monitor, namespace, IMAGES.qualities, Console()):
+    with (
+        pytest.raises(SystemExit),
+        cloudwatch.publish_metrics(monitor, namespace, cloudwatch.metric_names(IMAGES.qualities), Console()),
+    ):
         raise SystemExit
     assert published() == {}
 
 
 def test_a_run_that_fails_publishes_what_is_left(monitor: RunMonitor, namespace: str, published: Published) -> None:
     finish(monitor, 0)
-    with pytest.raises(RuntimeError), cloudwatch.publish_metrics(monitor, namespace, IMAGES.qualities, Console()):
+    with (
+        pytest.raises(RuntimeError),
+        cloudwatch.publish_metrics(monitor, namespace, cloudwatch.metric_names(IMAGES.qualities), Console()),
+    ):
         raise RuntimeError
     assert published()["TestAccuracy"].count == 1
 
@@ -168,7 +174,7 @@ def test_without_a_namespace_nothing_runs_and_boto3_is_not_imported() -> None:
         import sys, threading
         from training.monitoring import cloudwatch
         before = threading.active_count()
-        with cloudwatch.publish_metrics(None, None, (), None):
+        with cloudwatch.publish_metrics(None, None, {}, None):
             assert threading.active_count() == before
         sys.exit("boto3" in sys.modules)
     """

@@ -1,5 +1,6 @@
 """What a run that failed leaves; tests/faults has whole ones."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -71,9 +72,9 @@ def test_the_error_names_the_file_and_the_way_to_continue(run: tuple[ImageConfig
 
 def test_the_command_to_go_on_says_what_is_not_the_default() -> None:
     given = ["--run-name", "mine", "--epochs", "5", "--num-workers", "1:2", "--storage-path", "s3://bucket/my runs"]
-    command = failure_report.command(parse(ImageConfig, given, {}))
+    command = shlex.join(parse(ImageConfig, given, {}).command_line())
     assert command.startswith("python -m training ")
     assert "--epochs 5" in command
     assert "--storage-path 's3://bucket/my runs'" in command
     assert "--batch-size" not in command
-    assert failure_report.command(ImageConfig()) == "python -m training"
+    assert ImageConfig().command_line() == ["python", "-m", "training"]

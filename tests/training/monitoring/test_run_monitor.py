@@ -18,7 +18,7 @@ def monitor() -> RunMonitor:
 def state(
     steps_made: int, *finished: int, workers: str = "a", actor: str = "first", first: float | None = 7.0
 ) -> RunState:
-    metrics: list[Any] = [{"epoch": each} for each in finished]
+    metrics: dict[int, Any] = {each: {"epoch": each} for each in finished}
     return RunState(actor, Progress(3, 5, 10, workers, steps_made, first), metrics)
 
 
@@ -44,7 +44,7 @@ def test_the_first_step_is_that_of_the_first_workers(monitor: RunMonitor) -> Non
 
 def test_an_actor_that_was_restarted_costs_a_line(monitor: RunMonitor, capsys: pytest.CaptureFixture[str]) -> None:
     monitor.update(state(5, 0))
-    monitor.update(RunState("second", None, []))
+    monitor.update(RunState("second", None, {}))
     monitor.update(state(12, 1, actor="second"))
     assert capsys.readouterr().out.count("the run-state actor was lost and restarted; training continues") == 1
     assert [each["epoch"] for each in monitor.history] == [0, 1]
@@ -58,8 +58,8 @@ class LocalClient(RunStateClient):
         self.actor = RunStateActor()
         self.sent: list[int] = []
 
-    def read(self, after_epoch: int) -> RunState:
-        state = self.actor.read(after_epoch)
+    def read(self, after: int) -> RunState:
+        state = self.actor.read(after)
         self.sent.append(len(pickle.dumps(state)))
         return state
 
@@ -68,7 +68,7 @@ def test_a_poll_sends_the_epochs_that_are_new_however_many_there_were() -> None:
     client = LocalClient()
     monitor = RunMonitor(client, Console(width=100))
     for epoch in range(5000):
-        client.actor.finish_epoch({"epoch": epoch, "train_loss": epoch / 7, "test_loss": epoch / 11})
+        client.actor.report_metrics(epoch, {"epoch": epoch, "train_loss": epoch / 7, "test_loss": epoch / 11})
         monitor.poll()
     assert [each["epoch"] for each in monitor.history] == list(range(5000))
     assert max(client.sent) < 2 * client.sent[0]

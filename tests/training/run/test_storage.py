@@ -14,13 +14,6 @@ from training.run import storage as module
 from training.run.storage import RunStorage
 
 
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch, aws_variables: dict[str, str], s3_client: Any) -> Any:
-    for name, value in aws_variables.items():
-        monkeypatch.setenv(name, value)
-    return s3_client
-
-
 def keys(client: Any, prefix: str) -> set[str]:
     return {found["Key"] for found in client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])}
 

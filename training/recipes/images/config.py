@@ -20,6 +20,15 @@ _what = partial(setting, group="what to train")
 class ImageConfig(TrainingConfig):
     """All settings of `python -m training`."""
 
+    ABOUT = "Train an image classifier with PyTorch DDP on a Ray cluster, or on this machine."
+    EXAMPLES = """\
+        examples:
+          python -m training --dataset digits --epochs 3
+          python -m training --data-dir ~/data/fashion-mnist --batch-size 128 --num-workers 4
+          python -m training --storage-path s3://my-bucket/runs --run-name baseline
+
+        """
+
     model: str = _what("resnet18", "resnet18, or package.module:function of your own (see the README)")
     dataset: str = _what(
         "fashion-mnist", "auto: fashion-mnist if it is here or can be downloaded, else digits", choices=DATASETS

@@ -1,0 +1,200 @@
+"""`python -m training.launch` as users type it, on a head that runs: their code is uploaded, and nothing is left."""
+
+import json
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.commands.conftest import REPOSITORY
+from tests.commands.head import SECONDS, Head, commands, read_until
+from tests.waiting import until
+
+EXAMPLE = REPOSITORY / "examples" / "ddp_snapshot.py"
+METRICS = ("--metric", "loss=loss ([0-9.]+)", "--metric", r"step=epoch (\d+)")
+# Stands still in its third epoch while a file is there.
+HELD = """
+import os, time
+from pathlib import Path
+import ddp_snapshot
+
+class Held(ddp_snapshot.DistributedSampler):
+    def set_epoch(self, epoch):
+        while epoch > 2 and Path(os.environ["HOLD"]).exists():
+            time.sleep(0.1)
+        super().set_epoch(epoch)
+
+ddp_snapshot.DistributedSampler = Held
+ddp_snapshot.main()
+"""
+# Shows what it was given, and needs a second of Python at most.
+SHOW = """
+import json, os, sys
+from pathlib import Path
+from training import sdk
+found = {"rank": os.environ["RANK"], "size": os.environ["WORLD_SIZE"], "arguments": sys.argv[1:], "folder": os.getcwd()}
+found["data"] = Path("data.txt").read_text()
+Path(os.environ["RUN_DIR"], f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+for step in (1, 2):
+    sdk.progress(step)
+    sdk.log(loss=1 / step)
+"""
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    """A user's folder with code."""
+    shutil.copy(EXAMPLE, tmp_path)
+    (tmp_path / "held.py").write_text(HELD)
+    (tmp_path / "missing.py").write_text("import no_such_package\n")
+    (tmp_path / "stuck.py").write_text("import threading\ndef stuck():\n  threading.Event().wait()\nstuck()\n")
+    return tmp_path
+
+
+@pytest.fixture
+def launch(environment: dict[str, str], head: Head, code: Path) -> Iterator[Start]:
+    """Start `python -m training.launch` in that folder, on the head of the tests."""
+    with commands("training.launch", {**environment, **head.variables}, code) as start:
+        yield start
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Return exit status, output and errors; of these the command's own, not what Ray's processes write there."""
+    out, err = process.communicate(timeout=SECONDS)
+    own = [line for line in err.splitlines(keepends=True) if not line.startswith("\x1b[36m(")]
+    return process.returncode, out, "".join(own)
+
+
+def test_a_torchrun_script_is_resumed_after_a_rank_was_killed(launch: Start, head: Head, code: Path) -> None:
+    (code / "hold").touch()
+    hold = ("--env", f"HOLD={code / 'hold'}")
+    process = launch("--num-workers", "2", "--run-name", "mine", *METRICS, *hold, "held.py", "--epochs", "6")
+    read_until(process, "epoch 2: loss")
+    rank_1 = until(lambda: [each for each in scripts("held.py") if each.environ().get("RANK") == "1"])
+    assert rank_1[0].cwd() != str(code), "it runs what was uploaded"
+    rank_1[0].kill()
+    (code / "hold").unlink()
+    status, out, err = end(process)
+    assert status == 0, out + err
+    assert "training failed on rank 1: held.py was ended by signal 9" in out
+    assert "restarting from snapshot.pt of " in out
+    assert "rank 1: resuming at epoch 3" in out
+    folder = head.storage / "mine"
+    assert {each.name for each in (folder / "files").iterdir()} == {"snapshot.pt"}
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [each["step"] for each in records] == list(range(6))
+    assert records[-1]["loss"] < records[0]["loss"]
+    result = json.loads((folder / "result.json").read_text())
+    assert result["metrics"] == records[-1]
+    assert result["command"] == ["held.py", "--epochs", "6"]
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert not scripts("held.py")
+    status, _, err = end(launch("--num-workers", "2", "--run-name", "mine", "held.py"))
+    assert (status, err.count("\n")) == (2, 1)
+    assert "run 'mine' is finished" in err
+
+
+def test_a_missing_package_is_one_line_and_no_reason_to_start_again(launch: Start) -> None:
+    status, out, err = end(launch("--num-workers", "1", "missing.py"))
+    assert status == 2, out + err
+    assert err == (
+        "training: missing.py ended with exit status 1: ModuleNotFoundError: No module named 'no_such_package'; name "
+        "its package in a file for --requirements\n"
+    )
+    assert "restarting" not in out
+
+
+def test_a_script_that_hangs_leaves_its_stacks(launch: Start, head: Head) -> None:
+    flags = ("--num-workers", "1", "--run-name", "stuck", "--stall-timeout", "5", "--max-failures", "0")
+    status, out, err = end(launch(*flags, "stuck.py"))
+    assert status == 1, out + err
+    assert err.startswith("training: training failed: no progress for 5 s; see ")
+    [stacks] = (head.storage / "stuck" / "stalls").glob("*/rank_0.txt")
+    assert "in stuck" in stacks.read_text()
+    assert json.loads((head.storage / "stuck" / "error.json").read_text())["next"].endswith(" stuck.py")
+    assert not scripts("stuck.py")
+
+
+@pytest.fixture
+def submit(environment: dict[str, str], head: Head, code: Path) -> Iterator[Start]:
+    """Start `python -m training.job` in that folder."""
+    variables = {**environment, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard}
+    with commands("training.job", variables, code) as start:
+        yield start
+
+
+def test_a_job_has_the_code_that_was_there_when_it_was_submitted(submit: Start, head: Head, code: Path) -> None:
+    (code / "show.py").write_text(SHOW)
+    (code / "data.txt").write_text("of the folder")
+    status, out, err = end(
+        submit("--launch", "--num-workers", "2", "--run-name", "job", "show.py", "--run-name", "own")
+    )
+    assert status == 0, out + err
+    assert "run job is submitted as job job" in out
+    shown = [json.loads((head.storage / "job" / "files" / f"{rank}.json").read_text()) for rank in range(2)]
+    assert [(each["rank"], each["size"], each["arguments"]) for each in shown] == [
+        ("0", "2", ["--run-name", "own"]),
+        ("1", "2", ["--run-name", "own"]),
+    ]
+    assert {each["data"] for each in shown} == {"of the folder"}
+    assert {each["folder"] for each in shown}.isdisjoint({str(code)})
+    metrics = [json.loads(line) for line in (head.storage / "job" / "metrics.jsonl").read_text().splitlines()]
+    assert [(each["step"], each["loss"]) for each in metrics] == [(1, 1.0), (2, 0.5)]
+
+
+@pytest.mark.parametrize("module", ["launch", "submit"])
+def test_a_folder_that_is_too_large_is_one_line(request: pytest.FixtureRequest, code: Path, module: str) -> None:
+    (code / "data").mkdir()
+    for name in ("a.bin", "b.bin"):
+        with (code / "data" / name).open("wb") as file:
+            file.truncate(2**30)
+    start = request.getfixturevalue(module)
+    status, out, err = end(start(*(["--launch"] if module == "submit" else []), "held.py"))
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "has 2,048 MiB, and 512 MiB can be uploaded; the largest are data (2,048 MiB), " in err
+    assert ".rayignore" in err
+
+
+def test_ctrl_c_leaves_nothing_running(launch: Start) -> None:
+    process = launch("--num-workers", "1", "--run-name", "interrupted", "stuck.py")
+    until(lambda: scripts("stuck.py"))
+    process.send_signal(signal.SIGINT)
+    status, _, err = end(process)
+    assert status == 130, err
+    assert err == "training: interrupted; continue with --run-name interrupted\n"
+    until(lambda: not scripts("stuck.py"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["nowhere.py"], "SCRIPT: there is no file 'nowhere.py' in "),
+        (["--working-dir", "nowhere", "x.py"], "--working-dir: 'nowhere' is not a folder"),
+        (["--requirements", "nowhere.txt", "held.py"], "--requirements: 'nowhere.txt' can't be read"),
+        (["--input", "data=nowhere", "held.py"], "--input: data=nowhere can't be read"),
+    ],
+    ids=["script", "working dir", "requirements", "input"],
+)
+def test_a_wrong_path_is_one_line_before_anything_starts(
+    launch: Start, head: Head, given: list[str], message: str
+) -> None:
+    before = set(head.storage.iterdir())
+    status, out, err = end(launch(*given))
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"training: {message}")
+    assert set(head.storage.iterdir()) == before
+
+
+def scripts(name: str) -> list[psutil.Process]:
+    """Return the processes that run a script."""
+    found = []
+    for each in psutil.process_iter(["cmdline"]):
+        command = each.info["cmdline"] or []
+        if command[1:3] == ["-u", name] and each.status() != psutil.STATUS_ZOMBIE:
+            found.append(each)
+    return found

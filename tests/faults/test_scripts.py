@@ -1,0 +1,160 @@
+"""What a user's script survives on two nodes with an S3: it finds its $RUN_DIR wherever it starts again."""
+
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.aws import BUCKET
+from tests.disturbed_run import END_SECONDS
+from tests.local_cluster import LocalCluster, kill_tree
+from tests.waiting import until
+from training.launchers.script_driver import JOB_VARIABLE
+
+# Counts steps on two ranks; rank 0 saves every tenth. It needs a second of Python and nothing else.
+SCRIPT = """
+import json, os, signal, sys, time
+from pathlib import Path
+from training import sdk
+
+file = Path(os.environ["RUN_DIR"], "state.json")
+rank = int(os.environ["RANK"])
+step = json.loads(file.read_text())["step"] if file.exists() else 0
+print(f"rank {rank} begins at step {step}")
+
+def save():
+    if rank == 0:
+        file.with_suffix(".tmp").write_text(json.dumps({"step": step}))
+        file.with_suffix(".tmp").rename(file)
+
+stopping = []
+signal.signal(signal.SIGTERM, lambda *_: stopping.append(True))
+while step < 60:
+    time.sleep(0.3)
+    step += 1
+    sdk.progress(step)
+    sdk.log(value=step)
+    if step % 10 == 0 or stopping:
+        save()
+    if stopping:
+        print(f"rank {rank} stops at step {step}, {sdk.seconds_left():.0f} s are left")
+        sys.exit(0)
+"""
+DRAIN_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def cluster(aws_variables: dict[str, str]) -> Iterator[LocalCluster]:
+    variables = {
+        **aws_variables,
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_SECONDS),
+        # No upload, as for the driver of a job: a node that starts clears the folder with the uploaded code, which all
+        # nodes of one machine have in common.
+        JOB_VARIABLE: "{}",
+    }
+    with LocalCluster(2, variables) as cluster:
+        yield cluster
+
+
+class ScriptRun:
+    """A run of the script, with its output."""
+
+    def __init__(self, cluster: LocalCluster, folder: Path, client: Any, name: str) -> None:
+        self._cluster, self._client, self._name = cluster, client, name
+        self._log = folder / "log"
+        (folder / "code").mkdir()
+        (folder / "code" / "count.py").write_text(SCRIPT)
+        flags = ("--storage-path", f"s3://{BUCKET}/scripts", "--run-name", name, "--num-workers", "2")
+        with self._log.open("wb") as log:
+            self.command: subprocess.Popen[bytes] = cluster.start_training(
+                *flags, "--max-failures", "1", "count.py", log=log, module="training.launch", folder=folder / "code"
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def begun(self) -> set[tuple[int, int]]:
+        """The ranks that began, and at which step. (Nodes that share a machine show some lines several times.)"""
+        return {(int(rank), int(step)) for rank, step in re.findall(r"rank (\d) begins at step (\d+)", self.log)}
+
+    def read(self, name: str) -> str | None:
+        """Return a file of the run's folder in S3, or None."""
+        try:
+            answer = self._client.get_object(Bucket=BUCKET, Key=f"scripts/{self._name}/{name}")
+        except self._client.exceptions.NoSuchKey:
+            return None
+        return answer["Body"].read().decode()
+
+    def wait_for(self, condition: Callable[[], Any]) -> None:
+        """Wait for a condition; the command must not end before."""
+        until(lambda: condition() or self.command.poll() is not None, END_SECONDS, lambda: self.log)
+        assert self.command.poll() is None, self.log
+
+    def finish(self) -> int:
+        """Wait for the command's end, replace ended nodes meanwhile, and return its exit status."""
+
+        def has_ended() -> bool:
+            self._cluster.replace_ended()
+            return self.command.poll() is not None
+
+        until(has_ended, END_SECONDS, lambda: self.log)
+        return self.command.returncode
+
+
+@pytest.fixture
+def start(cluster: LocalCluster, tmp_path: Path, s3_client: Any) -> Iterator[Callable[[str], ScriptRun]]:
+    runs: list[ScriptRun] = []
+
+    def start(name: str) -> ScriptRun:
+        cluster.replace_ended()
+        runs.append(ScriptRun(cluster, tmp_path, s3_client, name))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        kill_tree(run.command.pid)
+        run.command.wait()
+
+
+def assert_complete(run: ScriptRun) -> None:
+    """Each step is in the metrics, once."""
+    records = [json.loads(line) for line in (run.read("metrics.jsonl") or "").splitlines()]
+    steps = [each["step"] for each in records]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 60
+    assert json.loads(run.read("files/state.json") or "") == {"step": 60}
+
+
+def test_a_script_on_a_node_that_is_told_to_stop_saves_and_goes_on_elsewhere(
+    start: Callable[[str], ScriptRun], cluster: LocalCluster
+) -> None:
+    run = start("notice")
+    run.wait_for(lambda: run.read("files/state.json"))
+    cluster.workers[0].send_signal(signal.SIGTERM)
+    assert run.finish() == 0, run.log
+    [stopped] = {int(step) for step in re.findall(r"rank 0 stops at step (\d+)", run.log)}
+    assert run.begun == {(0, 0), (1, 0), (0, stopped), (1, stopped)}, "no step was lost"
+    assert all(0 < int(left) < DRAIN_SECONDS for left in re.findall(r"stops at step \d+, (\d+) s are left", run.log))
+    assert "nodes are being reclaimed; restarting from state.json of " in run.log
+    assert_complete(run)
+
+
+def test_a_script_whose_node_dies_goes_on_from_what_was_stored(
+    start: Callable[[str], ScriptRun], cluster: LocalCluster
+) -> None:
+    run = start("killed")
+    run.wait_for(lambda: run.read("files/state.json"))
+    kill_tree(cluster.workers[0].pid)
+    assert run.finish() == 0, run.log
+    [saved] = {step for _, step in run.begun} - {0}
+    assert saved % 10 == 0
+    assert run.begun == {(0, 0), (1, 0), (0, saved), (1, saved)}
+    assert "restarting from state.json of " in run.log
+    assert_complete(run)

@@ -1,0 +1,92 @@
+"""Inputs: of a disk, a bucket and another run; on this node before the script starts."""
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.aws import BUCKET
+from training.errors import UsageError
+from training.run.storage import RunStorage
+from training.scripts import inputs
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr(inputs.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    return tmp_path / "tmp"
+
+
+@pytest.fixture
+def storage(s3: Any) -> RunStorage:
+    for name, content in (("a.txt", b"a"), ("deep/b.txt", b"bb")):
+        s3.put_object(Bucket=BUCKET, Key=f"data/{name}", Body=content)
+        s3.put_object(Bucket=BUCKET, Key=f"inputs/other/files/{name}", Body=content)
+    return RunStorage.open(f"s3://{BUCKET}/inputs", "mine")
+
+
+def contents(folder: str) -> dict[str, str]:
+    return {str(each.relative_to(folder)): each.read_text() for each in Path(folder).rglob("*") if each.is_file()}
+
+
+@pytest.mark.parametrize("source", [f"s3://{BUCKET}/data", f"s3://{BUCKET}/data/", "run:other"])
+def test_a_prefix_of_a_bucket_is_fetched_once(storage: RunStorage, source: str) -> None:
+    fetched: list[int] = []
+    address = inputs.resolve("data", source, storage)
+    folder = inputs.fetch(address, lambda: fetched.append(1))
+    assert contents(folder) == {"a.txt": "a", "deep/b.txt": "bb"}
+    assert inputs.fetch(address, lambda: fetched.append(1)) == folder
+    assert len(fetched) == 2
+
+
+def test_an_object_is_fetched_as_a_file(storage: RunStorage) -> None:
+    path = inputs.fetch(inputs.resolve("data", f"s3://{BUCKET}/data/a.txt", storage))
+    assert (Path(path).name, Path(path).read_text()) == ("a.txt", "a")
+
+
+def test_what_has_changed_in_the_bucket_is_fetched_anew(storage: RunStorage, s3: Any) -> None:
+    s3.put_object(Bucket=BUCKET, Key="changing/a.txt", Body=b"a")
+    before = inputs.fetch(inputs.resolve("data", f"s3://{BUCKET}/changing", storage))
+    s3.put_object(Bucket=BUCKET, Key="changing/a.txt", Body=b"longer")
+    after = inputs.fetch(inputs.resolve("data", f"s3://{BUCKET}/changing", storage))
+    assert (contents(before), contents(after)) == ({"a.txt": "a"}, {"a.txt": "longer"})
+
+
+def test_a_folder_of_the_disk_is_used_where_it_is(storage: RunStorage, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("a")
+    assert inputs.fetch(inputs.resolve("data", str(tmp_path / "data"), storage)) == str(tmp_path / "data")
+    shutil.rmtree(tmp_path / "data")
+    with pytest.raises(UsageError, match="is not on every node"):
+        inputs.fetch(str(tmp_path / "data"))
+
+
+def test_a_stream_is_its_address(storage: RunStorage, cache: Path) -> None:
+    assert inputs.fetch(inputs.resolve("data", f"stream:s3://{BUCKET}/data", storage)) == f"s3://{BUCKET}/data"
+    assert not cache.exists(), "nothing is fetched"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"s3://{BUCKET}/nothing",
+        "s3://no-such-bucket/x",
+        "run:unknown",
+        "gs://bucket/x",
+        "nowhere",
+        "stream:s3://none/x",
+    ],
+)
+def test_what_is_not_there_is_refused_in_a_line(storage: RunStorage, source: str) -> None:
+    with pytest.raises(UsageError, match=f"--input: data={source} can't be read") as caught:
+        inputs.resolve("data", source, storage)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_the_disk_has_no_room_for_is_refused(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(inputs.shutil, "disk_usage", lambda folder: usage(inputs.SPARE_BYTES + 2))
+    with pytest.raises(UsageError, match=rf"there is room for 0.0 GiB .* give stream:s3://{BUCKET}/data"):
+        inputs.fetch(f"s3://{BUCKET}/data")

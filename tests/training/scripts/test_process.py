@@ -1,0 +1,136 @@
+"""A script's process: real ones, that fail, hang, are killed, or leave children behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.waiting import until
+from training.scripts.process import ScriptProcess
+
+Start = Callable[..., ScriptProcess]
+
+
+@pytest.fixture
+def lines() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def start(tmp_path: Path, lines: list[str]) -> Iterator[Start]:
+    """Start a Python script of these lines."""
+    started: list[ScriptProcess] = []
+
+    def start(script: str) -> ScriptProcess:
+        variables = {**os.environ, "PYTHONFAULTHANDLER": "1"}
+        process = ScriptProcess([sys.executable, "-u", "-c", script], variables, tmp_path, lines.append)
+        started.append(process)
+        return process.__enter__()
+
+    yield start
+    for each in started:
+        each.__exit__(None, None, None)
+
+
+def test_output_and_errors_come_line_by_line_and_the_status_at_the_end(start: Start, lines: list[str]) -> None:
+    process = start("import sys; print('out'); print('error', file=sys.stderr); sys.exit(3)")
+    assert until(lambda: process.poll() is not None)
+    assert process.poll() == 3
+    assert sorted(lines) == ["error\n", "out\n"]
+    assert sorted(process.last_lines) == ["error\n", "out\n"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=["killed", "crashed"])
+def test_a_signal_that_ended_it_is_its_status(start: Start, number: int) -> None:
+    process = start(f"import os; os.kill(os.getpid(), {int(number)})")
+    until(lambda: process.poll() is not None)
+    assert process.poll() == -number
+
+
+def test_a_program_that_is_not_there_ends_as_in_a_shell(tmp_path: Path, lines: list[str]) -> None:
+    with ScriptProcess(["./nothing"], os.environ, tmp_path, lines.append) as process:
+        until(lambda: process.poll() is not None)
+        assert process.poll() == 127
+        assert lines == ["./nothing: No such file or directory\n"]
+
+
+def test_sigterm_reaches_the_script(start: Start, lines: list[str]) -> None:
+    process = start(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved'), sys.exit(0)))\n"
+        "print('ready')\n"
+        "while True: time.sleep(0.1)"
+    )
+    until(lambda: "ready\n" in lines)
+    process.terminate()
+    until(lambda: process.poll() is not None)
+    assert process.poll() == 0
+    assert lines == ["ready\n", "saved\n"]
+
+
+def test_a_script_that_hangs_leaves_its_stacks(start: Start, lines: list[str]) -> None:
+    process = start("import threading\ndef stuck():\n  print('here')\n  threading.Event().wait()\nstuck()")
+    until(lambda: "here\n" in lines)
+    stacks = process.stacks()
+    assert "in stuck" in stacks
+    assert "here" not in stacks, "what it said before is in its log"
+    assert process.poll() == -signal.SIGABRT
+
+
+def test_a_script_that_the_system_has_stopped_is_killed(start: Start, lines: list[str]) -> None:
+    process = start(
+        "import os, signal, time\nprint(os.getpid())\nos.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(600)"
+    )
+    until(lambda: lines)
+    script = psutil.Process(int(lines[0]))
+    until(lambda: script.status() == psutil.STATUS_STOPPED)
+    process.kill()
+    until(lambda: not psutil.pid_exists(script.pid))
+
+
+FAMILY = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(child.pid)
+{then}
+"""
+
+
+@pytest.mark.parametrize("then", ["sys.exit(0)", "time.sleep(600)"], ids=["it ends", "it is killed"])
+def test_its_children_end_with_it(start: Start, lines: list[str], then: str) -> None:
+    process = start(FAMILY.format(then=then))
+    until(lambda: lines)
+    if "sleep" in then:
+        process.kill()
+    until(lambda: not psutil.pid_exists(int(lines[0])))
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["alone", "after its children"])
+def test_it_ends_with_the_process_that_started_it_however_that_ends(tmp_path: Path, first: bool) -> None:
+    script = tmp_path / "family.py"
+    script.write_text(FAMILY.format(then="time.sleep(600)"))
+    worker = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from training.scripts.process import ScriptProcess\n"
+        f"argv = [sys.executable, '-u', {str(script)!r}]\n"
+        "process = ScriptProcess(argv, os.environ, Path('.'), lambda line: print(line, end='', flush=True))\n"
+        "time.sleep(600)\n"
+    )
+    started = subprocess.Popen([sys.executable, "-c", worker], stdout=subprocess.PIPE, text=True)
+    assert started.stdout
+    with started.stdout:
+        grandchild = int(started.stdout.readline())
+        family = [each.pid for each in psutil.Process(started.pid).children(recursive=True)]
+        assert grandchild in family
+        if first:  # as Ray does
+            for child in psutil.Process(started.pid).children():
+                child.kill()
+        started.kill()
+        started.wait()
+        until(lambda: not any(psutil.pid_exists(pid) for pid in family))

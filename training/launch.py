@@ -1,0 +1,23 @@
+"""`python -m training.launch`: start a user's script on every worker, unmodified."""
+
+import sys
+
+from training.cli import run_command
+from training.scripts.config import ScriptConfig
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status (see `--help`)."""
+    return run_command(ScriptConfig, sys.argv[1:] if arguments is None else arguments, _launch)
+
+
+def _launch(config: ScriptConfig) -> None:
+    from rich.console import Console
+
+    from training.launchers.script_driver import run
+
+    run(config, Console())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Where the workers of a script meet: they exchange their addresses, and tell how their scripts are doing.
+
+A small Ray actor on the driver's node. Every worker tells all it has to say again and again, so an actor that Ray had
+to restart knows everything within a second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+ANSWER_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Member:
+    """One worker.
+
+    Attributes:
+        host: Its node's address.
+        port: A free port there.
+        node_rank: The rank of its node.
+        silent_seconds: How long its script has given no sign of life.
+        status: Its script's exit status, or None while it runs.
+    """
+
+    host: str
+    port: int
+    node_rank: int
+    silent_seconds: float = 0.0
+    status: int | None = None
+
+
+class RendezvousActor:
+    """Keeps the latest group of workers; Ray runs it as an actor."""
+
+    def __init__(self) -> None:
+        self._group = ""
+        self._members: dict[int, Member] = {}
+
+    def update(self, group: str, rank: int, member: Member) -> dict[int, Member]:
+        """Take what a worker says of itself; return all that is known of its group, by rank."""
+        if group != self._group:
+            self._group, self._members = group, {}
+        self._members[rank] = member
+        return self._members
+
+
+class Rendezvous:
+    """The actor's method. It does not fail when the actor is gone."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def update(self, group: str, rank: int, member: Member) -> dict[int, Member]:
+        """Tell what a worker says of itself; return what is known of its group, or nothing if the actor is gone."""
+        try:
+            return ray.get(self._actor.update.remote(group, rank, member), timeout=ANSWER_SECONDS)
+        except RayError:
+            return {}
+
+
+def create_rendezvous() -> Rendezvous:
+    """Create the actor on the driver's node."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(RendezvousActor).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here)
+    return Rendezvous(actor.remote())

@@ -1,0 +1,319 @@
+"""What Ray Train runs on every worker for a user's script: it starts the script and looks after it until its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+import psutil
+import ray
+import ray.train
+from ray.train import collective
+
+from training import sdk
+from training.errors import ScriptError, UsageError, one_line
+from training.launchers.preemption import PREEMPTED, preemption
+from training.launchers.rendezvous import Member, Rendezvous
+from training.monitoring import post_mortem
+from training.monitoring.run_state import Progress, RunStateClient
+from training.periodic import every
+from training.run import layout
+from training.run.storage import RunStorage
+from training.scripts import inputs, packages, run_folder
+from training.scripts.config import ScriptConfig
+from training.scripts.environment import Worker
+from training.scripts.metrics import MetricsLog, ReportReader
+from training.scripts.process import ScriptProcess
+from training.scripts.results import read_metrics
+
+# How often a worker looks after its script, and how often it asks what there is to decide.
+POLL_SECONDS = 0.1
+DECISION_SECONDS = 0.5
+METRICS_SECONDS = 5.0
+# Exit statuses of a wrong flag, and of a command that isn't there.
+USAGE_STATUSES = (2, 126, 127)
+
+
+class Settings(TypedDict):
+    """What the driver passes to `run_script`."""
+
+    config: ScriptConfig
+    storage: RunStorage
+    run_state: RunStateClient
+    rendezvous: Rendezvous
+    threads: int
+    use_gpu: bool
+    requirements: str | None
+    inputs: dict[str, str]
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What all workers do next, as rank 0 has decided.
+
+    Attributes:
+        action: Go on; end because all scripts have, or one has failed, or none has given a sign of life; or stop the
+            scripts because nodes are being reclaimed.
+        stop_at: When they are (Unix time).
+        ranks: The ranks on these nodes.
+    """
+
+    action: Literal["continue", "done", "failed", "stalled", "stop"]
+    stop_at: float = 0.0
+    ranks: tuple[int, ...] = ()
+
+
+def run_script(settings: Settings) -> dict[str, Any]:
+    """Run the script to its end, once.
+
+    Returns:
+        On rank 0 the hardware, or `{"preempted": ranks}` if nodes are being reclaimed.
+
+    Raises:
+        ScriptError: The script failed, or hung.
+        UsageError: It can't be started.
+    """
+    with ScriptWorker(settings) as worker:
+        return worker.run()
+
+
+class ScriptWorker:
+    """One worker; a context.
+
+    Args:
+        settings: What the driver passes.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._config = settings["config"]
+        self._storage = storage = settings["storage"]
+        self._context = context = ray.train.get_context()
+        self._rank = context.get_world_rank()
+        self._world_size = context.get_world_size()
+        self._group = collective.broadcast_from_rank_zero(uuid.uuid4().hex)
+        self._member = Member(ray.util.get_node_ip_address(), _free_port(), context.get_node_rank())
+        self._file = post_mortem.worker_file(storage.uri, self._rank)
+        self._folder = run_folder.local_folder(storage)
+        self._run_folder = run_folder.RunFolder(storage, self._folder)
+        self._metrics: MetricsLog | None = None
+        self._written: dict[str, Any] | None = None
+
+    def __enter__(self) -> ScriptWorker:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.write_text(json.dumps(post_mortem.about_worker(self._rank)) + "\n")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None:
+            self._file.unlink(missing_ok=True)
+
+    def run(self) -> dict[str, Any]:
+        """Prepare the node, start the script and look after it."""
+        if not self._storage.exists(layout.SETTINGS):
+            raise UsageError(
+                f"--storage-path: {self._storage.uri} is not the same folder on every node; give s3://bucket/prefix, "
+                "or a folder that all nodes share"
+            )
+        if self._context.get_local_rank() == 0:
+            self._run_folder.restore()
+        python = packages.python_with(self._settings["requirements"], self._working_folder)
+        variables = self._variables()
+        collective.barrier()  # no script before every node has its files
+        if self._rank == 0:
+            self._metrics = MetricsLog(self._config.metrics, read_metrics(self._storage))
+        with tempfile.TemporaryDirectory(prefix="training-sdk-") as folder:
+            self._reports = ReportReader(Path(folder))
+            self._deadline_file = Path(folder) / sdk.DEADLINE
+            variables[sdk.FOLDER_VARIABLE] = folder
+            with ScriptProcess(self._config.argv(python), variables, self._working_folder, self._on_line) as process:
+                self._process = process
+                self._started_at = time.time()
+                with every(run_folder.STORE_SECONDS, self._store, "run folder"):
+                    decision = self._look_after(process)
+                    self._end(process, decision)
+            return self._conclude(process, decision)
+
+    @property
+    def _working_folder(self) -> Path:
+        """The folder with the code, which Ray has made the worker's own on a cluster."""
+        uploaded = ray.get_runtime_context().runtime_env.get("working_dir")
+        return Path.cwd() if uploaded else self._config.folder
+
+    def _variables(self) -> dict[str, str]:
+        """Fetch the inputs and meet the other workers; return the script's environment."""
+        found = {
+            f"{inputs.VARIABLE_PREFIX}{name}": inputs.fetch(each) for name, each in self._settings["inputs"].items()
+        }
+        members = self._meet()
+        worker = Worker(
+            rank=self._rank,
+            world_size=self._world_size,
+            local_rank=self._context.get_local_rank(),
+            local_world_size=self._context.get_local_world_size(),
+            node_rank=self._context.get_node_rank(),
+            nodes=len({each.node_rank for each in members.values()}),
+            run_name=self._storage.run_name,
+            attempt=self._settings["attempt"],
+            max_restarts=self._config.max_failures,
+            threads=self._settings["threads"],
+        )
+        return {
+            **os.environ,
+            "PYTHONFAULTHANDLER": "1",
+            "PYTHONUNBUFFERED": "1",
+            **worker.variables([(each.host, each.port) for _, each in sorted(members.items())]),
+            "RUN_DIR": str(self._folder),
+            **found,
+            **self._config.variables,
+        }
+
+    def _meet(self) -> dict[int, Member]:
+        """Wait for all workers of the group; return them by rank."""
+        while True:
+            members = self._settings["rendezvous"].update(self._group, self._rank, self._member)
+            if len(members) == self._world_size:
+                return members
+            time.sleep(POLL_SECONDS)
+
+    def _look_after(self, process: ScriptProcess) -> Decision:
+        """Look after the script until there is something else to do; return what."""
+        next_decision = next_metrics = 0.0
+        reported_step: int | None = None
+        while True:
+            if (status := process.wait(POLL_SECONDS)) is not None:  # other scripts may go on
+                time.sleep(POLL_SECONDS)
+            now = time.monotonic()
+            self._take_reports()
+            if now >= next_metrics and self._metrics:
+                self._write_metrics()
+                next_metrics = now + METRICS_SECONDS
+            if self._metrics and self._metrics.step != reported_step:
+                reported_step = self._metrics.step
+                self._report_progress()
+            if now >= next_decision:
+                next_decision = now + DECISION_SECONDS
+                self._status = status
+                decision = self._decide(status, now - process.heard_at)
+                if decision.action != "continue":
+                    return decision
+
+    def _decide(self, status: int | None, silent_seconds: float) -> Decision:
+        """Tell how this script is doing, and return what rank 0 has decided for all."""
+        member = replace(self._member, status=status, silent_seconds=silent_seconds)
+        members = self._settings["rendezvous"].update(self._group, self._rank, member)
+        notice = preemption()
+        decision = Decision("continue")
+        if any(each.status for each in members.values()):
+            decision = Decision("failed")
+        elif notice:
+            decision = Decision("stop", notice.deadline, tuple(notice.ranks))
+        elif len(members) == self._world_size:
+            running = [each.silent_seconds for each in members.values() if each.status is None]
+            if not running:
+                decision = Decision("done")
+            elif min(running) > self._config.stall_timeout:
+                decision = Decision("stalled")
+        return collective.broadcast_from_rank_zero(decision)
+
+    def _end(self, process: ScriptProcess, decision: Decision) -> None:
+        """End the script as was decided."""
+        if decision.action == "stop":
+            self._deadline_file.write_text(str(decision.stop_at))
+            print(f"nodes are being reclaimed: SIGTERM to rank {self._rank}", flush=True)
+            process.terminate()
+            while time.time() < decision.stop_at and process.wait(POLL_SECONDS) is None:
+                self._take_reports()
+        if decision.action == "stalled":
+            with self._file.open("a") as file:
+                file.write(process.stacks())
+
+    def _conclude(self, process: ScriptProcess, decision: Decision) -> dict[str, Any]:
+        """Store what the script has left, and return the result or raise why there is none."""
+        self._take_reports()
+        self._store(is_last=True)
+        if self._metrics:
+            self._write_metrics()
+            self._report_progress()
+        collective.barrier()  # as soon as one has raised, Ray kills the others
+        if decision.action == "failed" and (status := self._status):
+            raise self._error(process, status)
+        if decision.action == "stalled":
+            raise ScriptError(f"no sign of life for {self._config.stall_timeout:g} s")
+        if decision.action == "stop":
+            return {PREEMPTED: list(decision.ranks)}
+        return {"hardware": self._hardware(), "first_step_at": self._started_at} if self._rank == 0 else {}
+
+    def _error(self, process: ScriptProcess, status: int) -> Exception:
+        """Return the error for a script that has failed; a restart would not mend a wrong command or package."""
+        said = [line.strip() for line in process.last_lines if line.strip()]
+        last = said[-1] if said else "it wrote nothing"
+        how = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
+        message = one_line(f"{self._config.command[0]} {how}: {last}")
+        if last.startswith("ModuleNotFoundError"):
+            return UsageError(f"{message}; name its package in a file for --requirements")
+        return UsageError(message) if status in USAGE_STATUSES else ScriptError(message)
+
+    def _store(self, is_last: bool = False) -> None:
+        """Store the files of this node that are complete; its first worker does so."""
+        if self._context.get_local_rank() != 0:
+            return
+        try:
+            self._run_folder.store(time.monotonic(), psutil.Process().children(recursive=True), is_last)
+        except OSError as cause:
+            print(f"$RUN_DIR could not be stored, and will be tried again ({one_line(cause)})", flush=True)
+
+    def _take_reports(self) -> None:
+        for report in self._reports.read_new():
+            self._process.heard()
+            if self._metrics is None:
+                continue
+            if report[sdk.STEP] is not None:
+                self._metrics.advance(report[sdk.STEP])
+            if values := report.get(sdk.VALUES):
+                self._metrics.add(values)
+
+    def _on_line(self, line: str) -> None:
+        print(line, end="", flush=True)
+        if self._metrics:
+            self._metrics.read_line(line)
+
+    def _write_metrics(self) -> None:
+        records = self._metrics.records if self._metrics else []
+        if not records or records[-1] == self._written:
+            return
+        self._settings["run_state"].report_metrics(len(records) - 1, records[-1])
+        try:
+            self._storage.write_lines(layout.METRICS, records)
+            self._written = records[-1]
+        except OSError as cause:
+            print(f"the metrics could not be stored, and will be tried again ({one_line(cause)})", flush=True)
+
+    def _report_progress(self) -> None:
+        step = (self._metrics.step if self._metrics else None) or 0
+        self._settings["run_state"].report(Progress(0, step, 0, self._group, step, self._started_at))
+
+    def _hardware(self) -> dict[str, Any]:
+        import torch  # takes seconds, which no script should wait for
+
+        gpu = self._settings["use_gpu"] and torch.cuda.is_available()
+        return {
+            "workers": self._world_size,
+            "device": torch.cuda.get_device_name() if gpu else "CPU",
+            "threads_per_worker": self._settings["threads"],
+            "node_cpus": psutil.cpu_count(),
+        }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]

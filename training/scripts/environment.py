@@ -1,0 +1,72 @@
+"""The environment variables by which a script finds the other workers: those of torchrun, and TensorFlow's TF_CONFIG.
+
+https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/TFConfigClusterResolver
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One process of a run.
+
+    Attributes:
+        rank: Its rank among all processes.
+        world_size: The number of all processes.
+        local_rank: Its rank among the processes of its node.
+        local_world_size: The number of these.
+        node_rank: The rank of its node.
+        nodes: The number of nodes.
+        run_name: The run's name.
+        attempt: How often the processes have been started again.
+        max_restarts: How often in a row they may be.
+        threads: The CPU threads that it may use.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    nodes: int
+    run_name: str
+    attempt: int
+    max_restarts: int
+    threads: int
+
+    def variables(self, addresses: Sequence[tuple[str, int]]) -> dict[str, str]:
+        """Return the worker's environment variables.
+
+        Args:
+            addresses: Host and free port of each rank; rank 0's are those of the process group's store.
+        """
+        host, port = addresses[0]
+        values = {
+            "RANK": self.rank,
+            "WORLD_SIZE": self.world_size,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_WORLD_SIZE": self.local_world_size,
+            "GROUP_RANK": self.node_rank,
+            "GROUP_WORLD_SIZE": self.nodes,
+            "ROLE_NAME": "default",
+            "ROLE_RANK": self.rank,
+            "ROLE_WORLD_SIZE": self.world_size,
+            "MASTER_ADDR": host,
+            "MASTER_PORT": port,
+            "TORCHELASTIC_RUN_ID": self.run_name,
+            "TORCHELASTIC_RESTART_COUNT": self.attempt,
+            "TORCHELASTIC_MAX_RESTARTS": self.max_restarts,
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "OMP_NUM_THREADS": self.threads,
+            "TF_CONFIG": self._tf_config(addresses),
+        }
+        return {name: str(value) for name, value in values.items()}
+
+    def _tf_config(self, addresses: Sequence[tuple[str, int]]) -> str:
+        hosts = [f"{host}:{port}" for host, port in addresses]
+        return json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": self.rank}})

@@ -1,0 +1,69 @@
+"""The packages of a script's requirements file, in a virtual environment beside the one that runs this program.
+
+It sees what is installed here and adds what the file asks for, so torch and Ray need not be installed again. Each node
+makes it once for a file: its name is a hash of what the file says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+from pathlib import Path
+
+from filelock import FileLock
+
+from training.errors import UsageError, one_line
+
+LAST_LINES = 3
+
+
+def python_with(requirements: str | None, folder: Path) -> str:
+    """Return a Python interpreter that has the packages of a requirements file.
+
+    Args:
+        requirements: What the file says, or None: this interpreter.
+        folder: Where relative paths in it, as of wheels, begin.
+
+    Raises:
+        UsageError: pip can't install them; the message has its last line.
+    """
+    if requirements is None:
+        return sys.executable
+    wanted = hashlib.sha256(f"{sys.version} {sys.prefix} {requirements}".encode()).hexdigest()[:16]
+    target = Path(tempfile.gettempdir()) / "training-packages" / wanted
+    python = target / "bin" / "python"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target}.lock"):
+        if not (target / "complete").exists():
+            shutil.rmtree(target, ignore_errors=True)
+            venv.create(target, symlinks=True, with_pip=False)
+            _see_packages_of_this_interpreter(target)
+            _install(python, requirements, folder)
+            (target / "complete").touch()
+    return str(python)
+
+
+def _see_packages_of_this_interpreter(target: Path) -> None:
+    library = sysconfig.get_path("purelib", vars={"base": str(target), "platbase": str(target)})
+    paths = [path for path in sys.path if path.endswith(("site-packages", "dist-packages")) and os.path.isdir(path)]
+    lines = [f"import site; site.addsitedir({path!r})\n" for path in paths]  # so that their own .pth files count, too
+    Path(library, "inherited.pth").write_text("".join(lines))
+
+
+def _install(python: Path, requirements: str, folder: Path) -> None:
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", dir=folder if os.access(folder, os.W_OK) else None) as file:
+        file.write(requirements)
+        file.flush()
+        command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-input", "-r", file.name]
+        done = subprocess.run(
+            [*command, "--disable-pip-version-check", "--quiet"], cwd=folder, capture_output=True, text=True
+        )
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+        raise UsageError(f"--requirements: pip can't install them ({one_line(' '.join(said[-LAST_LINES:]))})")

@@ -1,0 +1,99 @@
+"""What the run of a script leaves beside its own files: metrics, their plot and TensorBoard events, and result.json."""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from training.run import layout
+from training.run.results import run_times, versions
+from training.run.storage import RunStorage
+from training.scripts.config import ScriptConfig
+from training.scripts.metrics import STEP
+
+COLUMNS = 3
+
+
+def write_results(storage: RunStorage, config: ScriptConfig, summary: dict[str, Any]) -> dict[str, Any]:
+    """Write the results of a run that has ended well.
+
+    Args:
+        storage: The run's folder.
+        config: The run's settings.
+        summary: What rank 0 returned: `hardware`, and `first_step_at`, when its script was started (Unix time).
+
+    Returns:
+        The document written to `result.json`.
+
+    Raises:
+        OSError: A file could not be written.
+    """
+    records = read_metrics(storage)
+    files = {"files": layout.FILES_FOLDER} if storage.files(layout.FILES_FOLDER) else {}
+    if names := metric_names(records):
+        storage.write(layout.CURVES, plot(records, names))
+        storage.write(layout.EVENTS, event_file(records, names))
+        files |= {"metrics": layout.METRICS, "curves": layout.CURVES, "events": layout.EVENTS}
+    document = {
+        "run_name": config.run_name,
+        "storage_path": storage.uri,
+        "command": config.command,
+        "metrics": records[-1] if records else None,
+        "hardware": summary["hardware"],
+        "versions": versions(),
+        "times": run_times(summary["first_step_at"]),
+        "config": config.to_dict(),
+        "files": files,
+    }
+    storage.write_json(layout.RESULT, document)
+    return document
+
+
+def read_metrics(storage: RunStorage) -> list[dict[str, Any]]:
+    """Read the records of the run's metrics; none if it has logged none."""
+    try:
+        return [json.loads(line) for line in storage.read(layout.METRICS).decode().splitlines()]
+    except FileNotFoundError:
+        return []
+
+
+def metric_names(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the names of the metrics, in the order in which they first appear."""
+    return list(dict.fromkeys(name for each in records for name in each if name not in (STEP, "time")))
+
+
+def plot(records: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes:
+    """Return a PNG with a plot of each metric by step."""
+    from matplotlib.figure import Figure  # takes a second: not before the end
+
+    columns = min(len(names), COLUMNS)
+    rows = -(-len(names) // columns)
+    figure = Figure(figsize=(4.5 * columns, 3.6 * rows), layout="constrained")
+    for axes, name in zip(figure.subplots(rows, columns, squeeze=False).flat, names, strict=False):
+        found = [(each[STEP], each[name]) for each in records if each.get(name) is not None]
+        axes.plot([step for step, _ in found], [value for _, value in found], marker="o", markersize=3)
+        axes.set(title=name, xlabel=STEP)
+        axes.grid(alpha=0.3)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    return picture.getvalue()
+
+
+def event_file(records: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes:
+    """Return a TensorBoard event file of the metrics by step."""
+    from tensorboardX import SummaryWriter  # takes a while: not before the end
+
+    with tempfile.TemporaryDirectory() as folder:
+        with SummaryWriter(folder) as writer:
+            for each in records:
+                logged = datetime.fromisoformat(each["time"]).timestamp()
+                for name in names:
+                    if each.get(name) is not None:
+                        writer.add_scalar(name, each[name], each[STEP], logged)
+        [file] = Path(folder).iterdir()
+        return file.read_bytes()

@@ -1,0 +1,159 @@
+"""A script's own folder, `$RUN_DIR`: what it writes there is soon in the run's folder, and is back after a restart.
+
+Where the storage path is a folder that all nodes share, `$RUN_DIR` is a folder of it and nothing needs to be copied.
+With a bucket each node has a copy on its disk. A file is stored when it is complete: when it has not changed for a
+moment and the script does not hold it open to write it. Readers find the old file or the new one, because S3 replaces
+whole objects. Of a file that several nodes write, the last one is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+from pyarrow import fs
+
+from training.run import layout
+from training.run.storage import RunStorage
+
+STORE_SECONDS = 2.0
+# A file that is held open but has not changed for so long is a log: it is stored as it is.
+IDLE_SECONDS = 30.0
+
+
+class State(NamedTuple):
+    """What tells whether a file has changed: its inode, its size in bytes, and when it was written (ns)."""
+
+    inode: int
+    size: int
+    written: int
+
+
+def local_folder(storage: RunStorage) -> Path:
+    """Return `$RUN_DIR` of this node."""
+    if storage.is_local:
+        return Path(storage.path(layout.FILES_FOLDER))
+    name = hashlib.sha256(storage.uri.encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / "training-runs" / name
+
+
+class RunFolder:
+    """`$RUN_DIR` of one node, and the copy of it in the storage.
+
+    Args:
+        storage: The run's folder.
+        folder: The node's own, as `local_folder` says.
+        heartbeat: Called after each file that is read or written.
+    """
+
+    def __init__(self, storage: RunStorage, folder: Path, heartbeat: Callable[[], None] = lambda: None) -> None:
+        self._storage = storage
+        self._folder = folder
+        self._heartbeat = heartbeat
+        self._stored: dict[str, State] = {}
+        self._seen: dict[str, tuple[State, float]] = {}
+
+    def restore(self) -> None:
+        """Make the node's folder as it is in the storage.
+
+        Raises:
+            OSError: A file can't be read from the storage, or not be written here.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if self._storage.is_local:
+            return
+        remote = {
+            name: Remote(info.size, info.mtime_ns) for name, info in self._storage.files(layout.FILES_FOLDER).items()
+        }
+        here = self._scan()
+        for name in here.keys() - remote.keys():
+            (self._folder / name).unlink()
+        for name, found in remote.items():
+            path = self._folder / name
+            # A file that is restored has the time of its object.
+            if name not in here or (here[name].size, here[name].written) != found:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                fs.copy_files(
+                    self._storage.path(layout.FILES_FOLDER, name),
+                    str(path),
+                    source_filesystem=self._storage.filesystem,
+                    destination_filesystem=fs.LocalFileSystem(),
+                )
+                os.utime(path, ns=(found.written, found.written))
+            self._heartbeat()
+        self._stored = self._scan()
+
+    def store(self, now: float, writers: Iterable[psutil.Process] = (), is_last: bool = False) -> None:
+        """Store the files that are complete, and delete those from the storage that are gone here.
+
+        Args:
+            now: The time, in seconds of any clock.
+            writers: The script's processes.
+            is_last: Whether these have ended, so that every file is complete.
+
+        Raises:
+            OSError: The storage can't be written; the next call tries again.
+        """
+        if self._storage.is_local:
+            return
+        here = self._scan()
+        being_written = set() if is_last else {os.path.realpath(each) for each in _open_to_write(writers)}
+        for name, state in sorted(here.items(), key=lambda each: each[1].written):
+            if self._stored.get(name) == state:
+                continue
+            known, since = self._seen.get(name, (None, now))
+            if known != state:
+                self._seen[name] = state, now
+                if not is_last:
+                    continue
+            is_open = os.path.realpath(self._folder / name) in being_written
+            if not is_open or now - since >= IDLE_SECONDS:
+                self._upload(name, state)
+        for name in self._stored.keys() - here.keys():
+            self._storage.delete(f"{layout.FILES_FOLDER}/{name}")
+            del self._stored[name]
+            self._heartbeat()
+
+    def _upload(self, name: str, state: State) -> None:
+        with suppress(FileNotFoundError):  # the script has just deleted it
+            fs.copy_files(
+                str(self._folder / name),
+                self._storage.path(layout.FILES_FOLDER, name),
+                source_filesystem=fs.LocalFileSystem(),
+                destination_filesystem=self._storage.filesystem,
+            )
+            self._stored[name] = state
+        self._heartbeat()
+
+    def _scan(self) -> dict[str, State]:
+        return {str(path.relative_to(self._folder)): state for path, state in _files(self._folder)}
+
+
+class Remote(NamedTuple):
+    """An object's size in bytes and when it was written (ns)."""
+
+    size: int
+    written: int
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, State]]:
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = Path(parent, name)
+            with suppress(OSError):
+                found = path.stat()
+                yield path, State(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _open_to_write(processes: Iterable[psutil.Process]) -> Iterator[str]:
+    for process in processes:
+        with suppress(psutil.Error):
+            for each in process.open_files():
+                if getattr(each, "mode", "r") in ("w", "r+"):
+                    yield each.path
