@@ -67,8 +67,7 @@ def training(*, bucket_arn: str, metrics_namespace: str | None = None, data_buck
     listing["Condition"] = {"StringLikeIfExists": {"s3:prefix": [RUNS_PREFIX, f"{RUNS_PREFIX}/*"]}}
     objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
     runs = _allow(objects, f"{bucket_arn}/{RUNS_PREFIX}/*")
-    partition = bucket_arn.split(":")[1]
-    data = [statement for each in data_buckets for statement in _read(f"arn:{partition}:s3:::", each)]
+    data = [statement for each in data_buckets for statement in _read(each)]
     return _policy(listing, runs, *data, *_publish(metrics_namespace))
 
 
@@ -85,13 +84,14 @@ def tls_only(*, bucket_arn: str) -> Policy:
     )
 
 
-def _read(arn: str, source: str) -> list[dict[str, Any]]:
+def _read(source: str) -> list[dict[str, Any]]:
     """Statements that let a bucket be read, or what is below a prefix of it."""
     bucket, _, prefix = source.strip("/").partition("/")
-    listing = _allow(["s3:ListBucket"], f"{arn}{bucket}")
+    arn = f"arn:aws:s3:::{bucket}"
+    listing = _allow(["s3:ListBucket"], arn)
     if prefix:
         listing["Condition"] = {"StringLikeIfExists": {"s3:prefix": [prefix, f"{prefix}/*"]}}
-    objects = [f"{arn}{bucket}/{prefix}", f"{arn}{bucket}/{prefix}/*"] if prefix else [f"{arn}{bucket}/*"]
+    objects = [f"{arn}/{prefix}", f"{arn}/{prefix}/*"] if prefix else [f"{arn}/*"]
     return [listing, *(_allow(["s3:GetObject"], each) for each in objects)]
 
 

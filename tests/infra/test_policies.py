@@ -66,15 +66,15 @@ def test_training_reads_and_writes_its_runs_alone() -> None:
 
 
 def test_training_reads_the_buckets_that_it_is_given_and_writes_none_of_them() -> None:
-    policy = policies.training(bucket_arn="arn:aws-cn:s3:::runs", data_buckets=("my-data", "other/images"))
+    policy = policies.training(bucket_arn="arn:aws:s3:::runs", data_buckets=("my-data", "other/images"))
     _, _, list_all, get_all, list_some, *get_some = policy["Statement"]
-    assert (list_all["Action"], list_all["Resource"]) == (["s3:ListBucket"], "arn:aws-cn:s3:::my-data")
-    assert (get_all["Action"], get_all["Resource"]) == (["s3:GetObject"], "arn:aws-cn:s3:::my-data/*")
-    assert list_some["Resource"] == "arn:aws-cn:s3:::other"
+    assert (list_all["Action"], list_all["Resource"]) == (["s3:ListBucket"], "arn:aws:s3:::my-data")
+    assert (get_all["Action"], get_all["Resource"]) == (["s3:GetObject"], "arn:aws:s3:::my-data/*")
+    assert list_some["Resource"] == "arn:aws:s3:::other"
     assert list_some["Condition"] == {"StringLikeIfExists": {"s3:prefix": ["images", "images/*"]}}
     assert [(each["Action"], each["Resource"]) for each in get_some] == [
-        (["s3:GetObject"], "arn:aws-cn:s3:::other/images"),
-        (["s3:GetObject"], "arn:aws-cn:s3:::other/images/*"),
+        (["s3:GetObject"], "arn:aws:s3:::other/images"),
+        (["s3:GetObject"], "arn:aws:s3:::other/images/*"),
     ]
 
 
