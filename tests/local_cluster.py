@@ -73,7 +73,7 @@ class LocalCluster:
         dashboard = [f"--dashboard-port={free_port()}", f"--ray-client-server-port={free_port()}"]
         head = ["--head", f"--port={self.port}", "--num-cpus=0", f"--temp-dir={self._folder.name}", *dashboard]
         self.head = self._start_node(*head)
-        self._wait_for_start(self.head, self._head_listens)
+        self._wait_for_start(self.head, lambda: self._head_listens() and self._sockets())  # it has a raylet, too
         for _ in range(self._count):
             self.add_worker()
 
@@ -104,13 +104,10 @@ class LocalCluster:
             kill_tree(ended.pid)
             self.add_worker()
 
-    def start_training(
-        self, *flags: str, log: IO[Any], module: str = "training", folder: Path = REPOSITORY
-    ) -> subprocess.Popen[bytes]:
+    def start_training(self, *flags: str, log: IO[Any], module: str = "training") -> subprocess.Popen[bytes]:
         """Start `python -m training`, or another module, as a driver on the head node."""
         return subprocess.Popen(
             [sys.executable, "-m", module, *flags],
-            cwd=folder,
             env=self.environment,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -52,6 +52,7 @@ DRAIN_SECONDS = 60
 def cluster(aws_variables: dict[str, str]) -> Iterator[LocalCluster]:
     variables = {
         **aws_variables,
+        "PYTHONUNBUFFERED": "1",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_SECONDS),
         # No upload, as for the driver of a job: a node that starts clears the folder with the uploaded code, which all
         # nodes of one machine have in common.
@@ -69,10 +70,11 @@ class ScriptRun:
         self._log = folder / "log"
         (folder / "code").mkdir()
         (folder / "code" / "count.py").write_text(SCRIPT)
-        flags = ("--storage-path", f"s3://{BUCKET}/scripts", "--run-name", name, "--num-workers", "2")
+        storage = ("--storage-path", f"s3://{BUCKET}/scripts", "--run-name", name)
+        flags = (*storage, "--num-workers", "2", "--max-failures", "1", "--working-dir", str(folder / "code"))
         with self._log.open("wb") as log:
             self.command: subprocess.Popen[bytes] = cluster.start_training(
-                *flags, "--max-failures", "1", "count.py", log=log, module="training.launch", folder=folder / "code"
+                *flags, "count.py", log=log, module="training.launch"
             )
 
     @property
