@@ -63,12 +63,10 @@ def training(*, bucket_arn: str, metrics_namespace: str | None = None, data_buck
     PyArrow needs both, so the condition holds only where a prefix is given.
     https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadObject.html
     """
-    listing = _allow(["s3:ListBucket"], bucket_arn)
-    listing["Condition"] = {"StringLikeIfExists": {"s3:prefix": [RUNS_PREFIX, f"{RUNS_PREFIX}/*"]}}
     objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
     runs = _allow(objects, f"{bucket_arn}/{RUNS_PREFIX}/*")
     data = [statement for each in data_buckets for statement in _read(each)]
-    return _policy(listing, runs, *data, *_publish(metrics_namespace))
+    return _policy(_listing(bucket_arn, RUNS_PREFIX), runs, *data, *_publish(metrics_namespace))
 
 
 def tls_only(*, bucket_arn: str) -> Policy:
@@ -88,11 +86,16 @@ def _read(source: str) -> list[dict[str, Any]]:
     """Statements that let a bucket be read, or what is below a prefix of it."""
     bucket, _, prefix = source.strip("/").partition("/")
     arn = f"arn:aws:s3:::{bucket}"
-    listing = _allow(["s3:ListBucket"], arn)
+    objects = [f"{arn}/{prefix}", f"{arn}/{prefix}/*"] if prefix else [f"{arn}/*"]
+    return [_listing(arn, prefix), *(_allow(["s3:GetObject"], each) for each in objects)]
+
+
+def _listing(bucket_arn: str, prefix: str) -> dict[str, Any]:
+    """The statement that lets a bucket be listed, below a prefix if there is one."""
+    listing = _allow(["s3:ListBucket"], bucket_arn)
     if prefix:
         listing["Condition"] = {"StringLikeIfExists": {"s3:prefix": [prefix, f"{prefix}/*"]}}
-    objects = [f"{arn}/{prefix}", f"{arn}/{prefix}/*"] if prefix else [f"{arn}/*"]
-    return [listing, *(_allow(["s3:GetObject"], each) for each in objects)]
+    return listing
 
 
 def _publish(metrics_namespace: str | None) -> list[dict[str, Any]]:

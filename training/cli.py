@@ -32,14 +32,28 @@ def run_command(config: type[C], arguments: Sequence[str], run: Callable[[C], ob
         arguments: The words after the command.
         run: Does the work. Imports that take seconds belong there: they are not for --help or a mistyped flag.
     """
-    try:
+
+    def parse_and_run() -> int:
         settings = parse(config, arguments)
         os.environ.update({**RAY_SETTINGS, **os.environ})
         run(settings)
+        return 0
+
+    return exit_status(parse_and_run, "interrupted before it started")
+
+
+def exit_status(command: Callable[[], int], interrupted: str) -> int:
+    """Call a command and return its exit status; each failure has a line and a status of its own.
+
+    Args:
+        command: Returns the exit status if nothing fails.
+        interrupted: The line for an interrupt that the command does not handle itself.
+    """
+    try:
+        return command()
     except TrainingError as error:
         print(f"training: {error}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
-        print("training: interrupted before it started", file=sys.stderr)
+        print(f"training: {interrupted}", file=sys.stderr)
         return Interrupted.exit_status
-    return 0

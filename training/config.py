@@ -152,7 +152,7 @@ class RunConfig:
         for spec in fields(self):
             if (value := getattr(self, spec.name)) is not None:
                 _check(spec, value)
-        _check_workers(self.num_workers)
+        check_range("--num-workers", self.num_workers)
         _check_run_name(self.run_name)
         _check_namespace(self.cloudwatch_namespace)
 
@@ -284,7 +284,8 @@ def _refuse(spec: Field, value: Any, rule: str) -> NoReturn:
     raise UsageError(f"{flag(spec.name)}: {value!r} is not allowed; it must be {rule} ({spec.metadata['description']})")
 
 
-def _check_workers(given: int | str | None) -> None:
+def check_range(flag: str, given: int | str | None) -> None:
+    """Raise UsageError unless a flag's value is a number from 1, a range of such as `1:4`, or None."""
     if given is None:
         return
     if re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", str(given)):
@@ -292,7 +293,7 @@ def _check_workers(given: int | str | None) -> None:
         if minimum <= maximum:
             return
     raise UsageError(
-        f"--num-workers: {given!r} is not allowed; it must be a number from 1, or a minimum and a maximum such as 1:4"
+        f"{flag}: {given!r} is not allowed; it must be a number from 1, or a minimum and a maximum such as 1:4"
     )
 
 

@@ -15,11 +15,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import aiohttp
 
+from training.cli import exit_status
 from training.config import RunConfig, environment_variable, parse
 from training.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
 from training.recipes.images.config import ImageConfig
@@ -63,19 +65,18 @@ doesn't answer. Ctrl-C ends this command, with 130, and not the job. The flags, 
 def main(arguments: list[str] | None = None) -> int:
     """Submit the run or find it, and follow its log; return the exit status of its driver."""
     given = sys.argv[1:] if arguments is None else arguments
-    try:
-        if not {"-h", "--help"}.isdisjoint(given):
-            print(ABOUT)
-        max_resubmissions, work = _parse(given)
-        client = _connect()
-        metadata = {**work.run, MAX_RESUBMISSIONS: str(max_resubmissions)}
-        return _follow(client, work.run, _find_or_submit(client, work, metadata))
-    except TrainingError as error:
-        print(f"training: {error}", file=sys.stderr)
-        return error.exit_status
-    except KeyboardInterrupt:
-        print("training: interrupted; ray job list shows whether there is a job already", file=sys.stderr)
-        return Interrupted.exit_status
+    return exit_status(
+        partial(_submit_and_follow, given), "interrupted; ray job list shows whether there is a job already"
+    )
+
+
+def _submit_and_follow(given: Sequence[str]) -> int:
+    if not {"-h", "--help"}.isdisjoint(given):
+        print(ABOUT)
+    max_resubmissions, work = _parse(given)
+    client = _connect()
+    metadata = {**work.run, MAX_RESUBMISSIONS: str(max_resubmissions)}
+    return _follow(client, work.run, _find_or_submit(client, work, metadata))
 
 
 @dataclass(frozen=True)

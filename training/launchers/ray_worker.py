@@ -13,12 +13,11 @@ from training.engine.config import TrainingConfig
 from training.engine.fit import fit
 from training.engine.recipe import Recipe
 from training.engine.watchdog import Watchdog
-from training.errors import UsageError
 from training.launchers.preemption import PREEMPTED, preemption
 from training.monitoring import post_mortem
 from training.monitoring.reporter import Reporter
 from training.monitoring.run_state import RunStateClient
-from training.run import layout, results
+from training.run import results
 from training.run.results import RunSummary
 from training.run.storage import RunStorage
 
@@ -62,7 +61,7 @@ def _train(
     attempt: int,
     watchdog: Watchdog,
 ) -> RunSummary:
-    _check_shared(storage)
+    storage.check_shared()
     with watchdog.patience(LOADING_PATIENCE):
         trainer = recipe.build(config, get_device())
     reporter = Reporter(run_state, watchdog, config, trainer)
@@ -77,12 +76,3 @@ def _train(
     ) as checkpoints:
         fit(trainer, checkpoints, config.epochs, reporter)
     return results.run_summary(trainer, checkpoints.summary)
-
-
-def _check_shared(storage: RunStorage) -> None:
-    """Refuse a folder that isn't the driver's, who has written the settings there: every checkpoint would be lost."""
-    if not storage.exists(layout.SETTINGS):
-        raise UsageError(
-            f"--storage-path: {storage.uri} is not the same folder on every node; give s3://bucket/prefix, or a folder "
-            "that all nodes share"
-        )

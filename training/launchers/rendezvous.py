@@ -11,7 +11,8 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from training.monitoring.run_state import create_actor
 
 ANSWER_SECONDS = 5.0
 
@@ -65,7 +66,5 @@ class Rendezvous:
 
 
 def create_rendezvous() -> Rendezvous:
-    """Create the actor on the driver's node."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = ray.remote(RendezvousActor).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here)
-    return Rendezvous(actor.remote())
+    """Create the actor."""
+    return Rendezvous(create_actor(RendezvousActor))

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from training.checkpoint.resume import FORMAT
+from training.checkpoint.resume import FORMAT, write_settings
 from training.errors import UsageError
 from training.launchers.launch import Launch, Work, hold_run
 from training.launchers.ray_cluster import WorkerAllocation
@@ -121,7 +121,7 @@ def _uploaded(config: ScriptConfig) -> Generator[dict[str, Any]]:
 def _begin(config: ScriptConfig, storage: RunStorage, allocation: WorkerAllocation) -> ScriptConfig:
     """Put the number of workers into the settings, and write these into the run's folder."""
     config = config.with_workers(allocation.num_workers)
-    storage.write_json(layout.SETTINGS, {"format": FORMAT, "settings": config.to_dict()})
+    write_settings(storage, config)
     storage.delete(layout.ERROR)
     return config
 

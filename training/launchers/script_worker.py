@@ -118,11 +118,7 @@ class ScriptWorker:
 
     def run(self) -> dict[str, Any]:
         """Prepare the node, start the script and look after it."""
-        if not self._storage.exists(layout.SETTINGS):
-            raise UsageError(
-                f"--storage-path: {self._storage.uri} is not the same folder on every node; give s3://bucket/prefix, "
-                "or a folder that all nodes share"
-            )
+        self._storage.check_shared()
         if self._context.get_local_rank() == 0:
             self._run_folder.restore()
         python = packages.python_with(self._settings["requirements"], self._working_folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,7 +10,6 @@ from datetime import UTC, datetime
 import torch.distributed as dist
 from ray.exceptions import RayActorError, RayError
 from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
-from ray.util.state import get_log
 
 from training.checkpoint.resume import newest_checkpoint
 from training.config import RunConfig
@@ -20,11 +18,6 @@ from training.monitoring.post_mortem import WorkerRemains
 from training.run import layout
 from training.run.storage import RunStorage
 
-LAST_LINES = 50
-LOG_SECONDS = 10
-RETRY_SECONDS = 3.0
-LOG_POLL_SECONDS = 1.0
-NO_LOG = "Ray has not kept it"
 NO_STACKS = "It wrote none: the system had stopped it, or it was stuck in a system call.\n"
 # What a rank raises when another one has gone.
 CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket Timeout")
@@ -120,23 +113,6 @@ def _name(cause: BaseException) -> str:
     return one_line(f"{type(cause).__name__}: {cause}")
 
 
-def _log(workers: Sequence[WorkerRemains], rank: int) -> list[str]:
+def _log(workers: Sequence[WorkerRemains], rank: int) -> Sequence[str]:
     """Return the end of a worker's log, or why it can't be had."""
-    worker = next((each for each in workers if each.rank == rank), None)
-    if worker is None:
-        return ["the worker's node is gone"]
-    deadline = time.monotonic() + RETRY_SECONDS
-    while True:
-        try:
-            return [
-                line
-                for suffix in ("out", "err")
-                for part in get_log(
-                    node_id=worker.node_id, pid=worker.pid, tail=LAST_LINES, suffix=suffix, timeout=LOG_SECONDS
-                )
-                for line in part.splitlines()
-            ]
-        except Exception as cause:  # Ray's state API has many ways to fail, none of which matters more than the failure
-            if time.monotonic() >= deadline:
-                return [f"{NO_LOG}: {_name(cause)}"]
-            time.sleep(LOG_POLL_SECONDS)
+    return next((each.log for each in workers if each.rank == rank), ["the worker's node is gone"])

@@ -11,6 +11,8 @@ import hashlib
 import json
 import os
 import tempfile
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 ANSWER_SECONDS = 120.0
+LAST_LINES = 50
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,14 @@ class WorkerRemains:
         node_id: Ray's ID of its node.
         pid: Its process there.
         stacks: The stacks that it wrote because it hung, or None.
+        log: The end of its log, or why it can't be had.
     """
 
     rank: int
     node_id: str
     pid: int
     stacks: str | None
+    log: Sequence[str] = ()
 
 
 def worker_file(run_uri: str, rank: int) -> Path:
@@ -55,6 +60,7 @@ def about_worker(rank: int) -> dict[str, Any]:
         "job_id": context.get_job_id(),
         "pid": os.getpid(),
         "created": psutil.Process().create_time(),
+        "logs": _log_files(),
     }
 
 
@@ -84,9 +90,26 @@ def _collect_here(run_uri: str, node_id: str) -> list[WorkerRemains]:
             continue
         _kill(about["pid"], about["created"])
         if about["job_id"] == job_id:
-            remains.append(WorkerRemains(about["rank"], node_id, about["pid"], stacks or None))
+            log = [line for each in about["logs"] for line in _last_lines(each)]
+            remains.append(WorkerRemains(about["rank"], node_id, about["pid"], stacks or None, log))
         file.unlink(missing_ok=True)
     return remains
+
+
+def _log_files() -> list[str]:
+    """Return the files of this process's standard output and error, where the system tells."""
+    try:
+        return [os.readlink(f"/proc/self/fd/{number}") for number in (1, 2)]
+    except OSError:
+        return []
+
+
+def _last_lines(file: str) -> list[str]:
+    try:
+        with open(file, errors="replace") as lines:
+            return [line.rstrip("\n") for line in deque(lines, maxlen=LAST_LINES)]
+    except OSError as cause:
+        return [f"{file} can't be read ({cause.strerror})"]
 
 
 def _kill(pid: int, created: float) -> None:

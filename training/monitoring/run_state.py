@@ -104,7 +104,12 @@ class RunStateClient:
 
 
 def create_run_state() -> RunStateClient:
-    """Create the run-state actor on the driver's node, so that losing a worker node does not lose it."""
+    """Create the run-state actor."""
+    return RunStateClient(create_actor(RunStateActor))
+
+
+def create_actor(kind: type) -> Any:
+    """Create an actor on the driver's node, so that losing a worker node does not lose it; Ray restarts it."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = ray.remote(RunStateActor).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here)
-    return RunStateClient(actor.remote())
+    actor: Any = ray.remote(kind)
+    return actor.options(num_cpus=0, max_restarts=-1, scheduling_strategy=here).remote()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import psutil
 import torch
@@ -21,6 +21,9 @@ from training.engine.trainer import Trainer
 from training.run import layout
 from training.run.storage import RunStorage
 from training.run.tensorboard import event_file
+
+if TYPE_CHECKING:  # matplotlib takes a second to import: not before the end
+    from matplotlib.figure import Figure
 
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "pyarrow")
 
@@ -161,6 +164,11 @@ def plot_curves(history: Sequence[Any], recipe: Recipe) -> bytes:
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
         axes.legend()
+    return png(figure)
+
+
+def png(figure: Figure) -> bytes:
+    """Return a matplotlib figure as a PNG."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120)
     return picture.getvalue()

@@ -18,6 +18,7 @@ from typing import Any
 from pyarrow import NativeFile, fs
 
 from training.errors import UsageError
+from training.run import layout
 
 # The pauses between attempts double up to 20 s: all of them together outlast a minute without S3.
 MAX_ATTEMPTS = 12
@@ -70,6 +71,18 @@ class RunStorage:
                 self._check_bucket()
         except (OSError, ValueError) as cause:
             raise _unusable(self.uri.removesuffix(f"/{self.run_name}"), cause) from cause
+
+    def check_shared(self) -> None:
+        """Refuse a folder that isn't the driver's, who has written the settings there: all results would be lost.
+
+        Raises:
+            UsageError: It is another one.
+        """
+        if not self.exists(layout.SETTINGS):
+            raise UsageError(
+                f"--storage-path: {self.uri} is not the same folder on every node; give s3://bucket/prefix, or a "
+                "folder that all nodes share"
+            )
 
     def path(self, *names: str) -> str:
         """Return a path in the run's folder, as the file system takes it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,22 @@ def scalars(recipe: Recipe) -> dict[str, str]:
 
 def event_file(history: Sequence[Any], recipe: Recipe) -> bytes:
     """Return the event file of these epochs' metrics, by epoch, at the times when they finished."""
-    from tensorboardX import SummaryWriter  # takes a while: not before the first epoch is over
+    tags = scalars(recipe)
+    return write_events(
+        (tag, metrics[name], metrics["epoch"], metrics["finished"])
+        for metrics in history
+        for tag, name in tags.items()
+        if metrics[name] is not None
+    )
+
+
+def write_events(values: Iterable[tuple[str, float, int, str]]) -> bytes:
+    """Return the event file of scalars, each one with its tag, step and time (ISO 8601)."""
+    from tensorboardX import SummaryWriter  # takes a while: not before there is something to write
 
     with tempfile.TemporaryDirectory() as folder:
         with SummaryWriter(folder) as writer:
-            for metrics in history:
-                finished = datetime.fromisoformat(metrics["finished"]).timestamp()
-                for tag, name in scalars(recipe).items():
-                    if metrics[name] is not None:
-                        writer.add_scalar(tag, metrics[name], metrics["epoch"], finished)
+            for tag, value, step, time in values:
+                writer.add_scalar(tag, value, step, datetime.fromisoformat(time).timestamp())
         [file] = Path(folder).iterdir()
         return file.read_bytes()

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Self
 
-from training.config import RunConfig, repeated, setting, worker_range
+from training.config import RunConfig, check_range, repeated, setting, worker_range
 from training.errors import UsageError
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -46,7 +46,7 @@ class ScriptConfig(RunConfig):
 
     command: tuple[str, ...] = ()
     module: bool = _script(False, "SCRIPT is a module, as in python -m", flags=("-m", "--module"))
-    no_python: bool = _script(False, "SCRIPT is a program, not a file for Python", flags=("--no-python",))
+    no_python: bool = _script(False, "SCRIPT is a program, not a file for Python")
     nnodes: str | None = _script(
         None, "torchrun's flag: with --nproc-per-node another way to give --num-workers", metavar="N|MIN:MAX"
     )
@@ -168,8 +168,7 @@ class ScriptConfig(RunConfig):
             return
         if self.num_workers is not None:
             raise UsageError("--num-workers: can't be given with --nnodes or --nproc-per-node; use one or the other")
-        if self.nnodes is not None and not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", self.nnodes):
-            raise UsageError(f"--nnodes: {self.nnodes!r} is not allowed; it must be a number from 1, or a range as 1:4")
+        check_range("--nnodes", self.nnodes)
         per_node = self.nproc_per_node
         if per_node not in (None, *EVERY_DEVICE) and not re.fullmatch(r"[1-9]\d*", per_node or ""):
             raise UsageError(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tempfile
 from collections.abc import Sequence
-from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from training.run import layout
-from training.run.results import run_times, versions
+from training.run.results import png, run_times, versions
 from training.run.storage import RunStorage
+from training.run.tensorboard import write_events
 from training.scripts.config import ScriptConfig
 from training.scripts.metrics import STEP
 
@@ -79,21 +76,11 @@ def plot(records: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes:
         axes.plot([step for step, _ in found], [value for _, value in found], marker="o", markersize=3)
         axes.set(title=name, xlabel=STEP)
         axes.grid(alpha=0.3)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    return picture.getvalue()
+    return png(figure)
 
 
 def event_file(records: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes:
     """Return a TensorBoard event file of the metrics by step."""
-    from tensorboardX import SummaryWriter  # takes a while: not before the end
-
-    with tempfile.TemporaryDirectory() as folder:
-        with SummaryWriter(folder) as writer:
-            for each in records:
-                logged = datetime.fromisoformat(each["time"]).timestamp()
-                for name in names:
-                    if each.get(name) is not None:
-                        writer.add_scalar(name, each[name], each[STEP], logged)
-        [file] = Path(folder).iterdir()
-        return file.read_bytes()
+    return write_events(
+        (name, each[name], each[STEP], each["time"]) for each in records for name in names if each.get(name) is not None
+    )

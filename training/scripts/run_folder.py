@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -49,13 +49,11 @@ class RunFolder:
     Args:
         storage: The run's folder.
         folder: The node's own, as `local_folder` says.
-        heartbeat: Called after each file that is read or written.
     """
 
-    def __init__(self, storage: RunStorage, folder: Path, heartbeat: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, storage: RunStorage, folder: Path) -> None:
         self._storage = storage
         self._folder = folder
-        self._heartbeat = heartbeat
         self._stored: dict[str, State] = {}
         self._seen: dict[str, tuple[State, float]] = {}
 
@@ -86,7 +84,6 @@ class RunFolder:
                     destination_filesystem=fs.LocalFileSystem(),
                 )
                 os.utime(path, ns=(found.written, found.written))
-            self._heartbeat()
         self._stored = self._scan()
 
     def store(self, now: float, writers: Iterable[psutil.Process] = (), is_last: bool = False) -> None:
@@ -118,7 +115,6 @@ class RunFolder:
         for name in self._stored.keys() - here.keys():
             self._storage.delete(f"{layout.FILES_FOLDER}/{name}")
             del self._stored[name]
-            self._heartbeat()
 
     def _upload(self, name: str, state: State) -> None:
         with suppress(FileNotFoundError):  # the script has just deleted it
@@ -129,7 +125,6 @@ class RunFolder:
                 destination_filesystem=self._storage.filesystem,
             )
             self._stored[name] = state
-        self._heartbeat()
 
     def _scan(self) -> dict[str, State]:
         return {str(path.relative_to(self._folder)): state for path, state in _files(self._folder)}
