@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,9 @@ from tests.waiting import free_port, until
 REPOSITORY = Path(__file__).parents[1]
 HOST = "127.0.0.1"
 START_SECONDS = 300.0
+STARTS = 3
+# What `ray start` says when the node runs.
+STARTED = "Ray runtime started"
 STOP_SECONDS = 30.0
 LOG_CHARACTERS = 3000
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -44,6 +47,7 @@ class LocalCluster:
 
     def __init__(self, workers: int, variables: Mapping[str, str] | None = None) -> None:
         self._count = workers
+        self._numbers = itertools.count()
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "TRAINING_"))},
             "OMP_NUM_THREADS": "1",
@@ -73,7 +77,6 @@ class LocalCluster:
         dashboard = [f"--dashboard-port={free_port()}", f"--ray-client-server-port={free_port()}"]
         head = ["--head", f"--port={self.port}", "--num-cpus=0", f"--temp-dir={self._folder.name}", *dashboard]
         self.head = self._start_node(*head)
-        self._wait_for_start(self.head, lambda: self._head_listens() and self._sockets())  # it has a raylet, too
         for _ in range(self._count):
             self.add_worker()
 
@@ -87,14 +90,9 @@ class LocalCluster:
         self._folder.cleanup()
 
     def add_worker(self) -> subprocess.Popen[bytes]:
-        """Start another worker node and wait for its raylet.
-
-        Two raylets that start at once would choose the same socket name.
-        """
-        before = self._sockets()
+        """Start another worker node; two that started at once would choose the same name for a socket."""
         worker = self._start_node(f"--address={HOST}:{self.port}", "--num-cpus=1")
         self.workers.append(worker)
-        self._wait_for_start(worker, lambda: self._sockets() - before)
         return worker
 
     def replace_ended(self) -> None:
@@ -132,29 +130,41 @@ class LocalCluster:
             *("--min-worker-port=0", "--max-worker-port=0", f"--dashboard-agent-listen-port={free_port()}"),
             *arguments,
         ]
-        with self._log.open("a") as log:
-            return subprocess.Popen(command, env=self.environment, stdout=log, stderr=subprocess.STDOUT, cwd=REPOSITORY)
+        return start_ray(command, self.environment, Path(self._folder.name) / f"node-{next(self._numbers)}.log")
 
-    def _wait_for_start(self, node: subprocess.Popen[bytes], has_started: Callable[[], Any]) -> None:
-        """Wait for a node; RuntimeError with the nodes' output if it or the head ends instead."""
 
-        def has_started_or_ended() -> Any:
-            return has_started() or any(each and each.poll() is not None for each in (node, self.head))
+def start_ray(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start `ray start --block` and wait until its node runs; start it again if Ray gives up, as ECS does.
 
-        until(has_started_or_ended, START_SECONDS, self._log.read_text)
-        if not has_started():
-            raise RuntimeError(f"a Ray node ended while it started: {self._log.read_text()[-LOG_CHARACTERS:]}")
+    Ray gives up after 30 seconds, which is too little for a machine that does much else.
 
-    @property
-    def _log(self) -> Path:
-        return Path(self._folder.name) / "ray-start.log"
+    Args:
+        command: The command.
+        environment: Its environment.
+        log: A file for its output.
 
-    def _sockets(self) -> set[Path]:
-        return set(Path(self._folder.name).glob("session_*/sockets/raylet*"))
-
-    def _head_listens(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex((HOST, self.port)) == 0
+    Raises:
+        RuntimeError: It ended several times, with its output.
+    """
+    for _ in range(STARTS):
+        with log.open("wb") as file:
+            node = subprocess.Popen(
+                command,
+                env={**environment, "PYTHONUNBUFFERED": "1"},
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=REPOSITORY,
+                start_new_session=True,
+            )
+        try:
+            until(lambda node=node: STARTED in log.read_text() or node.poll() is not None, START_SECONDS, log.read_text)
+        except BaseException:
+            kill_tree(node.pid)
+            raise
+        if node.poll() is None:
+            return node
+        kill_tree(node.pid)
+    raise RuntimeError(f"a Ray node ended {STARTS} times while it started: {log.read_text()[-LOG_CHARACTERS:]}")
 
 
 def kill_tree(pid: int) -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.local_cluster import start_ray
 from tests.waiting import free_ports, until
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-the-tests"}
@@ -57,14 +58,8 @@ def started(environment: Mapping[str, str], storage: Path) -> Generator[Head]:
         "TRAINING_STORAGE_PATH": str(storage),
     }
     variables = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"}
-    with (storage / "head.log").open("w") as log:
-        process = subprocess.Popen(
-            [*COMMAND, "--node-ip-address=127.0.0.1", *(f"--{name}={port}" for name, port in ports.items())],
-            env={**variables, **own},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    command = [*COMMAND, "--node-ip-address=127.0.0.1", *(f"--{name}={port}" for name, port in ports.items())]
+    process = start_ray(command, {**variables, **own}, storage / "head.log")
     dashboard = f"http://127.0.0.1:{ports['dashboard-port']}"
     try:
         until(lambda: _answers(f"{dashboard}/api/gcs_healthz"), SECONDS, (storage / "head.log").read_text)

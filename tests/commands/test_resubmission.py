@@ -20,6 +20,7 @@ from ray.job_submission import JobSubmissionClient
 from raynode import ports, state
 from tests.commands.conftest import REPOSITORY
 from tests.commands.head import SECONDS, TOKEN, commands, free_ports, read_until, until
+from tests.local_cluster import STARTED
 from training.run import layout
 
 EPOCHS = 6
@@ -61,7 +62,7 @@ class RayHead:
 
     def answers_or_has_ended(self) -> bool:
         """Return whether its start is over, well or badly."""
-        return self.has_jobs() or self.process.poll() is not None
+        return (STARTED in self.log.read_text() and self.has_jobs()) or self.process.poll() is not None
 
     def has_jobs(self, *wanted: str) -> bool:
         """Return whether it answers, which a busy dashboard does not always, and has these jobs."""

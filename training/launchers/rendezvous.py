@@ -6,34 +6,15 @@ to restart knows everything within a second.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
 from training.monitoring.run_state import create_actor
+from training.scripts.group import Member
 
 ANSWER_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class Member:
-    """One worker.
-
-    Attributes:
-        host: Its node's address.
-        port: A free port there.
-        node_rank: The rank of its node.
-        silent_seconds: How long its script has given no sign of life.
-        status: Its script's exit status, or None while it runs.
-    """
-
-    host: str
-    port: int
-    node_rank: int
-    silent_seconds: float = 0.0
-    status: int | None = None
 
 
 class RendezvousActor:

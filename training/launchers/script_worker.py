@@ -8,7 +8,8 @@ import socket
 import tempfile
 import time
 import uuid
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -20,16 +21,18 @@ from ray.train import collective
 from training import sdk
 from training.errors import ScriptError, UsageError, one_line
 from training.launchers.preemption import PREEMPTED, preemption
-from training.launchers.rendezvous import Member, Rendezvous
+from training.launchers.rendezvous import Rendezvous
 from training.monitoring import post_mortem
 from training.monitoring.run_state import Progress, RunStateClient
 from training.periodic import every
 from training.run import layout
 from training.run.storage import RunStorage
-from training.scripts import inputs, packages, run_folder
+from training.scripts import inputs, mpi, packages, run_folder
 from training.scripts.config import ScriptConfig
-from training.scripts.environment import Worker
+from training.scripts.environment import OF_EVERY_RANK, Worker
+from training.scripts.group import Member
 from training.scripts.metrics import MetricsLog, ReportReader
+from training.scripts.mpi import MpiNode, MpiRun
 from training.scripts.process import ScriptProcess
 from training.scripts.results import read_metrics
 
@@ -122,7 +125,7 @@ class ScriptWorker:
         if self._context.get_local_rank() == 0:
             self._run_folder.restore()
         python = packages.python_with(self._settings["requirements"], self._working_folder)
-        variables = self._variables()
+        variables = self._variables(python)
         collective.barrier()  # no script before every node has its files
         if self._rank == 0:
             self._metrics = MetricsLog(self._config.metrics, read_metrics(self._storage))
@@ -130,7 +133,7 @@ class ScriptWorker:
             self._reports = ReportReader(Path(folder))
             self._deadline_file = Path(folder) / sdk.DEADLINE
             variables[sdk.FOLDER_VARIABLE] = folder
-            with ScriptProcess(self._config.argv(python), variables, self._working_folder, self._on_line) as process:
+            with self._start(python, variables, Path(folder)) as process:
                 self._process = process
                 self._started_at = time.time()
                 with every(run_folder.STORE_SECONDS, self._store, "run folder"):
@@ -138,18 +141,33 @@ class ScriptWorker:
                     self._end(process, decision)
             return self._conclude(process, decision)
 
+    def _start(self, python: str, variables: dict[str, str], folder: Path) -> ScriptProcess | MpiNode:
+        """Start the script, or with --mpi what this worker has to do with its start."""
+        if not self._config.mpi:
+            return ScriptProcess(self._config.argv(python), variables, self._working_folder, self._on_line)
+        if self._rank != 0:
+            node = self._member.node_rank if self._context.get_local_rank() == 0 else None
+            return MpiNode(node, variables, self._working_folder, self._on_line)
+        ranks = Counter(each.node_rank for each in self._members.values())
+        exchange = folder / "mpi"
+        exchange.mkdir()
+        workers = [ranks[node] for node in range(len(ranks))]
+        where = {"workers": workers, "address": self._member.host, "exchange": exchange}
+        argv = self._config.argv(python, mpi.runner(python))
+        return MpiRun(argv, variables, self._working_folder, self._on_line, **where)
+
     @property
     def _working_folder(self) -> Path:
         """The folder with the code, which Ray has made the worker's own on a cluster."""
         uploaded = ray.get_runtime_context().runtime_env.get("working_dir")
         return Path.cwd() if uploaded else self._config.folder
 
-    def _variables(self) -> dict[str, str]:
+    def _variables(self, python: str) -> dict[str, str]:
         """Fetch the inputs and meet the other workers; return the script's environment."""
         found = {
             f"{inputs.VARIABLE_PREFIX}{name}": inputs.fetch(each) for name, each in self._settings["inputs"].items()
         }
-        members = self._meet()
+        self._members = members = self._meet()
         worker = Worker(
             rank=self._rank,
             world_size=self._world_size,
@@ -162,11 +180,15 @@ class ScriptWorker:
             max_restarts=self._config.max_failures,
             threads=self._settings["threads"],
         )
+        of_worker = worker.variables([(each.host, each.port) for _, each in sorted(members.items())])
+        if self._config.mpi:
+            of_worker = {name: of_worker[name] for name in OF_EVERY_RANK}
         return {
             **os.environ,
+            "PATH": f"{Path(python).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "PYTHONFAULTHANDLER": "1",
             "PYTHONUNBUFFERED": "1",
-            **worker.variables([(each.host, each.port) for _, each in sorted(members.items())]),
+            **of_worker,
             "RUN_DIR": str(self._folder),
             **found,
             **self._config.variables,
@@ -180,12 +202,12 @@ class ScriptWorker:
                 return members
             time.sleep(POLL_SECONDS)
 
-    def _look_after(self, process: ScriptProcess) -> Decision:
+    def _look_after(self, process: ScriptProcess | MpiNode) -> Decision:
         """Look after the script until there is something else to do; return what."""
         next_decision = next_metrics = 0.0
         reported_step: int | None = None
         while True:
-            if (status := process.wait(POLL_SECONDS)) is not None:  # other scripts may go on
+            if process.wait(POLL_SECONDS) is not None:  # other scripts may go on
                 time.sleep(POLL_SECONDS)
             now = time.monotonic()
             self._take_reports()
@@ -197,15 +219,15 @@ class ScriptWorker:
                 self._report_progress()
             if now >= next_decision:
                 next_decision = now + DECISION_SECONDS
-                self._status = status
-                decision = self._decide(status, now - process.heard_at)
+                decision = self._decide(process)
                 if decision.action != "continue":
                     return decision
 
-    def _decide(self, status: int | None, silent_seconds: float) -> Decision:
+    def _decide(self, process: ScriptProcess | MpiNode) -> Decision:
         """Tell how this script is doing, and return what rank 0 has decided for all."""
-        member = replace(self._member, status=status, silent_seconds=silent_seconds)
-        members = self._settings["rendezvous"].update(self._group, self._rank, member)
+        self._member = process.describe(self._member)
+        members = self._settings["rendezvous"].update(self._group, self._rank, self._member)
+        process.learn(members)
         notice = preemption()
         decision = Decision("continue")
         if any(each.status for each in members.values()):
@@ -220,7 +242,7 @@ class ScriptWorker:
                 decision = Decision("stalled")
         return collective.broadcast_from_rank_zero(decision)
 
-    def _end(self, process: ScriptProcess, decision: Decision) -> None:
+    def _end(self, process: ScriptProcess | MpiNode, decision: Decision) -> None:
         """End the script as was decided."""
         if decision.action == "stop":
             self._deadline_file.write_text(str(decision.stop_at))
@@ -232,7 +254,7 @@ class ScriptWorker:
             with self._file.open("a") as file:
                 file.write(process.stacks())
 
-    def _conclude(self, process: ScriptProcess, decision: Decision) -> dict[str, Any]:
+    def _conclude(self, process: ScriptProcess | MpiNode, decision: Decision) -> dict[str, Any]:
         """Store what the script has left, and return the result or raise why there is none."""
         self._take_reports()
         self._store(is_last=True)
@@ -240,7 +262,7 @@ class ScriptWorker:
             self._write_metrics()
             self._report_progress()
         collective.barrier()  # as soon as one has raised, Ray kills the others
-        if decision.action == "failed" and (status := self._status):
+        if decision.action == "failed" and (status := self._member.status):
             raise self._error(process, status)
         if decision.action == "stalled":
             raise ScriptError(f"no sign of life for {self._config.stall_timeout:g} s")
@@ -248,10 +270,9 @@ class ScriptWorker:
             return {PREEMPTED: list(decision.ranks)}
         return {"hardware": self._hardware(), "first_step_at": self._started_at} if self._rank == 0 else {}
 
-    def _error(self, process: ScriptProcess, status: int) -> Exception:
+    def _error(self, process: ScriptProcess | MpiNode, status: int) -> Exception:
         """Return the error for a script that has failed; a restart would not mend a wrong command or package."""
-        said = [line.strip() for line in process.last_lines if line.strip()]
-        last = said[-1] if said else "it wrote nothing"
+        last = process.last_words or "it wrote nothing"
         how = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
         message = one_line(f"{self._config.command[0]} {how}: {last}")
         if last.startswith("ModuleNotFoundError"):

@@ -105,8 +105,9 @@ def _log_files() -> list[str]:
 
 
 def _last_lines(file: str) -> list[str]:
+    kept = Path(file).parent / "old" / Path(file).name  # where Ray moves some logs of processes that have ended
     try:
-        with open(file, errors="replace") as lines:
+        with open(file if os.path.exists(file) else kept, errors="replace") as lines:
             return [line.rstrip("\n") for line in deque(lines, maxlen=LAST_LINES)]
     except OSError as cause:
         return [f"{file} can't be read ({cause.strerror})"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
@@ -47,6 +47,7 @@ class ScriptConfig(RunConfig):
     command: tuple[str, ...] = ()
     module: bool = _script(False, "SCRIPT is a module, as in python -m", flags=("-m", "--module"))
     no_python: bool = _script(False, "SCRIPT is a program, not a file for Python")
+    mpi: bool = _script(False, "SCRIPT is a program of MPI: mpirun starts it, with a process for each worker")
     nnodes: str | None = _script(
         None, "torchrun's flag: with --nproc-per-node another way to give --num-workers", metavar="N|MIN:MAX"
     )
@@ -99,11 +100,16 @@ class ScriptConfig(RunConfig):
         """The script's name."""
         return PurePath(self.command[0]).stem if self.command else "run"
 
-    def argv(self, python: str) -> tuple[str, ...]:
-        """Return the command line of a worker, with this Python interpreter."""
+    def argv(self, python: str, runner: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return the command line of a worker, with this Python interpreter.
+
+        Args:
+            python: The interpreter.
+            runner: Its flags for a module that runs the script, such as `-m mpi4py`.
+        """
         if self.no_python:
             return self.command
-        return (python, "-u", *(("-m",) if self.module else ()), *self.command)
+        return (python, "-u", *runner, *(("-m",) if self.module else ()), *self.command)
 
     @property
     def variables(self) -> dict[str, str]:

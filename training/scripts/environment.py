@@ -10,6 +10,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# What is the same on all ranks, and of use where something else than torchrun's variables tells the ranks.
+OF_EVERY_RANK = ("MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+
 
 @dataclass(frozen=True)
 class Worker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,18 +11,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from training.scripts import supervisor
+from training.scripts.group import Member
 
 LAST_LINES = 50
 # How long a process has to write its stacks, and its last lines after it has ended.
 STACK_SECONDS = 5.0
+# What torch puts before each line of an exception.
+TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+# Open MPI ends some lines with a zero.
+BLANKS = "\0 \t\r\n"
 
 
 class ScriptProcess:
-    """A command that runs in a process group of its own; a context. The group ends with this process or the context.
+    """A command and all that it starts; a context. They end with this process or the context, or with the command.
 
     Args:
         argv: The command.
@@ -86,13 +93,34 @@ class ScriptProcess:
             return None
         return self.poll()
 
+    def describe(self, member: Member) -> Member:
+        """Return what the others should know of the worker, with how the script is doing."""
+        return replace(member, status=self.poll(), silent_seconds=time.monotonic() - self.heard_at)
+
+    def learn(self, members: Mapping[int, Member]) -> None:
+        """Take what is known of the workers, by rank: a script by itself needs nothing of it."""
+
     def heard(self) -> None:
         """Count a sign of life that is not a line of output."""
         self.heard_at = time.monotonic()
 
+    @property
+    def pid(self) -> int:
+        """The process whose descendant the script is."""
+        return self._process.pid
+
+    @property
+    def last_words(self) -> str:
+        """The line that says best why the script has ended: of an exception, or the last one."""
+        return last_words(list(self.last_lines), self.poll() or 0)
+
     def terminate(self) -> None:
         """Send SIGTERM to the script."""
         self._process.send_signal(signal.SIGTERM)
+
+    def abort(self) -> None:
+        """Send SIGABRT to the script."""
+        self._process.send_signal(signal.SIGABRT)
 
     def stacks(self) -> str:
         """End the script and return what it has written last: a Python script writes the stacks of its threads.
@@ -101,7 +129,7 @@ class ScriptProcess:
         """
         before = len(self.last_lines)
         self.last_lines = deque(list(self.last_lines), maxlen=None)
-        self._process.send_signal(signal.SIGABRT)
+        self.abort()
         self.wait(STACK_SECONDS)
         return "".join(list(self.last_lines)[before:])
 
@@ -114,8 +142,8 @@ class ScriptProcess:
         except subprocess.TimeoutExpired:  # the supervisor was stopped by the system
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        self._reader.join()  # nothing holds the pipe any more
-        if self._process.stdout:
+        self._reader.join(STACK_SECONDS)
+        if self._process.stdout and not self._reader.is_alive():  # else a process that hides from us holds the pipe
             self._process.stdout.close()
 
     def _read(self) -> None:
@@ -124,3 +152,19 @@ class ScriptProcess:
             self.heard()
             self.last_lines.append(line)
             self._on_line(line)
+
+
+def last_words(lines: Sequence[str], status: int) -> str:
+    """Return the line that says best why a script has ended; empty if there is none.
+
+    Args:
+        lines: The end of its output.
+        status: Its exit status; if that is no signal's, the exception of the last traceback is the reason.
+    """
+    said = [TORCH_PREFIX.sub("", line).rstrip(BLANKS) for line in lines]
+    said = [line for line in said if line]
+    tracebacks = [number for number, line in enumerate(said) if line.startswith("Traceback (most recent call last)")]
+    if status > 0 and tracebacks:
+        exceptions = [line for line in said[tracebacks[-1] + 1 :] if not line.startswith(" ")]
+        said = exceptions[:1] or said
+    return said[-1].lstrip() if said else ""

@@ -1,10 +1,11 @@
-"""Runs a command in a process group of its own, which ends with whoever started it; the standard library alone.
+"""Runs a command that ends with whoever started it, with all processes it has started; the standard library alone.
 
 usage: python -I -S supervisor.py FD COMMAND…, with a pipe as standard input and another one, for the exit status, as FD
 
-When the first pipe closes, because the process at its other end has died however it may, the whole group is killed,
-with the children of the script's own children: none of them keeps a GPU. A process of its own sees to that, because Ray
-kills the children of a worker that ends, and them alone. SIGTERM and SIGABRT are passed on to the command.
+When the first pipe closes, because the process at its other end has died however it may, or when the command ends, all
+that it has started is killed: nothing of it keeps a GPU. A process of its own sees to that, because Ray kills the
+children of a worker that ends, and them alone. A process that has left the command's process group, as mpirun's do, is
+known by a variable of its environment. SIGTERM and SIGABRT are passed on to the command.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 FORWARDED = (signal.SIGTERM, signal.SIGABRT)
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
+MARK = "TRAINING_SUPERVISOR"
+# A process that is killed may have started another one meanwhile.
+PASSES = 10
 
 
 def main() -> None:
@@ -24,10 +29,11 @@ def main() -> None:
     pending: list[int] = []
     for number in FORWARDED:
         signal.signal(number, lambda signum, frame: pending.append(signum))
+    mark = str(os.getpid())
     if os.fork() == 0:
-        _kill_group_at_eof()
+        _kill_all_at_eof(mark)
     try:
-        command = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL)
+        command = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, env={**os.environ, MARK: mark})
     except OSError as cause:
         print(f"{sys.argv[2]}: {cause.strerror}", file=sys.stderr)
         status = NOT_FOUND if isinstance(cause, FileNotFoundError) else NOT_EXECUTABLE
@@ -38,15 +44,42 @@ def main() -> None:
             command.send_signal(signum)
         status = command.wait()
     os.write(int(sys.argv[1]), str(status).encode())
-    os.killpg(0, signal.SIGKILL)
+    _kill_all(mark)
 
 
-def _kill_group_at_eof() -> None:
+def _kill_all_at_eof(mark: str) -> None:
     for number in (*FORWARDED, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     while os.read(0, 1):
         pass
+    _kill_all(mark)
+
+
+def _kill_all(mark: str) -> None:
+    """Kill all processes with this mark, and this process group."""
+    for _ in range(PASSES):
+        found = [pid for pid in _processes() if _has_mark(pid, mark)]
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            break
     os.killpg(0, signal.SIGKILL)
+
+
+def _processes() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:  # not Linux
+        return []
+
+
+def _has_mark(pid: int, mark: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return f"{MARK}={mark}".encode() in file.read().split(b"\0")
+    except OSError:  # it has ended, or is another user's
+        return False
 
 
 if __name__ == "__main__":

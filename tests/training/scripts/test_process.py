@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.waiting import until
-from training.scripts.process import ScriptProcess
+from training.scripts.process import ScriptProcess, last_words
 
 Start = Callable[..., ScriptProcess]
 
@@ -95,25 +95,27 @@ def test_a_script_that_the_system_has_stopped_is_killed(start: Start, lines: lis
 
 FAMILY = """
 import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session={alone})
 print(child.pid)
 {then}
 """
 
 
+@pytest.mark.parametrize("alone", [False, True], ids=["of its group", "of their own"])
 @pytest.mark.parametrize("then", ["sys.exit(0)", "time.sleep(600)"], ids=["it ends", "it is killed"])
-def test_its_children_end_with_it(start: Start, lines: list[str], then: str) -> None:
-    process = start(FAMILY.format(then=then))
+def test_its_children_end_with_it(start: Start, lines: list[str], then: str, alone: bool) -> None:
+    process = start(FAMILY.format(then=then, alone=alone))
     until(lambda: lines)
     if "sleep" in then:
         process.kill()
     until(lambda: not psutil.pid_exists(int(lines[0])))
 
 
+@pytest.mark.parametrize("alone", [False, True], ids=["of its group", "of their own"])
 @pytest.mark.parametrize("first", [False, True], ids=["alone", "after its children"])
-def test_it_ends_with_the_process_that_started_it_however_that_ends(tmp_path: Path, first: bool) -> None:
+def test_it_ends_with_the_process_that_started_it_however_that_ends(tmp_path: Path, first: bool, alone: bool) -> None:
     script = tmp_path / "family.py"
-    script.write_text(FAMILY.format(then="time.sleep(600)"))
+    script.write_text(FAMILY.format(then="time.sleep(600)", alone=alone))
     worker = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
@@ -134,3 +136,28 @@ def test_it_ends_with_the_process_that_started_it_however_that_ends(tmp_path: Pa
         started.kill()
         started.wait()
         until(lambda: not any(psutil.pid_exists(pid) for pid in family))
+
+
+TORCH = """[rank0]: Traceback (most recent call last):
+[rank0]:   File "train.py", line 3, in <module>
+[rank0]:     main()
+[rank0]: ValueError: this is broken
+[rank0]:[W1123 02:19:58 ProcessGroupNCCL.cpp:1553] Warning: destroy_process_group() was not called
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "expected"),
+    [
+        (TORCH, 1, "ValueError: this is broken"),
+        (TORCH, -signal.SIGKILL, "[W1123 02:19:58 ProcessGroupNCCL.cpp:1553] Warning: destroy_process_group() was not"),
+        ("working\n\n", 1, "working"),
+        ("Traceback (most recent call last):\n  File", 1, "File"),
+        ("", 1, ""),
+    ],
+    ids=["exception", "signal", "neither", "cut", "nothing"],
+)
+def test_the_last_words_say_why_it_ended(output: str, status: int, expected: str) -> None:
+    said = last_words(output.splitlines(keepends=True), status)
+    assert said.startswith(expected)
+    assert bool(said) == bool(expected)

@@ -1,0 +1,75 @@
+"""Hugging Face Accelerate: a loop of one's own, whose whole state is saved in $RUN_DIR after each epoch.
+
+accelerate launch --num_processes 2 examples/accelerate_loop.py
+python -m training.launch --num-workers 2 --requirements examples/accelerate.txt examples/accelerate_loop.py
+
+Accelerate finds the other processes by torchrun's variables, which either command sets.
+"""
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Epochs:
+    """Counts the epochs that are done; Accelerate saves it with the rest."""
+
+    done = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the count."""
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Take a count that was saved."""
+        self.done = state["done"]
+
+
+def main() -> None:
+    """Teach a small network to tell two clouds of points apart."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=10)
+    args = parser.parse_args()
+
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    torch.manual_seed(0)
+    labels = torch.randint(2, (4096,))
+    points = torch.randn(4096, 2) + 2.0 * labels.unsqueeze(1)
+    loader = DataLoader(TensorDataset(points, labels), batch_size=64, shuffle=True)
+    model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+    epochs = Epochs()
+    accelerator.register_for_checkpointing(epochs)
+    folder = Path(os.environ.get("RUN_DIR", "."))
+    if saved := sorted(folder.glob("epoch-*"), key=lambda each: int(each.name.split("-")[1])):
+        accelerator.load_state(str(saved[-1]))
+        print(f"rank {accelerator.process_index}: resuming at epoch {epochs.done}")
+
+    while epochs.done < args.epochs:
+        for x, y in loader:
+            loss = nn.functional.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            accelerator.backward(loss)
+            optimizer.step()
+        epochs.done += 1
+        mean = accelerator.reduce(loss.detach(), reduction="mean")
+        accelerator.print(f"epoch {epochs.done - 1}: loss {mean.item():.4f}")
+        accelerator.save_state(str(folder / "saving"))
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            (folder / "saving").rename(folder / f"epoch-{epochs.done}")  # whole or not at all
+            shutil.rmtree(folder / f"epoch-{epochs.done - 1}", ignore_errors=True)
+        accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

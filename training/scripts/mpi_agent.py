@@ -1,0 +1,39 @@
+"""What mpirun calls in place of ssh, to start its daemon on another node; the standard library alone.
+
+usage: python -I -S mpi_agent.py FOLDER [ssh's flags] HOST COMMAND…
+
+It leaves the command in the folder for the worker beside mpirun, which passes it on, and ends as the daemon has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+POLL_SECONDS = 0.05
+# The suffixes of a host's files: the daemon's command, and its exit status.
+COMMAND, STATUS = ".command", ".status"
+
+
+def main() -> int:
+    """Ask for the daemon and wait for its end; returns its exit status."""
+    folder, *rest = sys.argv[1:]
+    while rest[0].startswith("-"):
+        rest.pop(0)
+    host, *words = rest
+    path = os.path.join(folder, host)
+    with open(path + ".part", "w") as file:
+        file.write(" ".join(words))  # for a shell, as ssh passes it on
+    os.rename(path + ".part", path + COMMAND)
+    mpirun = os.getppid()
+    while not os.path.exists(path + STATUS):
+        if os.getppid() != mpirun:
+            return 1
+        time.sleep(POLL_SECONDS)
+    with open(path + STATUS) as file:
+        return int(file.read())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
