@@ -49,25 +49,29 @@ def main() -> None:
     epochs = Epochs()
     accelerator.register_for_checkpointing(epochs)
     folder = Path(os.environ.get("RUN_DIR", "."))
-    if saved := sorted(folder.glob("epoch-*"), key=lambda each: int(each.name.split("-")[1])):
-        accelerator.load_state(str(saved[-1]))
+    newest = folder / "newest"
+    if newest.exists():
+        accelerator.load_state(str(folder / newest.read_text()))
         print(f"rank {accelerator.process_index}: resuming at epoch {epochs.done}")
 
-    while epochs.done < args.epochs:
+    for epoch in range(epochs.done, args.epochs):
         for x, y in loader:
             loss = nn.functional.cross_entropy(model(x), y)
             optimizer.zero_grad()
             accelerator.backward(loss)
             optimizer.step()
-        epochs.done += 1
         mean = accelerator.reduce(loss.detach(), reduction="mean")
-        accelerator.print(f"epoch {epochs.done - 1}: loss {mean.item():.4f}")
-        accelerator.save_state(str(folder / "saving"))
+        accelerator.print(f"epoch {epoch}: loss {mean.item():.4f}")
+
+        epochs.done = epoch + 1
+        accelerator.save_state(str(folder / f"epoch-{epoch}"))
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            (folder / "saving").rename(folder / f"epoch-{epochs.done}")  # whole or not at all
-            shutil.rmtree(folder / f"epoch-{epochs.done - 1}", ignore_errors=True)
+            newest.with_suffix(".tmp").write_text(f"epoch-{epoch}")
+            newest.with_suffix(".tmp").replace(newest)  # whole or not at all
         accelerator.wait_for_everyone()
+        if accelerator.is_local_main_process:
+            shutil.rmtree(folder / f"epoch-{epoch - 1}", ignore_errors=True)
     accelerator.end_training()
 
 

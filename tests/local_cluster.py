@@ -125,12 +125,17 @@ class LocalCluster:
         return [process for node in running for process in self.worker_processes(node, "RayTrainWorker")]
 
     def _start_node(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a node with an address and a temporary folder of its own, as on a machine of its own."""
+        number = next(self._numbers)
+        address = f"127.0.{number // 250}.{number % 250 + 1}"  # HOST is the first one's
         command = [
-            *(RAY, "start", f"--node-ip-address={HOST}", "--num-gpus=0", "--object-store-memory=100000000", "--block"),
-            *("--min-worker-port=0", "--max-worker-port=0", f"--dashboard-agent-listen-port={free_port()}"),
-            *arguments,
+            *(RAY, "start", f"--node-ip-address={address}", "--num-gpus=0", "--object-store-memory=100000000"),
+            *("--block", "--min-worker-port=0", "--max-worker-port=0"),
+            *(f"--dashboard-agent-listen-port={free_port()}", *arguments),
         ]
-        return start_ray(command, self.environment, Path(self._folder.name) / f"node-{next(self._numbers)}.log")
+        folder = Path(self._folder.name) / f"node-{number}"
+        folder.mkdir()
+        return start_ray(command, {**self.environment, "TMPDIR": str(folder)}, folder / "ray-start.log")
 
 
 def start_ray(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:

@@ -25,6 +25,8 @@ SIZE = TaskSize(vcpus=1, memory_mib=3072, gpus=0)
 # A model of one's own, on every node: with it a run has many short epochs of four steps, and can be disturbed in its
 # middle. It takes its time until the file HURRY is there.
 MODELS, HURRY = "/opt/models", "/tmp/hurry"
+# A folder with a user's code, on every node.
+CODE = "/opt/code"
 EPOCHS = 80
 LONG = ("--model=tiny:mlp", "--dataset=synthetic", "--samples=512", f"--epochs={EPOCHS}")
 # The epochs that a test may take up while it disturbs a run, on a slow machine, too.
@@ -102,6 +104,7 @@ class Cluster:
     engine: Engine
     image: str
     network: str
+    code: Path
     workers: list[str] = field(default_factory=list)
     started: int = 0
     on_two_networks: str = ""
@@ -142,10 +145,11 @@ class Cluster:
             definition["command"] = list(command)
         self.engine.remove(name)
         networks = () if any(each.startswith("--network=") for each in options) else (f"--network={self.network}",)
-        models = f"--volume={Path(__file__).parent / 'tiny.py'}:{MODELS}/tiny.py:ro"
+        folders = {Path(__file__).parent / "tiny.py": f"{MODELS}/tiny.py", self.code: CODE}
+        volumes = (f"--volume={source}:{target}:ro" for source, target in folders.items())
         kept = {containers.STATE: self.state(name)}
         given = arguments(definition, {**AWS, "PYTHONPATH": MODELS, "HURRY": HURRY, **variables}, kept)
-        self.engine.run("run", "--detach", f"--name={name}", *networks, models, *options, *given)
+        self.engine.run("run", "--detach", f"--name={name}", *networks, *volumes, *options, *given)
 
     def start_storage(self, image: str) -> None:
         """Start the S3 and make its bucket."""
@@ -309,10 +313,10 @@ class Cluster:
 
 
 @contextmanager
-def cluster_of(engine: Engine, image: str, s3_image: str) -> Generator[Cluster]:
+def cluster_of(engine: Engine, image: str, s3_image: str, code: Path) -> Generator[Cluster]:
     """A cluster with its S3; nodes come when it settles."""
     with engine.network(f"ray-{secrets.token_hex(3)}") as network:
-        cluster = Cluster(engine, image, network)
+        cluster = Cluster(engine, image, network, code)
         try:
             cluster.start_storage(s3_image)
             yield cluster

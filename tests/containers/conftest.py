@@ -2,7 +2,9 @@
 
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -44,8 +46,16 @@ def other_network(engine: Engine) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def made(engine: Engine, image: str, s3_image: str, other_network: str) -> Iterator[Cluster]:
-    with cluster_of(engine, image, s3_image) as cluster:
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the examples, for every node."""
+    folder = tmp_path_factory.mktemp("user") / "code"
+    shutil.copytree(ROOT / "examples", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def made(engine: Engine, image: str, s3_image: str, other_network: str, code: Path) -> Iterator[Cluster]:
+    with cluster_of(engine, image, s3_image, code) as cluster:
         cluster.start_on_two_networks(other_network)
         yield cluster
 

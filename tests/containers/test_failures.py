@@ -7,6 +7,7 @@ is waiting.
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -47,9 +48,9 @@ Beside = dict[str, Future[None]]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def beside(engine: Engine, image: str, s3_image: str) -> Iterator[Beside]:
+def beside(engine: Engine, image: str, s3_image: str, code: Path) -> Iterator[Beside]:
     """What happens to the second cluster, one after the other."""
-    with cluster_of(engine, image, s3_image) as cluster, ThreadPoolExecutor(1) as pool:
+    with cluster_of(engine, image, s3_image, code) as cluster, ThreadPoolExecutor(1) as pool:
         heads = {end: pool.submit(workers_come_back, cluster, end) for end in ENDS}
         yield {**heads, "frozen": pool.submit(lose_a_worker, cluster)}
         pool.shutdown(cancel_futures=True)

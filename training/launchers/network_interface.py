@@ -4,6 +4,7 @@ An ECS task in awsvpc mode has two interfaces (`eth0`, and `ecs-eth0` to the age
 collectives must use the one that the other nodes can reach, whatever its name.
 """
 
+import ipaddress
 import os
 import socket
 
@@ -46,4 +47,13 @@ def interface_towards(host: str) -> str | None:
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address.split("%")[0] == source for each in addresses):
             return name
+    return None
+
+
+def network_of(address: str) -> str | None:
+    """Return the network of one of this node's addresses, such as 10.0.0.0/20, or None if only this node has it."""
+    for found in (each for addresses in psutil.net_if_addrs().values() for each in addresses):
+        if found.address == address and found.netmask:
+            network = ipaddress.ip_interface(f"{address}/{found.netmask}").network
+            return None if network.is_loopback else str(network)
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import tempfile
 import time
 import uuid
@@ -20,6 +21,7 @@ from ray.train import collective
 
 from training import sdk
 from training.errors import ScriptError, UsageError, one_line
+from training.launchers.network_interface import network_of
 from training.launchers.preemption import PREEMPTED, preemption
 from training.launchers.rendezvous import Rendezvous
 from training.monitoring import post_mortem
@@ -103,7 +105,8 @@ class ScriptWorker:
         self._rank = context.get_world_rank()
         self._world_size = context.get_world_size()
         self._group = collective.broadcast_from_rank_zero(uuid.uuid4().hex)
-        self._member = Member(ray.util.get_node_ip_address(), _free_port(), context.get_node_rank())
+        address = ray.util.get_node_ip_address()
+        self._member = Member(address, _free_port(), context.get_node_rank(), network_of(address))
         self._file = post_mortem.worker_file(storage.uri, self._rank)
         self._folder = run_folder.local_folder(storage)
         self._run_folder = run_folder.RunFolder(storage, self._folder)
@@ -152,7 +155,8 @@ class ScriptWorker:
         exchange = folder / "mpi"
         exchange.mkdir()
         workers = [ranks[node] for node in range(len(ranks))]
-        where = {"workers": workers, "address": self._member.host, "exchange": exchange}
+        networks = sorted({each.network for each in self._members.values() if each.network})
+        where = {"workers": workers, "address": self._member.host, "networks": networks, "exchange": exchange}
         argv = self._config.argv(python, mpi.runner(python))
         return MpiRun(argv, variables, self._working_folder, self._on_line, **where)
 
@@ -180,12 +184,13 @@ class ScriptWorker:
             max_restarts=self._config.max_failures,
             threads=self._settings["threads"],
         )
+        programs = [str(Path(each).parent) for each in (python, sys.executable)]  # of the packages
         of_worker = worker.variables([(each.host, each.port) for _, each in sorted(members.items())])
         if self._config.mpi:
             of_worker = {name: of_worker[name] for name in OF_EVERY_RANK}
         return {
             **os.environ,
-            "PATH": f"{Path(python).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+            "PATH": os.pathsep.join([*programs, os.environ.get("PATH", os.defpath)]),
             "PYTHONFAULTHANDLER": "1",
             "PYTHONUNBUFFERED": "1",
             **of_worker,

@@ -14,6 +14,7 @@ class Member:
         host: Its node's address.
         port: A free port there.
         node_rank: The rank of its node.
+        network: The network of that address, such as 10.0.0.0/20, or None if other nodes can't reach it by one.
         silent_seconds: How long its script has given no sign of life.
         status: Its script's exit status, or None while it runs.
         daemons: With --mpi, the commands of the daemons that rank 0's mpirun wants on the other nodes, by their ranks.
@@ -23,6 +24,7 @@ class Member:
     host: str
     port: int
     node_rank: int
+    network: str | None = None
     silent_seconds: float = 0.0
     status: int | None = None
     daemons: Mapping[int, str] = field(default_factory=dict)

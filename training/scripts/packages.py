@@ -50,7 +50,7 @@ def python_with(requirements: str | None, folder: Path) -> str:
 
 
 def _see_packages_of_this_interpreter(target: Path) -> None:
-    library = sysconfig.get_path("purelib", vars={"base": str(target), "platbase": str(target)})
+    library = sysconfig.get_path("purelib", scheme="venv", vars={"base": str(target), "platbase": str(target)})
     paths = [path for path in sys.path if path.endswith(("site-packages", "dist-packages")) and os.path.isdir(path)]
     lines = [f"import site; site.addsitedir({path!r})\n" for path in paths]  # so that their own .pth files count, too
     Path(library, "inherited.pth").write_text("".join(lines))

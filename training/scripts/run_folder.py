@@ -2,8 +2,8 @@
 
 Where the storage path is a folder that all nodes share, `$RUN_DIR` is a folder of it and nothing needs to be copied.
 With a bucket each node has a copy on its disk. A file is stored when it is complete: when it has not changed for a
-moment and the script does not hold it open to write it. Readers find the old file or the new one, because S3 replaces
-whole objects. Of a file that several nodes write, the last one is kept.
+moment, or has replaced another one of its name, and the script does not hold it open to write it. Readers find the old
+file or the new one, because S3 replaces whole objects. Of a file that several nodes write, the last one is kept.
 """
 
 from __future__ import annotations
@@ -101,13 +101,17 @@ class RunFolder:
             return
         here = self._scan()
         being_written = set() if is_last else {os.path.realpath(each) for each in _open_to_write(writers)}
+        new_is_pending = False
         for name, state in sorted(here.items(), key=lambda each: each[1].written):
             if self._stored.get(name) == state:
                 continue
             known, since = self._seen.get(name, (None, now))
             if known != state:
                 self._seen[name] = state, now
-                if not is_last:
+                # One that was renamed is complete at once, but may speak of new files that were written before it.
+                is_renamed = known is not None and known.inode != state.inode and not new_is_pending
+                new_is_pending |= known is None
+                if not is_last and not is_renamed:
                     continue
             is_open = os.path.realpath(self._folder / name) in being_written
             if not is_open or now - since >= IDLE_SECONDS:

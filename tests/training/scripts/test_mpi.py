@@ -27,7 +27,7 @@ world = MPI.COMM_WORLD
 say(f"{os.environ['NODE']}, sum {world.allreduce(world.rank)}, rank")
 """
 # Open MPI would give the shared memory of both nodes the same names.
-ONE_MACHINE = {"GLOO_SOCKET_IFNAME": "lo", "OMPI_MCA_btl": "self,tcp"}
+ONE_MACHINE = {"OMPI_MCA_btl": "self,tcp"}
 WAIT = "while True: time.sleep(0.05)\n"
 PATH = f"{Path(sys.executable).parent}:{os.defpath}"
 
@@ -42,8 +42,10 @@ class Nodes:
         variables = {**os.environ, "PATH": PATH, "PYTHONFAULTHANDLER": "1", **ONE_MACHINE}
         argv = [sys.executable, "-u", *runner(sys.executable), "program.py"]
         first = {**variables, "NODE": "first"}
-        where = {"workers": [2, 2], "address": HOST, "exchange": folder / "exchange"}
-        self.run = MpiRun(argv, first, folder, self.lines.append, **where)
+        exchange = folder / "exchange"
+        self.run = MpiRun(
+            argv, first, folder, self.lines.append, workers=[2, 2], address=HOST, networks=[], exchange=exchange
+        )
         self.second = MpiNode(1, {**variables, "NODE": "second"}, folder, self.lines.append)
         nothing = [MpiNode(None, {}, folder, self.lines.append) for _ in range(2)]
         self._workers = dict(enumerate([self.run, nothing[0], self.second, nothing[1]]))
@@ -146,9 +148,9 @@ def test_nothing_is_left_of_a_program_that_is_given_up(tmp_path: Path) -> None:
 
 
 def test_a_node_without_mpirun_is_told_where_to_get_one(tmp_path: Path) -> None:
-    where = {"workers": [2], "address": HOST, "exchange": tmp_path}
+    nowhere = {"PATH": str(tmp_path)}
     with pytest.raises(UsageError, match="there is no mpirun on the node; name openmpi or mpich in a file for --req"):
-        MpiRun(["program"], {"PATH": str(tmp_path)}, tmp_path, print, **where)
+        MpiRun(["program"], nowhere, tmp_path, print, workers=[2], address=HOST, networks=[], exchange=tmp_path)
 
 
 HYDRA = """Traceback (most recent call last):

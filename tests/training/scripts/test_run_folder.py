@@ -100,6 +100,29 @@ def test_a_file_that_is_renamed_replaces_the_old_one_and_a_deleted_one_goes(
     assert stored() == {"snapshot.pt": "2"}
 
 
+def test_a_file_that_is_replaced_again_and_again_is_stored_each_time_after_what_it_speaks_of(
+    storage: RunStorage, tmp_path: Path, stored: Stored
+) -> None:
+    folder, file = node(storage, tmp_path), tmp_path / "newest"
+
+    def replace(text: str) -> None:
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").rename(file)
+
+    replace("1")
+    folder.store(0.0)
+    replace("2")
+    folder.store(2.0)
+    assert stored() == {"newest": "2"}, "it was renamed, so it is complete"
+    (tmp_path / "3").write_text("state")
+    os.utime(tmp_path / "3", (1, 1))
+    replace("3")
+    folder.store(4.0)
+    assert stored() == {"newest": "2"}, "the file 3 may not be complete"
+    folder.store(6.0)
+    assert stored() == {"newest": "3", "3": "state"}
+
+
 def test_another_node_finds_the_stored_files_and_no_others(storage: RunStorage, tmp_path: Path, stored: Stored) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     folder = node(storage, first)

@@ -1,0 +1,138 @@
+"""The examples as their first lines tell to start them, on three nodes with an S3: a rank is killed, and they go on.
+
+Each node installs the example's packages, so this needs an index of packages.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+
+from tests.aws import BUCKET
+from tests.disturbed_run import END_SECONDS
+from tests.local_cluster import REPOSITORY, LocalCluster, kill_tree
+from tests.waiting import until
+from training.launchers.script_driver import JOB_VARIABLE
+
+NODES = 3
+EXAMPLES = REPOSITORY / "examples"
+STORAGE = f"s3://{BUCKET}/examples"
+# An MPI on one machine would give the shared memory of its nodes the same names.
+MPI = ("--mpi", "--env", "OMPI_MCA_btl=self,tcp")
+
+
+class Example(NamedTuple):
+    """A file of examples/ or a module.
+
+    Attributes:
+        flags: The flags of `python -m training.launch`, after which the script's name comes.
+        arguments: The script's flags.
+        reached: What rank 0 prints in the middle, where a rank is killed.
+        resumed: What tells from the output that it did not begin at the beginning.
+        last: What it prints at its end.
+        kept: A file of the run.
+    """
+
+    flags: Sequence[str]
+    arguments: Sequence[str]
+    reached: str
+    resumed: str
+    last: str
+    kept: str
+
+
+def needs(name: str) -> tuple[str, str]:
+    return "--requirements", str(EXAMPLES / f"{name}.txt")
+
+
+SCRIPTS = {
+    "ddp_snapshot.py": Example((), ("--epochs=60",), "epoch 5:", "resuming at epoch", "epoch 59:", "files/snapshot.pt"),
+    "accelerate_loop.py": Example(
+        needs("accelerate"), ("--epochs=40",), "epoch 5:", "resuming at epoch", "epoch 39:", "files/newest"
+    ),
+    "lightning_fit.py": Example(
+        needs("lightning"), ("--epochs=40",), "epoch 5:", "resuming at epoch", "epoch 39:", "files/last.ckpt"
+    ),
+    "mpi_pi.py": Example(
+        (*MPI, *needs("mpi")), ("--rounds=120",), "round 5:", "resuming at round", "round 119:", "files/sums.json"
+    ),
+    "tensorflow_workers.py": Example(
+        needs("tensorflow"), ("--epochs=40",), "epoch 5:", "resuming at epoch", "epoch 39:", "files/rank-0/checkpoint"
+    ),
+    "training.plain": Example(
+        ("-m",),
+        (
+            *("--dataset=synthetic", "--samples=256", "--epochs=20"),
+            *("--run-name=own", f"--storage-path={STORAGE}"),
+        ),
+        "[Epoch 3 |",
+        "training: continuing after",
+        "[Epoch 20 |",
+        "../own/model.pt",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(aws_variables: dict[str, str]) -> Iterator[LocalCluster]:
+    # No upload, as for the driver of a job: a node that starts clears the folder with the uploaded code, which all
+    # nodes of one machine have in common.
+    with LocalCluster(NODES, {**aws_variables, "PYTHONUNBUFFERED": "1", JOB_VARIABLE: "{}"}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def read(s3_client: Any) -> Callable[[str], bytes]:
+    """Return a file below the storage path."""
+
+    def read(name: str) -> bytes:
+        return s3_client.get_object(Bucket=BUCKET, Key=f"examples/{name}")["Body"].read()
+
+    return read
+
+
+def processes_of(cluster: LocalCluster, script: str) -> list[psutil.Process]:
+    """Return the script's own processes on all nodes, by rank."""
+    found: dict[str, psutil.Process] = {}
+    for node in cluster.workers:
+        for each in cluster.worker_processes(node, script):
+            with suppress(psutil.Error):
+                rank = each.environ().get("PMIX_RANK") or each.environ().get("RANK")
+                if rank is not None and "supervisor.py" not in " ".join(each.cmdline()):
+                    found.setdefault(rank, each)
+    return [found[rank] for rank in sorted(found)]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_an_example_goes_on_after_a_rank_was_killed(
+    cluster: LocalCluster, tmp_path: Path, read: Callable[[str], bytes], script: str
+) -> None:
+    example, name, log = SCRIPTS[script], script.replace(".", "-"), tmp_path / "log"
+    run = ("--storage-path", STORAGE, "--run-name", name, "--num-workers", str(NODES), "--max-failures", "1")
+    folder = ("--working-dir", str(EXAMPLES))
+    with log.open("wb") as output:
+        command = cluster.start_training(
+            *run, *folder, *example.flags, script, *example.arguments, log=output, module="training.launch"
+        )
+    try:
+        until(lambda: example.reached in log.read_text() or command.poll() is not None, END_SECONDS, log.read_text)
+        assert command.poll() is None, log.read_text()
+        ranks = processes_of(cluster, script)
+        assert len(ranks) == NODES, ranks
+        ranks[1].kill()
+        until(lambda: command.poll() is not None, END_SECONDS, log.read_text)
+    finally:
+        kill_tree(command.pid)
+        command.wait()
+    said = log.read_text()
+    assert command.returncode == 0, said
+    assert "; restarting from " in said
+    assert example.resumed in said
+    assert example.last in said
+    assert json.loads(read(f"{name}/result.json"))["hardware"]["workers"] == NODES
+    assert read(str(Path("/", name, example.kept).resolve())[1:])
+    assert not processes_of(cluster, script)
