@@ -99,11 +99,6 @@ class EpochLines(Listener):
         self._trainer = trainer
         self.first_step: float | None = None
 
-    def resumed(self, trainer: Trainer) -> None:
-        """Say that the run continues, if it does."""
-        if trainer.rank == 0 and trainer.epoch:
-            print(f"training: continuing after {trainer.epoch} epochs", flush=True)
-
     def step(self, step: int, steps: int) -> None:
         """Remember the first step."""
         self.first_step = self.first_step or time.time()

@@ -22,6 +22,10 @@ FOLDER_VARIABLE = "TRAINING_SDK_DIR"
 REPORTS = "reports.jsonl"
 DEADLINE = "deadline"
 
+# By which mpirun tells a process its rank, that of Open MPI and that of MPICH; and by which all others do.
+MPI_RANK_VARIABLES = ("PMIX_RANK", "PMI_RANK")
+RANK_VARIABLES = (*MPI_RANK_VARIABLES, "RANK")
+
 STEP = "step"
 VALUES = "values"
 
@@ -46,7 +50,7 @@ def progress(step: int) -> None:
     _step = int(step)
     if time.monotonic() - _reported_at >= PROGRESS_SECONDS:
         _reported_at = time.monotonic()
-        _write({STEP: _step})
+        _write({STEP: _step if _is_rank_0() else None})
 
 
 def log(**values: float) -> None:
@@ -60,7 +64,8 @@ def log(**values: float) -> None:
     """
     numbers = {name: float(value) for name, value in values.items()}
     finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-    _write({STEP: _step, VALUES: finite})
+    if _is_rank_0():
+        _write({STEP: _step, VALUES: finite})
 
 
 def seconds_left() -> float:
@@ -72,6 +77,11 @@ def seconds_left() -> float:
             return max(float(file.read()) - time.time(), 0.0)
     except (OSError, ValueError):
         return math.inf
+
+
+def _is_rank_0() -> bool:
+    """Return whether this is the process whose metrics are kept; those of a node that mpirun starts share a file."""
+    return next((os.environ[name] == "0" for name in RANK_VARIABLES if name in os.environ), True)
 
 
 def _write(report: dict[str, object]) -> None:

@@ -4,7 +4,7 @@ Each node installs the example's packages, so this needs an index of packages.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +35,7 @@ class Example(NamedTuple):
         resumed: What tells from the output that it did not begin at the beginning.
         last: What it prints at its end.
         kept: A file of the run.
+        stored: The part of a name; there must be such a file before the rank is killed.
     """
 
     flags: Sequence[str]
@@ -43,6 +44,7 @@ class Example(NamedTuple):
     resumed: str
     last: str
     kept: str
+    stored: str = ""
 
 
 def needs(name: str) -> tuple[str, str]:
@@ -70,9 +72,10 @@ SCRIPTS = {
             *("--run-name=own", f"--storage-path={STORAGE}"),
         ),
         "[Epoch 3 |",
-        "training: continuing after",
+        "resuming from checkpoint_",
         "[Epoch 20 |",
         "../own/model.pt",
+        stored="/checkpoint.json",
     ),
 }
 
@@ -85,14 +88,24 @@ def cluster(aws_variables: dict[str, str]) -> Iterator[LocalCluster]:
         yield cluster
 
 
+class Bucket:
+    """The files below the storage path."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def has(self, part: str) -> bool:
+        """Return whether there is a file whose name has this part."""
+        listed = self._client.list_objects_v2(Bucket=BUCKET, Prefix="examples/").get("Contents", [])
+        return any(part in each["Key"] for each in listed)
+
+    def read(self, name: str) -> bytes:
+        return self._client.get_object(Bucket=BUCKET, Key=f"examples/{name}")["Body"].read()
+
+
 @pytest.fixture
-def read(s3_client: Any) -> Callable[[str], bytes]:
-    """Return a file below the storage path."""
-
-    def read(name: str) -> bytes:
-        return s3_client.get_object(Bucket=BUCKET, Key=f"examples/{name}")["Body"].read()
-
-    return read
+def bucket(s3_client: Any) -> Bucket:
+    return Bucket(s3_client)
 
 
 def processes_of(cluster: LocalCluster, script: str) -> list[psutil.Process]:
@@ -109,7 +122,7 @@ def processes_of(cluster: LocalCluster, script: str) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_an_example_goes_on_after_a_rank_was_killed(
-    cluster: LocalCluster, tmp_path: Path, read: Callable[[str], bytes], script: str
+    cluster: LocalCluster, tmp_path: Path, bucket: Bucket, script: str
 ) -> None:
     example, name, log = SCRIPTS[script], script.replace(".", "-"), tmp_path / "log"
     run = ("--storage-path", STORAGE, "--run-name", name, "--num-workers", str(NODES), "--max-failures", "1")
@@ -118,8 +131,12 @@ def test_an_example_goes_on_after_a_rank_was_killed(
         command = cluster.start_training(
             *run, *folder, *example.flags, script, *example.arguments, log=output, module="training.launch"
         )
+
+    def is_in_the_middle() -> bool:
+        return example.reached in log.read_text() and (not example.stored or bucket.has(example.stored))
+
     try:
-        until(lambda: example.reached in log.read_text() or command.poll() is not None, END_SECONDS, log.read_text)
+        until(lambda: is_in_the_middle() or command.poll() is not None, END_SECONDS, log.read_text)
         assert command.poll() is None, log.read_text()
         ranks = processes_of(cluster, script)
         assert len(ranks) == NODES, ranks
@@ -131,8 +148,8 @@ def test_an_example_goes_on_after_a_rank_was_killed(
     said = log.read_text()
     assert command.returncode == 0, said
     assert "; restarting from " in said
-    assert example.resumed in said
-    assert example.last in said
-    assert json.loads(read(f"{name}/result.json"))["hardware"]["workers"] == NODES
-    assert read(str(Path("/", name, example.kept).resolve())[1:])
+    assert example.resumed in said, said
+    assert example.last in said, said
+    assert json.loads(bucket.read(f"{name}/result.json"))["hardware"]["workers"] == NODES
+    assert bucket.read(str(Path("/", name, example.kept).resolve())[1:])
     assert not processes_of(cluster, script)

@@ -23,9 +23,9 @@ from pathlib import Path
 from training import sdk
 
 file = Path(os.environ["RUN_DIR"], "state.json")
-rank = int(os.environ["RANK"])
+rank, size = int(os.environ["RANK"]), os.environ["WORLD_SIZE"]
 step = json.loads(file.read_text())["step"] if file.exists() else 0
-print(f"rank {rank} begins at step {step}")
+print(f"rank {rank} begins at step {step}, {size} workers")
 
 def save():
     if rank == 0:
@@ -65,13 +65,13 @@ def cluster(aws_variables: dict[str, str]) -> Iterator[LocalCluster]:
 class ScriptRun:
     """A run of the script, with its output."""
 
-    def __init__(self, cluster: LocalCluster, folder: Path, client: Any, name: str) -> None:
+    def __init__(self, cluster: LocalCluster, folder: Path, client: Any, name: str, workers: str) -> None:
         self._cluster, self._client, self._name = cluster, client, name
         self._log = folder / "log"
         (folder / "code").mkdir()
         (folder / "code" / "count.py").write_text(SCRIPT)
         storage = ("--storage-path", f"s3://{BUCKET}/scripts", "--run-name", name)
-        flags = (*storage, "--num-workers", "2", "--max-failures", "1", "--working-dir", str(folder / "code"))
+        flags = (*storage, "--num-workers", workers, "--max-failures", "1", "--working-dir", str(folder / "code"))
         with self._log.open("wb") as log:
             self.command: subprocess.Popen[bytes] = cluster.start_training(
                 *flags, "count.py", log=log, module="training.launch"
@@ -110,13 +110,16 @@ class ScriptRun:
         return self.command.returncode
 
 
+Start = Callable[..., ScriptRun]
+
+
 @pytest.fixture
-def start(cluster: LocalCluster, tmp_path: Path, s3_client: Any) -> Iterator[Callable[[str], ScriptRun]]:
+def start(cluster: LocalCluster, tmp_path: Path, s3_client: Any) -> Iterator[Start]:
     runs: list[ScriptRun] = []
 
-    def start(name: str) -> ScriptRun:
+    def start(name: str, workers: str = "2") -> ScriptRun:
         cluster.replace_ended()
-        runs.append(ScriptRun(cluster, tmp_path, s3_client, name))
+        runs.append(ScriptRun(cluster, tmp_path, s3_client, name, workers))
         return runs[-1]
 
     yield start
@@ -135,7 +138,7 @@ def assert_complete(run: ScriptRun) -> None:
 
 
 def test_a_script_on_a_node_that_is_told_to_stop_saves_and_goes_on_elsewhere(
-    start: Callable[[str], ScriptRun], cluster: LocalCluster
+    start: Start, cluster: LocalCluster
 ) -> None:
     run = start("notice")
     run.wait_for(lambda: run.read("files/state.json"))
@@ -148,9 +151,7 @@ def test_a_script_on_a_node_that_is_told_to_stop_saves_and_goes_on_elsewhere(
     assert_complete(run)
 
 
-def test_a_script_whose_node_dies_goes_on_from_what_was_stored(
-    start: Callable[[str], ScriptRun], cluster: LocalCluster
-) -> None:
+def test_a_script_whose_node_dies_goes_on_from_what_was_stored(start: Start, cluster: LocalCluster) -> None:
     run = start("killed")
     run.wait_for(lambda: run.read("files/state.json"))
     kill_tree(cluster.workers[0].pid)
@@ -160,4 +161,18 @@ def test_a_script_whose_node_dies_goes_on_from_what_was_stored(
     assert {step % 10 for step in resumed} == {0}, "a step that was saved"
     assert run.begun == {(rank, step) for rank in (0, 1) for step in {0, *resumed}}
     assert "restarting from state.json of " in run.log
+    assert_complete(run)
+
+
+def test_an_elastic_script_goes_on_with_the_workers_that_are_left_and_grows_again(
+    start: Start, cluster: LocalCluster
+) -> None:
+    run = start("elastic", "1:2")
+    run.wait_for(lambda: run.read("files/state.json"))
+    kill_tree(cluster.workers[0].pid)
+    run.wait_for(lambda: ", 1 workers" in run.log)
+    assert run.finish() == 0, run.log
+    sizes = re.findall(r"rank 0 begins at step \d+, (\d) workers", run.log)
+    assert sizes[0] == "2"
+    assert "1" in sizes
     assert_complete(run)

@@ -85,6 +85,7 @@ class Work:
         epochs: How many there are, or None.
         line: Returns the line to show for new metrics, or None for no line.
         metric_names: CloudWatch's names of the metrics; None for all metrics.
+        progress: What the user calls the progress by `newest_checkpoint`.
     """
 
     loop: Callable[[Any], Any]
@@ -94,6 +95,7 @@ class Work:
     epochs: int | None = None
     line: Callable[[Any], str | None] = lambda metrics: None
     metric_names: Mapping[str, str] | None = None
+    progress: str = "a new checkpoint"
 
 
 @dataclass(frozen=True)
@@ -192,17 +194,17 @@ class Launch:
         if not policy.survives_failure():
             line = str(failure)
             if policy.failures > 1:
-                line += f" ({policy.failures} failures without a new checkpoint in between)"
+                line += f" ({policy.failures} failures without {self.work.progress} in between)"
             raise failure_report.write_error(failure, line, self.config, self.storage) from error
         stacks = f", stacks in {failure.stacks}" if failure.stacks else ""
         self._say(
-            f"{failure}{stacks}; restarting from {self._resumes_from()} (failure {policy.failures} without a new "
-            f"checkpoint in between, {settings.flag('max_failures')} is {policy.max_failures})"
+            f"{failure}{stacks}; restarting from {self._resumes_from()} (failure {policy.failures} without "
+            f"{self.work.progress} in between, {settings.flag('max_failures')} is {policy.max_failures})"
         )
 
     def _check_preemption(self, policy: RestartPolicy) -> None:
         if not policy.survives_preemption():
-            what = f"nodes were reclaimed {policy.failures} times without a new checkpoint in between"
+            what = f"nodes were reclaimed {policy.failures} times without {self.work.progress} in between"
             failure = Failure(TrainingError(what), what)
             raise failure_report.write_error(failure, what, self.config, self.storage)
         self._say(f"nodes are being reclaimed; restarting from {self._resumes_from()}")
@@ -214,7 +216,7 @@ class Launch:
         try:
             return self.work.newest_checkpoint() or "the beginning"
         except OSError:
-            return "the last checkpoint"
+            return "where the run was"
 
     @property
     def _start_seconds(self) -> float:

@@ -27,6 +27,7 @@ from training.scripts.config import ScriptConfig
 # Files of these kinds are no progress: a run that can't work writes them, too.
 LOGS = (".log", ".txt", ".out", ".err")
 EVENTS = "events.out.tfevents"
+PROGRESS = "a new file in $RUN_DIR"
 # Ray sets this for the driver of a job, whose working directory it has uploaded.
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
@@ -59,7 +60,7 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
             "requirements": config.read_requirements(),
             "inputs": found,
         }
-        work = Work(run_script, settings, ScriptBackend(), lambda: newest_file(storage))
+        work = Work(run_script, settings, ScriptBackend(), lambda: newest_file(storage), progress=PROGRESS)
         summary = Launch(work, config, storage, allocation, monitor, console).fit()
         document = results.write_results(storage, config, summary)
     _print_summary(document, console)

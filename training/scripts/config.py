@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Self
 
-from training.config import RunConfig, check_range, repeated, setting, worker_range
+from training.config import RunConfig, check_range, repeated, setting, when_something_happens, worker_range
 from training.errors import UsageError
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -48,6 +48,14 @@ class ScriptConfig(RunConfig):
     module: bool = _script(False, "SCRIPT is a module, as in python -m", flags=("-m", "--module"))
     no_python: bool = _script(False, "SCRIPT is a program, not a file for Python")
     mpi: bool = _script(False, "SCRIPT is a program of MPI: mpirun starts it, with a process for each worker")
+    max_failures: int = when_something_happens(
+        3,
+        "failures in a row, of whatever kind, without a new file in $RUN_DIR in between, after which the script is "
+        "started again; --max-restarts is torchrun's name",
+        type=int,
+        at_least=0,
+        flags=("--max-restarts", "--max-failures"),
+    )
     nnodes: str | None = _script(
         None, "torchrun's flag: with --nproc-per-node another way to give --num-workers", metavar="N|MIN:MAX"
     )

@@ -6,7 +6,6 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock
@@ -53,14 +52,13 @@ def resolve(name: str, source: str, storage: RunStorage) -> str:
     return prefix + address
 
 
-def fetch(address: str, heartbeat: Callable[[], None] = lambda: None) -> str:
+def fetch(address: str) -> str:
     """Return the path of an input on this node; from a bucket it is fetched, once for all workers and runs of the node.
 
     With `stream:` before it the address itself is returned: the script reads it, part by part.
 
     Args:
         address: As `resolve` returned it.
-        heartbeat: Called after each file that is fetched.
 
     Raises:
         UsageError: The disk has no room for it.
@@ -81,21 +79,20 @@ def fetch(address: str, heartbeat: Callable[[], None] = lambda: None) -> str:
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{target}.lock"):
         if not target.exists():
-            _check_room(address, sum(each.size for each in files), target.parent)
-            _fetch(filesystem, path, files, target, heartbeat)
+            size = sum(each.size for each in files)
+            _check_room(address, size, target.parent)
+            print(f"fetching {address} to this node: {len(files)} files, {size / 2**20:,.0f} MiB", flush=True)
+            _fetch(filesystem, path, files, target)
     return str(target if len(files) > 1 or files[0].path != path else target / files[0].base_name)
 
 
-def _fetch(
-    filesystem: fs.FileSystem, path: str, files: list[fs.FileInfo], target: Path, heartbeat: Callable[[], None]
-) -> None:
+def _fetch(filesystem: fs.FileSystem, path: str, files: list[fs.FileInfo], target: Path) -> None:
     part = Path(f"{target}.part")
     shutil.rmtree(part, ignore_errors=True)
     for each in files:
         local = part / (each.path.removeprefix(f"{path}/") if each.path != path else each.base_name)
         local.parent.mkdir(parents=True, exist_ok=True)
         fs.copy_files(each.path, str(local), source_filesystem=filesystem, destination_filesystem=fs.LocalFileSystem())
-        heartbeat()
     part.rename(target)
 
 

@@ -25,14 +25,13 @@ from types import TracebackType
 
 import psutil
 
+from training import sdk
 from training.errors import UsageError
 from training.scripts import mpi_agent, process
 from training.scripts.group import Member
 from training.scripts.process import STACK_SECONDS, ScriptProcess
 
 AGENT = "agent"
-# By which mpirun tells a process its rank: Open MPI, and Hydra.
-RANK_VARIABLES = ("PMIX_RANK", "PMI_RANK")
 # mpirun and its daemons set their own notices between lines of these.
 FRAMES = ("-" * 20, "=" * 20)
 MAX_NOTICE = 200
@@ -269,6 +268,6 @@ def _signal_programs(ancestor: int, number: int) -> None:
 
 def _has_rank(process: psutil.Process) -> bool:
     try:
-        return not set(RANK_VARIABLES).isdisjoint(process.environ())
+        return not set(sdk.MPI_RANK_VARIABLES).isdisjoint(process.environ())
     except psutil.Error:
         return False

@@ -41,6 +41,7 @@ def python_with(requirements: str | None, folder: Path) -> str:
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{target}.lock"):
         if not (target / "complete").exists():
+            print("installing the packages of --requirements on this node", flush=True)
             shutil.rmtree(target, ignore_errors=True)
             venv.create(target, symlinks=True, with_pip=False)
             _see_packages_of_this_interpreter(target)

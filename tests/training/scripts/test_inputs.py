@@ -32,13 +32,15 @@ def contents(folder: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("source", [f"s3://{BUCKET}/data", f"s3://{BUCKET}/data/", "run:other"])
-def test_a_prefix_of_a_bucket_is_fetched_once(storage: RunStorage, source: str) -> None:
-    fetched: list[int] = []
+def test_a_prefix_of_a_bucket_is_fetched_once(
+    storage: RunStorage, source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     address = inputs.resolve("data", source, storage)
-    folder = inputs.fetch(address, lambda: fetched.append(1))
+    folder = inputs.fetch(address)
     assert contents(folder) == {"a.txt": "a", "deep/b.txt": "bb"}
-    assert inputs.fetch(address, lambda: fetched.append(1)) == folder
-    assert len(fetched) == 2
+    assert capsys.readouterr().out == f"fetching {address} to this node: 2 files, 0 MiB\n"
+    assert inputs.fetch(address) == folder
+    assert not capsys.readouterr().out
 
 
 def test_an_object_is_fetched_as_a_file(storage: RunStorage) -> None:

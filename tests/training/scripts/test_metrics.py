@@ -72,6 +72,18 @@ def test_fast_steps_are_reported_now_and_then(monkeypatch: pytest.MonkeyPatch, t
     assert ReportReader(tmp_path).read_new() == [{"step": 0}, {"step": 999, "values": {"loss": 1.0}}]
 
 
+@pytest.mark.parametrize("variable", sdk.RANK_VARIABLES)
+def test_another_rank_of_the_node_only_gives_a_sign_of_life(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
+) -> None:
+    monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setattr(sdk, "_reported_at", -math.inf)
+    sdk.progress(3)
+    sdk.log(loss=0.5)
+    assert ReportReader(tmp_path).read_new() == [{"step": None}]
+
+
 def test_seconds_left_are_those_until_the_deadline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
     assert sdk.seconds_left() == math.inf
