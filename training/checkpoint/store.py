@@ -10,8 +10,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from training.checkpoint.manifest import FileRecord, Heartbeat, Manifest
 from training.run import layout
 from training.run.storage import RunStorage, short_reason
@@ -128,6 +126,8 @@ class CheckpointStore:
         Raises:
             OSError: They could not be read or written.
         """
+        import torch  # takes a second, which a script should not wait for
+
         from training.checkpoint.snapshot import load_weights
 
         weights = load_weights(self._storage, name, heartbeat)

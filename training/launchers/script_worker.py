@@ -33,10 +33,9 @@ from training.scripts import inputs, mpi, packages, run_folder
 from training.scripts.config import ScriptConfig
 from training.scripts.environment import OF_EVERY_RANK, Worker
 from training.scripts.group import Member
-from training.scripts.metrics import MetricsLog, ReportReader
+from training.scripts.metrics import MetricsLog, ReportReader, read_metrics
 from training.scripts.mpi import MpiNode, MpiRun
 from training.scripts.process import ScriptProcess
-from training.scripts.results import read_metrics
 
 # How often a worker looks after its script, and how often it asks what there is to decide.
 POLL_SECONDS = 0.1
@@ -324,12 +323,14 @@ class ScriptWorker:
         self._settings["run_state"].report(Progress(0, step, 0, self._group, step, self._started_at))
 
     def _hardware(self) -> dict[str, Any]:
-        import torch  # takes seconds, which no script should wait for
+        device = "CPU"
+        if self._settings["use_gpu"]:
+            import torch  # takes seconds, which no script should wait for
 
-        gpu = self._settings["use_gpu"] and torch.cuda.is_available()
+            device = torch.cuda.get_device_name()
         return {
             "workers": self._world_size,
-            "device": torch.cuda.get_device_name() if gpu else "CPU",
+            "device": device,
             "threads_per_worker": self._settings["threads"],
             "node_cpus": psutil.cpu_count(),
         }

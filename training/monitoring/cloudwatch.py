@@ -10,15 +10,17 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from training.engine.recipe import Quality
 from training.errors import one_line
 from training.monitoring.run_monitor import RunMonitor
 from training.periodic import every
+
+if TYPE_CHECKING:
+    from training.engine.recipe import Quality
 
 POLL_SECONDS = 5.0
 PUBLISH_SECONDS = 60.0

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import torch.distributed as dist
 from ray.exceptions import RayActorError, RayError
 from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
 
@@ -102,6 +101,8 @@ def _first_cause(error: TrainingFailedError | RayError) -> tuple[int | None, Bas
 
 
 def _is_consequence(cause: BaseException) -> bool:
+    import torch.distributed as dist  # takes a second, which a script should not wait for
+
     return isinstance(cause, dist.DistError) or any(each in str(cause) for each in CONSEQUENCES)
 
 

@@ -11,19 +11,20 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import psutil
-import torch
 from rich.table import Table
 
 import training
-from training.engine.config import TrainingConfig
-from training.engine.recipe import Recipe
-from training.engine.trainer import Trainer
 from training.run import layout
 from training.run.storage import RunStorage
 from training.run.tensorboard import event_file
 
-if TYPE_CHECKING:  # matplotlib takes a second to import: not before the end
+if TYPE_CHECKING:  # torch and matplotlib take a second each to import: not before they are used
+    import torch
     from matplotlib.figure import Figure
+
+    from training.engine.config import TrainingConfig
+    from training.engine.recipe import Recipe
+    from training.engine.trainer import Trainer
 
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "pyarrow")
 
@@ -81,6 +82,8 @@ def worker_epoch_line(metrics: Any, config: TrainingConfig, rank: int, device: t
 
 def run_summary(trainer: Trainer, checkpoints: Any) -> RunSummary:
     """Collect what `write_results` needs from the worker."""
+    import torch
+
     cuda = trainer.device.type == "cuda"
     return {
         "data": dict(trainer.data_summary),
@@ -199,6 +202,8 @@ def table(document: dict[str, Any], recipe: Recipe, history: Sequence[Any]) -> T
 
 def versions() -> dict[str, str | None]:
     """Return the versions of what the run ran on."""
+    import torch
+
     packages = {name: metadata.version(name) for name in PACKAGES}
     return {
         "training": training.__version__,

@@ -6,9 +6,11 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from training.engine.recipe import Recipe
+if TYPE_CHECKING:
+    from training.engine.recipe import Recipe
+
 
 # Tags and the metrics that every recipe has beside its qualities.
 SCALARS = {

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from training import sdk
+from training.run import layout
+from training.run.storage import RunStorage
 
 # The metric that is the number of the step, if the output has it.
 STEP = "step"
@@ -91,6 +93,14 @@ class ReportReader:
         complete, _, _ = text.rpartition("\n")
         self._position += len(complete) + bool(complete)
         return [json.loads(line) for line in StringIO(complete)]
+
+
+def read_metrics(storage: RunStorage) -> list[dict[str, Any]]:
+    """Read the records of the run's metrics; none if it has logged none."""
+    try:
+        return [json.loads(line) for line in storage.read(layout.METRICS).decode().splitlines()]
+    except FileNotFoundError:
+        return []
 
 
 def _number(text: str) -> float | None:

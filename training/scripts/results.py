@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from training.run.results import png, run_times, versions
 from training.run.storage import RunStorage
 from training.run.tensorboard import write_events
 from training.scripts.config import ScriptConfig
-from training.scripts.metrics import STEP
+from training.scripts.metrics import STEP, read_metrics
 
 COLUMNS = 3
 
@@ -49,14 +48,6 @@ def write_results(storage: RunStorage, config: ScriptConfig, summary: dict[str, 
     }
     storage.write_json(layout.RESULT, document)
     return document
-
-
-def read_metrics(storage: RunStorage) -> list[dict[str, Any]]:
-    """Read the records of the run's metrics; none if it has logged none."""
-    try:
-        return [json.loads(line) for line in storage.read(layout.METRICS).decode().splitlines()]
-    except FileNotFoundError:
-        return []
 
 
 def metric_names(records: Sequence[dict[str, Any]]) -> list[str]:
