@@ -89,7 +89,9 @@ def _join_or_start(config: RunConfig, address: str, runtime_env: Mapping[str, An
             return False
         except ConnectionError as cause:
             if address != "auto":
-                raise ResourceError(f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({cause})") from cause
+                raise ResourceError(
+                    f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({cause}), or RAY_AUTH_TOKEN isn't its token"
+                ) from cause
     cpus = max(os.cpu_count() or 1, config.workers[0] if config.workers else CPU_WORKERS)
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody announces the end of one's own machine
     # The workers inherit the variables. The hook would cost seconds: Ray would not use the processes that it prestarts.

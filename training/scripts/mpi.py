@@ -40,34 +40,6 @@ SIGNALLED = 128
 MAX_NODES = "4096"
 
 
-def _settings(agent: str, networks: Sequence[str]) -> dict[str, str]:
-    """Return the environment variables of mpirun: Open MPI 5, Open MPI 4 and Hydra know their own."""
-    values = {
-        # A daemon looks for the program of the agent, too, though it starts nothing; `sh` is on every node.
-        "PRTE_MCA_plm_ssh_agent": f"sh {agent}",
-        "PRTE_MCA_rml_base_radix": MAX_NODES,  # mpirun starts all daemons by itself
-        "PRTE_MCA_prte_do_not_resolve": "1",
-        "PRTE_MCA_hwloc_default_binding_policy": "none",  # a process may use all threads of its worker
-        "PRTE_MCA_rmaps_default_mapping_policy": "slot",
-        "PRTE_ALLOW_RUN_AS_ROOT": "1",
-        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_plm_rsh_agent": f"sh {agent}",
-        "OMPI_MCA_routed_radix": MAX_NODES,
-        "OMPI_MCA_orte_leave_session_attached": "1",
-        "OMPI_MCA_orte_do_not_resolve": "1",
-        "OMPI_MCA_hwloc_base_binding_policy": "none",
-        "OMPI_MCA_rmaps_base_mapping_policy": "slot",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "HYDRA_LAUNCHER": "ssh",
-        "HYDRA_LAUNCHER_EXEC": agent,
-    }
-    if networks:  # those that all nodes can reach, whatever the interfaces are called; IPv6 is not used beside IPv4
-        names = ("PRTE_MCA_prte_if_include", "OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include")
-        values |= {"OMPI_MCA_btl_tcp_disable_family": "6", **dict.fromkeys(names, ",".join(networks))}
-    return values
-
-
 class MpiRun(ScriptProcess):
     """mpirun on rank 0's worker; a context.
 
@@ -230,6 +202,34 @@ def last_words(lines: Sequence[str], status: int) -> str:
     from_mpirun = " ".join(line.strip(process.BLANKS) for line in notice)[:MAX_NOTICE]
     by_itself = process.last_words(said, status)
     return by_itself if by_itself and (status <= SIGNALLED or not from_mpirun) else from_mpirun
+
+
+def _settings(agent: str, networks: Sequence[str]) -> dict[str, str]:
+    """Return the environment variables of mpirun: Open MPI 5, Open MPI 4 and Hydra know their own."""
+    values = {
+        # A daemon looks for the program of the agent, too, though it starts nothing; `sh` is on every node.
+        "PRTE_MCA_plm_ssh_agent": f"sh {agent}",
+        "PRTE_MCA_rml_base_radix": MAX_NODES,  # mpirun starts all daemons by itself
+        "PRTE_MCA_prte_do_not_resolve": "1",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",  # a process may use all threads of its worker
+        "PRTE_MCA_rmaps_default_mapping_policy": "slot",
+        "PRTE_ALLOW_RUN_AS_ROOT": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_plm_rsh_agent": f"sh {agent}",
+        "OMPI_MCA_routed_radix": MAX_NODES,
+        "OMPI_MCA_orte_leave_session_attached": "1",
+        "OMPI_MCA_orte_do_not_resolve": "1",
+        "OMPI_MCA_hwloc_base_binding_policy": "none",
+        "OMPI_MCA_rmaps_base_mapping_policy": "slot",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "HYDRA_LAUNCHER": "ssh",
+        "HYDRA_LAUNCHER_EXEC": agent,
+    }
+    if networks:  # those that all nodes can reach, whatever the interfaces are called; IPv6 is not used beside IPv4
+        names = ("PRTE_MCA_prte_if_include", "OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include")
+        values |= {"OMPI_MCA_btl_tcp_disable_family": "6", **dict.fromkeys(names, ",".join(networks))}
+    return values
 
 
 def _write_agent(exchange: Path) -> str:
