@@ -1,17 +1,30 @@
-"""Time from the command to the first step: Ray Train and torchrun, with the same training loop."""
+"""Time from the command to the first step of a training, and to the first line of a script: by Ray and by torchrun."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 
 from bench import harness
 from bench.harness import Bench, Run
 from bench.report import Comparison, spread
+from tests.local_cluster import LocalCluster
 
 REPEATS = 3
 # A first step that takes next to no time.
 FLAGS = ("--dataset", "synthetic", "--samples", "64", "--batch-size", "8", "--epochs", "1")
 
+SCRIPT = "import time; print('first line at', time.time())"
+SCRIPT_NOTE = (
+    "two workers on a cluster that is up; the ratio is that of the best. Ray starts nine processes, most in turns: "
+    "the run's two actors, Ray Train's controller and its four helpers, the workers. Neither imports torch"
+)
 NOTE = (
     "two workers; the ratio is that of the best. A local Ray starts ten processes that import their packages, in three "
     "stages: driver, Ray Train's controller, workers. Done, from 43 s on two cores of 2.8 GHz: no torchvision in "
@@ -27,7 +40,7 @@ def measure(bench: Bench) -> list[Comparison]:
         bench.log(f"startup: {repeat + 1} of {REPEATS}")
         seconds["torchrun"].append(_until_first_step(harness.train(bench, *FLAGS, launcher=harness.torchrun(2))))
         seconds["ray"].append(_until_first_step(harness.train(bench, *FLAGS, "--num-workers", "2")))
-    return [compare(seconds["torchrun"], seconds["ray"])]
+    return [compare(seconds["torchrun"], seconds["ray"]), _first_lines(bench)]
 
 
 def compare(torchrun: list[float], ray: list[float]) -> Comparison:
@@ -41,6 +54,35 @@ def compare(torchrun: list[float], ray: list[float]) -> Comparison:
         note=NOTE,
         data={"torchrun": torchrun, "ray": ray},
     )
+
+
+def _first_lines(bench: Bench) -> Comparison:
+    """Start a script of one line by both in turns."""
+    torchrun, launch = [], []
+    with tempfile.TemporaryDirectory() as folder, LocalCluster(2) as cluster:
+        (Path(folder) / "first.py").write_text(SCRIPT)
+        flags = ("--num-workers", "2", "--storage-path", str(Path(folder) / "runs"))
+        for repeat in range(REPEATS):
+            bench.log(f"a script's first line: {repeat + 1} of {REPEATS}")
+            by_torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "first.py"]
+            torchrun.append(_until_first_line(by_torchrun, cluster.environment, folder))
+            launch.append(_until_first_line(["training.launch", *flags, "first.py"], cluster.environment, folder))
+    return Comparison(
+        name="from the command to a script's first line",
+        reference=f"torchrun: {spread(torchrun)} s",
+        ours=f"training.launch: {spread(launch)} s",
+        ratio=min(launch) / min(torchrun),
+        n=len(launch),
+        note=SCRIPT_NOTE,
+        data={"torchrun": torchrun, "launch": launch},
+    )
+
+
+def _until_first_line(module: Sequence[str], environment: Mapping[str, str], folder: str) -> float:
+    started_at = time.time()
+    command = [sys.executable, "-m", *module]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=True)
+    return min(map(float, re.findall(r"first line at ([\d.]+)", done.stdout))) - started_at
 
 
 def _until_first_step(run: Run) -> float:

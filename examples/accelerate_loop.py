@@ -71,7 +71,7 @@ def main() -> None:
             newest.with_suffix(".tmp").replace(newest)  # whole or not at all
         accelerator.wait_for_everyone()
         if accelerator.is_local_main_process:
-            shutil.rmtree(folder / f"epoch-{epoch - 1}", ignore_errors=True)
+            shutil.rmtree(folder / f"epoch-{epoch - 2}", ignore_errors=True)
     accelerator.end_training()
 
 

@@ -2,7 +2,7 @@
 
 python -m training.launch --num-workers 2 --requirements examples/tensorflow.txt examples/tensorflow_workers.py
 
-TensorFlow keeps a checkpoint of each worker; on a cluster that of rank 0 is the one that all can read.
+TensorFlow keeps a checkpoint of each worker; a restart reads that of rank 0.
 """
 
 import argparse
@@ -43,10 +43,10 @@ def main() -> None:
 
         return strategy.reduce("sum", strategy.run(replica, args=batch), axis=None)
 
-    # Rank 0's is the one that is kept; the others must save as well, elsewhere.
+    # A restart reads rank 0's; the others must save as well, elsewhere.
     folder = Path(os.environ.get("RUN_DIR", "."))
     checkpoint = tf.train.Checkpoint(weights=weights, bias=bias, epoch=epoch)
-    manager = tf.train.CheckpointManager(checkpoint, str(folder / f"rank-{rank}"), max_to_keep=1)
+    manager = tf.train.CheckpointManager(checkpoint, str(folder / f"rank-{rank}"), max_to_keep=2)
     if saved := tf.train.latest_checkpoint(str(folder / "rank-0")):
         checkpoint.restore(saved)
         print(f"rank {rank}: resuming at epoch {epoch.numpy()}")

@@ -168,7 +168,8 @@ def start_ray(command: Sequence[str], environment: Mapping[str, str], log: Path)
             raise
         if node.poll() is None:
             return node
-        kill_tree(node.pid)
+        with suppress(ProcessLookupError):
+            os.killpg(node.pid, signal.SIGKILL)  # what it has left behind
     raise RuntimeError(f"a Ray node ended {STARTS} times while it started: {log.read_text()[-LOG_CHARACTERS:]}")
 
 

@@ -164,9 +164,7 @@ def test_a_script_whose_node_dies_goes_on_from_what_was_stored(start: Start, clu
     assert_complete(run)
 
 
-def test_an_elastic_script_goes_on_with_the_workers_that_are_left_and_grows_again(
-    start: Start, cluster: LocalCluster
-) -> None:
+def test_an_elastic_script_goes_on_with_the_workers_that_are_left(start: Start, cluster: LocalCluster) -> None:
     run = start("elastic", "1:2")
     run.wait_for(lambda: run.read("files/state.json"))
     kill_tree(cluster.workers[0].pid)

@@ -51,9 +51,9 @@ def interface_towards(host: str) -> str | None:
 
 
 def network_of(address: str) -> str | None:
-    """Return the network of one of this node's addresses, such as 10.0.0.0/20, or None if only this node has it."""
+    """Return the network of one of this node's IPv4 addresses, such as 10.0.0.0/20; None if only this node has it."""
     for found in (each for addresses in psutil.net_if_addrs().values() for each in addresses):
-        if found.address == address and found.netmask:
+        if found.family == socket.AF_INET and found.address == address and found.netmask:
             network = ipaddress.ip_interface(f"{address}/{found.netmask}").network
             return None if network.is_loopback else str(network)
     return None

@@ -108,7 +108,7 @@ class ScriptWorker:
         self._member = Member(address, _free_port(), context.get_node_rank(), network_of(address))
         self._file = post_mortem.worker_file(storage.uri, self._rank)
         self._folder = run_folder.local_folder(storage)
-        self._run_folder = run_folder.RunFolder(storage, self._folder)
+        self._run_folder = run_folder.RunFolder(storage, self._folder, context.get_node_rank() == 0)
         self._metrics: MetricsLog | None = None
         self._written: dict[str, Any] | None = None
 
@@ -229,9 +229,7 @@ class ScriptWorker:
 
     def _decide(self, process: ScriptProcess | MpiNode) -> Decision:
         """Tell how this script is doing, and return what rank 0 has decided for all."""
-        self._member = process.describe(self._member)
-        members = self._settings["rendezvous"].update(self._group, self._rank, self._member)
-        process.learn(members)
+        members = self._exchange(process)
         notice = preemption()
         decision = Decision("continue")
         if any(each.status for each in members.values()):
@@ -239,12 +237,18 @@ class ScriptWorker:
         elif notice:
             decision = Decision("stop", notice.deadline, tuple(notice.ranks))
         elif len(members) == self._world_size:
-            running = [each.silent_seconds for each in members.values() if each.status is None]
-            if not running:
+            if all(each.status is not None for each in members.values()):
                 decision = Decision("done")
-            elif min(running) > self._config.stall_timeout:
+            elif min(each.silent_seconds for each in members.values()) > self._config.stall_timeout:
                 decision = Decision("stalled")
         return collective.broadcast_from_rank_zero(decision)
+
+    def _exchange(self, process: ScriptProcess | MpiNode) -> dict[int, Member]:
+        """Tell how this script is doing; return what is known of all workers, by rank."""
+        self._member = process.describe(self._member)
+        members = self._settings["rendezvous"].update(self._group, self._rank, self._member)
+        process.learn(members)
+        return members
 
     def _end(self, process: ScriptProcess | MpiNode, decision: Decision) -> None:
         """End the script as was decided."""
@@ -252,8 +256,9 @@ class ScriptWorker:
             self._deadline_file.write_text(str(decision.stop_at))
             print(f"nodes are being reclaimed: SIGTERM to rank {self._rank}", flush=True)
             process.terminate()
-            while time.time() < decision.stop_at and process.wait(POLL_SECONDS) is None:
+            while time.time() < decision.stop_at and process.wait(DECISION_SECONDS) is None:
                 self._take_reports()
+                self._exchange(process)
         if decision.action == "stalled":
             with self._file.open("a") as file:
                 file.write(process.stacks())
@@ -327,7 +332,7 @@ class ScriptWorker:
         if self._settings["use_gpu"]:
             import torch  # takes seconds, which no script should wait for
 
-            device = torch.cuda.get_device_name()
+            device = torch.cuda.get_device_name() if torch.cuda.is_available() else "GPU"
         return {
             "workers": self._world_size,
             "device": device,

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import tempfile
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 ANSWER_SECONDS = 120.0
 LAST_LINES = 50
+LAST_BYTES = 2**16
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _collect_here(run_uri: str, node_id: str) -> list[WorkerRemains]:
             continue
         _kill(about["pid"], about["created"])
         if about["job_id"] == job_id:
-            log = [line for each in about["logs"] for line in _last_lines(each)]
+            log = [line for each in about.get("logs", ()) for line in _last_lines(each)]
             remains.append(WorkerRemains(about["rank"], node_id, about["pid"], stacks or None, log))
         file.unlink(missing_ok=True)
     return remains
@@ -107,8 +107,9 @@ def _log_files() -> list[str]:
 def _last_lines(file: str) -> list[str]:
     kept = Path(file).parent / "old" / Path(file).name  # where Ray moves some logs of processes that have ended
     try:
-        with open(file if os.path.exists(file) else kept, errors="replace") as lines:
-            return [line.rstrip("\n") for line in deque(lines, maxlen=LAST_LINES)]
+        with open(file if os.path.exists(file) else kept, "rb") as log:
+            log.seek(max(os.fstat(log.fileno()).st_size - LAST_BYTES, 0))
+            return log.read().decode(errors="replace").splitlines()[-LAST_LINES:]
     except OSError as cause:
         return [f"{file} can't be read ({cause.strerror})"]
 

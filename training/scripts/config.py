@@ -50,8 +50,8 @@ class ScriptConfig(RunConfig):
     mpi: bool = _script(False, "SCRIPT is a program of MPI: mpirun starts it, with a process for each worker")
     max_failures: int = when_something_happens(
         3,
-        "failures in a row, of whatever kind, without a new file in $RUN_DIR in between, after which the script is "
-        "started again; --max-restarts is torchrun's name",
+        "how often in a row the script is started again after a failure, of whatever kind, without a new file in "
+        "$RUN_DIR in between; --max-restarts is torchrun's name",
         type=int,
         at_least=0,
         flags=("--max-restarts", "--max-failures"),
@@ -76,7 +76,8 @@ class ScriptConfig(RunConfig):
         "folder, s3://bucket/prefix or run:OTHER whose files the script finds in $INPUT_NAME", metavar="NAME=URI"
     )
     metric: tuple[str, ...] = repeated(
-        "number to take from rank 0's output, such as 'loss=loss: ([0-9.]+)'; step is the number of the step",
+        "number to take from rank 0's output (with --mpi that of all ranks), such as 'loss=loss: ([0-9.]+)'; step is "
+        "the number of the step",
         metavar="NAME=REGEX",
         group="its metrics",
     )

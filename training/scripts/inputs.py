@@ -74,6 +74,8 @@ def fetch(address: str) -> str:
         return address
     filesystem, path = open_filesystem(address)
     files = _files(filesystem, path) or [filesystem.get_file_info(path)]
+    if files[0].type == fs.FileType.NotFound:
+        raise UsageError(f"--input: there is nothing at {address} any more")
     version = hashlib.sha256(repr([address, *((each.path, each.size, each.mtime_ns) for each in files)]).encode())
     target = Path(tempfile.gettempdir()) / "training-inputs" / version.hexdigest()[:16]
     target.parent.mkdir(parents=True, exist_ok=True)

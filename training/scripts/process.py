@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -95,7 +96,9 @@ class ScriptProcess:
 
     def describe(self, member: Member) -> Member:
         """Return what the others should know of the worker, with how the script is doing."""
-        return replace(member, status=self.poll(), silent_seconds=time.monotonic() - self.heard_at)
+        status = self.poll()
+        silent_seconds = time.monotonic() - self.heard_at if status is None else math.inf
+        return replace(member, status=status, silent_seconds=silent_seconds)
 
     def learn(self, members: Mapping[int, Member]) -> None:
         """Take what is known of the workers, by rank: a script by itself needs nothing of it."""

@@ -28,11 +28,15 @@ IDLE_SECONDS = 30.0
 
 
 class State(NamedTuple):
-    """What tells whether a file has changed: its inode, its size in bytes, and when it was written (ns)."""
+    """What tells whether a file has changed: its inode, its size in bytes, when it was written (ns), if renamed since.
+
+    A rename changes the time of the inode and not that of the content.
+    """
 
     inode: int
     size: int
     written: int
+    is_renamed: bool
 
 
 def local_folder(storage: RunStorage) -> Path:
@@ -49,11 +53,14 @@ class RunFolder:
     Args:
         storage: The run's folder.
         folder: The node's own, as `local_folder` says.
+        is_first: Whether it is the first node: every node has what was restored, and the first one alone deletes it.
     """
 
-    def __init__(self, storage: RunStorage, folder: Path) -> None:
+    def __init__(self, storage: RunStorage, folder: Path, is_first: bool = True) -> None:
         self._storage = storage
         self._folder = folder
+        self._is_first = is_first
+        self._of_others: set[str] = set()
         self._stored: dict[str, State] = {}
         self._seen: dict[str, tuple[State, float]] = {}
 
@@ -85,6 +92,7 @@ class RunFolder:
                 )
                 os.utime(path, ns=(found.written, found.written))
         self._stored = self._scan()
+        self._of_others = set() if self._is_first else set(self._stored)
 
     def store(self, now: float, writers: Iterable[psutil.Process] = (), is_last: bool = False) -> None:
         """Store the files that are complete, and delete those from the storage that are gone here.
@@ -101,23 +109,28 @@ class RunFolder:
             return
         here = self._scan()
         being_written = set() if is_last else {os.path.realpath(each) for each in _open_to_write(writers)}
-        new_is_pending = False
+        a_new_one_waits = False  # so what was renamed after it, or deleted, may be of no use without it
         for name, state in sorted(here.items(), key=lambda each: each[1].written):
             if self._stored.get(name) == state:
                 continue
             known, since = self._seen.get(name, (None, now))
             if known != state:
                 self._seen[name] = state, now
-                # One that was renamed is complete at once, but may speak of new files that were written before it.
-                is_renamed = known is not None and known.inode != state.inode and not new_is_pending
-                new_is_pending |= known is None
-                if not is_last and not is_renamed:
-                    continue
+                since = now
             is_open = os.path.realpath(self._folder / name) in being_written
-            if not is_open or now - since >= IDLE_SECONDS:
+            has_replaced = known is not None and (known.inode != state.inode or state.is_renamed)
+            is_complete = is_last or known == state or (has_replaced and not a_new_one_waits)
+            if is_complete and (not is_open or now - since >= IDLE_SECONDS):
                 self._upload(name, state)
-        for name in self._stored.keys() - here.keys():
-            self._storage.delete(f"{layout.FILES_FOLDER}/{name}")
+            elif not is_open and name not in self._stored:
+                a_new_one_waits = True
+        if not a_new_one_waits:
+            self._delete(self._stored.keys() - here.keys())
+
+    def _delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._of_others:
+                self._storage.delete(f"{layout.FILES_FOLDER}/{name}")
             del self._stored[name]
 
     def _upload(self, name: str, state: State) -> None:
@@ -129,6 +142,7 @@ class RunFolder:
                 destination_filesystem=self._storage.filesystem,
             )
             self._stored[name] = state
+            self._of_others.discard(name)
 
     def _scan(self) -> dict[str, State]:
         return {str(path.relative_to(self._folder)): state for path, state in _files(self._folder)}
@@ -147,7 +161,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, State]]:
             path = Path(parent, name)
             with suppress(OSError):
                 found = path.stat()
-                yield path, State(found.st_ino, found.st_size, found.st_mtime_ns)
+                yield path, State(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns > found.st_mtime_ns)
 
 
 def _open_to_write(processes: Iterable[psutil.Process]) -> Iterator[str]:

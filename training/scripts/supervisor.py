@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 
 FORWARDED = (signal.SIGTERM, signal.SIGABRT)
@@ -29,7 +30,7 @@ def main() -> None:
     pending: list[int] = []
     for number in FORWARDED:
         signal.signal(number, lambda signum, frame: pending.append(signum))
-    mark = str(os.getpid())
+    mark = f"{os.getpid()}-{time.time_ns()}"  # nobody else's, even if programs of several nodes are on this one
     if os.fork() == 0:
         _kill_all_at_eof(mark)
     try:

@@ -166,3 +166,48 @@ def test_on_a_disk_that_all_nodes_share_it_is_the_folder_itself(tmp_path: Path) 
     node(storage, folder).store(0.0)
     (folder / "snapshot.pt").write_text("1")
     assert storage.read("files/snapshot.pt") == b"1"
+
+
+def test_nothing_is_deleted_and_no_renamed_file_stored_before_a_new_one_is(
+    storage: RunStorage, tmp_path: Path, stored: Stored
+) -> None:
+    folder, me = node(storage, tmp_path), [psutil.Process()]
+
+    def point_to(name: str) -> None:
+        (tmp_path / "tmp").write_text(name)
+        (tmp_path / "tmp").rename(tmp_path / "newest")
+
+    (tmp_path / "1.pt").write_text("one")
+    point_to("1.pt")
+    folder.store(0.0, is_last=True)
+    with (tmp_path / "2.pt").open("w") as file:
+        file.write("half")
+        file.flush()
+        folder.store(2.0, me)
+        file.write(" and half")
+    point_to("2.pt")
+    (tmp_path / "1.pt").unlink()
+    folder.store(4.0, me)
+    assert stored() == {"newest": "1.pt", "1.pt": "one"}
+    folder.store(6.0, me)
+    assert stored() == {"newest": "2.pt", "2.pt": "half and half"}
+
+
+def test_what_every_node_has_restored_is_deleted_by_the_first_one_alone(
+    storage: RunStorage, tmp_path: Path, stored: Stored
+) -> None:
+    folder = node(storage, tmp_path / "first")
+    for name in ("old.pt", "kept.pt"):
+        (tmp_path / "first" / name).write_text("1")
+    folder.store(0.0, is_last=True)
+    other = RunFolder(storage, tmp_path / "second", is_first=False)
+    other.restore()
+    (tmp_path / "second" / "own.pt").write_text("2")
+    other.store(0.0, is_last=True)
+    for name in ("old.pt", "own.pt"):
+        (tmp_path / "second" / name).unlink()
+    other.store(2.0)
+    assert set(stored()) == {"old.pt", "kept.pt"}, "it deletes its own"
+    (tmp_path / "first" / "old.pt").unlink()
+    folder.store(2.0)
+    assert set(stored()) == {"kept.pt"}
