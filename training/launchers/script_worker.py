@@ -256,9 +256,11 @@ class ScriptWorker:
             self._deadline_file.write_text(str(decision.stop_at))
             print(f"nodes are being reclaimed: SIGTERM to rank {self._rank}", flush=True)
             process.terminate()
-            while time.time() < decision.stop_at and process.wait(DECISION_SECONDS) is None:
+            has_ended = False
+            while time.time() < decision.stop_at and not has_ended:
+                has_ended = process.wait(DECISION_SECONDS) is not None
                 self._take_reports()
-                self._exchange(process)
+                self._exchange(process)  # mpirun waits for the ends of its daemons
         if decision.action == "stalled":
             with self._file.open("a") as file:
                 file.write(process.stacks())

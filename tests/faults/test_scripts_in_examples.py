@@ -1,4 +1,4 @@
-"""The examples as their first lines tell to start them, on three nodes with an S3: a rank is killed, and they go on.
+"""The examples on a head and two workers with an S3: a rank is killed in the middle, and they go on.
 
 Each node installs the example's packages, so this needs an index of packages.
 """
@@ -18,7 +18,7 @@ from tests.local_cluster import REPOSITORY, LocalCluster, kill_tree
 from tests.waiting import until
 from training.launchers.script_driver import JOB_VARIABLE
 
-NODES = 3
+WORKERS = 2
 EXAMPLES = REPOSITORY / "examples"
 STORAGE = f"s3://{BUCKET}/examples"
 # An MPI on one machine would give the shared memory of its nodes the same names.
@@ -84,7 +84,7 @@ SCRIPTS = {
 def cluster(aws_variables: dict[str, str]) -> Iterator[LocalCluster]:
     # No upload, as for the driver of a job: a node that starts clears the folder with the uploaded code, which all
     # nodes of one machine have in common.
-    with LocalCluster(NODES, {**aws_variables, "PYTHONUNBUFFERED": "1", JOB_VARIABLE: "{}"}) as cluster:
+    with LocalCluster(WORKERS, {**aws_variables, "PYTHONUNBUFFERED": "1", JOB_VARIABLE: "{}"}) as cluster:
         yield cluster
 
 
@@ -125,7 +125,7 @@ def test_an_example_goes_on_after_a_rank_was_killed(
     cluster: LocalCluster, tmp_path: Path, bucket: Bucket, script: str
 ) -> None:
     example, name, log = SCRIPTS[script], script.replace(".", "-"), tmp_path / "log"
-    run = ("--storage-path", STORAGE, "--run-name", name, "--num-workers", str(NODES), "--max-failures", "1")
+    run = ("--storage-path", STORAGE, "--run-name", name, "--num-workers", str(WORKERS), "--max-failures", "1")
     folder = ("--working-dir", str(EXAMPLES))
     with log.open("wb") as output:
         command = cluster.start_training(
@@ -139,7 +139,7 @@ def test_an_example_goes_on_after_a_rank_was_killed(
         until(lambda: is_in_the_middle() or command.poll() is not None, END_SECONDS, log.read_text)
         assert command.poll() is None, log.read_text()
         ranks = processes_of(cluster, script)
-        assert len(ranks) == NODES, ranks
+        assert len(ranks) == WORKERS, ranks
         ranks[1].kill()
         until(lambda: command.poll() is not None, END_SECONDS, log.read_text)
     finally:
@@ -150,6 +150,6 @@ def test_an_example_goes_on_after_a_rank_was_killed(
     assert "; restarting from " in said
     assert example.resumed in said, said
     assert example.last in said, said
-    assert json.loads(bucket.read(f"{name}/result.json"))["hardware"]["workers"] == NODES
+    assert json.loads(bucket.read(f"{name}/result.json"))["hardware"]["workers"] == WORKERS
     assert bucket.read(str(Path("/", name, example.kept).resolve())[1:])
     assert not processes_of(cluster, script)
