@@ -103,7 +103,8 @@ def test_a_program_has_its_processes_on_both_nodes(start: Callable[..., Nodes]) 
     nodes = start()
     assert nodes.end() == 0, nodes.text
     on = {0: "first", 1: "first", 2: "second", 3: "second"}
-    assert sorted(nodes.lines) == [f"{node}, sum 6, rank {rank}\n" for rank, node in on.items()]
+    said = [line for line in nodes.lines if not line.startswith("[")]  # mpirun warns of its own setpgid, now and then
+    assert sorted(said) == [f"{node}, sum 6, rank {rank}\n" for rank, node in on.items()]
 
 
 def test_what_failed_is_told_by_the_program(start: Callable[..., Nodes]) -> None:
