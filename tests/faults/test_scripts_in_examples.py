@@ -73,7 +73,7 @@ SCRIPTS = {
         ),
         "[Epoch 3 |",
         "resuming from checkpoint_",
-        "[Epoch 20 |",
+        "[Epoch 19 |",
         "../own/model.pt",
         stored="/checkpoint.json",
     ),
