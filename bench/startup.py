@@ -40,20 +40,8 @@ def measure(bench: Bench) -> list[Comparison]:
         bench.log(f"startup: {repeat + 1} of {REPEATS}")
         seconds["torchrun"].append(_until_first_step(harness.train(bench, *FLAGS, launcher=harness.torchrun(2))))
         seconds["ray"].append(_until_first_step(harness.train(bench, *FLAGS, "--num-workers", "2")))
-    return [compare(seconds["torchrun"], seconds["ray"]), _first_lines(bench)]
-
-
-def compare(torchrun: list[float], ray: list[float]) -> Comparison:
-    """Compare the best start of Ray Train, with a local Ray, with torchrun's best."""
-    return Comparison(
-        name="from the command to the first step",
-        reference=f"torchrun: {spread(torchrun)} s",
-        ours=f"Ray Train: {spread(ray)} s",
-        ratio=min(ray) / min(torchrun),
-        n=len(ray),
-        note=NOTE,
-        data={"torchrun": torchrun, "ray": ray},
-    )
+    first_step = _compare("from the command to the first step", NOTE, seconds["torchrun"], "Ray Train", seconds["ray"])
+    return [first_step, _first_lines(bench)]
 
 
 def _first_lines(bench: Bench) -> Comparison:
@@ -67,14 +55,19 @@ def _first_lines(bench: Bench) -> Comparison:
             by_torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "first.py"]
             torchrun.append(_until_first_line(by_torchrun, cluster.environment, folder))
             launch.append(_until_first_line(["training.launch", *flags, "first.py"], cluster.environment, folder))
+    return _compare("from the command to a script's first line", SCRIPT_NOTE, torchrun, "training.launch", launch)
+
+
+def _compare(name: str, note: str, torchrun: list[float], launcher: str, seconds: list[float]) -> Comparison:
+    """Compare a launcher's best start with torchrun's best, both in seconds."""
     return Comparison(
-        name="from the command to a script's first line",
+        name=name,
         reference=f"torchrun: {spread(torchrun)} s",
-        ours=f"training.launch: {spread(launch)} s",
-        ratio=min(launch) / min(torchrun),
-        n=len(launch),
-        note=SCRIPT_NOTE,
-        data={"torchrun": torchrun, "launch": launch},
+        ours=f"{launcher}: {spread(seconds)} s",
+        ratio=min(seconds) / min(torchrun),
+        n=len(seconds),
+        note=note,
+        data={"torchrun": torchrun, launcher: seconds},
     )
 
 

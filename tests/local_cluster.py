@@ -27,6 +27,9 @@ STARTS = 3
 STARTED = "Ray runtime started"
 STOP_SECONDS = 30.0
 LOG_CHARACTERS = 3000
+# Open MPI tells nodes apart by their host names. Where they share a machine, some processes may take those of another
+# node for their own node's: two ranks then choose different algorithms for one collective, and wait for ever.
+OPEN_MPI = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_coll": "^han,sm"}
 RAY = str(Path(sys.executable).with_name("ray"))
 
 
@@ -57,6 +60,7 @@ class LocalCluster:
             "RAY_USAGE_STATS_ENABLED": "0",
             # Ray's default of 15 would starve its workers while anything else computes.
             "RAY_worker_niceness": "0",
+            **OPEN_MPI,
             **(variables or {}),
         }
         self.head: subprocess.Popen[bytes] | None = None

@@ -20,7 +20,7 @@ from ray.job_submission import JobSubmissionClient
 from raynode import ports, state
 from tests.commands.conftest import REPOSITORY
 from tests.commands.head import SECONDS, TOKEN, commands, free_ports, read_until, until
-from tests.local_cluster import STARTED
+from tests.local_cluster import start_ray
 from training.run import layout
 
 EPOCHS = 6
@@ -59,10 +59,6 @@ class RayHead:
         client = JobSubmissionClient(self.dashboard, headers={"Authorization": f"Bearer {TOKEN['RAY_AUTH_TOKEN']}"})
         listed: list[Any] = client.list_jobs()
         return {job.submission_id: job.status.value for job in listed if job.submission_id}
-
-    def answers_or_has_ended(self) -> bool:
-        """Return whether its start is over, well or badly."""
-        return (STARTED in self.log.read_text() and self.has_jobs()) or self.process.poll() is not None
 
     def has_jobs(self, *wanted: str) -> bool:
         """Return whether it answers, which a busy dashboard does not always, and has these jobs."""
@@ -119,22 +115,15 @@ def ray_head(environment: Mapping[str, str], folder: Path) -> Generator[RayHead]
 
 
 def _start(command: list[str], environment: Mapping[str, str], folder: Path, dashboard: int) -> RayHead:
-    """Start a head until it answers: Ray gives up if its start takes too long, and ECS would start it again."""
+    """Start a head, and wait until it answers."""
     log = folder / f"head-{dashboard}.log"
-    for _ in range(state.MAX_FAILED_STARTS):
-        with log.open("w") as file:
-            process = subprocess.Popen(
-                command, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        head = RayHead(process, f"http://127.0.0.1:{dashboard}", log)
-        try:
-            until(head.answers_or_has_ended, why=log.read_text)
-        except BaseException:
-            head.kill()
-            raise
-        if process.poll() is None:
-            return head
-    raise AssertionError(log.read_text())
+    head = RayHead(start_ray(command, environment, log), f"http://127.0.0.1:{dashboard}", log)
+    try:
+        until(head.has_jobs, why=log.read_text)
+    except BaseException:
+        head.kill()
+        raise
+    return head
 
 
 @pytest.fixture

@@ -21,8 +21,6 @@ from training.launchers.script_driver import JOB_VARIABLE
 WORKERS = 2
 EXAMPLES = REPOSITORY / "examples"
 STORAGE = f"s3://{BUCKET}/examples"
-# An MPI on one machine would give the shared memory of its nodes the same names.
-MPI = ("--mpi", "--env", "OMPI_MCA_btl=self,tcp")
 
 
 class Example(NamedTuple):
@@ -60,7 +58,7 @@ SCRIPTS = {
         needs("lightning"), ("--epochs=40",), "epoch 5:", "resuming at epoch", "epoch 39:", "files/last.ckpt"
     ),
     "mpi_pi.py": Example(
-        (*MPI, *needs("mpi")), ("--rounds=120",), "round 5:", "resuming at round", "round 119:", "files/sums.json"
+        ("--mpi", *needs("mpi")), ("--rounds=120",), "round 5:", "resuming at round", "round 119:", "files/sums.json"
     ),
     "tensorflow_workers.py": Example(
         needs("tensorflow"), ("--epochs=40",), "epoch 5:", "resuming at epoch", "epoch 39:", "files/rank-0/checkpoint"

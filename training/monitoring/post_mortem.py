@@ -7,10 +7,8 @@ nobody, and would hold its GPU for ever.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +19,8 @@ import psutil
 import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from training.node_folder import node_folder
 
 ANSWER_SECONDS = 120.0
 LAST_LINES = 50
@@ -33,15 +33,11 @@ class WorkerRemains:
 
     Attributes:
         rank: Its rank.
-        node_id: Ray's ID of its node.
-        pid: Its process there.
         stacks: The stacks that it wrote because it hung, or None.
         log: The end of its log, or why it can't be had.
     """
 
     rank: int
-    node_id: str
-    pid: int
     stacks: str | None
     log: Sequence[str] = ()
 
@@ -91,7 +87,7 @@ def _collect_here(run_uri: str, node_id: str) -> list[WorkerRemains]:
         _kill(about["pid"], about["created"])
         if about["job_id"] == job_id:
             log = [line for each in about.get("logs", ()) for line in _last_lines(each)]
-            remains.append(WorkerRemains(about["rank"], node_id, about["pid"], stacks or None, log))
+            remains.append(WorkerRemains(about["rank"], stacks or None, log))
         file.unlink(missing_ok=True)
     return remains
 
@@ -123,7 +119,7 @@ def _kill(pid: int, created: float) -> None:
 
 
 def _folder(run_uri: str) -> Path:
-    return Path(tempfile.gettempdir()) / f"training-{hashlib.sha256(run_uri.encode()).hexdigest()[:16]}"
+    return node_folder("workers", run_uri)
 
 
 def _on(node_id: str) -> NodeAffinitySchedulingStrategy:

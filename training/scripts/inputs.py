@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 from filelock import FileLock
 from pyarrow import fs
 
 from training.errors import UsageError
+from training.node_folder import node_folder
 from training.run import layout
 from training.run.storage import RunStorage, open_filesystem, short_reason
 
@@ -76,8 +75,8 @@ def fetch(address: str) -> str:
     files = _files(filesystem, path) or [filesystem.get_file_info(path)]
     if files[0].type == fs.FileType.NotFound:
         raise UsageError(f"--input: there is nothing at {address} any more")
-    version = hashlib.sha256(repr([address, *((each.path, each.size, each.mtime_ns) for each in files)]).encode())
-    target = Path(tempfile.gettempdir()) / "training-inputs" / version.hexdigest()[:16]
+    version = repr([address, *((each.path, each.size, each.mtime_ns) for each in files)])
+    target = node_folder("inputs", version)
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{target}.lock"):
         if not target.exists():

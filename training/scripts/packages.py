@@ -6,21 +6,26 @@ makes it once for a file: its name is a hash of what the file says.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
 from filelock import FileLock
 
 from training.errors import UsageError, one_line
+from training.node_folder import node_folder
+from training.periodic import every
 
 LAST_LINES = 3
+# How often a node says how far a long installation is.
+NEWS_SECONDS = 30.0
 
 
 def python_with(requirements: str | None, folder: Path) -> str:
@@ -35,18 +40,19 @@ def python_with(requirements: str | None, folder: Path) -> str:
     """
     if requirements is None:
         return sys.executable
-    wanted = hashlib.sha256(f"{sys.version} {sys.prefix} {requirements}".encode()).hexdigest()[:16]
-    target = Path(tempfile.gettempdir()) / "training-packages" / wanted
+    target = node_folder("packages", f"{sys.version} {sys.prefix} {requirements}")
     python = target / "bin" / "python"
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{target}.lock"):
         if not (target / "complete").exists():
             print("installing the packages of --requirements on this node", flush=True)
+            started_at = time.monotonic()
             shutil.rmtree(target, ignore_errors=True)
             venv.create(target, symlinks=True, with_pip=False)
             _see_packages_of_this_interpreter(target)
             _install(python, requirements, folder)
             (target / "complete").touch()
+            print(f"installed them in {time.monotonic() - started_at:.0f} s", flush=True)
     return str(python)
 
 
@@ -62,9 +68,28 @@ def _install(python: Path, requirements: str, folder: Path) -> None:
         file.write(requirements)
         file.flush()
         command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-input", "-r", file.name]
-        done = subprocess.run(
-            [*command, "--disable-pip-version-check", "--quiet"], cwd=folder, capture_output=True, text=True
-        )
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
-        raise UsageError(f"--requirements: pip can't install them ({one_line(' '.join(said[-LAST_LINES:]))})")
+        status, said = _run([*command, "--disable-pip-version-check", "--progress-bar=off"], folder)
+    if status:
+        errors = [line for line in said if line.startswith("ERROR")] or said
+        raise UsageError(f"--requirements: pip can't install them ({one_line(' '.join(errors[-LAST_LINES:]))})")
+
+
+def _run(command: Sequence[str], folder: Path) -> tuple[int, list[str]]:
+    """Run a command that may take minutes; return its exit status and the lines it wrote."""
+    said: list[str] = []
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+    def tell() -> None:
+        print(f"still installing: {said[-1] if said else 'pip starts'}", flush=True)
+
+    with process, every(NEWS_SECONDS, tell, "pip"):
+        for line in process.stdout or ():
+            said.append(line.strip())
+    return process.returncode, said

@@ -24,6 +24,8 @@ LAST_LINES = 50
 STACK_SECONDS = 5.0
 # What torch puts before each line of an exception.
 TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+# How an exception is named at the end of a traceback, with its module.
+EXCEPTION = re.compile(r"[^\W\d][\w.]*(: |$)")
 # Open MPI ends some lines with a zero.
 BLANKS = "\0 \t\r\n"
 
@@ -168,6 +170,7 @@ def last_words(lines: Sequence[str], status: int) -> str:
     said = [line for line in said if line]
     tracebacks = [number for number, line in enumerate(said) if line.startswith("Traceback (most recent call last)")]
     if status > 0 and tracebacks:
-        exceptions = [line for line in said[tracebacks[-1] + 1 :] if not line.startswith(" ")]
-        said = exceptions[:1] or said
+        after = [line for line in said[tracebacks[-1] + 1 :] if not line.startswith(" ")]
+        # mpirun may write a line of another rank between those of a traceback.
+        said = [line for line in after if EXCEPTION.match(line)][:1] or after[:1] or said
     return said[-1].lstrip() if said else ""

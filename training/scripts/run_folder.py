@@ -8,9 +8,7 @@ file or the new one, because S3 replaces whole objects. Of a file that several n
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import NamedTuple
 import psutil
 from pyarrow import fs
 
+from training.node_folder import node_folder
 from training.run import layout
 from training.run.storage import RunStorage
 
@@ -43,8 +42,7 @@ def local_folder(storage: RunStorage) -> Path:
     """Return `$RUN_DIR` of this node."""
     if storage.is_local:
         return Path(storage.path(layout.FILES_FOLDER))
-    name = hashlib.sha256(storage.uri.encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / "training-runs" / name
+    return node_folder("runs", storage.uri)
 
 
 class RunFolder:

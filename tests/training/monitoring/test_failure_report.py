@@ -43,7 +43,7 @@ def run(tmp_path: Path) -> tuple[ImageConfig, RunStorage]:
 
 
 def test_a_hang_is_named_as_such_and_its_stacks_are_stored(run: tuple[ImageConfig, RunStorage]) -> None:
-    workers = [WorkerRemains(0, "node", 1, "waits in all_reduce"), WorkerRemains(1, "node", 2, None)]
+    workers = [WorkerRemains(0, "waits in all_reduce"), WorkerRemains(1, None)]
     failure = failure_report.describe_failure(WorkerGroupError("failed", {1: RayActorError()}), workers, *run)
     assert str(failure) == "training failed: no progress for 600 s"
     assert failure.stacks is not None
@@ -52,7 +52,7 @@ def test_a_hang_is_named_as_such_and_its_stacks_are_stored(run: tuple[ImageConfi
 
 
 def test_a_worker_that_died_is_not_a_hang(run: tuple[ImageConfig, RunStorage]) -> None:
-    workers = [WorkerRemains(1, "node", 2, None)]
+    workers = [WorkerRemains(1, None)]
     failure = failure_report.describe_failure(WorkerGroupError("failed", {1: RayActorError()}), workers, *run)
     assert str(failure).startswith("training failed on rank 1: a process of the run ended")
     assert failure.stacks is None

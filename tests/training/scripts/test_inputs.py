@@ -1,6 +1,7 @@
 """Inputs: of a disk, a bucket and another run; on this node before the script starts."""
 
 import shutil
+import tempfile
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from training.scripts import inputs
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(inputs.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
     return tmp_path / "tmp"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.local_cluster import OPEN_MPI
 from tests.waiting import until
 from training.errors import UsageError
 from training.scripts.group import Member
@@ -26,8 +27,6 @@ def say(text):  # at once: print writes the end of a line by itself, and lines o
 world = MPI.COMM_WORLD
 say(f"{os.environ['NODE']}, sum {world.allreduce(world.rank)}, rank")
 """
-# Open MPI would give the shared memory of both nodes the same names.
-ONE_MACHINE = {"OMPI_MCA_btl": "self,tcp"}
 WAIT = "while True: time.sleep(0.05)\n"
 PATH = f"{Path(sys.executable).parent}:{os.defpath}"
 
@@ -39,7 +38,7 @@ class Nodes:
         (folder / "program.py").write_text(PROGRAM + script)
         (folder / "exchange").mkdir()
         self.lines: list[str] = []
-        variables = {**os.environ, "PATH": PATH, "PYTHONFAULTHANDLER": "1", **ONE_MACHINE}
+        variables = {**os.environ, "PATH": PATH, "PYTHONFAULTHANDLER": "1", **OPEN_MPI}
         argv = [sys.executable, "-u", *runner(sys.executable), "program.py"]
         first = {**variables, "NODE": "first"}
         exchange = folder / "exchange"
@@ -111,7 +110,7 @@ def test_what_failed_is_told_by_the_program(start: Callable[..., Nodes]) -> None
     nodes = start("if world.rank == 3: raise ValueError('this is broken')\n" + WAIT)
     assert nodes.end()
     # Open MPI loses what a process wrote just before it aborted, now and then.
-    assert nodes.run.last_words == "ValueError: this is broken" or "on rank 3" in nodes.run.last_words
+    assert nodes.run.last_words == "ValueError: this is broken" or "on rank 3" in nodes.run.last_words, nodes.text
     until(lambda: not nodes.programs())
 
 

@@ -1,6 +1,7 @@
 """The packages of a requirements file, from wheels on the disk: no index is needed."""
 
 import subprocess
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from training.scripts import packages
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(packages.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
     return tmp_path / "tmp"
 
 
@@ -40,6 +41,15 @@ def test_they_are_added_to_what_is_installed_once_for_a_file(folder: Path) -> No
     assert said.stdout == "hello torch\n", said.stderr
     (folder / "greeting-1.0-py3-none-any.whl").unlink()
     assert packages.python_with(requirements, folder) == python, "nothing is installed again"
+
+
+def test_a_long_installation_says_what_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "told"
+    monkeypatch.setattr(packages, "NEWS_SECONDS", 0.01)
+    monkeypatch.setattr(packages, "print", lambda line, **_: "Downloading" in line and told.touch(), raising=False)
+    downloads = f"echo Downloading; until [ -e {told} ]; do sleep 0.01; done; echo ERROR: no such version; exit 3"
+    status, said = packages._run(["sh", "-c", downloads], tmp_path)
+    assert (status, said) == (3, ["Downloading", "ERROR: no such version"])
 
 
 def test_what_pip_refuses_is_one_line(folder: Path) -> None:

@@ -151,11 +151,16 @@ TORCH = """[rank0]: Traceback (most recent call last):
     [
         (TORCH, 1, "ValueError: this is broken"),
         (TORCH, -signal.SIGKILL, "[W1123 02:19:58 ProcessGroupNCCL.cpp:1553] Warning: destroy_process_group() was not"),
+        (
+            "Traceback (most recent call last):\nrank 2, sum 6\n  File\nkeras.errors.Stop: x\n",
+            1,
+            "keras.errors.Stop: x",
+        ),
         ("working\n\n", 1, "working"),
         ("Traceback (most recent call last):\n  File", 1, "File"),
         ("", 1, ""),
     ],
-    ids=["exception", "signal", "neither", "cut", "nothing"],
+    ids=["exception", "signal", "mixed", "neither", "cut", "nothing"],
 )
 def test_the_last_words_say_why_it_ended(output: str, status: int, expected: str) -> None:
     said = last_words(output.splitlines(keepends=True), status)
