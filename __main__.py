@@ -17,6 +17,7 @@ from infra.ray_head import RayHead, RayHeadArgs
 from infra.ray_workers import RayWorkers, RayWorkersArgs
 from infra.settings import Settings
 from infra.storage import Storage, StorageArgs
+from infra.worker_price import WorkerPrice, WorkerPriceArgs
 from infra.worker_scaling import WorkerScaling, WorkerScalingArgs
 
 settings = Settings.load()
@@ -26,6 +27,7 @@ network = Network("network", NetworkArgs(vpc_cidr=settings.vpc_cidr, place=plan.
 storage = Storage("storage", StorageArgs(retain=settings.retain_bucket))
 image_uri = settings.image_uri or Image("image", ImageArgs(context=".", dockerfile="./docker/Dockerfile")).image_uri
 auth = AuthToken("auth", AuthTokenArgs())
+price = WorkerPrice("worker-price", WorkerPriceArgs(price=plan.worker_price))
 discovery = Discovery("discovery", DiscoveryArgs(vpc_id=network.vpc_id))
 
 cluster = Cluster("ray", ClusterArgs(log_retention_days=settings.log_retention_days))
@@ -46,8 +48,16 @@ node = ray_node.RayNodeArgs(
     bucket=storage.bucket,
     data_buckets=settings.data_buckets,
 )
-of_head = RayHeadArgs(node=node, provider=head_capacity.provider, size=plan.head, registry_arn=discovery.registry_arn)
-head = RayHead("ray-head", of_head)
+head = RayHead(
+    "ray-head",
+    RayHeadArgs(
+        node=node,
+        provider=head_capacity.provider,
+        size=plan.head,
+        registry_arn=discovery.registry_arn,
+        worker_price=price.parameter,
+    ),
+)
 ray_workers = RayWorkers(
     "ray-workers",
     RayWorkersArgs(

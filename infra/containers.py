@@ -47,7 +47,7 @@ class Common:
     size: TaskSize
 
 
-def head(common: Common, *, bucket: str, metrics_namespace: str) -> Container:
+def head(common: Common, *, bucket: str, metrics_namespace: str, price_parameter: str) -> Container:
     """Define the head: it schedules and runs the job's driver, so it offers Ray no CPU and no GPU.
 
     It publishes what Ray is short of, and the job how it goes, to one CloudWatch namespace.
@@ -60,6 +60,7 @@ def head(common: Common, *, bucket: str, metrics_namespace: str) -> Container:
             "CLOUDWATCH_NAMESPACE": metrics_namespace,
             "RAY_HEAD_STATE": STATE_PATH,
             "TRAINING_CLOUDWATCH_NAMESPACE": metrics_namespace,
+            "TRAINING_PRICE_PARAMETER": price_parameter,
             "TRAINING_STORAGE_PATH": f"s3://{bucket}/{RUNS_PREFIX}",
             "TRAINING_WAIT_SECONDS": str(WAIT_SECONDS),
         },

@@ -6,6 +6,7 @@ What cannot work is refused here, in a preview, before anything exists.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pulumi_aws as aws
@@ -13,6 +14,7 @@ import pulumi_aws as aws
 from infra import prices, quotas
 from infra.errors import SettingError, cause
 from infra.place import Place
+from infra.prices import Price
 from infra.settings import Settings
 from infra.sizing import InstanceType, TaskSize, head_size, worker_size
 
@@ -21,7 +23,7 @@ from infra.sizing import InstanceType, TaskSize, head_size, worker_size
 class Plan:
     """Where the stack runs, what one task of each kind takes, and how many GPUs a job asks for by default.
 
-    `hourly_usd` is what the instances cost at most, None where AWS would not say.
+    `hourly_usd` is what the instances cost at most, `worker_price` what one worker does; None where AWS would not say.
     """
 
     place: Place
@@ -29,6 +31,7 @@ class Plan:
     worker: TaskSize
     gpus: int
     hourly_usd: float | None
+    worker_price: Price | None
 
     @property
     def region(self) -> str:
@@ -43,12 +46,14 @@ class Plan:
         worker = worker_size(instance_type("workerInstanceType", settings.worker_instance_type, place.region))
         if settings.check_quotas:
             _check_quotas(settings, place.region, head, worker)
+        usd = prices.look_up(place.region, {settings.head_instance_type, settings.worker_instance_type})
         return cls(
             place=place,
             head=head,
             worker=worker,
             gpus=settings.workers.job * worker.gpus,
-            hourly_usd=_hourly_usd(settings, place.region),
+            hourly_usd=_hourly_usd(settings, usd),
+            worker_price=_price(settings.worker_instance_type, usd),
         )
 
 
@@ -84,10 +89,14 @@ def _check_quotas(settings: Settings, region: str, head: TaskSize, worker: TaskS
     )
 
 
-def _hourly_usd(settings: Settings, region: str) -> float | None:
+def _price(instance_type: str, usd: Mapping[str, float]) -> Price | None:
+    return Price(instance_type=instance_type, hourly_usd=usd[instance_type]) if usd else None
+
+
+def _hourly_usd(settings: Settings, usd: Mapping[str, float]) -> float | None:
     """The estimate with all workers up; SettingError where it is above the limit."""
     instances = Counter({settings.head_instance_type: 1})
     instances[settings.worker_instance_type] += settings.workers.most
-    estimated = prices.estimate(region, instances)
+    estimated = prices.estimate(usd, instances)
     prices.check(estimated, settings.max_hourly_usd, instances)
     return estimated

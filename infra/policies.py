@@ -54,10 +54,17 @@ def execution(*, image_uri: str, log_group_arn: str, token_arn: str) -> Policy:
     )
 
 
-def training(*, bucket_arn: str, metrics_namespace: str | None = None, data_buckets: Sequence[str] = ()) -> Policy:
-    """What the training job may do: read and write its runs in the stack's bucket, and publish metrics where it has to.
+def training(
+    *,
+    bucket_arn: str,
+    metrics_namespace: str | None = None,
+    price_arn: str | None = None,
+    data_buckets: Sequence[str] = (),
+) -> Policy:
+    """What the training job may do: read and write its runs in the stack's bucket, and what else it is given.
 
-    It may also read data from other buckets, given as `bucket` or `bucket/prefix`.
+    That is a namespace for its metrics, the parameter with a worker's price, and other buckets to read from, each as
+    `bucket` or `bucket/prefix`.
 
     Two calls carry no prefix: HeadBucket, and S3's own check whether a missing key may be told as 404 instead of 403.
     PyArrow needs both, so the condition holds only where a prefix is given.
@@ -66,7 +73,8 @@ def training(*, bucket_arn: str, metrics_namespace: str | None = None, data_buck
     objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
     runs = _allow(objects, f"{bucket_arn}/{RUNS_PREFIX}/*")
     data = [statement for each in data_buckets for statement in _read(each)]
-    return _policy(_listing(bucket_arn, RUNS_PREFIX), runs, *data, *_publish(metrics_namespace))
+    price = [_allow(["ssm:GetParameter"], price_arn)] if price_arn else []
+    return _policy(_listing(bucket_arn, RUNS_PREFIX), runs, *data, *price, *_publish(metrics_namespace))
 
 
 def tls_only(*, bucket_arn: str) -> Policy:

@@ -7,7 +7,8 @@ https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-qu
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import boto3
@@ -30,18 +31,33 @@ PRODUCT = {
 }
 
 
-def estimate(region: str, instances: Mapping[str, int]) -> float | None:
-    """USD an hour of so many instances of each type, at on-demand prices; disks, NAT gateway and traffic come on top.
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """What one instance of a type costs an hour."""
 
-    Where the price list can't be asked, or knows no such type, it says so once and returns None.
+    instance_type: str
+    hourly_usd: float
+
+
+def look_up(region: str, instance_types: Collection[str]) -> dict[str, float]:
+    """USD an hour of one instance of each type, on demand.
+
+    Where the price list can't be asked, or doesn't know them all, it says so once and returns nothing.
     """
     try:
-        prices = price_list()
-        return round(sum(count * hourly_usd(prices, region, name) for name, count in instances.items() if count), 4)
+        client = price_list()
+        return {name: hourly_usd(client, region, name) for name in instance_types}
     except (BotoCoreError, ClientError, LookupError) as cause:
         reason = " ".join(str(cause).split())
         pulumi.log.warn(f"the price list (pricing:GetProducts) gave no estimate of the costs ({reason}); going on")
+        return {}
+
+
+def estimate(prices: Mapping[str, float], instances: Mapping[str, int]) -> float | None:
+    """USD an hour of so many instances, None without prices; disks, NAT gateway and traffic come on top."""
+    if not prices:
         return None
+    return round(sum(count * prices[name] for name, count in instances.items()), 4)
 
 
 def check(estimated: float | None, most: float, instances: Mapping[str, int]) -> None:

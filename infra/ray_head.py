@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pulumi
 
 from infra import containers
+from infra.handles import Named
 from infra.ray_node import RayNode, RayNodeArgs
 from infra.sizing import TaskSize
 from infra.tags import metrics_namespace
@@ -20,6 +21,7 @@ class RayHeadArgs:
     provider: pulumi.Input[str]
     size: TaskSize
     registry_arn: pulumi.Input[str]
+    worker_price: Named
 
 
 class RayHead(RayNode):
@@ -31,6 +33,7 @@ class RayHead(RayNode):
             size=args.size,
             bucket=args.node.bucket.name,
             metrics_namespace=metrics_namespace(args.node.cluster.name),
+            price_parameter=args.worker_price.name,
         )
         super().__init__(
             "RayHead",
@@ -41,7 +44,10 @@ class RayHead(RayNode):
             size=args.size,
             count=1,
             capacity_provider=args.provider,
-            publishes=True,
+            rights={
+                "metrics_namespace": metrics_namespace(args.node.cluster.name),
+                "price_arn": args.worker_price.arn,
+            },
             registry_arn=args.registry_arn,
             kept=containers.STATE,
         )

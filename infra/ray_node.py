@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +14,7 @@ from infra import policies
 from infra.containers import VOLUMES, Common, Container
 from infra.handles import EcsService, Named, Site
 from infra.sizing import TaskSize
-from infra.tags import metrics_namespace, physical_name, tags
+from infra.tags import physical_name, tags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +58,14 @@ class RayNode(pulumi.ComponentResource):
         count: int,
         capacity_provider: pulumi.Input[str],
         scaled: bool = False,
-        publishes: bool = False,
+        rights: Mapping[str, pulumi.Input[str]] | None = None,
         registry_arn: pulumi.Input[str] | None = None,
         kept: str | None = None,
     ) -> None:
         super().__init__(f"ray-on-ecs:infra:{kind}", name, None, opts)
         self._prefix = name
         execution_role, execution_policy = self._role("execution", _execution_policy(node))
-        task_role, task_policy = self._role("task", _task_policy(node, publishes))
+        task_role, task_policy = self._role("task", _task_policy(node, rights or {}))
         self.rights = [execution_policy, task_policy]
         self._cluster = node.cluster
         self._service = partial(
@@ -209,8 +209,7 @@ def _execution_policy(node: RayNodeArgs) -> pulumi.Output[str]:
     ).apply(lambda inputs: json.dumps(policies.execution(**inputs)))
 
 
-def _task_policy(node: RayNodeArgs, publishes: bool) -> pulumi.Output[str]:
-    namespace = metrics_namespace(node.cluster.name) if publishes else None
-    return pulumi.Output.all(bucket_arn=node.bucket.arn, metrics_namespace=namespace).apply(
+def _task_policy(node: RayNodeArgs, rights: Mapping[str, pulumi.Input[str]]) -> pulumi.Output[str]:
+    return pulumi.Output.all(bucket_arn=node.bucket.arn, **rights).apply(
         lambda inputs: json.dumps(policies.training(**inputs, data_buckets=node.data_buckets))
     )

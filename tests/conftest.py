@@ -1,5 +1,6 @@
 """Fixtures of all tests: an AWS, the environment variables that lead to it, and readable names of test cases."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.aws import BUCKET, client, environment, moto_server
+from training.run.cost import PARAMETER_VARIABLE
 
 # Folders whose tests take minutes, and the marker that keeps them out of `make test`.
 SLOW = {"containers": "container", "faults": "fault"}
@@ -65,6 +67,14 @@ def s3_client(aws_server: str) -> Any:
     s3 = client("s3", aws_server)
     s3.create_bucket(Bucket=BUCKET)
     return s3
+
+
+@pytest.fixture(scope="session")
+def price_variables(aws_server: str, aws_variables: dict[str, str]) -> dict[str, str]:
+    """The same, with the parameter that says what a worker costs: a dollar a second."""
+    price = json.dumps({"instance_type": "g5.xlarge", "hourly_usd": 3600})
+    client("ssm", aws_server).put_parameter(Name="worker-price", Type="String", Value=price)
+    return {**aws_variables, PARAMETER_VARIABLE: "worker-price"}
 
 
 @pytest.fixture(scope="session")

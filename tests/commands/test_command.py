@@ -113,11 +113,11 @@ def test_an_interrupted_run_in_a_bucket_continues_under_its_name(
     train: Train,
     head: Head,
     hold: Path,
-    aws_variables: dict[str, str],
+    price_variables: dict[str, str],
     s3_client: Any,
 ) -> None:
     command = ("--model", "own:held", *TINY[2:], "--epochs", "6", "--keep-checkpoints", "1", "--run-name", "cut")
-    variables = {**head.variables, **aws_variables, "TRAINING_STORAGE_PATH": f"s3://{BUCKET}/runs"}
+    variables = {**head.variables, **price_variables, "TRAINING_STORAGE_PATH": f"s3://{BUCKET}/runs"}
     process = start(*command, **variables)
     until(lambda: process.poll() is not None or len(_lines(s3_client, "metrics.jsonl")) == 4)
     process.send_signal(signal.SIGINT)
@@ -133,6 +133,9 @@ def test_an_interrupted_run_in_a_bucket_continues_under_its_name(
     assert "[Epoch 0 |" not in rest.stdout, "it goes on from the checkpoint instead of starting anew"
     epochs = [json.loads(line)["epoch"] for line in _lines(s3_client, "metrics.jsonl")]
     assert epochs == list(range(6)), "every epoch is in the metrics once"
+    result = json.loads(s3_client.get_object(Bucket=BUCKET, Key="runs/cut/result.json")["Body"].read())
+    assert 1 < result["cost"]["usd"] <= result["times"]["total_seconds"], "one node at a dollar a second"
+    assert f" s in total, {result['cost']['usd']:.2f} USD for 0.0" in rest.stdout
 
 
 def test_a_run_into_a_bucket_leaves_everything_there(s3_client: Any) -> None:

@@ -79,10 +79,10 @@ SCRIPTS = {
 
 
 @pytest.fixture(scope="module")
-def cluster(aws_variables: dict[str, str]) -> Iterator[LocalCluster]:
+def cluster(price_variables: dict[str, str]) -> Iterator[LocalCluster]:
     # No upload, as for the driver of a job: a node that starts clears the folder with the uploaded code, which all
     # nodes of one machine have in common.
-    with LocalCluster(WORKERS, {**aws_variables, "PYTHONUNBUFFERED": "1", JOB_VARIABLE: "{}"}) as cluster:
+    with LocalCluster(WORKERS, {**price_variables, "PYTHONUNBUFFERED": "1", JOB_VARIABLE: "{}"}) as cluster:
         yield cluster
 
 
@@ -148,6 +148,8 @@ def test_an_example_goes_on_after_a_rank_was_killed(
     assert "; restarting from " in said
     assert example.resumed in said, said
     assert example.last in said, said
-    assert json.loads(bucket.read(f"{name}/result.json"))["hardware"]["workers"] == WORKERS
+    result = json.loads(bucket.read(f"{name}/result.json"))
+    assert result["hardware"]["workers"] == WORKERS
+    assert 1 < result["cost"]["usd"] <= WORKERS * result["times"]["total_seconds"]
     assert bucket.read(str(Path("/", name, example.kept).resolve())[1:])
     assert not processes_of(cluster, script)

@@ -18,7 +18,12 @@ COMMON: dict[str, Any] = {
 def head() -> containers.Container:
     """A head with valid defaults."""
     size = TaskSize(vcpus=4, memory_mib=1000, gpus=0)
-    return containers.head(containers.Common(**COMMON, size=size), bucket="runs-bucket", metrics_namespace="ray/dev")
+    return containers.head(
+        containers.Common(**COMMON, size=size),
+        bucket="runs-bucket",
+        metrics_namespace="ray/dev",
+        price_parameter="price",
+    )
 
 
 def worker(gpus: int = 1) -> containers.Container:
@@ -62,6 +67,7 @@ def test_the_head_knows_where_runs_go_and_nothing_of_the_workers() -> None:
         "RAY_HEAD_STATE": "/var/lib/ray",
         "RAY_USAGE_STATS_ENABLED": "0",
         "TRAINING_CLOUDWATCH_NAMESPACE": "ray/dev",
+        "TRAINING_PRICE_PARAMETER": "price",
         "TRAINING_STORAGE_PATH": "s3://runs-bucket/runs",
         "TRAINING_WAIT_SECONDS": "1800",
     }, "`python -m training` takes its default from here, and a change of workerCount must not restart the head"

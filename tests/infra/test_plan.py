@@ -7,6 +7,7 @@ import pytest
 from infra.errors import SettingError, cause
 from infra.place import Place
 from infra.plan import Plan, instance_type
+from infra.prices import Price
 from infra.settings import Settings
 from infra.sizing import TaskSize
 from tests.infra.fake_aws import REGION, Cloud
@@ -24,6 +25,7 @@ def test_the_defaults_give_two_gpus_in_the_first_zone(cloud: Cloud) -> None:
         worker=TaskSize(vcpus=4, memory_mib=14336, gpus=1),
         gpus=2,
         hourly_usd=0.192 + 2 * 1.006,
+        worker_price=Price(instance_type="g5.xlarge", hourly_usd=1.006),
     ), "local zones sort first and lack NAT gateways, so a zone is a region and a letter"
 
 

@@ -89,6 +89,12 @@ def test_only_who_has_to_publishes_metrics_and_into_one_namespace() -> None:
     assert len(policies.training(bucket_arn=BUCKET)["Statement"]) == 2, "a worker publishes nothing"
 
 
+def test_only_who_tells_costs_reads_the_price() -> None:
+    price = TOKEN.replace("auth", "price")
+    *_, read = policies.training(bucket_arn=BUCKET, price_arn=price)["Statement"]
+    assert read == {"Effect": "Allow", "Action": ["ssm:GetParameter"], "Resource": price}, "and no other parameter"
+
+
 def test_every_action_without_a_resource_says_why() -> None:
     assert all(len(reason.split()) >= 8 for reason in policies.ON_EVERYTHING.values()), "a reason, not a word"
 

@@ -19,6 +19,7 @@ from tests.infra.fake_aws import DIGEST, REGION, REGISTRY, Cloud
 IMAGE = f"{REGISTRY}/training@{DIGEST}"
 LOGS = "arn:aws:logs:us-west-2:123456789012:log-group:ray-logs"
 TOKEN = "arn:aws:ssm:us-west-2:123456789012:parameter/auth"
+PRICE = "arn:aws:ssm:us-west-2:123456789012:parameter/worker-price"
 BUCKET = "arn:aws:s3:::training-bucket"
 HEAD_SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=0)
 WORKER_SIZE = TaskSize(vcpus=48, memory_mib=185600, gpus=4)
@@ -50,7 +51,10 @@ def node(network: pulumi.Resource) -> RayNodeArgs:
 
 def head_args(shared: RayNodeArgs) -> RayHeadArgs:
     """A head with valid defaults."""
-    return RayHeadArgs(node=shared, provider="head-provider", size=HEAD_SIZE, registry_arn="arn:registry")
+    price = Named(name=known("worker-price"), arn=known(PRICE))
+    return RayHeadArgs(
+        node=shared, provider="head-provider", size=HEAD_SIZE, registry_arn="arn:registry", worker_price=price
+    )
 
 
 def workers_args(shared: RayNodeArgs, workers: Workers = FIXED) -> RayWorkersArgs:
@@ -82,7 +86,8 @@ def nodes(cloud: Cloud) -> Cloud:
 
 def test_the_head_runs_its_container(nodes: Cloud) -> None:
     (container,) = json.loads(nodes.resources["ray-head-task"].inputs["containerDefinitions"])
-    expected = containers.head(common(HEAD_SIZE), bucket="training-bucket", metrics_namespace=NAMESPACE)
+    given = {"bucket": "training-bucket", "metrics_namespace": NAMESPACE, "price_parameter": "worker-price"}
+    expected = containers.head(common(HEAD_SIZE), **given)
     assert container == expected, "what is tested as data is what is deployed"
 
 
@@ -169,8 +174,8 @@ def test_each_kind_has_roles_of_its_own_with_no_more_than_it_needs(nodes: Cloud,
     execution = nodes.resources[f"{kind}-execution-policy"].inputs
     assert json.loads(execution["policy"]) == policies.execution(image_uri=IMAGE, log_group_arn=LOGS, token_arn=TOKEN)
     training = nodes.resources[f"{kind}-task-policy"].inputs
-    namespace = NAMESPACE if kind == "ray-head" else None
-    expected = policies.training(bucket_arn=BUCKET, metrics_namespace=namespace)
+    of_head = {"metrics_namespace": NAMESPACE, "price_arn": PRICE} if kind == "ray-head" else {}
+    expected = policies.training(bucket_arn=BUCKET, **of_head)
     assert json.loads(training["policy"]) == expected, "its runs, the head the stack's metrics, and nothing else"
     trusted = json.loads(nodes.resources[f"{kind}-task-role"].inputs["assumeRolePolicy"])
     assert trusted == policies.assumed_by("ecs-tasks.amazonaws.com"), "only tasks take it on"

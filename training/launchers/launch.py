@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -23,6 +23,7 @@ from rich.markup import escape
 from training import config as settings
 from training.errors import Interrupted, ResourceError, StorageError, TrainingError, UsageError
 from training.launchers import ray_cluster
+from training.launchers.instance_meter import InstanceMeter
 from training.launchers.preemption import PREEMPTED
 from training.launchers.ray_cluster import WorkerAllocation
 from training.launchers.restart_policy import RestartPolicy
@@ -109,6 +110,7 @@ class Launch:
         allocation: The workers.
         monitor: Knows how far they are.
         console: Shows the progress, and each failure.
+        meter: Counts the hours of their instances.
     """
 
     work: Work
@@ -117,6 +119,7 @@ class Launch:
     allocation: WorkerAllocation
     monitor: RunMonitor
     console: Console
+    meter: InstanceMeter = field(default_factory=InstanceMeter)
 
     def fit(self) -> Any:
         """Run to the end; returns what rank 0 returned.
@@ -130,6 +133,7 @@ class Launch:
             ProgressBar(self.monitor, self.console, self.work.epochs, self.work.line) as bar,
             cloudwatch.publish_metrics(self.monitor, namespace, names, self.console),
             self.monitor.polling(bar.draw),
+            self.meter.running(),
         ):
             return self._fit_until_done(folder)
 

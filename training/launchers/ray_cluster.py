@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 from ray import PlacementGroupID, cloudpickle
-from ray.exceptions import AuthenticationError
+from ray.exceptions import AuthenticationError, RayError
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.placement_group import PlacementGroup
 from rich.console import Console
@@ -130,10 +130,23 @@ def release_workers() -> None:
     Ray Train's cleaner takes charge of a group only when all its workers have started. The group of a controller that
     dies before that stays, with its CPUs and GPUs, as long as the driver lives.
     """
+    for group_id in _placement_groups():
+        remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group_id)))
+
+
+def nodes_with_workers() -> int:
+    """Return on how many nodes this driver's job has a place for workers; 0 if the cluster doesn't answer."""
+    try:
+        groups = _placement_groups().values()
+    except (RayError, RuntimeError, ValueError):
+        return 0
+    return len({node for group in groups for node in group["bundles_to_node_id"].values() if node})
+
+
+def _placement_groups() -> dict[str, Any]:
     job_id = ray.get_runtime_context().get_job_id()
-    for group_id, group in placement_group_table().items():
-        if group_id.endswith(job_id) and group["state"] != "REMOVED":
-            remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group_id)))
+    table: dict[str, Any] = placement_group_table()
+    return {key: group for key, group in table.items() if key.endswith(job_id) and group["state"] != "REMOVED"}
 
 
 def allocate_workers(config: RunConfig, nodes: list[Resources]) -> WorkerAllocation | None:

@@ -26,6 +26,7 @@ from training.monitoring.cloudwatch import metric_names
 from training.monitoring.run_monitor import RunMonitor
 from training.monitoring.run_state import create_run_state
 from training.run import layout, results
+from training.run.cost import cost_line, cost_of
 from training.run.storage import RunStorage
 
 # The process group's own time-out is behind the watchdog's, which leaves the stacks.
@@ -60,8 +61,10 @@ def run(recipe: Recipe, config: TrainingConfig, console: Console) -> dict[str, A
             partial(_epoch_line, epochs=config.epochs, qualities=recipe.qualities),
             metric_names(recipe.qualities),
         )
-        summary = Launch(work, config, storage, allocation, monitor, console).fit()
-        document = results.write_results(storage, recipe, config, summary, monitor.first_step_at)
+        launch = Launch(work, config, storage, allocation, monitor, console)
+        summary = launch.fit()
+        cost = cost_of(launch.meter.hours)
+        document = results.write_results(storage, recipe, config, summary, monitor.first_step_at, cost)
     _print_summary(recipe, document, summary["history"], console)
     return document
 
@@ -117,7 +120,7 @@ def _print_summary(recipe: Recipe, document: dict[str, Any], history: list[Any],
     name = recipe.score.replace("_", " ")
     console.print(
         f"{name} [bold]{document['metrics'][recipe.score]:.4f}[/] over all {document['data']['test_samples']:,} test "
-        f"samples, {document['times']['total_seconds']:.0f} s in total",
+        f"samples, {document['times']['total_seconds']:.0f} s in total{cost_line(document['cost'])}",
         highlight=False,
     )
     files = ", ".join([layout.RESULT, *document["files"].values()])

@@ -20,6 +20,7 @@ from training.launchers.script_worker import run_script
 from training.monitoring.run_monitor import RunMonitor
 from training.monitoring.run_state import create_run_state
 from training.run import layout
+from training.run.cost import cost_line, cost_of
 from training.run.storage import RunStorage
 from training.scripts import inputs, results, upload
 from training.scripts.config import ScriptConfig
@@ -61,8 +62,9 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
             "inputs": found,
         }
         work = Work(run_script, settings, ScriptBackend(), lambda: newest_file(storage), progress=PROGRESS)
-        summary = Launch(work, config, storage, allocation, monitor, console).fit()
-        document = results.write_results(storage, config, summary)
+        launch = Launch(work, config, storage, allocation, monitor, console)
+        summary = launch.fit()
+        document = results.write_results(storage, config, summary, cost_of(launch.meter.hours))
     _print_summary(document, console)
     return document
 
@@ -142,7 +144,8 @@ def _print_header(config: ScriptConfig, storage: RunStorage, allocation: WorkerA
 def _print_summary(document: dict[str, Any], console: Console) -> None:
     metrics = ", ".join(_metric(name, value) for name, value in (document["metrics"] or {}).items() if name != "time")
     seconds = document["times"]["total_seconds"]
-    console.print(f"finished in {seconds:.0f} s{': ' if metrics else ''}{metrics}", highlight=False, soft_wrap=True)
+    line = f"finished in {seconds:.0f} s{cost_line(document['cost'])}{': ' if metrics else ''}{metrics}"
+    console.print(line, highlight=False, soft_wrap=True)
     files: Sequence[str] = [layout.RESULT, *document["files"].values()]
     console.print(f"results in {document['storage_path']}: {', '.join(files)}", highlight=False, soft_wrap=True)
 

@@ -15,6 +15,7 @@ from rich.table import Table
 
 import training
 from training.run import layout
+from training.run.cost import Cost
 from training.run.storage import RunStorage
 from training.run.tensorboard import event_file
 
@@ -103,7 +104,12 @@ def run_summary(trainer: Trainer, checkpoints: Any) -> RunSummary:
 
 
 def write_results(
-    storage: RunStorage, recipe: Recipe, config: TrainingConfig, summary: RunSummary, first_step: float | None
+    storage: RunStorage,
+    recipe: Recipe,
+    config: TrainingConfig,
+    summary: RunSummary,
+    first_step: float | None,
+    cost: Cost | None = None,
 ) -> dict[str, Any]:
     """Write the results of a finished run into its folder.
 
@@ -114,6 +120,7 @@ def write_results(
         summary: What rank 0 returned.
         first_step: When this command's first step was done (Unix time), or None if it made none. The times are those of
             this command; `training_seconds` and `test_seconds` also cover earlier parts of a resumed run.
+        cost: What this command's instances have cost, if that is known.
 
     Returns:
         The document written to `result.json`.
@@ -139,6 +146,7 @@ def write_results(
             "training_seconds": sum(each["train_seconds"] for each in history),
             "test_seconds": sum(each["test_seconds"] for each in history),
         },
+        "cost": cost,
         "config": config.to_dict(),
         "files": {
             "weights": layout.WEIGHTS,

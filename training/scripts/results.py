@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from training.run import layout
+from training.run.cost import Cost
 from training.run.results import png, run_times, versions
 from training.run.storage import RunStorage
 from training.run.tensorboard import write_events
@@ -15,13 +16,16 @@ from training.scripts.metrics import STEP, read_metrics
 COLUMNS = 3
 
 
-def write_results(storage: RunStorage, config: ScriptConfig, summary: dict[str, Any]) -> dict[str, Any]:
+def write_results(
+    storage: RunStorage, config: ScriptConfig, summary: dict[str, Any], cost: Cost | None
+) -> dict[str, Any]:
     """Write the results of a run that has ended well.
 
     Args:
         storage: The run's folder.
         config: The run's settings.
         summary: What rank 0 returned: `hardware`, and `first_step_at`, when its script was started (Unix time).
+        cost: What its instances have cost, if that is known.
 
     Returns:
         The document written to `result.json`.
@@ -43,6 +47,7 @@ def write_results(storage: RunStorage, config: ScriptConfig, summary: dict[str, 
         "hardware": summary["hardware"],
         "versions": versions(),
         "times": run_times(summary["first_step_at"]),
+        "cost": cost,
         "config": config.to_dict(),
         "files": files,
     }

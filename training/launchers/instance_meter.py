@@ -1,0 +1,46 @@
+"""How long a run has held instances of the cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from training.launchers.ray_cluster import nodes_with_workers
+from training.periodic import every
+
+POLL_SECONDS = 2.0
+
+
+class InstanceMeter:
+    """Adds up the hours of the instances on which this driver's workers have a place, whether they run or start.
+
+    Args:
+        count: Returns the number of these instances now.
+
+    Attributes:
+        hours: The sum so far.
+    """
+
+    def __init__(self, count: Callable[[], int] = nodes_with_workers) -> None:
+        self._count = count
+        self._read_at: float | None = None
+        self.hours = 0.0
+
+    @contextmanager
+    def running(self) -> Generator[None]:
+        """Count until the block ends."""
+        self.read(time.monotonic())
+        with every(POLL_SECONDS, lambda: self.read(time.monotonic()), "instance meter"):
+            yield
+        self.read(time.monotonic())
+
+    def read(self, now: float) -> None:
+        """Add the time since the last reading, by the number of instances that there are now.
+
+        Args:
+            now: `time.monotonic`.
+        """
+        if self._read_at is not None:
+            self.hours += self._count() * (now - self._read_at) / 3600
+        self._read_at = now
