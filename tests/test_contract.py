@@ -28,7 +28,7 @@ from training.recipes.images.config import ImageConfig
 ROOT = Path(__file__).parents[1]
 SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=1)
 COMMON = containers.Common(image="i", log_group="l", region="us-west-2", token_arn="arn", size=SIZE)
-HEAD = containers.head(COMMON, bucket="bucket", metrics_namespace="ray-on-ecs/dev")
+HEAD = containers.head(COMMON, bucket="bucket", metrics_namespace="ray-on-ecs/dev", price_parameter="worker-price")
 WORKER = containers.worker(COMMON, head_host="head.internal")
 # What the containers on a laptop and those of tests/containers have: no GPU, and room for three of them.
 LOCAL = dataclasses.replace(COMMON, region="us-east-1", size=cluster.SIZE)
@@ -167,7 +167,12 @@ def as_compose(container: containers.Container) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("service", "container"),
     [
-        ("head", containers.head(LOCAL, bucket="training", metrics_namespace="ray-on-ecs/laptop")),
+        (
+            "head",
+            containers.head(
+                LOCAL, bucket="training", metrics_namespace="ray-on-ecs/laptop", price_parameter="worker-price"
+            ),
+        ),
         ("worker", containers.worker(LOCAL, head_host="head")),
     ],
     ids=["head", "worker"],

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 HEAD_HOST = "head.ray.internal"
 BUCKET = "training"
 METRICS = "ray-on-ecs/test"
+PRICE = "worker-price"
 S3 = "s3"
 AWS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_ENDPOINT_URL": f"http://{S3}:5000"}
 SIZE = TaskSize(vcpus=1, memory_mib=3072, gpus=0)
@@ -56,7 +57,13 @@ def weights(run):
 first, second = map(weights, sys.argv[1:])
 print(first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first))
 """
-CREATE = f"import boto3; boto3.client('s3', endpoint_url='http://127.0.0.1:5000').create_bucket(Bucket='{BUCKET}')"
+CREATE = """
+import boto3
+where = {{"endpoint_url": "http://127.0.0.1:5000", "region_name": "us-east-1"}}
+price = '{{"instance_type": "g5.xlarge", "hourly_usd": 3600}}'
+boto3.client("ssm", **where).put_parameter(Name="{price}", Type="String", Value=price, Overwrite=True)
+boto3.client("s3", **where).create_bucket(Bucket="{bucket}")
+"""
 # Without boto3, which takes a second of a core: runs are looked at again and again.
 READ = """
 import sys, urllib.error, urllib.request
@@ -131,7 +138,7 @@ class Cluster:
             image=self.image, log_group="logs", region="us-east-1", token_arn="arn:token", size=SIZE
         )
         if kind == "head":
-            return containers.head(common, bucket=BUCKET, metrics_namespace=METRICS)
+            return containers.head(common, bucket=BUCKET, metrics_namespace=METRICS, price_parameter=PRICE)
         return containers.worker(common, head_host=HEAD_HOST)
 
     def state(self, name: str) -> str:
@@ -152,13 +159,14 @@ class Cluster:
         self.engine.run("run", "--detach", f"--name={name}", *networks, *volumes, *options, *given)
 
     def start_storage(self, image: str) -> None:
-        """Start the S3 and make its bucket."""
+        """Start the S3, with its bucket and the parameter that says what a worker costs: a dollar a second."""
         self.engine.run(
             "run", "--detach", f"--name={self.storage}", f"--network={self.network}", f"--network-alias={S3}",
             *(f"--env={name}={value}" for name, value in AWS.items() if name != "AWS_ENDPOINT_URL"),
             image,
         )  # fmt: skip
-        until(lambda: self.engine.execute(self.storage, "python", "-c", CREATE, check=False).returncode == 0, 180)
+        create = CREATE.format(bucket=BUCKET, price=PRICE)
+        until(lambda: self.engine.execute(self.storage, "python", "-c", create, check=False).returncode == 0, 180)
 
     def start_head(self) -> None:
         """Start the head under its name, as a new container."""

@@ -32,6 +32,7 @@ def test_the_train_command_trains_on_two_workers_into_the_bucket(cluster: Cluste
     assert any(key.startswith("checkpoint_") for key in keys)
     result = json.loads(cluster.read(f"runs/{trained.name}/result.json"))
     assert result["hardware"]["workers"] == 2
+    assert 2 < result["cost"]["usd"] <= 2 * result["times"]["total_seconds"], "two nodes at a dollar a second"
     assert result["metrics"]["test_accuracy"] > 0.5, "three epochs are enough for the digits"
 
 
