@@ -67,9 +67,9 @@ def test_the_head_knows_where_runs_go_and_nothing_of_the_workers() -> None:
         "RAY_HEAD_STATE": "/var/lib/ray",
         "RAY_USAGE_STATS_ENABLED": "0",
         "TRAINING_CLOUDWATCH_NAMESPACE": "ray/dev",
-        "TRAINING_PRICE_PARAMETER": "price",
         "TRAINING_STORAGE_PATH": "s3://runs-bucket/runs",
         "TRAINING_WAIT_SECONDS": "1800",
+        "WORKER_PRICE_PARAMETER": "price",
     }, "`python -m training` takes its default from here, and a change of workerCount must not restart the head"
 
 

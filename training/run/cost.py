@@ -7,7 +7,7 @@ import os
 from typing import Any, TypedDict
 
 # The name of an SSM parameter that holds {"instance_type": "g5.xlarge", "hourly_usd": 1.006}, or null.
-PARAMETER_VARIABLE = "TRAINING_PRICE_PARAMETER"
+PARAMETER_VARIABLE = "WORKER_PRICE_PARAMETER"
 CONNECT_SECONDS = 5
 READ_SECONDS = 10
 ATTEMPTS = 3
