@@ -23,7 +23,8 @@ from pathlib import Path
 from training import sdk
 
 file = Path(os.environ["RUN_DIR"], "state.json")
-rank, size = int(os.environ["RANK"]), os.environ["WORLD_SIZE"]
+names = ("RANK", "WORLD_SIZE") if "RANK" in os.environ else ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+rank, size = (int(os.environ[name]) for name in names)
 step = json.loads(file.read_text())["step"] if file.exists() else 0
 print(f"rank {rank} begins at step {step}, {size} workers")
 
@@ -65,16 +66,16 @@ def cluster(aws_variables: dict[str, str]) -> Iterator[LocalCluster]:
 class ScriptRun:
     """A run of the script, with its output."""
 
-    def __init__(self, cluster: LocalCluster, folder: Path, client: Any, name: str, workers: str) -> None:
+    def __init__(self, cluster: LocalCluster, folder: Path, client: Any, name: str, workers: str, *flags: str) -> None:
         self._cluster, self._client, self._name = cluster, client, name
         self._log = folder / "log"
         (folder / "code").mkdir()
         (folder / "code" / "count.py").write_text(SCRIPT)
         storage = ("--storage-path", f"s3://{BUCKET}/scripts", "--run-name", name)
-        flags = (*storage, "--num-workers", workers, "--max-failures", "1", "--working-dir", str(folder / "code"))
+        own = (*flags, *storage, "--num-workers", workers, "--max-failures", "1", "--working-dir", str(folder / "code"))
         with self._log.open("wb") as log:
             self.command: subprocess.Popen[bytes] = cluster.start_training(
-                *flags, "count.py", log=log, module="training.launch"
+                *own, "count.py", log=log, module="training.launch"
             )
 
     @property
@@ -117,9 +118,9 @@ Start = Callable[..., ScriptRun]
 def start(cluster: LocalCluster, tmp_path: Path, s3_client: Any) -> Iterator[Start]:
     runs: list[ScriptRun] = []
 
-    def start(name: str, workers: str = "2") -> ScriptRun:
+    def start(name: str, *flags: str, workers: str = "2") -> ScriptRun:
         cluster.replace_ended()
-        runs.append(ScriptRun(cluster, tmp_path, s3_client, name, workers))
+        runs.append(ScriptRun(cluster, tmp_path, s3_client, name, workers, *flags))
         return runs[-1]
 
     yield start
@@ -137,10 +138,11 @@ def assert_complete(run: ScriptRun) -> None:
     assert json.loads(run.read("files/state.json") or "") == {"step": 60}
 
 
+@pytest.mark.parametrize("launcher", ["", "--mpi"], ids=["by itself", "mpi"])
 def test_a_script_on_a_node_that_is_told_to_stop_saves_and_goes_on_elsewhere(
-    start: Start, cluster: LocalCluster
+    start: Start, cluster: LocalCluster, launcher: str
 ) -> None:
-    run = start("notice")
+    run = start(f"notice{launcher}", *launcher.split())
     run.wait_for(lambda: run.read("files/state.json"))
     cluster.workers[0].send_signal(signal.SIGTERM)
     assert run.finish() == 0, run.log
@@ -165,7 +167,7 @@ def test_a_script_whose_node_dies_goes_on_from_what_was_stored(start: Start, clu
 
 
 def test_an_elastic_script_goes_on_with_the_workers_that_are_left(start: Start, cluster: LocalCluster) -> None:
-    run = start("elastic", "1:2")
+    run = start("elastic", workers="1:2")
     run.wait_for(lambda: run.read("files/state.json"))
     kill_tree(cluster.workers[0].pid)
     run.wait_for(lambda: ", 1 workers" in run.log)
