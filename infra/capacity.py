@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra import policies
-from infra.handles import Named, Site
-from infra.machine import ami_parameter, user_data
+from infra.definitions import policies
+from infra.definitions.user_data import ami_parameter, user_data
+from infra.references import NetworkRef, NodeSpec, ResourceRef
 from infra.tags import tags
 
 # ECS puts this tag on a group that it scales, and takes away no instance that lacks it.
@@ -22,23 +22,21 @@ MANAGED_TAG = aws.autoscaling.GroupTagArgs(key="AmazonECSManaged", value="true",
 class CapacityArgs:
     """Inputs of Capacity.
 
-    `gpu` takes the machine image with the NVIDIA driver, and places the instances next to each other. `managed` lets
-    ECS start as many as its tasks need, up to `count`; otherwise there are always `count`.
+    A node with GPUs takes the machine image with the NVIDIA driver, and its instances stand next to each other. Managed
+    scaling lets ECS start as many as its tasks need, up to `node.max_count`; otherwise there are always that many.
     """
 
-    cluster: Named
-    site: Site
-    instance_type: str
-    count: int
-    managed: bool = False
-    gpu: bool = False
+    cluster: ResourceRef
+    network: NetworkRef
+    node: NodeSpec
+    managed_scaling: bool = False
     root_volume_gib: int
 
 
 class Capacity(pulumi.ComponentResource):
     """A number of instances: a fixed one, which changes with `pulumi up` alone, or one that follows the tasks."""
 
-    provider: pulumi.Output[str]
+    provider_name: pulumi.Output[str]
     group_name: pulumi.Output[str]
 
     def __init__(self, name: str, args: CapacityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
@@ -47,8 +45,8 @@ class Capacity(pulumi.ComponentResource):
         template = self._launch_template(name, args, role)
         self._group = self._auto_scaling_group(name, args, template, attachments)
         self.group_name = self._group.name
-        self.provider = self._capacity_provider(name, args).name
-        self.register_outputs({"provider": self.provider, "group_name": self.group_name})
+        self.provider_name = self._capacity_provider(name, args).name
+        self.register_outputs({"provider_name": self.provider_name, "group_name": self.group_name})
 
     def instance_id(self) -> pulumi.Output[str]:
         """ID of the first instance that runs, empty where none does.
@@ -74,7 +72,7 @@ class Capacity(pulumi.ComponentResource):
             aws.iam.RolePolicyAttachment(
                 f"{name}-instance-{kind}", role=role.name, policy_arn=arn, opts=pulumi.ResourceOptions(parent=self)
             )
-            for kind, (arn, _) in policies.MANAGED.items()
+            for kind, (arn, _) in policies.AWS_MANAGED_POLICIES.items()
         ]
         return role, attachments
 
@@ -86,20 +84,20 @@ class Capacity(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self),
         )
         ami = aws.ssm.get_parameter_output(
-            name=ami_parameter(gpu=args.gpu), opts=pulumi.InvokeOutputOptions(parent=self)
+            name=ami_parameter(gpu=args.node.task.gpus > 0), opts=pulumi.InvokeOutputOptions(parent=self)
         )
         return aws.ec2.LaunchTemplate(
             f"{name}-template",
             # Not `value`: that one is a secret, and would hide the whole template in previews.
             image_id=ami.insecure_value,
-            instance_type=args.instance_type,
+            instance_type=args.node.instance_type,
             iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=profile.arn),
             network_interfaces=[
                 aws.ec2.LaunchTemplateNetworkInterfaceArgs(
                     device_index=0,
                     # Said here, because a subnet may give its instances public addresses by itself.
                     associate_public_ip_address="false",
-                    security_groups=[args.site.security_group_id],
+                    security_groups=[args.network.security_group_id],
                     delete_on_termination="true",
                 )
             ],
@@ -127,13 +125,13 @@ class Capacity(pulumi.ComponentResource):
     ) -> aws.autoscaling.Group:
         return aws.autoscaling.Group(
             f"{name}-group",
-            min_size=0 if args.managed else args.count,
-            max_size=args.count,
+            min_size=0 if args.managed_scaling else args.node.max_count,
+            max_size=args.node.max_count,
             # ECS moves a managed group's number; a number here would be put back at every `pulumi up`.
-            desired_capacity=None if args.managed else args.count,
-            protect_from_scale_in=args.managed,
-            vpc_zone_identifiers=[args.site.subnet_id],
-            placement_group=self._placement_group(name) if args.gpu else None,
+            desired_capacity=None if args.managed_scaling else args.node.max_count,
+            protect_from_scale_in=args.managed_scaling,
+            vpc_zone_identifiers=[args.network.subnet_id],
+            placement_group=self._placement_group(name) if args.node.task.gpus else None,
             launch_template=aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version="$Latest"),
             # Old and new instances do not fit at once into a fixed number, and perhaps not into the account's quota.
             instance_refresh=aws.autoscaling.GroupInstanceRefreshArgs(
@@ -150,10 +148,10 @@ class Capacity(pulumi.ComponentResource):
                 aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=False)
                 for key, value in tags(f"{name}-group").items()
             ]
-            + ([MANAGED_TAG] if args.managed else []),
+            + ([MANAGED_TAG] if args.managed_scaling else []),
             # Instances without the NAT gateway's route, the rules or the role's policies neither join the cluster nor
             # report their tasks stopped: the first `up` would wait for them, and `destroy` would hang in DRAINING.
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[args.site.network, *attachments]),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[args.network.network, *attachments]),
         )
 
     def _placement_group(self, name: str) -> pulumi.Output[str]:
@@ -173,7 +171,7 @@ class Capacity(pulumi.ComponentResource):
                 auto_scaling_group_arn=self._group.arn,
                 managed_scaling=_managed_scaling(args),
                 # Only instances without a task go: the group alone would not know which those are.
-                managed_termination_protection="ENABLED" if args.managed else "DISABLED",
+                managed_termination_protection="ENABLED" if args.managed_scaling else "DISABLED",
                 # On by default; its lifecycle hook would hold a leaving instance until its training task ends.
                 managed_draining="DISABLED",
             ),
@@ -183,14 +181,14 @@ class Capacity(pulumi.ComponentResource):
 
 
 def _managed_scaling(args: CapacityArgs) -> aws.ecs.CapacityProviderAutoScalingGroupProviderManagedScalingArgs:
-    if not args.managed:
+    if not args.managed_scaling:
         return aws.ecs.CapacityProviderAutoScalingGroupProviderManagedScalingArgs(status="DISABLED")
     return aws.ecs.CapacityProviderAutoScalingGroupProviderManagedScalingArgs(
         status="ENABLED",
         # An instance for each task and none to spare.
         target_capacity=100,
         minimum_scaling_step_size=1,
-        maximum_scaling_step_size=args.count,
+        maximum_scaling_step_size=args.node.max_count,
     )
 
 

@@ -9,7 +9,7 @@ import pulumi
 import pulumi_aws as aws
 import pulumi_random as random
 
-from infra.handles import Named
+from infra.references import ResourceRef
 from infra.tags import physical_name, tags
 
 
@@ -23,8 +23,8 @@ class ClusterArgs:
 class Cluster(pulumi.ComponentResource):
     """An empty ECS cluster; instances join it by its name, and their capacity providers are associated afterwards."""
 
-    handle: Named
-    logs: Named
+    ref: ResourceRef
+    logs: ResourceRef
 
     def __init__(self, name: str, args: ClusterArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Cluster", name, None, opts)
@@ -36,8 +36,8 @@ class Cluster(pulumi.ComponentResource):
             tags=tags(f"{name}-logs"),
             opts=pulumi.ResourceOptions(parent=self),
         )
-        self.handle = Named(name=cluster.name, arn=cluster.arn)
-        self.logs = Named(name=logs.name, arn=logs.arn)
+        self.ref = ResourceRef(name=cluster.name, arn=cluster.arn)
+        self.logs = ResourceRef(name=logs.name, arn=logs.arn)
         self.register_outputs({"name": cluster.name, "log_group_name": logs.name})
 
     def _cluster(self, name: str, args: ClusterArgs) -> aws.ecs.Cluster:
@@ -72,7 +72,7 @@ class Cluster(pulumi.ComponentResource):
         """
         return aws.ecs.ClusterCapacityProviders(
             f"{self._prefix}-capacity-providers",
-            cluster_name=self.handle.name,
+            cluster_name=self.ref.name,
             capacity_providers=capacity_providers,
             opts=pulumi.ResourceOptions(parent=self),
         )

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra import dashboard
-from infra.handles import EcsService
-from infra.metrics import Metric, of_service
-from infra.settings import Alerts
+from infra.definitions import dashboard
+from infra.definitions.metrics import Metric, of_service
+from infra.references import Alerts, ServiceRef
 from infra.tags import metrics_namespace, tags
 
 PERIOD_SECONDS = 300
@@ -26,8 +25,8 @@ class MonitoringArgs:
     """Inputs of Monitoring; without an address nobody is written to, and there is no budget."""
 
     region: str
-    head: EcsService
-    workers: EcsService
+    head: ServiceRef
+    workers: ServiceRef
     alerts: Alerts
 
 
@@ -38,7 +37,7 @@ class Monitoring(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: MonitoringArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Monitoring", name, None, opts)
-        actions = self._who_is_told(name, args.alerts)
+        actions = self._alarm_actions(name, args.alerts)
         self._alarm_head_gone(name, args, actions)
         self._alarm_gpus_idle(name, args, actions)
         if args.alerts.email:
@@ -46,7 +45,7 @@ class Monitoring(pulumi.ComponentResource):
         self.dashboard_name = self._dashboard(name, args).dashboard_name
         self.register_outputs({"dashboard_name": self.dashboard_name})
 
-    def _who_is_told(self, name: str, alerts: Alerts) -> list[pulumi.Input[str]]:
+    def _alarm_actions(self, name: str, alerts: Alerts) -> list[pulumi.Input[str]]:
         """The topic that alarms go to, if somebody wants to hear of them."""
         if not alerts.email:
             return []

@@ -9,8 +9,7 @@ import pulumi
 import pulumi_aws as aws
 import pulumi_awsx as awsx
 
-from infra.handles import Site
-from infra.place import Place
+from infra.references import Location, NetworkRef
 from infra.tags import stack_tags, tags
 
 
@@ -18,11 +17,11 @@ from infra.tags import stack_tags, tags
 class NetworkArgs:
     """Inputs of Network; plain values, as awsx.ec2.Vpc takes no outputs for them.
 
-    Where the place is an existing network, nothing of a VPC is made, and nothing of that one is changed.
+    Where the location is an existing network, nothing of a VPC is made, and nothing of that one is changed.
     """
 
     vpc_cidr: str
-    place: Place
+    location: Location
 
 
 class Network(pulumi.ComponentResource):
@@ -33,11 +32,11 @@ class Network(pulumi.ComponentResource):
     """
 
     vpc_id: pulumi.Output[str]
-    site: Site
+    ref: NetworkRef
 
     def __init__(self, name: str, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Network", name, None, opts)
-        if existing := args.place.existing:
+        if existing := args.location.existing:
             self.vpc_id = pulumi.Output.from_input(existing.vpc_id)
             subnet_id = pulumi.Output.from_input(existing.subnet_id)
         else:
@@ -45,7 +44,7 @@ class Network(pulumi.ComponentResource):
             self.vpc_id = vpc.vpc_id
             subnet_id = vpc.private_subnet_ids[0]
             self._close_default_group(name)
-        self.site = Site(subnet_id=subnet_id, security_group_id=self._security_group(name), network=self)
+        self.ref = NetworkRef(subnet_id=subnet_id, security_group_id=self._security_group(name), network=self)
         self.register_outputs({"vpc_id": self.vpc_id, "subnet_id": subnet_id})
 
     def _vpc(self, name: str, args: NetworkArgs) -> awsx.ec2.Vpc:
@@ -53,7 +52,7 @@ class Network(pulumi.ComponentResource):
             f"{name}-vpc",
             cidr_block=args.vpc_cidr,
             # One zone: traffic between zones costs money and time, and a job without one of its GPUs waits anyway.
-            availability_zone_names=[args.place.zone],
+            availability_zone_names=[args.location.zone],
             subnet_strategy=awsx.ec2.SubnetAllocationStrategy.AUTO,
             subnet_specs=_subnets(args.vpc_cidr),
             nat_gateways=awsx.ec2.NatGatewayConfigurationArgs(strategy=awsx.ec2.NatGatewayStrategy.SINGLE),
@@ -61,7 +60,7 @@ class Network(pulumi.ComponentResource):
             vpc_endpoint_strategy=awsx.ec2.VpcEndpointStrategy.AUTO,
             vpc_endpoint_specs=[
                 awsx.ec2.VpcEndpointSpecArgs(
-                    service_name=f"com.amazonaws.{args.place.region}.s3",
+                    service_name=f"com.amazonaws.{args.location.region}.s3",
                     vpc_endpoint_type="Gateway",
                     tags=tags(f"{name}-s3"),
                 )

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra import policies
-from infra.handles import Named
+from infra.definitions import policies
+from infra.references import ResourceRef
 from infra.tags import tags
 
 # Parts of an upload that broke off are kept, and charged for, until they are told to expire.
@@ -25,7 +25,7 @@ class StorageArgs:
 class Storage(pulumi.ComponentResource):
     """A private, encrypted bucket; it goes with the stack and all its runs, unless it is to be retained."""
 
-    bucket: Named
+    bucket: ResourceRef
 
     def __init__(self, name: str, args: StorageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Storage", name, None, opts)
@@ -37,7 +37,7 @@ class Storage(pulumi.ComponentResource):
             tags=tags(f"{name}-bucket"),
             opts=kept,
         )
-        self.bucket = Named(name=bucket.bucket, arn=bucket.arn)
+        self.bucket = ResourceRef(name=bucket.bucket, arn=bucket.arn)
         self._keep_private(name, kept)
         self._encrypt(name, kept)
         self._expire_unfinished_uploads(name, kept)

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
-from infra.handles import Named
-from infra.prices import Price
+from infra.references import NodeSpec, ResourceRef
 from infra.tags import tags
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerPriceArgs:
-    """Inputs of WorkerPrice; None where AWS would not say."""
+    """Inputs of WorkerPrice."""
 
-    price: Price | None
+    worker: NodeSpec
 
 
 class WorkerPrice(pulumi.ComponentResource):
     """A parameter, there in any case, because a task definition that named another price would replace what runs."""
 
-    parameter: Named
+    parameter: ResourceRef
 
     def __init__(self, name: str, args: WorkerPriceArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:WorkerPrice", name, None, opts)
@@ -31,9 +31,14 @@ class WorkerPrice(pulumi.ComponentResource):
             f"{name}-parameter",
             description="Price of one worker instance, for the costs of a run",
             type="String",
-            value=json.dumps(asdict(args.price) if args.price else None),
+            value=json.dumps(_price(args.worker)),
             tags=tags(f"{name}-parameter"),
             opts=pulumi.ResourceOptions(parent=self),
         )
-        self.parameter = Named(name=parameter.name, arn=parameter.arn)
+        self.parameter = ResourceRef(name=parameter.name, arn=parameter.arn)
         self.register_outputs({"parameter_name": parameter.name})
+
+
+def _price(worker: NodeSpec) -> dict[str, Any] | None:
+    """The price, or None where AWS would not say."""
+    return None if worker.usd is None else {"instance_type": worker.instance_type, "hourly_usd": worker.usd}

@@ -15,27 +15,26 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra.handles import EcsService
-from infra.metrics import AUTO_SCALING, Metric
-from infra.settings import Workers
+from infra.definitions.metrics import AUTO_SCALING, Metric
+from infra.references import ServiceRef, WorkerScale
 from infra.tags import metrics_namespace, tags
 
 # How long nobody has to want the workers before they go: the next run often follows soon.
-UNWANTED_MINUTES = 10
+UNUSED_MINUTES = 10
 # A change is over when its tasks are, not after ECS's usual five minutes.
 COOLDOWN_SECONDS = 60
 PERIOD_SECONDS = 60
 # https://docs.aws.amazon.com/autoscaling/application/userguide/application-auto-scaling-limits.html
-MOST_STEPS = 20
+MAX_STEPS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerScalingArgs:
     """Inputs of WorkerScaling: the workers' service and the group of their instances, each of which has `gpus`."""
 
-    service: EcsService
+    service: ServiceRef
     group_name: pulumi.Input[str]
-    workers: Workers
+    workers: WorkerScale
     gpus: int
 
 
@@ -48,15 +47,15 @@ class WorkerScaling(pulumi.ComponentResource):
         self._args = args
         self._target = self._scalable_target(name)
         self._metrics = _metrics(args)
-        self._when_short(name)
-        if workers.fewest < workers.most:
-            wanted = "FILL(wanted, 0) > 0"
-            self._unless(name, "unwanted", wanted, minutes=UNWANTED_MINUTES, number=workers.fewest)
+        self._scale_out_alarm(name)
+        if workers.min_count < workers.max_count:
+            needed = "FILL(requested, 0) > 0"
+            self._scale_in_alarm(name, "unused", needed, minutes=UNUSED_MINUTES, number=workers.min_count)
         if workers.idle_minutes:
             # More than there can be is no reason to keep what idles meanwhile.
-            waits = f"FILL(wanted, 0) > FILL(there, 0) && FILL(there, 0) < {workers.most * args.gpus}"
+            waits = f"FILL(requested, 0) > FILL(available, 0) && FILL(available, 0) < {workers.max_count * args.gpus}"
             alive = f"FILL(progress, 0) > 0 || ({waits})"
-            self._unless(name, "idle", alive, minutes=workers.idle_minutes, number=0)
+            self._scale_in_alarm(name, "idle", alive, minutes=workers.idle_minutes, number=0)
         self.register_outputs({})
 
     def _scalable_target(self, name: str) -> aws.appautoscaling.Target:
@@ -66,29 +65,29 @@ class WorkerScaling(pulumi.ComponentResource):
             service_namespace="ecs",
             scalable_dimension="ecs:service:DesiredCount",
             resource_id=pulumi.Output.concat("service/", self._args.service.cluster, "/", self._args.service.name),
-            min_capacity=self._args.workers.lowest,
-            max_capacity=self._args.workers.most,
+            min_capacity=self._args.workers.initial_count,
+            max_capacity=self._args.workers.max_count,
             opts=pulumi.ResourceOptions(parent=self),
         )
 
-    def _when_short(self, name: str) -> None:
+    def _scale_out_alarm(self, name: str) -> None:
         """Set the number to what jobs want while that is more than what is there, and to no less than what runs.
 
         Without FILL: a minute that comes late is no minute in which nobody wants anything.
         """
         workers, gpus = self._args.workers, self._args.gpus
-        steps = wanted_steps(gpus=gpus, fewest=workers.fewest, most=workers.most)
-        short = f"wanted > there && there < {workers.most * gpus}"
+        steps = scaling_steps(gpus=gpus, min_count=workers.min_count, max_count=workers.max_count)
+        short = f"requested > available && available < {workers.max_count * gpus}"
         self._alarm(
             f"{name}-short",
             "Jobs of the Ray cluster wait for GPUs",
-            expression=f"IF({short}, MAX([wanted, FILL(instances, 0) * {gpus}]), 0)",
+            expression=f"IF({short}, MAX([requested, FILL(instances, 0) * {gpus}]), 0)",
             above=0,
             minutes=1,
             policy=self._policy(f"{name}-short", steps),
         )
 
-    def _unless(self, name: str, kind: str, needed: str, *, minutes: int, number: int) -> None:
+    def _scale_in_alarm(self, name: str, kind: str, needed: str, *, minutes: int, number: int) -> None:
         """Set the number, once there have been more instances all the time that were not `needed`.
 
         Instances are counted, for they are what is paid for, also where no task comes to run on them.
@@ -144,7 +143,7 @@ class WorkerScaling(pulumi.ComponentResource):
             comparison_operator="GreaterThanThreshold",
             threshold=above,
             evaluation_periods=minutes * 60 // PERIOD_SECONDS,
-            metric_queries=[result, *(metric.query(key, PERIOD_SECONDS) for key, metric in used.items())],
+            metric_queries=[result, *(_query(key, metric) for key, metric in used.items())],
             # No number at all: there is no service to move, or no head that asks.
             treat_missing_data="notBreaching",
             alarm_actions=[policy.arn],
@@ -155,7 +154,7 @@ class WorkerScaling(pulumi.ComponentResource):
 
 def _metrics(args: WorkerScalingArgs) -> dict[str, Metric]:
     """What the alarms' expressions speak of."""
-    own = {"wanted": "GPUsWanted", "there": "GPUs", "progress": "RunProgress"}
+    own = {"requested": "GPUsRequested", "available": "GPUs", "progress": "RunProgress"}
     namespace, group = metrics_namespace(args.service.cluster), {"AutoScalingGroupName": args.group_name}
     return {
         **{key: Metric(namespace=namespace, name=name, stat="Maximum") for key, name in own.items()},
@@ -163,20 +162,36 @@ def _metrics(args: WorkerScalingArgs) -> dict[str, Metric]:
     }
 
 
-def wanted_steps(
-    *, gpus: int, fewest: int, most: int
+def _query(query_id: str, metric: Metric) -> aws.cloudwatch.MetricAlarmMetricQueryArgs:
+    """The metric as a variable of an alarm's expression."""
+    return aws.cloudwatch.MetricAlarmMetricQueryArgs(
+        id=query_id,
+        metric=aws.cloudwatch.MetricAlarmMetricQueryMetricArgs(
+            namespace=metric.namespace,
+            metric_name=metric.name,
+            stat=metric.stat,
+            period=PERIOD_SECONDS,
+            dimensions=metric.dimensions,
+        ),
+    )
+
+
+def scaling_steps(
+    *, gpus: int, min_count: int, max_count: int
 ) -> list[aws.appautoscaling.PolicyStepScalingPolicyConfigurationStepAdjustmentArgs]:
-    """The number of workers for each number of GPUs that are wanted, of which each worker has `gpus`.
+    """The number of workers for each number of GPUs that are requested, of which each worker has `gpus`.
 
     A policy has at most 20 steps; for more workers than that, a step stands for several and takes the largest of them.
     """
-    stride = -(-most // MOST_STEPS)
-    numbers = [min(number, most) for number in range(stride, most + stride, stride)]
+    stride = -(-max_count // MAX_STEPS)
+    numbers = [min(number, max_count) for number in range(stride, max_count + stride, stride)]
     # Half a GPU beside the whole numbers, as a step begins at its lower bound and ends before its upper one.
     edges = ["0", *(str(number * gpus + 0.5) for number in numbers[:-1]), None]
     return [
         aws.appautoscaling.PolicyStepScalingPolicyConfigurationStepAdjustmentArgs(
-            metric_interval_lower_bound=lower, metric_interval_upper_bound=upper, scaling_adjustment=max(number, fewest)
+            metric_interval_lower_bound=lower,
+            metric_interval_upper_bound=upper,
+            scaling_adjustment=max(number, min_count),
         )
         for number, lower, upper in zip(numbers, edges[:-1], edges[1:], strict=True)
     ]

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 import training
-from infra import commands, containers
-from infra.policies import RUNS_PREFIX
-from infra.sizing import TaskSize
+from infra.definitions import commands, containers
+from infra.definitions.policies import RUNS_PREFIX
+from infra.definitions.sizing import TaskSize
 from raynode import jobs, ports, state, worker
 from raynode.errors import StartError
 from tests.containers import cluster
@@ -27,7 +27,7 @@ from training.recipes.images.config import ImageConfig
 
 ROOT = Path(__file__).parents[1]
 SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=1)
-COMMON = containers.Common(image="i", log_group="l", region="us-west-2", token_arn="arn", size=SIZE)
+COMMON = containers.ContainerDefaults(image="i", log_group="l", region="us-west-2", token_arn="arn", size=SIZE)
 HEAD = containers.head(COMMON, bucket="bucket", metrics_namespace="ray-on-ecs/dev", price_parameter="worker-price")
 WORKER = containers.worker(COMMON, head_host="head.internal")
 # What the containers on a laptop and those of tests/containers have: no GPU, and room for three of them.
@@ -72,11 +72,11 @@ def test_the_user_and_the_volumes_are_those_of_the_image(container: containers.C
 
 def kept(mount: dict[str, str]) -> bool:
     """Whether the volume outlives its task."""
-    return mount["sourceVolume"] == containers.STATE
+    return mount["sourceVolume"] == containers.STATE_VOLUME
 
 
 def test_the_head_keeps_its_state_where_its_command_looks_for_it() -> None:
-    assert variables(HEAD)[state.FOLDER] == containers.STATE_PATH
+    assert variables(HEAD)[state.FOLDER] == containers.STATE_DIR
 
 
 def test_the_images_version_is_the_packages() -> None:
@@ -189,7 +189,7 @@ def test_compose_starts_what_the_stack_starts(service: str, container: container
 
 def test_compose_keeps_the_heads_state_as_the_stack_does() -> None:
     volumes = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["volumes"]
-    assert list(volumes) == [containers.STATE]
+    assert list(volumes) == [containers.STATE_VOLUME]
 
 
 def test_compose_trains_as_the_train_command_does() -> None:

@@ -38,7 +38,7 @@ class GpuDemand:
     gpus_requested: float = 0
 
     @property
-    def gpus_wanted(self) -> int:
+    def gpus_needed(self) -> int:
         """The number of GPUs that the cluster should have.
 
         ECS can't be told which worker to stop. So while any CPU or GPU is in use no worker may be stopped, because it

@@ -59,7 +59,7 @@ def publish(namespace: str) -> None:
     # The metrics that scale the workers go first, so that they don't depend on those of the GPUs. RunProgress=0 is a
     # baseline: alarms take the maximum, so a run's own value wins; without a run the metric reads 0 instead of being
     # missing.
-    counts = {"GPUs": found.gpus, "GPUsWanted": found.gpus_wanted, "RunProgress": 0}
+    counts = {"GPUs": found.gpus, "GPUsRequested": found.gpus_needed, "RunProgress": 0}
     _put(namespace, [_datum(name, "Count", [value]) for name, value in counts.items()])
     _put(namespace, utilization(api.get(f"http://127.0.0.1:{ports.DASHBOARD}/nodes?view=summary")))
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra import commands, containers
-from infra.sizing import TaskSize
+from infra.definitions import commands, containers
+from infra.definitions.sizing import TaskSize
 from tests.containers.engine import Engine, arguments
 from tests.waiting import until
 
@@ -134,7 +134,7 @@ class Cluster:
 
     def definition(self, kind: str) -> containers.Container:
         """The stack's own definition of a head or a worker, of a size that fits here."""
-        common = containers.Common(
+        common = containers.ContainerDefaults(
             image=self.image, log_group="logs", region="us-east-1", token_arn="arn:token", size=SIZE
         )
         if kind == "head":
@@ -154,7 +154,7 @@ class Cluster:
         networks = () if any(each.startswith("--network=") for each in options) else (f"--network={self.network}",)
         folders = {Path(__file__).parent / "tiny.py": f"{MODELS}/tiny.py", self.code: CODE}
         volumes = (f"--volume={source}:{target}:ro" for source, target in folders.items())
-        kept = {containers.STATE: self.state(name)}
+        kept = {containers.STATE_VOLUME: self.state(name)}
         given = arguments(definition, {**AWS, "PYTHONPATH": MODELS, "HURRY": HURRY, **variables}, kept)
         self.engine.run("run", "--detach", f"--name={name}", *networks, *volumes, *options, *given)
 

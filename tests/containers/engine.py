@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.containers import Container
+from infra.definitions.containers import Container
 
 SECONDS = 120
 

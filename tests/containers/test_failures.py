@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.containers import WORKER_DRAIN_SECONDS
+from infra.definitions.containers import WORKER_DRAIN_SECONDS
 from tests.containers.cluster import EPOCHS, GRACE_SECONDS, Cluster, Disturbed, Run, cluster_of
 from tests.containers.engine import Engine
 from tests.waiting import until

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from infra.containers import STATE_PATH
+from infra.definitions.containers import STATE_DIR
 from raynode import ports
 from tests.containers.cluster import HEAD_HOST, Cluster, Trained
 from tests.containers.engine import Engine
@@ -157,7 +157,7 @@ def test_the_token_is_in_its_own_variable_and_nowhere_else(cluster: Cluster, tra
     for name in cluster.names:
         assert token not in cluster.engine.logs(name)
         search = cluster.engine.execute(
-            name, "grep", "-rlsa", "--devices=skip", token, "/tmp", "/home/ray", STATE_PATH, check=False
+            name, "grep", "-rlsa", "--devices=skip", token, "/tmp", "/home/ray", STATE_DIR, check=False
         )
         assert not search.stdout, "people read Ray's logs, and its state outlives it"
         commands = cluster.engine.execute(name, "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout

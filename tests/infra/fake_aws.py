@@ -20,7 +20,7 @@ import pulumi
 from botocore.exceptions import EndpointConnectionError
 from pulumi.runtime import mocks
 
-from infra import prices
+from infra.config import prices
 
 PROJECT, STACK, REGION, ACCOUNT = "ray-on-ecs", "dev", "us-west-2", "123456789012"
 REGISTRY = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"

@@ -9,17 +9,22 @@ from typing import Any
 import pulumi
 
 from infra.capacity import Capacity, CapacityArgs
-from infra.handles import Named, Site
-from infra.machine import user_data
+from infra.definitions.sizing import InstanceType, TaskSize
+from infra.definitions.user_data import user_data
+from infra.references import NetworkRef, NodeSpec, ResourceRef
 from tests.infra.fake_aws import Cloud
 
-DEFAULTS: dict[str, Any] = {
-    "instance_type": "m5.xlarge",
-    "count": 1,
-    "root_volume_gib": 100,
-}
-GPU = {**DEFAULTS, "instance_type": "g5.xlarge", "count": 2, "gpu": True}
-MANAGED = {**GPU, "managed": True}
+
+def node(name: str, count: int, gpus: int = 0) -> NodeSpec:
+    """So many instances of a type."""
+    instance = InstanceType(name=name, vcpus=4, memory_mib=16384, architectures=("x86_64",), gpus=gpus)
+    task = TaskSize(vcpus=4, memory_mib=14336, gpus=gpus)
+    return NodeSpec(key="workerInstanceType", instance=instance, task=task, max_count=count)
+
+
+DEFAULTS: dict[str, Any] = {"node": node("m5.xlarge", 1), "root_volume_gib": 100}
+GPU = {**DEFAULTS, "node": node("g5.xlarge", 2, gpus=1)}
+MANAGED = {**GPU, "managed_scaling": True}
 
 
 def build(args: dict[str, Any] = DEFAULTS) -> Capacity:
@@ -27,9 +32,9 @@ def build(args: dict[str, Any] = DEFAULTS) -> Capacity:
     network = pulumi.ComponentResource("test:index:Network", "network")
     pulumi.CustomResource("test:index:Rule", "rule", {}, pulumi.ResourceOptions(parent=network))
     subnet, group = pulumi.Output.from_input("subnet-private"), pulumi.Output.from_input("sg-1")
-    site = Site(subnet_id=subnet, security_group_id=group, network=network)
-    cluster = Named(name=pulumi.Output.from_input("ray-cluster"), arn=pulumi.Output.from_input("arn:cluster"))
-    return Capacity("head", CapacityArgs(cluster=cluster, site=site, **args))
+    ref = NetworkRef(subnet_id=subnet, security_group_id=group, network=network)
+    cluster = ResourceRef(name=pulumi.Output.from_input("ray-cluster"), arn=pulumi.Output.from_input("arn:cluster"))
+    return Capacity("head", CapacityArgs(cluster=cluster, network=ref, **args))
 
 
 def capacity(cloud: Cloud, args: dict[str, Any] = DEFAULTS) -> Capacity:
@@ -47,7 +52,7 @@ def test_the_group_has_a_fixed_number_in_the_one_subnet(cloud: Cloud) -> None:
 
 
 def test_no_instances_are_allowed(cloud: Cloud) -> None:
-    capacity(cloud, {**GPU, "count": 0})
+    capacity(cloud, {**GPU, "node": node("g5.xlarge", 0, gpus=1)})
     group = cloud.resources["head-group"].inputs
     assert {group["minSize"], group["maxSize"], group["desiredCapacity"]} == {0.0}, "the stack costs no GPUs then"
 

@@ -25,8 +25,8 @@ def test_logs_do_not_pile_up_for_ever(cloud: Cloud) -> None:
 
 def test_the_cluster_says_its_names(cloud: Cloud) -> None:
     made = cluster(cloud)
-    assert cloud.value(made.handle.name) == "ray-on-ecs-dev-ray-c0ffee", "instances join by name"
-    assert cloud.value(made.handle.arn).endswith(":ray-cluster"), "services are created by ARN"
+    assert cloud.value(made.ref.name) == "ray-on-ecs-dev-ray-c0ffee", "instances join by name"
+    assert cloud.value(made.ref.arn).endswith(":ray-cluster"), "services are created by ARN"
     assert cloud.value(made.logs.name) == "ray-logs", "containers write by name"
     assert cloud.value(made.logs.arn).endswith(":ray-logs"), "policies allow by ARN"
 

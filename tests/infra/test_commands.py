@@ -9,7 +9,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from infra import commands
+from infra.definitions import commands
 from training.config import parse
 from training.recipes.images.config import ImageConfig
 

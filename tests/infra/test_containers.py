@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra import containers
-from infra.sizing import TaskSize
+from infra.definitions import containers
+from infra.definitions.sizing import TaskSize
 
 COMMON: dict[str, Any] = {
     "image": "registry/training@sha256:00",
@@ -19,7 +19,7 @@ def head() -> containers.Container:
     """A head with valid defaults."""
     size = TaskSize(vcpus=4, memory_mib=1000, gpus=0)
     return containers.head(
-        containers.Common(**COMMON, size=size),
+        containers.ContainerDefaults(**COMMON, size=size),
         bucket="runs-bucket",
         metrics_namespace="ray/dev",
         price_parameter="price",
@@ -29,7 +29,7 @@ def head() -> containers.Container:
 def worker(gpus: int = 1) -> containers.Container:
     """A worker with valid defaults."""
     size = TaskSize(vcpus=4, memory_mib=1000, gpus=gpus)
-    return containers.worker(containers.Common(**COMMON, size=size), head_host="head.x.internal")
+    return containers.worker(containers.ContainerDefaults(**COMMON, size=size), head_host="head.x.internal")
 
 
 def environment(container: containers.Container) -> dict[str, str]:
@@ -159,10 +159,10 @@ def mounts(container: containers.Container) -> dict[str, str]:
 
 
 def test_all_that_is_written_lies_on_a_volume_of_the_task() -> None:
-    assert mounts(worker()) == containers.VOLUMES == {"tmp": "/tmp", "home": "/home/ray"}
+    assert mounts(worker()) == containers.TASK_VOLUMES == {"tmp": "/tmp", "home": "/home/ray"}
 
 
 def test_the_head_alone_keeps_its_state() -> None:
-    assert mounts(head()) == {**containers.VOLUMES, "ray-head-state": "/var/lib/ray"}
+    assert mounts(head()) == {**containers.TASK_VOLUMES, "ray-head-state": "/var/lib/ray"}
     assert environment(head())["RAY_HEAD_STATE"] == mounts(head())["ray-head-state"], "it would be kept nowhere"
     assert "RAY_HEAD_STATE" not in environment(worker()), "a worker has no state"

@@ -7,10 +7,10 @@ import json
 import pulumi
 import pytest
 
-from infra import dashboard
-from infra.handles import EcsService
+from infra.config.settings import Alerts
+from infra.definitions import dashboard
 from infra.monitoring import Monitoring, MonitoringArgs
-from infra.settings import Alerts
+from infra.references import ServiceRef
 from tests.infra.fake_aws import REGION, Cloud
 
 NAMES = {"cluster": "ray", "head": "ray-head", "workers": "ray-workers"}
@@ -24,8 +24,8 @@ def monitoring(cloud: Cloud, email: str = "") -> Cloud:
         cluster, head, workers = (pulumi.Output.from_input(each) for each in NAMES.values())
         args = MonitoringArgs(
             region=REGION,
-            head=EcsService(cluster=cluster, name=head),
-            workers=EcsService(cluster=cluster, name=workers),
+            head=ServiceRef(cluster=cluster, name=head),
+            workers=ServiceRef(cluster=cluster, name=workers),
             alerts=Alerts(email=email, monthly_usd=500),
         )
         Monitoring("monitoring", args)
@@ -43,7 +43,7 @@ def lines() -> dict[str, list[list]]:
     ("namespace", "metric"),
     [
         *(("ray-on-ecs/ray", name) for name in ("TrainLoss", "TestLoss", "TestAccuracy", "SamplesPerSecond")),
-        *(("ray-on-ecs/ray", name) for name in ("GPUUtilization", "GPUMemoryUtilization", "GPUs", "GPUsWanted")),
+        *(("ray-on-ecs/ray", name) for name in ("GPUUtilization", "GPUMemoryUtilization", "GPUs", "GPUsRequested")),
         *(("ECS/ContainerInsights", name) for name in ("RunningTaskCount", "DesiredTaskCount")),
         *(("ECS/ContainerInsights", name) for name in ("NetworkRxBytes", "NetworkTxBytes")),
         *(("AWS/ECS", name) for name in ("CPUUtilization", "MemoryUtilization")),

@@ -7,7 +7,7 @@ import ipaddress
 import pytest
 
 from infra.network import Network, NetworkArgs
-from infra.place import ExistingNetwork, Place
+from infra.references import ExistingNetwork, Location
 from tests.infra.fake_aws import REGION, Cloud
 
 SHARED_TAGS = {"project": "ray-on-ecs", "stack": "dev"}
@@ -15,7 +15,7 @@ SHARED_TAGS = {"project": "ray-on-ecs", "stack": "dev"}
 
 def network(cloud: Cloud, vpc_cidr: str = "10.0.0.0/16", existing: ExistingNetwork | None = None) -> Network:
     """A network with valid defaults."""
-    args = NetworkArgs(vpc_cidr=vpc_cidr, place=Place(region=REGION, zone="us-west-2a", existing=existing))
+    args = NetworkArgs(vpc_cidr=vpc_cidr, location=Location(region=REGION, zone="us-west-2a", existing=existing))
     return cloud.run(lambda: Network("network", args))
 
 
@@ -79,16 +79,16 @@ def test_everything_may_be_reached_from_inside(cloud: Cloud) -> None:
 
 def test_the_subnet_that_is_handed_out_is_the_private_one(cloud: Cloud) -> None:
     made = network(cloud)
-    assert cloud.value(made.site.subnet_id) == "subnet-private", "in the public subnet an instance has no route out"
+    assert cloud.value(made.ref.subnet_id) == "subnet-private", "in the public subnet an instance has no route out"
     assert cloud.value(made.vpc_id) == "vpc-1", "the DNS namespace belongs to this VPC"
-    group = cloud.value(made.site.security_group_id)
+    group = cloud.value(made.ref.security_group_id)
     assert group == "network-security-group-id", "instances and tasks share this group"
 
 
 def test_of_an_existing_network_nothing_is_made_or_changed(cloud: Cloud) -> None:
     made = network(cloud, existing=ExistingNetwork(vpc_id="vpc-0a1b", subnet_id="subnet-0c2d", zone="us-west-2a"))
     assert cloud.value(made.vpc_id) == "vpc-0a1b"
-    assert cloud.value(made.site.subnet_id) == "subnet-0c2d"
+    assert cloud.value(made.ref.subnet_id) == "subnet-0c2d"
     assert cloud.resources.keys() == {"network", "network-security-group", "network-ingress", "network-egress"}, (
         "others live there, too: its routes, endpoints and default group are theirs"
     )

@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import pytest
 
-from infra.errors import SettingError, cause
-from infra.place import Place
-from infra.plan import Plan, instance_type
-from infra.prices import Price
-from infra.settings import Settings
-from infra.sizing import TaskSize
+from infra.config.plan import Plan, get_instance_type, make_plan
+from infra.config.settings import Settings
+from infra.definitions.sizing import TaskSize
+from infra.errors import SettingError, error_reason
+from infra.references import Location
 from tests.infra.fake_aws import REGION, Cloud
 
 
 def plan(cloud: Cloud, **settings: str | int | float | bool) -> Plan:
     """The plan that follows from otherwise default settings."""
-    return cloud.run(lambda: Plan.of(Settings(**settings)))  # ty: ignore[invalid-argument-type]
+    return cloud.run(lambda: make_plan(Settings(**settings)))  # ty: ignore[invalid-argument-type]
 
 
 def test_the_defaults_give_two_gpus_in_the_first_zone(cloud: Cloud) -> None:
-    assert plan(cloud) == Plan(
-        place=Place(region=REGION, zone="us-west-2a"),
-        head=TaskSize(vcpus=4, memory_mib=14336, gpus=0),
-        worker=TaskSize(vcpus=4, memory_mib=14336, gpus=1),
-        gpus=2,
-        hourly_usd=0.192 + 2 * 1.006,
-        worker_price=Price(instance_type="g5.xlarge", hourly_usd=1.006),
-    ), "local zones sort first and lack NAT gateways, so a zone is a region and a letter"
+    made = plan(cloud)
+    assert made.location == Location(region=REGION, zone="us-west-2a"), (
+        "local zones sort first and lack NAT gateways, so a zone is a region and a letter"
+    )
+    assert (made.head.instance_type, made.head.max_count, made.head.usd) == ("m5.xlarge", 1, 0.192)
+    assert made.head.task == TaskSize(vcpus=4, memory_mib=14336, gpus=0)
+    assert (made.worker.instance_type, made.worker.max_count, made.worker.usd) == ("g5.xlarge", 2, 1.006)
+    assert made.worker.task == TaskSize(vcpus=4, memory_mib=14336, gpus=1)
+    assert made.gpus == 2
+    assert made.hourly_usd == pytest.approx(0.192 + 2 * 1.006)
 
 
 def test_gpus_are_counted_over_all_workers_of_a_job(cloud: Cloud) -> None:
     made = plan(cloud, worker_instance_type="g5.12xlarge", worker_count=4, check_quotas=False)
-    assert (made.worker.gpus, made.gpus) == (4, 16), "the training job starts one worker on each"
+    assert (made.worker.task.gpus, made.gpus) == (4, 16), "the training job starts one worker on each"
     assert plan(cloud, min_workers=0, max_workers=8).gpus == 2, "a job that wants more says so"
 
 
@@ -80,7 +81,7 @@ def test_quotas_that_are_not_to_be_checked_are_not_asked_for(cloud: Cloud) -> No
 
 def test_a_type_that_ec2_does_not_describe_is_refused_with_its_cause(cloud: Cloud) -> None:
     with pytest.raises(SettingError) as refused:
-        cloud.run(lambda: instance_type("workerInstanceType", "g99.huge", REGION))
+        cloud.run(lambda: get_instance_type("workerInstanceType", "g99.huge", REGION))
     message = str(refused.value)
     assert message.startswith("workerInstanceType: 'g99.huge' could not be looked up in us-west-2 ("), "what and where"
     assert "g99.huge does not exist" in message, "the cause may as well be a missing permission"
@@ -108,4 +109,4 @@ def test_a_worker_type_without_usable_gpus_is_refused(cloud: Cloud, worker: str,
     ],
 )
 def test_the_cause_is_the_line_that_says_why(answer: str, line: str) -> None:
-    assert cause(ValueError(answer)) == line, "the provider's first line may only count its errors"
+    assert error_reason(ValueError(answer)) == line, "the provider's first line may only count its errors"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra import policies
+from infra.definitions import policies
 
 BUCKET = "arn:aws:s3:::runs-bucket"
 LOGS = "arn:aws:logs:us-west-2:123456789012:log-group:ray"
@@ -96,7 +96,7 @@ def test_only_who_tells_costs_reads_the_price() -> None:
 
 
 def test_every_action_without_a_resource_says_why() -> None:
-    assert all(len(reason.split()) >= 8 for reason in policies.ON_EVERYTHING.values()), "a reason, not a word"
+    assert all(len(reason.split()) >= 8 for reason in policies.WILDCARD_ACTIONS.values()), "a reason, not a word"
 
 
 def test_listing_holds_to_the_runs_and_lets_calls_without_a_prefix_pass() -> None:

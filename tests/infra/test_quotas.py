@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from infra import quotas
+from infra.config import quotas
+from infra.config.quotas import quota_of
+from infra.definitions.sizing import InstanceType, TaskSize
 from infra.errors import SettingError
-from infra.quotas import Demand, quota_of
+from infra.references import NodeSpec
 from tests.infra.fake_aws import REGION, Cloud, instance_types
 
 G, P, STANDARD = (quota.code for quota in quotas.QUOTAS)
 
 
-def check(cloud: Cloud, *demands: Demand) -> None:
-    """Hold the demands against an account's quotas."""
-    cloud.run(lambda: quotas.check(REGION, *demands))
+def check(cloud: Cloud, *nodes: NodeSpec) -> None:
+    """Hold the nodes against an account's quotas."""
+    cloud.run(lambda: quotas.check(REGION, *nodes))
 
 
-def workers(instance_type: str = "g5.xlarge", count: int = 2, vcpus: int = 4) -> Demand:
+def node(key: str, instance_type: str, count: int, vcpus: int = 4) -> NodeSpec:
+    """So many instances of a type."""
+    instance = InstanceType(name=instance_type, vcpus=vcpus, memory_mib=16384, architectures=("x86_64",))
+    return NodeSpec(key=key, instance=instance, task=TaskSize(vcpus=vcpus, memory_mib=14336, gpus=0), max_count=count)
+
+
+def workers(instance_type: str = "g5.xlarge", count: int = 2, vcpus: int = 4) -> NodeSpec:
     """Two small workers, unless said otherwise."""
-    return Demand(key="workerInstanceType", instance_type=instance_type, count=count, vcpus=vcpus)
+    return node("workerInstanceType", instance_type, count, vcpus)
 
 
-HEAD = Demand(key="headInstanceType", instance_type="m5.xlarge", count=1, vcpus=4)
+HEAD = node("headInstanceType", "m5.xlarge", 1)
 
 
 def test_what_the_quota_allows_passes(cloud: Cloud) -> None:
@@ -44,7 +52,7 @@ def test_a_new_account_without_gpus_is_told_before_anything_exists(cloud: Cloud)
 
 def test_a_head_of_the_workers_family_counts_with_them(cloud: Cloud) -> None:
     cloud.quotas = {G: 8.0}
-    head = Demand(key="headInstanceType", instance_type="g5.xlarge", count=1, vcpus=4)
+    head = node("headInstanceType", "g5.xlarge", 1)
     with pytest.raises(SettingError, match=r"12 vCPUs for 1 x g5\.xlarge and 2 x g5\.xlarge") as refused:
         check(cloud, head, workers())
     assert str(refused.value).startswith("workerInstanceType"), "the larger part is where there is something to save"

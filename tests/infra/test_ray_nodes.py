@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import Any
 
 import pulumi
 import pytest
 
-from infra import containers, policies, ray_node
-from infra.handles import Named, Site
-from infra.ray_head import RayHead, RayHeadArgs
-from infra.ray_node import RayNodeArgs
-from infra.ray_workers import RayWorkers, RayWorkersArgs
-from infra.settings import Workers
-from infra.sizing import TaskSize
+from infra.definitions import containers, policies
+from infra.definitions.sizing import TaskSize
+from infra.ray_nodes import TaskDefaults
+from infra.ray_service import RayService, RayServiceArgs
+from infra.ray_task import RayTask
+from infra.references import NetworkRef, ResourceRef
 from tests.infra.fake_aws import DIGEST, REGION, REGISTRY, Cloud
 
 IMAGE = f"{REGISTRY}/training@{DIGEST}"
@@ -24,11 +25,8 @@ BUCKET = "arn:aws:s3:::training-bucket"
 HEAD_SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=0)
 WORKER_SIZE = TaskSize(vcpus=48, memory_mib=185600, gpus=4)
 KINDS = ["ray-head", "ray-workers"]
+TASKS = ["ray-head", "ray-worker"]
 NAMESPACE = "ray-on-ecs/ray-cluster"
-FIXED = Workers(fewest=2, most=2, job=2, idle_minutes=0)
-ELASTIC = Workers(fewest=0, most=4, job=2, idle_minutes=0)
-IDLE = Workers(fewest=2, most=2, job=2, idle_minutes=60)
-GROWING = Workers(fewest=2, most=4, job=2, idle_minutes=0)
 
 
 def known(value: str) -> pulumi.Output[str]:
@@ -36,37 +34,41 @@ def known(value: str) -> pulumi.Output[str]:
     return pulumi.Output.from_input(value)
 
 
-def node(network: pulumi.Resource) -> RayNodeArgs:
-    """What both kinds run on, with valid defaults."""
-    return RayNodeArgs(
-        cluster=Named(name=known("ray-cluster"), arn=known("arn:cluster")),
-        site=Site(subnet_id=known("subnet-private"), security_group_id=known("sg-1"), network=network),
+CLUSTER = ResourceRef(name=known("ray-cluster"), arn=known("arn:cluster"))
+
+
+def tasks() -> TaskDefaults:
+    """What both kinds have in common, with valid defaults."""
+    return TaskDefaults(
+        cluster=CLUSTER,
         region=REGION,
         image_uri=IMAGE,
-        logs=Named(name=known("ray-logs"), arn=known(LOGS)),
+        logs=ResourceRef(name=known("ray-logs"), arn=known(LOGS)),
         token_parameter_arn=TOKEN,
-        bucket=Named(name=known("training-bucket"), arn=known(BUCKET)),
+        bucket=ResourceRef(name=known("training-bucket"), arn=known(BUCKET)),
     )
 
 
-def head_args(shared: RayNodeArgs) -> RayHeadArgs:
-    """A head with valid defaults."""
-    price = Named(name=known("worker-price"), arn=known(PRICE))
-    return RayHeadArgs(
-        node=shared, provider="head-provider", size=HEAD_SIZE, registry_arn="arn:registry", worker_price=price
+def service(name: str, task: RayTask, after: Sequence[pulumi.Resource], **args: Any) -> RayService:
+    """A service with valid defaults, in a network of its own."""
+    network = pulumi.CustomResource("test:index:Network", f"{name}-network", {})
+    ref = NetworkRef(subnet_id=known("subnet-private"), security_group_id=known("sg-1"), network=network)
+    return RayService(
+        name,
+        RayServiceArgs(
+            cluster=CLUSTER,
+            network=ref,
+            task_definition_arn=task.definition_arn,
+            capacity_provider=f"{name}-provider",
+            after=after,
+            **args,
+        ),
     )
 
 
-def workers_args(shared: RayNodeArgs, workers: Workers = FIXED) -> RayWorkersArgs:
-    """Two workers with valid defaults."""
-    return RayWorkersArgs(
-        node=shared, provider="workers-provider", size=WORKER_SIZE, workers=workers, head_host="head.x.internal"
-    )
-
-
-def common(size: TaskSize) -> containers.Common:
+def common(size: TaskSize) -> containers.ContainerDefaults:
     """What the containers share, as `node` has it."""
-    return containers.Common(image=IMAGE, log_group="ray-logs", region=REGION, token_arn=TOKEN, size=size)
+    return containers.ContainerDefaults(image=IMAGE, log_group="ray-logs", region=REGION, token_arn=TOKEN, size=size)
 
 
 @pytest.fixture
@@ -74,32 +76,34 @@ def nodes(cloud: Cloud) -> Cloud:
     """An account with both kinds in it, which depend on one resource of the caller's."""
 
     def program() -> None:
-        network = pulumi.CustomResource("test:index:Network", "network", {})
         association = pulumi.CustomResource("test:index:Association", "association", {})
-        shared = node(network)
-        both = [RayHead("ray-head", head_args(shared)), RayWorkers("ray-workers", workers_args(shared))]
-        ray_node.start(both, after=[association])
+        price = ResourceRef(name=known("worker-price"), arn=known(PRICE))
+        head = RayTask("ray-head-task", tasks().head(HEAD_SIZE, price))
+        worker = RayTask("ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
+        needed = [association, *head.role_policies, *worker.role_policies]
+        service("ray-head", head, needed, count=1, registry_arn="arn:registry")
+        service("ray-workers", worker, needed, count=2)
 
     cloud.run(program)
     return cloud
 
 
 def test_the_head_runs_its_container(nodes: Cloud) -> None:
-    (container,) = json.loads(nodes.resources["ray-head-task"].inputs["containerDefinitions"])
+    (container,) = json.loads(nodes.resources["ray-head-task-definition"].inputs["containerDefinitions"])
     given = {"bucket": "training-bucket", "metrics_namespace": NAMESPACE, "price_parameter": "worker-price"}
     expected = containers.head(common(HEAD_SIZE), **given)
     assert container == expected, "what is tested as data is what is deployed"
 
 
 def test_a_worker_runs_its_container(nodes: Cloud) -> None:
-    (container,) = json.loads(nodes.resources["ray-workers-task"].inputs["containerDefinitions"])
+    (container,) = json.loads(nodes.resources["ray-worker-task-definition"].inputs["containerDefinitions"])
     expected = containers.worker(common(WORKER_SIZE), head_host="head.x.internal")
     assert container == expected, "what is tested as data is what is deployed"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TASKS)
 def test_a_task_has_the_volumes_that_its_container_mounts(nodes: Cloud, kind: str) -> None:
-    task = nodes.resources[f"{kind}-task"].inputs
+    task = nodes.resources[f"{kind}-task-definition"].inputs
     (container,) = json.loads(task["containerDefinitions"])
     assert [volume["name"] for volume in task["volumes"]] == [
         mount["sourceVolume"] for mount in container["mountPoints"]
@@ -107,24 +111,24 @@ def test_a_task_has_the_volumes_that_its_container_mounts(nodes: Cloud, kind: st
 
 
 def test_only_the_heads_state_outlives_its_task(nodes: Cloud) -> None:
-    *others, state = nodes.resources["ray-head-task"].inputs["volumes"]
+    *others, state = nodes.resources["ray-head-task-definition"].inputs["volumes"]
     shared = {"scope": "shared", "autoprovision": True, "driver": "local"}
     assert state == {"name": "ray-head-state", "dockerVolumeConfiguration": shared}, (
         "on the instance's disk, which the next task there finds and `destroy` leaves nothing of"
     )
-    assert others == nodes.resources["ray-workers-task"].inputs["volumes"] == [{"name": "tmp"}, {"name": "home"}], (
-        "what a job writes goes with the task"
-    )
+    assert (
+        others == nodes.resources["ray-worker-task-definition"].inputs["volumes"] == [{"name": "tmp"}, {"name": "home"}]
+    ), "what a job writes goes with the task"
 
 
-@pytest.mark.parametrize(("kind", "size"), [("ray-head", HEAD_SIZE), ("ray-workers", WORKER_SIZE)], ids=KINDS)
+@pytest.mark.parametrize(("kind", "size"), [("ray-head", HEAD_SIZE), ("ray-worker", WORKER_SIZE)], ids=TASKS)
 def test_a_task_has_its_own_network_interface_and_its_instances_size(nodes: Cloud, kind: str, size: TaskSize) -> None:
-    task = nodes.resources[f"{kind}-task"].inputs
+    task = nodes.resources[f"{kind}-task-definition"].inputs
     assert task["networkMode"] == "awsvpc", "DNS leads to the task, and Ray's ports cannot clash"
     assert task["requiresCompatibilities"] == ["EC2"], "Fargate has no GPUs"
     assert (task["cpu"], task["memory"]) == (str(size.cpu_units), str(size.memory_mib)), "ECS takes both as strings"
     assert task["runtimePlatform"] == {"cpuArchitecture": "X86_64", "operatingSystemFamily": "LINUX"}
-    assert task["family"] == f"ray-on-ecs-dev-{kind}", "two stacks of an account count their own revisions"
+    assert task["family"] == f"ray-on-ecs-dev-{kind}-task", "two stacks of an account count their own revisions"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -142,8 +146,7 @@ def test_a_service_fits_into_its_fixed_capacity_and_goes_when_told(nodes: Cloud,
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_service_runs_privately_on_its_own_instances(nodes: Cloud, kind: str) -> None:
     service = nodes.resources[f"{kind}-service"].inputs
-    provider = {"ray-head": "head-provider", "ray-workers": "workers-provider"}[kind]
-    assert service["capacityProviderStrategies"] == [{"capacityProvider": provider, "weight": 1.0}], (
+    assert service["capacityProviderStrategies"] == [{"capacityProvider": f"{kind}-provider", "weight": 1.0}], (
         "a head on a GPU instance would keep a worker out"
     )
     assert "launchType" not in service, "ECS refuses both a launch type and a strategy"
@@ -166,12 +169,12 @@ def test_only_the_head_has_a_name(nodes: Cloud) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TASKS)
 def test_each_kind_has_roles_of_its_own_with_no_more_than_it_needs(nodes: Cloud, kind: str) -> None:
-    task = nodes.resources[f"{kind}-task"].inputs
-    assert task["executionRoleArn"].endswith(f":{kind}-execution-role"), "the agent starts the task with this one"
+    task = nodes.resources[f"{kind}-task-definition"].inputs
+    assert task["executionRoleArn"].endswith(f":{kind}-task-execution-role"), "the agent starts the task with this one"
     assert task["taskRoleArn"].endswith(f":{kind}-task-role"), "the training code has this one"
-    execution = nodes.resources[f"{kind}-execution-policy"].inputs
+    execution = nodes.resources[f"{kind}-task-execution-policy"].inputs
     assert json.loads(execution["policy"]) == policies.execution(image_uri=IMAGE, log_group_arn=LOGS, token_arn=TOKEN)
     training = nodes.resources[f"{kind}-task-policy"].inputs
     of_head = {"metrics_namespace": NAMESPACE, "price_arn": PRICE} if kind == "ray-head" else {}
@@ -184,28 +187,23 @@ def test_each_kind_has_roles_of_its_own_with_no_more_than_it_needs(nodes: Cloud,
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_service_is_created_last_and_destroyed_first(nodes: Cloud, kind: str) -> None:
     direct = nodes.resources[f"{kind}-service"].dependencies
-    rights = {f"{each}-{purpose}-policy" for each in KINDS for purpose in ("execution", "task")}
-    assert {"association", "network", *rights} <= direct, "a service that outlives its roles hangs in DRAINING"
+    rights = {f"{each}-{policy}" for each in TASKS for policy in ("task-execution-policy", "task-policy")}
+    assert {"association", f"{kind}-network", *rights} <= direct, "a service that outlives its roles hangs in DRAINING"
 
 
-@pytest.mark.parametrize(
-    ("workers", "count"), [(ELASTIC, 0), (IDLE, 0), (GROWING, 2)], ids=["elastic", "idle", "growing"]
-)
-def test_elastic_workers_begin_with_the_lowest_number_and_are_left_to_the_scaler(
-    cloud: Cloud, workers: Workers, count: int
-) -> None:
+def test_an_autoscaled_service_begins_with_a_number_and_is_left_to_the_scaler(cloud: Cloud) -> None:
     def program() -> None:
-        network = pulumi.CustomResource("test:index:Network", "network", {})
-        RayWorkers("ray-workers", workers_args(node(network), workers)).start([])
+        worker = RayTask("ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
+        service("ray-workers", worker, [], count=0, autoscaled=True)
 
     cloud.run(program)
-    service = cloud.resources["ray-workers-service"]
-    assert service.inputs["desiredCount"] == count, "no job wants more yet"
-    breaker = service.inputs["deploymentCircuitBreaker"]
+    made = cloud.resources["ray-workers-service"]
+    assert made.inputs["desiredCount"] == 0, "no job wants more yet"
+    breaker = made.inputs["deploymentCircuitBreaker"]
     assert breaker == {"enable": True, "rollback": False}, (
         "tasks that fail for ever would keep the scaler from stopping"
     )
-    assert service.ignore_changes == ("desiredCount",), "`pulumi up --refresh` would take a job's workers away"
+    assert made.ignore_changes == ("desiredCount",), "`pulumi up --refresh` would take a job's workers away"
 
 
 def test_a_fixed_number_is_held(nodes: Cloud) -> None:

@@ -11,9 +11,10 @@ import pulumi
 import pytest
 import yaml
 
+from infra import config
+from infra.config.settings import Alerts, Settings, WorkerScale
+from infra.config.validation import RETENTION_DAYS
 from infra.errors import SettingError
-from infra.rules import RETENTION_DAYS
-from infra.settings import Alerts, Settings, Workers
 from tests.infra.fake_aws import Cloud
 
 ROOT = Path(__file__).parents[2]
@@ -183,8 +184,10 @@ def test_the_line_reads_as_a_sentence(cloud: Cloud) -> None:
     )
 
 
-def test_the_engine_prints_no_traceback_for_a_bad_value() -> None:
-    assert issubclass(SettingError, pulumi.RunError), "the engine ends a program quietly for this class alone"
+def test_the_engine_prints_no_traceback_for_a_bad_value(cloud: Cloud) -> None:
+    cloud.config = {"workerCount": "-1"}
+    with pytest.raises(pulumi.RunError, match=r"^workerCount: -1 is below 0; "):
+        cloud.run(config.load)
 
 
 @pytest.mark.parametrize(
@@ -229,29 +232,51 @@ def test_the_fewest_above_the_most_is_told_from_the_other_mistakes(cloud: Cloud)
     assert str(refused.value) == ("minWorkers: 5 is above maxWorkers, which is 4; give 4 or less, or raise maxWorkers")
 
 
+def scale(min_count: int, max_count: int, default_job_count: int, idle_minutes: int) -> WorkerScale:
+    return WorkerScale(
+        min_count=min_count, max_count=max_count, default_job_count=default_job_count, idle_minutes=idle_minutes
+    )
+
+
 @pytest.mark.parametrize(
     ("config", "workers", "elastic"),
     [
-        ({}, Workers(fewest=2, most=2, job=2, idle_minutes=0), False),
-        ({"workerCount": "0"}, Workers(fewest=0, most=0, job=0, idle_minutes=0), False),
-        ({"maxWorkers": "4"}, Workers(fewest=2, most=4, job=2, idle_minutes=0), True),
-        ({"minWorkers": "0"}, Workers(fewest=0, most=2, job=2, idle_minutes=0), True),
-        ({"minWorkers": "0", "maxWorkers": "4"}, Workers(fewest=0, most=4, job=2, idle_minutes=0), True),
-        ({"workerCount": "0", "maxWorkers": "4"}, Workers(fewest=0, most=4, job=4, idle_minutes=0), True),
-        ({"minWorkers": "2", "maxWorkers": "2"}, Workers(fewest=2, most=2, job=2, idle_minutes=0), False),
-        ({"idleTimeoutMinutes": "30"}, Workers(fewest=2, most=2, job=2, idle_minutes=30), True),
+        ({}, scale(2, 2, 2, 0), False),
+        ({"workerCount": "0"}, scale(0, 0, 0, 0), False),
+        ({"maxWorkers": "4"}, scale(2, 4, 2, 0), True),
+        ({"minWorkers": "0"}, scale(0, 2, 2, 0), True),
+        (
+            {"minWorkers": "0", "maxWorkers": "4"},
+            scale(0, 4, 2, 0),
+            True,
+        ),
+        (
+            {"workerCount": "0", "maxWorkers": "4"},
+            scale(0, 4, 4, 0),
+            True,
+        ),
+        (
+            {"minWorkers": "2", "maxWorkers": "2"},
+            scale(2, 2, 2, 0),
+            False,
+        ),
+        (
+            {"idleTimeoutMinutes": "30"},
+            scale(2, 2, 2, 30),
+            True,
+        ),
         (
             {"workerCount": "0", "idleTimeoutMinutes": "30"},
-            Workers(fewest=0, most=0, job=0, idle_minutes=30),
+            scale(0, 0, 0, 30),
             False,
         ),
     ],
 )
 def test_the_number_of_workers_is_fixed_unless_there_is_room_to_move(
-    cloud: Cloud, config: dict[str, str], workers: Workers, elastic: bool
+    cloud: Cloud, config: dict[str, str], workers: WorkerScale, elastic: bool
 ) -> None:
     made = load(cloud, **config).workers
-    assert (made, made.elastic) == (workers, elastic)
+    assert (made, made.autoscaled) == (workers, elastic)
 
 
 def test_the_address_and_the_budget_go_together(cloud: Cloud) -> None:

@@ -7,23 +7,22 @@ from typing import Any
 import pulumi
 import pytest
 
-from infra.handles import EcsService
-from infra.settings import Workers
-from infra.worker_scaling import MOST_STEPS, WorkerScaling, WorkerScalingArgs, wanted_steps
+from infra.references import ServiceRef, WorkerScale
+from infra.worker_scaling import MAX_STEPS, WorkerScaling, WorkerScalingArgs, scaling_steps
 from tests.infra.fake_aws import Cloud
 
-ELASTIC = Workers(fewest=0, most=4, job=2, idle_minutes=0)
-IDLE = Workers(fewest=2, most=2, job=2, idle_minutes=60)
-BOTH = Workers(fewest=1, most=4, job=2, idle_minutes=60)
+ELASTIC = WorkerScale(min_count=0, max_count=4, default_job_count=2, idle_minutes=0)
+IDLE = WorkerScale(min_count=2, max_count=2, default_job_count=2, idle_minutes=60)
+BOTH = WorkerScale(min_count=1, max_count=4, default_job_count=2, idle_minutes=60)
 KINDS = ["elastic", "idle", "both"]
 
 
-def scaling(cloud: Cloud, workers: Workers, gpus: int = 1) -> Cloud:
+def scaling(cloud: Cloud, workers: WorkerScale, gpus: int = 1) -> Cloud:
     """A scaler with valid defaults."""
 
     def program() -> None:
         cluster, name = (pulumi.Output.from_input(each) for each in ("ray", "ray-workers"))
-        service = EcsService(cluster=cluster, name=name)
+        service = ServiceRef(cluster=cluster, name=name)
         args = WorkerScalingArgs(service=service, group_name="workers-group", workers=workers, gpus=gpus)
         WorkerScaling("scaling", args)
 
@@ -69,7 +68,7 @@ def number(cloud: Cloud, kind: str, above_threshold: float) -> int:
 
 
 @pytest.mark.parametrize(("workers", "bounds"), [(ELASTIC, (0, 4)), (IDLE, (0, 2)), (BOTH, (0, 4))], ids=KINDS)
-def test_the_number_stays_within_its_bounds(cloud: Cloud, workers: Workers, bounds: tuple[int, int]) -> None:
+def test_the_number_stays_within_its_bounds(cloud: Cloud, workers: WorkerScale, bounds: tuple[int, int]) -> None:
     target = scaling(cloud, workers).resources["scaling-target"].inputs
     assert (target["minCapacity"], target["maxCapacity"]) == bounds, "an idle stop goes to 0 whatever minWorkers says"
     assert target["resourceId"] == "service/ray/ray-workers"
@@ -77,11 +76,11 @@ def test_the_number_stays_within_its_bounds(cloud: Cloud, workers: Workers, boun
 
 @pytest.mark.parametrize(
     ("workers", "alarms"),
-    [(ELASTIC, {"short", "unwanted"}), (IDLE, {"short", "idle"}), (BOTH, {"short", "unwanted", "idle"})],
+    [(ELASTIC, {"short", "unused"}), (IDLE, {"short", "idle"}), (BOTH, {"short", "unused", "idle"})],
     ids=KINDS,
 )
 def test_each_alarm_is_there_only_where_it_has_something_to_do(
-    cloud: Cloud, workers: Workers, alarms: set[str]
+    cloud: Cloud, workers: WorkerScale, alarms: set[str]
 ) -> None:
     made = {each.name for each in scaling(cloud, workers).of_type("aws:cloudwatch/metricAlarm:MetricAlarm")}
     assert made == {f"scaling-{kind}-alarm" for kind in alarms}
@@ -89,27 +88,27 @@ def test_each_alarm_is_there_only_where_it_has_something_to_do(
 
 def test_a_job_that_waits_gets_workers_and_one_that_runs_is_left_alone(cloud: Cloud) -> None:
     scaling(cloud, ELASTIC)
-    assert rings(cloud, "short", wanted=2, there=0), "a job's workers are started"
-    assert rings(cloud, "short", wanted=4, there=2), "a second job's, too"
-    assert not rings(cloud, "short", wanted=2, there=2), "what is there is enough"
-    assert not rings(cloud, "short", wanted=0, there=2), "it never takes any away"
-    assert not rings(cloud, "short", wanted=9, there=4), "there can't be more than maxWorkers"
+    assert rings(cloud, "short", requested=2, available=0), "a job's workers are started"
+    assert rings(cloud, "short", requested=4, available=2), "a second job's, too"
+    assert not rings(cloud, "short", requested=2, available=2), "what is there is enough"
+    assert not rings(cloud, "short", requested=0, available=2), "it never takes any away"
+    assert not rings(cloud, "short", requested=9, available=4), "there can't be more than maxWorkers"
     alarm = cloud.resources["scaling-short-alarm"].inputs
     assert alarm["evaluationPeriods"] == 1, "somebody waits"
     assert alarm["treatMissingData"] == "notBreaching", "a head that is gone wants none"
 
 
 def test_a_smaller_wish_takes_no_running_instance_away(cloud: Cloud) -> None:
-    scaling(cloud, Workers(fewest=0, most=8, job=2, idle_minutes=0), gpus=4)
-    found = value(cloud, "short", wanted=12, there=8, instances=4)
+    scaling(cloud, WorkerScale(min_count=0, max_count=8, default_job_count=2, idle_minutes=0), gpus=4)
+    found = value(cloud, "short", requested=12, available=8, instances=4)
     assert number(cloud, "short", found) == 4, "one of the four may be the one that works, and has joined a moment ago"
-    assert value(cloud, "short", wanted=12, there=8, instances=None) == 12, "no instance is there yet"
+    assert value(cloud, "short", requested=12, available=8, instances=None) == 12, "no instance is there yet"
 
 
 @pytest.mark.parametrize("gpus", [1, 4, 8])
 @pytest.mark.parametrize(("fewest", "most"), [(0, 1), (0, 4), (2, 4), (0, 20), (3, 20)])
 def test_as_many_workers_are_started_as_hold_the_gpus(cloud: Cloud, gpus: int, fewest: int, most: int) -> None:
-    scaling(cloud, Workers(fewest=fewest, most=most, job=most, idle_minutes=0), gpus)
+    scaling(cloud, WorkerScale(min_count=fewest, max_count=most, default_job_count=most, idle_minutes=0), gpus)
     for wanted in range(1, gpus * most + 5):
         needed = -(-wanted // gpus)
         assert number(cloud, "short", wanted) == min(max(needed, fewest), most), f"{wanted} GPUs"
@@ -117,37 +116,39 @@ def test_as_many_workers_are_started_as_hold_the_gpus(cloud: Cloud, gpus: int, f
 
 @pytest.mark.parametrize("most", [21, 40, 64, 100])
 def test_many_workers_share_the_steps_that_a_policy_may_have(most: int) -> None:
-    steps = wanted_steps(gpus=8, fewest=0, most=most)
-    assert len(steps) <= MOST_STEPS, "AWS refuses more"
+    steps = scaling_steps(gpus=8, min_count=0, max_count=most)
+    assert len(steps) <= MAX_STEPS, "AWS refuses more"
     assert max(step.scaling_adjustment for step in steps) == most, "no more than maxWorkers"  # ty: ignore
 
 
 def test_workers_that_nobody_wants_go_down_to_the_fewest(cloud: Cloud) -> None:
     scaling(cloud, BOTH)
-    assert rings(cloud, "unwanted", wanted=0, instances=3), "nobody wants them"
-    assert rings(cloud, "unwanted", instances=3), "a head that is gone wants none"
-    assert not rings(cloud, "unwanted", wanted=2, instances=3), "a job runs on them"
-    assert not rings(cloud, "unwanted", wanted=0, instances=1), "the fewest stay, and the alarm is silent"
-    assert not rings(cloud, "unwanted", wanted=0), "there is no group"
-    assert number(cloud, "unwanted", 0.5) == 1
-    assert cloud.resources["scaling-unwanted-alarm"].inputs["evaluationPeriods"] == 10, "the next run follows soon"
+    assert rings(cloud, "unused", requested=0, instances=3), "nobody wants them"
+    assert rings(cloud, "unused", instances=3), "a head that is gone wants none"
+    assert not rings(cloud, "unused", requested=2, instances=3), "a job runs on them"
+    assert not rings(cloud, "unused", requested=0, instances=1), "the fewest stay, and the alarm is silent"
+    assert not rings(cloud, "unused", requested=0), "there is no group"
+    assert number(cloud, "unused", 0.5) == 1
+    assert cloud.resources["scaling-unused-alarm"].inputs["evaluationPeriods"] == 10, "the next run follows soon"
 
 
 def test_workers_without_progress_are_stopped_whoever_is_alive(cloud: Cloud) -> None:
     scaling(cloud, BOTH)
     assert rings(cloud, "idle", instances=2), "the head is gone"
-    assert rings(cloud, "idle", progress=0, wanted=2, there=2, instances=2), "a run hangs, or a job holds and idles"
-    assert rings(cloud, "idle", progress=0, wanted=9, there=4, instances=4), "a job waits for what can't come"
-    assert not rings(cloud, "idle", progress=40, wanted=2, there=2, instances=2), "a run makes progress"
-    assert not rings(cloud, "idle", progress=0, wanted=2, there=0, instances=2), "its workers are starting"
-    assert not rings(cloud, "idle", progress=0, wanted=0, there=0, instances=0), "there is nothing to stop"
+    assert rings(cloud, "idle", progress=0, requested=2, available=2, instances=2), (
+        "a run hangs, or a job holds and idles"
+    )
+    assert rings(cloud, "idle", progress=0, requested=9, available=4, instances=4), "a job waits for what can't come"
+    assert not rings(cloud, "idle", progress=40, requested=2, available=2, instances=2), "a run makes progress"
+    assert not rings(cloud, "idle", progress=0, requested=2, available=0, instances=2), "its workers are starting"
+    assert not rings(cloud, "idle", progress=0, requested=0, available=0, instances=0), "there is nothing to stop"
     assert number(cloud, "idle", 2) == 0, "all of them"
     assert cloud.resources["scaling-idle-alarm"].inputs["evaluationPeriods"] == 60, "idleTimeoutMinutes of it"
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "metric"),
-    [("unwanted", "wanted", "GPUsWanted"), ("idle", "progress", "RunProgress"), ("short", "there", "GPUs")],
+    [("unused", "requested", "GPUsRequested"), ("idle", "progress", "RunProgress"), ("short", "available", "GPUs")],
 )
 def test_an_alarm_looks_at_the_stacks_own_metrics(cloud: Cloud, kind: str, name: str, metric: str) -> None:
     scaling(cloud, BOTH)
@@ -161,7 +162,7 @@ def test_an_alarm_looks_at_the_stacks_own_metrics(cloud: Cloud, kind: str, name:
     }
 
 
-@pytest.mark.parametrize("kind", ["unwanted", "idle"])
+@pytest.mark.parametrize("kind", ["unused", "idle"])
 def test_what_is_stopped_is_what_is_paid_for(cloud: Cloud, kind: str) -> None:
     scaling(cloud, BOTH)
     queries = {query["id"]: query for query in cloud.resources[f"scaling-{kind}-alarm"].inputs["metricQueries"]}
@@ -174,7 +175,7 @@ def test_what_is_stopped_is_what_is_paid_for(cloud: Cloud, kind: str) -> None:
 
 def test_each_alarm_moves_the_service_through_its_own_policy(cloud: Cloud) -> None:
     scaling(cloud, BOTH)
-    for kind in ("short", "unwanted", "idle"):
+    for kind in ("short", "unused", "idle"):
         actions = cloud.resources[f"scaling-{kind}-alarm"].inputs["alarmActions"]
         assert [action.rpartition(":")[2] for action in actions] == [f"scaling-{kind}-policy"]
         assert "scaling-target" in cloud.needs(f"scaling-{kind}-policy"), "AWS refuses a policy without its target"

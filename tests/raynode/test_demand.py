@@ -43,4 +43,4 @@ from raynode.demand import GpuDemand
     ],
 )
 def test_the_number_of_gpus_that_the_cluster_should_have(demand: GpuDemand, wanted: int) -> None:
-    assert demand.gpus_wanted == wanted
+    assert demand.gpus_needed == wanted

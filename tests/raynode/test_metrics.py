@@ -44,7 +44,7 @@ def test_the_gpus_that_there_are_those_needed_and_their_utilization_are_publishe
     metrics.publish("head-a")
     assert metric_totals(cloudwatch, "head-a") == {
         "GPUs": (1, 3, "Count"),
-        "GPUsWanted": (1, 5, "Count"),
+        "GPUsRequested": (1, 5, "Count"),
         "RunProgress": (1, 0, "Count"),
         "GPUUtilization": (3, 97 + 3 + 97, "Percent"),
         "GPUMemoryUtilization": (3, 50 + 50 + 100, "Percent"),
@@ -59,14 +59,14 @@ def test_a_metric_has_no_dimension(ray: Head, cloudwatch: Any) -> None:
 def test_without_gpus_no_utilization_is_published(ray: Head, cloudwatch: Any) -> None:
     ray.answer = summary(node())
     metrics.publish("head-c")
-    assert set(metric_totals(cloudwatch, "head-c")) == {"GPUs", "GPUsWanted", "RunProgress"}
+    assert set(metric_totals(cloudwatch, "head-c")) == {"GPUs", "GPUsRequested", "RunProgress"}
 
 
 def test_what_scales_the_workers_is_published_even_if_the_gpus_cannot_be_read(ray: Head, cloudwatch: Any) -> None:
     ray.answer = {"of another": "Ray"}
     with pytest.raises(KeyError):
         metrics.publish("head-d")
-    assert set(metric_totals(cloudwatch, "head-d")) == {"GPUs", "GPUsWanted", "RunProgress"}
+    assert set(metric_totals(cloudwatch, "head-d")) == {"GPUs", "GPUsRequested", "RunProgress"}
 
 
 def test_a_gpu_that_does_not_report_its_utilization_is_left_out() -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from infra.policies import RUNS_PREFIX
-from infra.sizing import TaskSize
+from infra.definitions.policies import RUNS_PREFIX
+from infra.definitions.sizing import TaskSize
 
 HEAD = "ray-head"
 WORKER = "ray-worker"
@@ -28,16 +28,16 @@ WAIT_SECONDS = 1800
 
 # All that a container writes: Ray's temporary files and spilled objects, and what libraries keep at home. Each task has
 # its own, which ECS removes with it.
-VOLUMES = {"tmp": "/tmp", "home": "/home/ray"}
+TASK_VOLUMES = {"tmp": "/tmp", "home": "/home/ray"}
 # What the head alone keeps, on its instance: the next head there takes up the jobs and the workers of the last one.
-STATE, STATE_PATH = "ray-head-state", "/var/lib/ray"
+STATE_VOLUME, STATE_DIR = "ray-head-state", "/var/lib/ray"
 USER = "1000:1000"
 
 Container = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Common:
+class ContainerDefaults:
     """What the containers of head and workers share."""
 
     image: str
@@ -47,7 +47,7 @@ class Common:
     size: TaskSize
 
 
-def head(common: Common, *, bucket: str, metrics_namespace: str, price_parameter: str) -> Container:
+def head(common: ContainerDefaults, *, bucket: str, metrics_namespace: str, price_parameter: str) -> Container:
     """Define the head: it schedules and runs the job's driver, so it offers Ray no CPU and no GPU.
 
     It publishes what Ray is short of, and the job how it goes, to one CloudWatch namespace.
@@ -58,27 +58,27 @@ def head(common: Common, *, bucket: str, metrics_namespace: str, price_parameter
         flags=["--num-cpus=0", "--num-gpus=0"],
         environment={
             "CLOUDWATCH_NAMESPACE": metrics_namespace,
-            "RAY_HEAD_STATE": STATE_PATH,
+            "RAY_HEAD_STATE": STATE_DIR,
             "TRAINING_CLOUDWATCH_NAMESPACE": metrics_namespace,
             "TRAINING_STORAGE_PATH": f"s3://{bucket}/{RUNS_PREFIX}",
             "TRAINING_WAIT_SECONDS": str(WAIT_SECONDS),
             "WORKER_PRICE_PARAMETER": price_parameter,
         },
-        volumes={**VOLUMES, STATE: STATE_PATH},
+        volumes={**TASK_VOLUMES, STATE_VOLUME: STATE_DIR},
         health_check="head",
         stop_seconds=HEAD_STOP_SECONDS,
         drain_seconds=HEAD_DRAIN_SECONDS,
     )
 
 
-def worker(common: Common, *, head_host: str) -> Container:
+def worker(common: ContainerDefaults, *, head_host: str) -> Container:
     """Define a worker: it offers Ray the whole instance and finds the head by its DNS name."""
     return _container(
         WORKER,
         common,
         flags=[f"--num-cpus={common.size.vcpus}", f"--num-gpus={common.size.gpus}"],
         environment={"RAY_HEAD_HOST": head_host},
-        volumes=VOLUMES,
+        volumes=TASK_VOLUMES,
         health_check="worker",
         stop_seconds=WORKER_STOP_SECONDS,
         drain_seconds=WORKER_DRAIN_SECONDS,
@@ -87,7 +87,7 @@ def worker(common: Common, *, head_host: str) -> Container:
 
 def _container(
     name: str,
-    common: Common,
+    common: ContainerDefaults,
     *,
     flags: list[str],
     environment: dict[str, str],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra.metrics import ECS, Metric, of_service
+from infra.definitions.metrics import ECS, Metric, of_service
 
 WIDTH, HEIGHT = 8, 6
 COLUMNS = 3
@@ -40,7 +40,10 @@ def _of_the_gpus(namespace: str) -> dict[str, Lines]:
             _own(namespace, "GPUMemoryUtilization", "mean"),
             _own(namespace, "GPUMemoryUtilization", "fullest", "Maximum"),
         ],
-        "GPUs": [_own(namespace, "GPUs", "in the cluster"), _own(namespace, "GPUsWanted", "wanted by jobs", "Maximum")],
+        "GPUs": [
+            _own(namespace, "GPUs", "in the cluster"),
+            _own(namespace, "GPUsRequested", "requested by jobs", "Maximum"),
+        ],
     }
 
 

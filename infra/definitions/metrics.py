@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import pulumi
-import pulumi_aws as aws
+# A name, or Pulumi's promise of one.
+Name = Any
 
 CONTAINER_INSIGHTS = "ECS/ContainerInsights"
 ECS = "AWS/ECS"
@@ -21,23 +21,10 @@ AUTO_SCALING = "AWS/AutoScaling"
 class Metric:
     """A metric, and the statistic of it that is looked at."""
 
-    namespace: pulumi.Input[str]
+    namespace: Name
     name: str
     stat: str
-    dimensions: dict[str, pulumi.Input[str]] = field(default_factory=dict)
-
-    def query(self, query_id: str, period_seconds: int) -> aws.cloudwatch.MetricAlarmMetricQueryArgs:
-        """The metric as a variable of an alarm's expression."""
-        return aws.cloudwatch.MetricAlarmMetricQueryArgs(
-            id=query_id,
-            metric=aws.cloudwatch.MetricAlarmMetricQueryMetricArgs(
-                namespace=self.namespace,
-                metric_name=self.name,
-                stat=self.stat,
-                period=period_seconds,
-                dimensions=self.dimensions,
-            ),
-        )
+    dimensions: dict[str, Name] = field(default_factory=dict)
 
     def line(self, label: str) -> list[Any]:
         """The metric as a dashboard's graph takes it."""
@@ -47,8 +34,8 @@ class Metric:
 
 def of_service(
     name: str,
-    cluster: pulumi.Input[str],
-    service: pulumi.Input[str],
+    cluster: Name,
+    service: Name,
     stat: str = "Average",
     namespace: str = CONTAINER_INSIGHTS,
 ) -> Metric:

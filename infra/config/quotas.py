@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra.errors import SettingError, cause
+from infra.errors import SettingError, error_reason
+from infra.references import NodeSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,34 +37,19 @@ QUOTAS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Demand:
-    """What one setting asks of EC2: at most so many instances of a type, with so many vCPUs each."""
-
-    key: str
-    instance_type: str
-    count: int
-    vcpus: int
-
-    @property
-    def needed(self) -> int:
-        """The vCPUs of all these instances."""
-        return self.count * self.vcpus
-
-
-def check(region: str, *demands: Demand) -> None:
+def check(region: str, *nodes: NodeSpec) -> None:
     """Refuse with a SettingError what the quotas don't allow; where one can't be read, say so once and go on."""
     unread: list[str] = []
     for quota in QUOTAS:
-        counted = [each for each in demands if each.count and quota_of(each.instance_type) is quota]
+        counted = [each for each in nodes if each.max_count and quota_of(each.instance_type) is quota]
         if not counted:
             continue
         try:
             allowed = float(aws.servicequotas.get_service_quota(service_code="ec2", quota_code=quota.code).value)
         except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
-            unread.append(f"{quota.name!r} ({cause(error)})")
+            unread.append(f"{quota.name!r} ({error_reason(error)})")
             continue
-        if (needed := sum(each.needed for each in counted)) > allowed:
+        if (needed := sum(each.vcpus for each in counted)) > allowed:
             _refuse(counted, quota, region, needed, allowed)
     if unread:
         what = f"vCPU quotas in {region} could not be read with servicequotas:GetServiceQuota"
@@ -75,14 +61,14 @@ def quota_of(instance_type: str) -> Quota | None:
     return next((each for each in QUOTAS if re.match(rf"({each.families})\d", instance_type)), None)
 
 
-def _refuse(counted: list[Demand], quota: Quota, region: str, needed: int, allowed: float) -> None:
-    most = max(counted, key=lambda each: each.needed)
-    instances = " and ".join(f"{each.count} x {each.instance_type}" for each in counted)
-    rule = (
+def _refuse(counted: list[NodeSpec], quota: Quota, region: str, needed: int, allowed: float) -> None:
+    most = max(counted, key=lambda each: each.vcpus)
+    instances = " and ".join(f"{each.max_count} x {each.instance_type}" for each in counted)
+    problem = (
         f"needs {needed} vCPUs for {instances}, and the quota {quota.name!r} of this account in {region} is {allowed:g}"
     )
-    way_out = (
+    hint = (
         f"ask for more under Service Quotas ({quota.code}), give fewer (workerCount, maxWorkers) or smaller "
         "instances, or set checkQuotas to false to go on"
     )
-    raise SettingError(most.key, most.instance_type, rule, way_out)
+    raise SettingError(most.key, most.instance_type, problem, hint)

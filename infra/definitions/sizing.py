@@ -56,19 +56,19 @@ class TaskSize:
         return self.memory_mib * 20 // 100 * MIB
 
 
-def head_size(instance: InstanceType) -> TaskSize:
-    """Size of the head's task; SettingError where the type cannot carry it."""
-    _check_architecture("headInstanceType", instance)
+def head_size(key: str, instance: InstanceType) -> TaskSize:
+    """Size of the head's task; SettingError, which names `key`, where the type cannot carry it."""
+    _check_architecture(key, instance)
     if instance.memory_mib < SMALLEST_HEAD_MIB:
-        rule = f"has {instance.memory_mib} MiB of memory, less than the {SMALLEST_HEAD_MIB} that Ray's head needs"
-        raise SettingError("headInstanceType", instance.name, rule, "give a larger type, such as m5.xlarge")
+        problem = f"has {instance.memory_mib} MiB of memory, less than the {SMALLEST_HEAD_MIB} that Ray's head needs"
+        raise SettingError(key, instance.name, problem, "give a larger type, such as m5.xlarge")
     return TaskSize(vcpus=instance.vcpus, memory_mib=task_memory_mib(instance.memory_mib), gpus=0)
 
 
-def worker_size(instance: InstanceType) -> TaskSize:
+def worker_size(key: str, instance: InstanceType) -> TaskSize:
     """Size of one worker's task, with every GPU of the instance; SettingError where PyTorch cannot use the type."""
-    _check_architecture("workerInstanceType", instance)
-    _check_gpus("workerInstanceType", instance)
+    _check_architecture(key, instance)
+    _check_gpus(key, instance)
     return TaskSize(vcpus=instance.vcpus, memory_mib=task_memory_mib(instance.memory_mib), gpus=instance.gpus)
 
 
@@ -85,17 +85,17 @@ def task_memory_mib(nominal_mib: int) -> int:
 
 def _check_architecture(key: str, instance: InstanceType) -> None:
     if ARCHITECTURE not in instance.architectures:
-        rule = f"runs {', '.join(instance.architectures)} and the image is built for {ARCHITECTURE}"
-        raise SettingError(key, instance.name, rule, "give an Intel or AMD type")
+        problem = f"runs {', '.join(instance.architectures)} and the image is built for {ARCHITECTURE}"
+        raise SettingError(key, instance.name, problem, "give an Intel or AMD type")
 
 
 def _check_gpus(key: str, instance: InstanceType) -> None:
-    way_out = "give a type with NVIDIA GPUs, such as g5.xlarge (1 GPU) or g5.12xlarge (4 GPUs)"
+    hint = "give a type with NVIDIA GPUs, such as g5.xlarge (1 GPU) or g5.12xlarge (4 GPUs)"
     if instance.gpus == 0:
-        raise SettingError(key, instance.name, "has no whole GPU", way_out)
+        raise SettingError(key, instance.name, "has no whole GPU", hint)
     if instance.gpu_manufacturer != "NVIDIA":
         raise SettingError(
-            key, instance.name, f"has GPUs of {instance.gpu_manufacturer}, which CUDA does not run on", way_out
+            key, instance.name, f"has GPUs of {instance.gpu_manufacturer}, which CUDA does not run on", hint
         )
     if instance.gpu_name in GPUS_TOO_OLD:
-        raise SettingError(key, instance.name, f"has {instance.gpu_name} GPUs, too old for PyTorch's CUDA 13", way_out)
+        raise SettingError(key, instance.name, f"has {instance.gpu_name} GPUs, too old for PyTorch's CUDA 13", hint)

@@ -7,8 +7,7 @@ https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-qu
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import Any
 
 import boto3
@@ -18,6 +17,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.errors import SettingError
+from infra.references import NodeSpec
 
 PRICE_LIST_REGION = "us-east-1"
 # On-demand Linux without licences, on shared hardware, neither a reservation that stands idle nor a block of capacity
@@ -29,14 +29,6 @@ PRODUCT = {
     "capacitystatus": "Used",
     "marketoption": "OnDemand",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Price:
-    """What one instance of a type costs an hour."""
-
-    instance_type: str
-    hourly_usd: float
 
 
 def look_up(region: str, instance_types: Collection[str]) -> dict[str, float]:
@@ -53,22 +45,21 @@ def look_up(region: str, instance_types: Collection[str]) -> dict[str, float]:
         return {}
 
 
-def estimate(prices: Mapping[str, float], instances: Mapping[str, int]) -> float | None:
-    """USD an hour of so many instances, None without prices; disks, NAT gateway and traffic come on top."""
-    if not prices:
-        return None
-    return round(sum(count * prices[name] for name, count in instances.items()), 4)
+def estimate(*nodes: NodeSpec) -> float | None:
+    """USD an hour of all instances, None where a price is not known; disks, NAT gateway and traffic come on top."""
+    costs = [node.max_count * node.usd for node in nodes if node.usd is not None]
+    return round(sum(costs), 4) if len(costs) == len(nodes) else None
 
 
-def check(estimated: float | None, most: float, instances: Mapping[str, int]) -> None:
-    """Refuse with a SettingError what would cost more than `most` USD an hour; 0 is no limit."""
-    if estimated is None or not most or estimated <= most:
+def check(limit: float, *nodes: NodeSpec) -> None:
+    """Refuse with a SettingError what would cost more than `limit` USD an hour; 0 is no limit."""
+    estimated = estimate(*nodes)
+    if estimated is None or not limit or estimated <= limit:
         return
-    what = " and ".join(f"{count} x {name}" for name, count in instances.items() if count)
-    rule = f"is below the {estimated:g} USD an hour that {what} cost"
-    raise SettingError(
-        "maxHourlyUsd", most, rule, "raise it, or give fewer (workerCount, maxWorkers) or smaller instances"
-    )
+    instances = " and ".join(f"{node.max_count} x {node.instance_type}" for node in nodes if node.max_count)
+    problem = f"is below the {estimated:g} USD an hour that {instances} cost"
+    hint = "raise it, or give fewer (workerCount, maxWorkers) or smaller instances"
+    raise SettingError("maxHourlyUsd", limit, problem, hint)
 
 
 def price_list() -> Any:

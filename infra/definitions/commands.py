@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from infra.containers import DASHBOARD_PORT, HEAD
+from infra.definitions.containers import DASHBOARD_PORT, HEAD
 
 # The agent labels what it starts, while Docker's names carry a random suffix.
 HEAD_CONTAINER = f"sudo docker ps -qf label=com.amazonaws.ecs.container-name={HEAD} -f health=healthy"

@@ -1,7 +1,7 @@
 """The stack's configuration: the only module that reads it.
 
-The keys, their defaults and what they mean stand in Pulumi.yaml, the rules for their values in rules.py. What only AWS
-can answer, such as whether a zone offers an instance type, is asked in plan.py.
+The keys, their defaults and what they mean stand in Pulumi.yaml, the rules for their values in validation.py. What
+only AWS can answer, such as whether a zone offers an instance type, is asked in plan.py.
 """
 
 from __future__ import annotations
@@ -10,40 +10,9 @@ from dataclasses import dataclass
 
 import pulumi
 
-from infra import rules
+from infra.config import validation
 from infra.errors import SettingError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workers:
-    """How many GPU instances there are, and what moves their number.
-
-    `fewest` are there when no job wants any, at most `most`; a job asks for `job` of them by default. After
-    `idle_minutes` without progress there are none at all, until a job wants some; 0 minutes leave them.
-    """
-
-    fewest: int
-    most: int
-    job: int
-    idle_minutes: int
-
-    @property
-    def elastic(self) -> bool:
-        """Whether AWS moves the number; otherwise it is `most`, and changes with `pulumi up` alone."""
-        return self.most > 0 and (self.fewest < self.most or self.idle_minutes > 0)
-
-    @property
-    def lowest(self) -> int:
-        """The number that the stack begins with, and below which AWS never goes."""
-        return 0 if self.elastic and self.idle_minutes else self.fewest
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alerts:
-    """Who hears of alarms and costs, if anybody, and which costs of the account a month are to be heard of."""
-
-    email: str
-    monthly_usd: int
+from infra.references import Alerts, WorkerScale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,29 +41,29 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, with a SettingError."""
-        rules.instance_type("headInstanceType", self.head_instance_type)
-        rules.instance_type("workerInstanceType", self.worker_instance_type)
-        rules.worker_counts(self.worker_count, self.min_workers, self.max_workers)
-        rules.idle_timeout_minutes(self.idle_timeout_minutes)
-        rules.vpc_cidr(self.vpc_cidr)
-        rules.existing_network(self.vpc_id, self.subnet_id)
-        rules.availability_zone(self.availability_zone)
-        rules.image_uri(self.image_uri)
-        rules.data_buckets(self.data_buckets)
-        rules.root_volume_gib(self.root_volume_gib)
-        rules.log_retention_days(self.log_retention_days)
-        rules.max_hourly_usd(self.max_hourly_usd)
-        rules.alert_email(self.alert_email)
-        rules.monthly_budget_usd(self.monthly_budget_usd)
+        validation.instance_type("headInstanceType", self.head_instance_type)
+        validation.instance_type("workerInstanceType", self.worker_instance_type)
+        validation.worker_counts(self.worker_count, self.min_workers, self.max_workers)
+        validation.idle_timeout_minutes(self.idle_timeout_minutes)
+        validation.vpc_cidr(self.vpc_cidr)
+        validation.existing_network(self.vpc_id, self.subnet_id)
+        validation.availability_zone(self.availability_zone)
+        validation.image_uri(self.image_uri)
+        validation.data_buckets(self.data_buckets)
+        validation.root_volume_gib(self.root_volume_gib)
+        validation.log_retention_days(self.log_retention_days)
+        validation.max_hourly_usd(self.max_hourly_usd)
+        validation.alert_email(self.alert_email)
+        validation.monthly_budget_usd(self.monthly_budget_usd)
 
     @property
-    def workers(self) -> Workers:
+    def workers(self) -> WorkerScale:
         """The range that workerCount, minWorkers, maxWorkers and idleTimeoutMinutes describe together."""
         most = self.max_workers or self.worker_count
-        return Workers(
-            fewest=self.worker_count if self.min_workers < 0 else self.min_workers,
-            most=most,
-            job=self.worker_count or most,
+        return WorkerScale(
+            min_count=self.worker_count if self.min_workers < 0 else self.min_workers,
+            max_count=most,
+            default_job_count=self.worker_count or most,
             idle_minutes=self.idle_timeout_minutes,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra.machine import ami_parameter, user_data
+from infra.definitions.user_data import ami_parameter, user_data
 
 
 def test_the_agent_joins_the_cluster_and_keeps_tasks_from_the_instances_role() -> None:

@@ -6,47 +6,34 @@ The calls are plain ones, as their answers shape what is planned: awsx.ec2.Vpc t
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
-from infra.errors import SettingError, cause
-from infra.settings import Settings
+from infra.config.settings import Settings
+from infra.errors import SettingError, error_reason
+from infra.references import ExistingNetwork, Location
 
 # The zones in which each instance type is offered.
 Offerings = dict[str, set[str]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExistingNetwork:
-    """A VPC that somebody else keeps, and the subnet of it that everything runs in."""
+def locate(settings: Settings) -> Location:
+    """Ask AWS where the stack can run.
 
-    vpc_id: str
-    subnet_id: str
-    zone: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Region and zone of everything; `existing` is None where the stack makes a network of its own."""
-
-    region: str
-    zone: str
-    existing: ExistingNetwork | None = None
-
-    @classmethod
-    def of(cls, settings: Settings) -> Place:
-        """Ask AWS; SettingError where the stack can't run there."""
-        region = region_of_the_stack()
-        existing = look_up(settings.vpc_id, settings.subnet_id, region) if settings.vpc_id else None
-        given = existing.zone if existing else settings.availability_zone
-        offered = offerings(settings, region, given)
-        zones = common_zones(settings, offered, region) if offered else [given]
-        if existing:
-            _check_subnets_zone(settings, existing, zones)
-            return cls(region=region, zone=existing.zone, existing=existing)
-        return cls(region=region, zone=choose_zone(settings, zones))
+    Raises:
+        SettingError: It can't run where it is told to.
+        RunError: AWS can't be asked.
+    """
+    region = region_of_the_stack()
+    existing = get_existing_network(settings.vpc_id, settings.subnet_id, region) if settings.vpc_id else None
+    given = existing.zone if existing else settings.availability_zone
+    offered = offerings(settings, region, given)
+    zones = common_zones(settings, offered, region) if offered else [given]
+    if existing:
+        _check_subnets_zone(settings, existing, zones)
+        return Location(region=region, zone=existing.zone, existing=existing)
+    return Location(region=region, zone=choose_zone(settings, zones))
 
 
 def region_of_the_stack() -> str:
@@ -54,8 +41,8 @@ def region_of_the_stack() -> str:
     try:
         return aws.get_region().region
     except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
-        way_out = "sign in, and set aws:region with `pulumi config set aws:region us-west-2`"
-        raise pulumi.RunError(f"aws:region: AWS can't be asked ({cause(error)}); {way_out}") from error
+        hint = "sign in, and set aws:region with `pulumi config set aws:region us-west-2`"
+        raise pulumi.RunError(f"aws:region: AWS can't be asked ({error_reason(error)}); {hint}") from error
 
 
 def offerings(settings: Settings, region: str, given: str) -> Offerings:
@@ -72,9 +59,9 @@ def offerings(settings: Settings, region: str, given: str) -> Offerings:
     except Exception as error:
         what = f"EC2 in {region} does not tell which zones offer which types (ec2:DescribeInstanceTypeOfferings"
         if given:
-            pulumi.log.warn(f"{what}: {cause(error)}); going on in {given}")
+            pulumi.log.warn(f"{what}: {error_reason(error)}); going on in {given}")
             return {}
-        raise pulumi.RunError(f"{what}: {cause(error)}); set availabilityZone to one that does") from error
+        raise pulumi.RunError(f"{what}: {error_reason(error)}); set availabilityZone to one that does") from error
     zones: Offerings = {name: set() for name in types}
     for name, zone in zip(found.instance_types, found.locations, strict=True):
         if re.fullmatch(f"{region}[a-z]", zone):
@@ -90,8 +77,8 @@ def common_zones(settings: Settings, offered: Offerings, region: str) -> list[st
             raise SettingError(key, name, f"is not offered in {region}", "give another type or another region")
     zones = sorted(offered[head] & offered[worker])
     if not zones:
-        rule = f"is not offered together with {head} in any zone of {region}"
-        raise SettingError("workerInstanceType", worker, rule, "give another type or another region")
+        problem = f"is not offered together with {head} in any zone of {region}"
+        raise SettingError("workerInstanceType", worker, problem, "give another type or another region")
     return zones
 
 
@@ -99,12 +86,12 @@ def choose_zone(settings: Settings, zones: list[str]) -> str:
     """The zone that is asked for, else the first one; SettingError where it is none of `zones`."""
     asked_for = settings.availability_zone
     if asked_for and asked_for not in zones:
-        way_out = f"give one of {', '.join(zones)}, or leave it empty to have one chosen"
-        raise SettingError("availabilityZone", asked_for, f"does not offer {_types(settings)}", way_out)
+        hint = f"give one of {', '.join(zones)}, or leave it empty to have one chosen"
+        raise SettingError("availabilityZone", asked_for, f"does not offer {_types(settings)}", hint)
     return asked_for or zones[0]
 
 
-def look_up(vpc_id: str, subnet_id: str, region: str) -> ExistingNetwork:
+def get_existing_network(vpc_id: str, subnet_id: str, region: str) -> ExistingNetwork:
     """Ask EC2 about an existing network; SettingError where it can't do."""
     _check_vpc(vpc_id, region)
     try:
@@ -128,18 +115,18 @@ def _check_vpc(vpc_id: str, region: str) -> None:
     except Exception as error:
         raise _unknown("vpcId", vpc_id, region, error) from error
     if not (vpc.enable_dns_support and vpc.enable_dns_hostnames):
-        rule = "has DNS support or DNS host names off, and workers could not find the head"
+        problem = "has DNS support or DNS host names off, and workers could not find the head"
         command = f"aws ec2 modify-vpc-attribute --region {region} --vpc-id {vpc_id} --enable-dns-hostnames"
-        raise SettingError("vpcId", vpc_id, rule, f"turn both on ({command}, and --enable-dns-support)")
+        raise SettingError("vpcId", vpc_id, problem, f"turn both on ({command}, and --enable-dns-support)")
 
 
 def _check_subnets_zone(settings: Settings, existing: ExistingNetwork, zones: list[str]) -> None:
     if existing.zone not in zones:
-        rule = f"lies in {existing.zone}, which does not offer {_types(settings)}"
-        raise SettingError("subnetId", existing.subnet_id, rule, f"give a subnet in one of {', '.join(zones)}")
+        problem = f"lies in {existing.zone}, which does not offer {_types(settings)}"
+        raise SettingError("subnetId", existing.subnet_id, problem, f"give a subnet in one of {', '.join(zones)}")
     if settings.availability_zone not in ("", existing.zone):
-        rule = f"is not the zone of {existing.subnet_id}, {existing.zone}"
-        raise SettingError("availabilityZone", settings.availability_zone, rule, "give that one, or leave it empty")
+        problem = f"is not the zone of {existing.subnet_id}, {existing.zone}"
+        raise SettingError("availabilityZone", settings.availability_zone, problem, "give that one, or leave it empty")
 
 
 def _types(settings: Settings) -> str:
@@ -147,4 +134,6 @@ def _types(settings: Settings) -> str:
 
 
 def _unknown(key: str, value: str, region: str, error: Exception) -> SettingError:
-    return SettingError(key, value, f"could not be looked up in {region} ({cause(error)})", "give one of this region")
+    return SettingError(
+        key, value, f"could not be looked up in {region} ({error_reason(error)})", "give one of this region"
+    )

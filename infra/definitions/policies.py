@@ -15,12 +15,12 @@ Policy = dict[str, Any]
 RUNS_PREFIX = "runs"
 # Actions that IAM lets nobody restrict to a resource, and what holds them instead.
 # https://docs.aws.amazon.com/service-authorization/latest/reference/
-ON_EVERYTHING = {
+WILDCARD_ACTIONS = {
     "ecr:GetAuthorizationToken": "a registry's token is not tied to a repository; the pull itself is",
     "cloudwatch:PutMetricData": "metrics are no resources; the condition names the stack's own namespace",
 }
 # Policies that AWS keeps, and why an instance has them with all their wildcards. No task can take its role on.
-MANAGED = {
+AWS_MANAGED_POLICIES = {
     "ecs": (
         "arn:aws:iam::aws:policy/service-role/AmazonEC2ContainerServiceforEC2Role",
         "what the ECS agent calls, which AWS changes together with the agent",

@@ -7,17 +7,18 @@ from typing import Any
 import pulumi
 import pytest
 
+from infra.config.location import common_zones, locate
+from infra.config.settings import Settings
 from infra.errors import SettingError
-from infra.place import ExistingNetwork, Place, common_zones
-from infra.settings import Settings
+from infra.references import ExistingNetwork, Location
 from tests.infra.fake_aws import REGION, Cloud
 
 EXISTING = {"vpc_id": "vpc-0a1b", "subnet_id": "subnet-0c2d"}
 
 
-def place(cloud: Cloud, **settings: str | int) -> Place:
+def place(cloud: Cloud, **settings: str | int) -> Location:
     """The place that follows from otherwise default settings."""
-    return cloud.run(lambda: Place.of(Settings(**settings)))  # ty: ignore[invalid-argument-type]
+    return cloud.run(lambda: locate(Settings(**settings)))  # ty: ignore[invalid-argument-type]
 
 
 def test_the_zone_offers_both_types(cloud: Cloud) -> None:
@@ -62,7 +63,7 @@ def test_a_type_that_the_region_does_not_offer_is_refused(cloud: Cloud, key: str
 
 
 def test_an_existing_subnet_decides_the_zone(cloud: Cloud) -> None:
-    assert place(cloud, **EXISTING) == Place(
+    assert place(cloud, **EXISTING) == Location(
         region=REGION,
         zone="us-west-2b",
         existing=ExistingNetwork(vpc_id="vpc-0a1b", subnet_id="subnet-0c2d", zone="us-west-2b"),

@@ -40,8 +40,8 @@ def instance_type(key: str, value: str) -> None:
 def worker_counts(count: int, fewest: int, most: int) -> None:
     """`fewest` of -1 and `most` of 0 stand for `count`; otherwise fewest <= count <= most."""
     if count < 0:
-        way_out = "give the number of GPU instances, or 0 to keep the stack without any"
-        raise SettingError("workerCount", count, "is below 0", way_out)
+        hint = "give the number of GPU instances, or 0 to keep the stack without any"
+        raise SettingError("workerCount", count, "is below 0", hint)
     if fewest < -1:
         raise SettingError(
             "minWorkers",
@@ -52,39 +52,39 @@ def worker_counts(count: int, fewest: int, most: int) -> None:
     if most < 0:
         raise SettingError("maxWorkers", most, "is below 0", "give a number of instances, or 0 for workerCount")
     if most and fewest > most:
-        way_out = f"give {most} or less, or raise maxWorkers"
-        raise SettingError("minWorkers", fewest, f"is above maxWorkers, which is {most}", way_out)
+        hint = f"give {most} or less, or raise maxWorkers"
+        raise SettingError("minWorkers", fewest, f"is above maxWorkers, which is {most}", hint)
     if fewest > count:
-        way_out = f"give {count} or less, or raise workerCount"
-        raise SettingError("minWorkers", fewest, f"is above workerCount, which is {count}", way_out)
+        hint = f"give {count} or less, or raise workerCount"
+        raise SettingError("minWorkers", fewest, f"is above workerCount, which is {count}", hint)
     if 0 < most < count:
-        way_out = f"give {count} or more, or 0 for workerCount"
-        raise SettingError("maxWorkers", most, f"is below workerCount, which is {count}", way_out)
+        hint = f"give {count} or more, or 0 for workerCount"
+        raise SettingError("maxWorkers", most, f"is below workerCount, which is {count}", hint)
 
 
 def vpc_cidr(value: str) -> None:
     """A private IPv4 network with room for a cluster, apart from what instances use inside."""
-    way_out = "give a private IPv4 network of /16 to /24, such as 10.0.0.0/16"
+    hint = "give a private IPv4 network of /16 to /24, such as 10.0.0.0/16"
     try:
         network = ipaddress.IPv4Network(value)
     except ValueError as error:
-        raise SettingError("vpcCidr", value, f"is no IPv4 network ({error})", way_out) from error
+        raise SettingError("vpcCidr", value, f"is no IPv4 network ({error})", hint) from error
     if not 16 <= network.prefixlen <= 24:
-        rule = "is outside /16 (AWS's largest VPC) to /24 (the smallest with room for a cluster)"
-        raise SettingError("vpcCidr", value, rule, way_out)
+        problem = "is outside /16 (AWS's largest VPC) to /24 (the smallest with room for a cluster)"
+        raise SettingError("vpcCidr", value, problem, hint)
     if not any(network.subnet_of(private) for private in PRIVATE_RANGES):
-        rule = f"is public; private are {', '.join(map(str, PRIVATE_RANGES))}"
-        raise SettingError("vpcCidr", value, rule, way_out)
+        problem = f"is public; private are {', '.join(map(str, PRIVATE_RANGES))}"
+        raise SettingError("vpcCidr", value, problem, hint)
     if network.overlaps(DOCKER_BRIDGE):
-        raise SettingError("vpcCidr", value, f"overlaps Docker's bridge {DOCKER_BRIDGE} on every instance", way_out)
+        raise SettingError("vpcCidr", value, f"overlaps Docker's bridge {DOCKER_BRIDGE} on every instance", hint)
 
 
 def existing_network(vpc_id: str, subnet_id: str) -> None:
     """Both IDs or neither."""
     for key, value, prefix in (("vpcId", vpc_id, "vpc"), ("subnetId", subnet_id, "subnet")):
         if value and not re.fullmatch(f"{prefix}-[0-9a-f]+", value):
-            way_out = f"give one such as {prefix}-0123456789abcdef0, or leave it empty for a network of the stack's own"
-            raise SettingError(key, value, f"is no ID of a {'VPC' if prefix == 'vpc' else prefix}", way_out)
+            hint = f"give one such as {prefix}-0123456789abcdef0, or leave it empty for a network of the stack's own"
+            raise SettingError(key, value, f"is no ID of a {'VPC' if prefix == 'vpc' else prefix}", hint)
     if bool(vpc_id) != bool(subnet_id):
         key, value, other = ("vpcId", vpc_id, "subnetId") if vpc_id else ("subnetId", subnet_id, "vpcId")
         raise SettingError(key, value, f"comes without {other}", f"give {other}, too, or leave both empty")
@@ -93,17 +93,15 @@ def existing_network(vpc_id: str, subnet_id: str) -> None:
 def availability_zone(value: str) -> None:
     """A zone's name, or nothing."""
     if value and not re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", value):
-        way_out = "give one such as us-west-2a, or leave it empty to have one chosen"
-        raise SettingError("availabilityZone", value, "is no name of an availability zone", way_out)
+        hint = "give one such as us-west-2a, or leave it empty to have one chosen"
+        raise SettingError("availabilityZone", value, "is no name of an availability zone", hint)
 
 
 def image_uri(value: str) -> None:
     """An image reference, or nothing."""
     if value and ("://" in value or not re.fullmatch(r"[a-z0-9][\w./:@-]*", value)):
-        way_out = (
-            "give registry/repository:tag or registry/repository@sha256:digest, or leave it empty to build docker/"
-        )
-        raise SettingError("imageUri", value, "is no image reference", way_out)
+        hint = "give registry/repository:tag or registry/repository@sha256:digest, or leave it empty to build docker/"
+        raise SettingError("imageUri", value, "is no image reference", hint)
 
 
 def data_buckets(values: tuple[str, ...]) -> None:
@@ -114,29 +112,31 @@ def data_buckets(values: tuple[str, ...]) -> None:
     for value in values:
         name, _, prefix = value.partition("/")
         if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", name) or re.search(r"[*?\s]|//|^/|\$\{", prefix):
-            way_out = "give bucket or bucket/prefix, without s3:// and wildcards, several with commas between them"
-            raise SettingError("dataBuckets", value, "names no bucket", way_out)
+            hint = "give bucket or bucket/prefix, without s3:// and wildcards, several with commas between them"
+            raise SettingError("dataBuckets", value, "names no bucket", hint)
 
 
 def root_volume_gib(value: int) -> None:
     """Room for the machine image and the training image."""
     if not SMALLEST_ROOT_VOLUME_GIB <= value <= LARGEST_ROOT_VOLUME_GIB:
-        rule = f"is outside {SMALLEST_ROOT_VOLUME_GIB} (machine image and training image) to {LARGEST_ROOT_VOLUME_GIB}"
-        raise SettingError("rootVolumeGiB", value, rule, "give the size of the root disk in GiB, such as 100")
+        problem = (
+            f"is outside {SMALLEST_ROOT_VOLUME_GIB} (machine image and training image) to {LARGEST_ROOT_VOLUME_GIB}"
+        )
+        raise SettingError("rootVolumeGiB", value, problem, "give the size of the root disk in GiB, such as 100")
 
 
 def log_retention_days(value: int) -> None:
     """One of CloudWatch's periods."""
     if value not in RETENTION_DAYS:
-        way_out = f"give one of {', '.join(map(str, RETENTION_DAYS))}"
-        raise SettingError("logRetentionDays", value, "is no period that CloudWatch Logs keeps logs for", way_out)
+        hint = f"give one of {', '.join(map(str, RETENTION_DAYS))}"
+        raise SettingError("logRetentionDays", value, "is no period that CloudWatch Logs keeps logs for", hint)
 
 
 def idle_timeout_minutes(value: int) -> None:
     """Off, or longer than a worker needs to start."""
     if value and not SHORTEST_IDLE_MINUTES <= value <= LONGEST_IDLE_MINUTES:
-        rule = f"is outside {SHORTEST_IDLE_MINUTES} (starting a worker takes ten) to {LONGEST_IDLE_MINUTES} (a day)"
-        raise SettingError("idleTimeoutMinutes", value, rule, "give minutes, such as 60, or 0 to never stop")
+        problem = f"is outside {SHORTEST_IDLE_MINUTES} (starting a worker takes ten) to {LONGEST_IDLE_MINUTES} (a day)"
+        raise SettingError("idleTimeoutMinutes", value, problem, "give minutes, such as 60, or 0 to never stop")
 
 
 def max_hourly_usd(value: float) -> None:
@@ -148,8 +148,8 @@ def max_hourly_usd(value: float) -> None:
 def alert_email(value: str) -> None:
     """One address, or nothing."""
     if value and not re.fullmatch(r"[^@\s,;<>]+@[^@\s,;<>.]+(\.[^@\s,;<>.]+)+", value):
-        way_out = "give one address, such as team@example.com, or leave it empty"
-        raise SettingError("alertEmail", value, "is no e-mail address", way_out)
+        hint = "give one address, such as team@example.com, or leave it empty"
+        raise SettingError("alertEmail", value, "is no e-mail address", hint)
 
 
 def monthly_budget_usd(value: int) -> None:

@@ -1,0 +1,94 @@
+"""What follows from the settings once AWS has been asked: location, sizes and costs, held against quotas and limits.
+
+What cannot work is refused here, in a preview, before anything exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pulumi_aws as aws
+
+from infra.config import prices, quotas
+from infra.config.location import locate
+from infra.config.settings import Settings
+from infra.definitions.sizing import InstanceType, head_size, worker_size
+from infra.errors import SettingError, error_reason
+from infra.references import Location, NodeSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Where the stack runs and what of.
+
+    Attributes:
+        location: Region and zone.
+        head: The head's node.
+        worker: A worker's node.
+        gpus: How many GPUs a job requests by default.
+    """
+
+    location: Location
+    head: NodeSpec
+    worker: NodeSpec
+    gpus: int
+
+    @property
+    def region(self) -> str:
+        """Region of everything."""
+        return self.location.region
+
+    @property
+    def hourly_usd(self) -> float | None:
+        """What the instances cost an hour at most, or None where AWS would not say."""
+        return prices.estimate(self.head, self.worker)
+
+
+def make_plan(settings: Settings) -> Plan:
+    """Ask AWS about the settings.
+
+    Raises:
+        SettingError: They cannot work.
+    """
+    location = locate(settings)
+    head = _head(settings, location.region)
+    worker = _worker(settings, location.region)
+    if settings.check_quotas:
+        quotas.check(location.region, head, worker)
+    usd = prices.look_up(location.region, {head.instance_type, worker.instance_type})
+    head, worker = (replace(node, usd=usd.get(node.instance_type)) for node in (head, worker))
+    prices.check(settings.max_hourly_usd, head, worker)
+    gpus = settings.workers.default_job_count * worker.task.gpus
+    return Plan(location=location, head=head, worker=worker, gpus=gpus)
+
+
+def get_instance_type(key: str, name: str, region: str) -> InstanceType:
+    """Ask EC2 for the facts of the type that stands under a configuration key."""
+    try:
+        found = aws.ec2.get_instance_type(instance_type=name)
+    except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
+        problem = f"could not be looked up in {region} ({error_reason(error)})"
+        raise SettingError(key, name, problem, "give an instance type that this region offers") from error
+    gpu = found.gpuses[0] if found.gpuses else None
+    return InstanceType(
+        name=name,
+        vcpus=found.default_vcpus,
+        memory_mib=found.memory_size,
+        architectures=tuple(found.supported_architectures),
+        gpus=sum(gpu.count for gpu in found.gpuses),
+        gpu_name=gpu.name if gpu else "",
+        gpu_manufacturer=gpu.manufacturer if gpu else "",
+    )
+
+
+def _head(settings: Settings, region: str) -> NodeSpec:
+    key = "headInstanceType"
+    instance = get_instance_type(key, settings.head_instance_type, region)
+    return NodeSpec(key=key, instance=instance, task=head_size(key, instance), max_count=1)
+
+
+def _worker(settings: Settings, region: str) -> NodeSpec:
+    key = "workerInstanceType"
+    instance = get_instance_type(key, settings.worker_instance_type, region)
+    most = settings.workers.max_count
+    return NodeSpec(key=key, instance=instance, task=worker_size(key, instance), max_count=most)

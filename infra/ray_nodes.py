@@ -1,0 +1,97 @@
+"""What a head's task is and what a worker's is: the pure definitions, filled in with what the other components made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pulumi
+
+from infra.definitions import containers, policies
+from infra.definitions.containers import ContainerDefaults
+from infra.definitions.sizing import TaskSize
+from infra.ray_task import RayTaskArgs
+from infra.references import ResourceRef
+from infra.tags import metrics_namespace
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskDefaults:
+    """What the tasks of all kinds have in common."""
+
+    cluster: ResourceRef
+    region: str
+    image_uri: pulumi.Input[str]
+    logs: ResourceRef
+    token_parameter_arn: pulumi.Input[str]
+    bucket: ResourceRef
+    data_buckets: Sequence[str] = ()
+
+    def head(self, size: TaskSize, worker_price: ResourceRef) -> RayTaskArgs:
+        """Inputs of the head's task; none tells how many workers there are, so that it survives a change to them."""
+        namespace = metrics_namespace(self.cluster.name)
+        known = pulumi.Output.all(
+            image=self.image_uri,
+            log_group=self.logs.name,
+            token_arn=self.token_parameter_arn,
+            bucket=self.bucket.name,
+            metrics_namespace=namespace,
+            price_parameter=worker_price.name,
+        )
+        rights = pulumi.Output.all(bucket_arn=self.bucket.arn, metrics_namespace=namespace, price_arn=worker_price.arn)
+        return RayTaskArgs(
+            container=known.apply(
+                lambda values: json.dumps(
+                    [
+                        containers.head(
+                            self._container_defaults(values, size),
+                            bucket=values["bucket"],
+                            metrics_namespace=values["metrics_namespace"],
+                            price_parameter=values["price_parameter"],
+                        )
+                    ]
+                )
+            ),
+            size=size,
+            execution_policy=self._execution_policy(),
+            task_policy=rights.apply(
+                lambda values: json.dumps(policies.training(**values, data_buckets=self.data_buckets))
+            ),
+            state_volume=containers.STATE_VOLUME,
+        )
+
+    def worker(self, size: TaskSize, head_host: pulumi.Input[str]) -> RayTaskArgs:
+        """Inputs of a worker's task; `head_host` is the DNS name under which it finds the head."""
+        known = pulumi.Output.all(
+            image=self.image_uri,
+            log_group=self.logs.name,
+            token_arn=self.token_parameter_arn,
+            head_host=head_host,
+        )
+        return RayTaskArgs(
+            container=known.apply(
+                lambda values: json.dumps(
+                    [containers.worker(self._container_defaults(values, size), head_host=values["head_host"])]
+                )
+            ),
+            size=size,
+            execution_policy=self._execution_policy(),
+            task_policy=self.bucket.arn.apply(
+                lambda arn: json.dumps(policies.training(bucket_arn=arn, data_buckets=self.data_buckets))
+            ),
+        )
+
+    def _container_defaults(self, values: dict[str, str], size: TaskSize) -> ContainerDefaults:
+        return ContainerDefaults(
+            image=values["image"],
+            log_group=values["log_group"],
+            region=self.region,
+            token_arn=values["token_arn"],
+            size=size,
+        )
+
+    def _execution_policy(self) -> pulumi.Output[str]:
+        return pulumi.Output.all(
+            image_uri=self.image_uri, log_group_arn=self.logs.arn, token_arn=self.token_parameter_arn
+        ).apply(lambda inputs: json.dumps(policies.execution(**inputs)))

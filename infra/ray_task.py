@@ -1,0 +1,84 @@
+"""What a Ray node runs: the roles and the task definition of one kind of node."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.definitions import policies
+from infra.definitions.containers import TASK_VOLUMES
+from infra.definitions.sizing import TaskSize
+from infra.tags import physical_name, tags
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayTaskArgs:
+    """Inputs of RayTask, JSON documents among them; `state_volume` is a volume that the next task finds again."""
+
+    container: pulumi.Input[str]
+    size: TaskSize
+    execution_policy: pulumi.Input[str]
+    task_policy: pulumi.Input[str]
+    state_volume: str | None = None
+
+
+class RayTask(pulumi.ComponentResource):
+    """The task definition of one kind of Ray node; one task fills one instance."""
+
+    definition_arn: pulumi.Output[str]
+    role_policies: list[pulumi.Resource]
+
+    def __init__(self, name: str, args: RayTaskArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("ray-on-ecs:infra:RayTask", name, None, opts)
+        execution_role, execution_policy = self._role(f"{name}-execution", args.execution_policy)
+        task_role, task_policy = self._role(name, args.task_policy)
+        definition = aws.ecs.TaskDefinition(
+            f"{name}-definition",
+            family=physical_name(name),
+            requires_compatibilities=["EC2"],
+            # Every task its own network interface: Ray's fixed ports cannot clash, and DNS leads to the task itself.
+            network_mode="awsvpc",
+            cpu=str(args.size.cpu_units),
+            memory=str(args.size.memory_mib),
+            runtime_platform=aws.ecs.TaskDefinitionRuntimePlatformArgs(
+                cpu_architecture="X86_64", operating_system_family="LINUX"
+            ),
+            execution_role_arn=execution_role.arn,
+            task_role_arn=task_role.arn,
+            container_definitions=args.container,
+            volumes=_volumes(args.state_volume),
+            tags=tags(f"{name}-definition"),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        self.definition_arn = definition.arn
+        self.role_policies = [execution_policy, task_policy]
+        self.register_outputs({"definition_arn": self.definition_arn})
+
+    def _role(self, name: str, policy: pulumi.Input[str]) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
+        role = aws.iam.Role(
+            f"{name}-role",
+            assume_role_policy=json.dumps(policies.assumed_by("ecs-tasks.amazonaws.com")),
+            tags=tags(f"{name}-role"),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        inline = aws.iam.RolePolicy(
+            f"{name}-policy", role=role.name, policy=policy, opts=pulumi.ResourceOptions(parent=self)
+        )
+        return role, inline
+
+
+def _volumes(state_volume: str | None) -> list[aws.ecs.TaskDefinitionVolumeArgs]:
+    """Those that go with the task, and the one that stays on the instance's disk for the next task, and goes with it.
+
+    https://docs.aws.amazon.com/AmazonECS/latest/developerguide/docker-volumes.html
+    """
+    volumes = [aws.ecs.TaskDefinitionVolumeArgs(name=volume) for volume in TASK_VOLUMES]
+    if state_volume is None:
+        return volumes
+    shared = aws.ecs.TaskDefinitionVolumeDockerVolumeConfigurationArgs(
+        scope="shared", autoprovision=True, driver="local"
+    )
+    return [*volumes, aws.ecs.TaskDefinitionVolumeArgs(name=state_volume, docker_volume_configuration=shared)]
