@@ -94,6 +94,7 @@ monitoring = Monitoring(
 )
 
 head_id = head_capacity.instance_id()
+reach = pulumi.Output.all(head_id, discovery.head_host)
 pulumi.export("bucket", storage.bucket.name)
 pulumi.export("head_instance_id", head_id)
 pulumi.export("cluster_name", cluster.ref.name)
@@ -103,8 +104,5 @@ pulumi.export("metrics_dashboard", monitoring.dashboard_name)
 pulumi.export("estimated_hourly_usd", plan.hourly_usd or "unknown")
 pulumi.export("train_command", head_id.apply(lambda head: commands.train(plan.region, plan.gpus, head)))
 pulumi.export("shell_command", head_id.apply(lambda head: commands.shell(plan.region, head)))
-pulumi.export(
-    "dashboard_command",
-    pulumi.Output.all(head_id, discovery.head_host).apply(lambda known: commands.dashboard(plan.region, *known)),
-)
+pulumi.export("dashboard_command", reach.apply(lambda known: commands.dashboard(plan.region, *known)))
 pulumi.export("token_command", auth.parameter_name.apply(lambda name: commands.token(plan.region, name)))
