@@ -31,11 +31,18 @@ cluster = Cluster("ray", ClusterArgs(log_retention_days=settings.log_retention_d
 
 head_capacity = Capacity(
     "head",
-    CapacityArgs(cluster=cluster.ref, network=network.ref, node=plan.head, root_volume_gib=settings.root_volume_gib),
+    CapacityArgs(
+        partition=plan.partition,
+        cluster=cluster.ref,
+        network=network.ref,
+        node=plan.head,
+        root_volume_gib=settings.root_volume_gib,
+    ),
 )
 worker_capacity = Capacity(
     "workers",
     CapacityArgs(
+        partition=plan.partition,
         cluster=cluster.ref,
         network=network.ref,
         node=plan.worker,
@@ -47,6 +54,7 @@ association = cluster.associate([head_capacity.provider_name, worker_capacity.pr
 
 tasks = TaskDefaults(
     cluster=cluster.ref,
+    partition=plan.partition,
     region=plan.region,
     image_uri=image_uri,
     logs=cluster.logs,

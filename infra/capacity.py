@@ -14,7 +14,7 @@ from infra.definitions.user_data import ami_parameter, user_data
 from infra.references import NetworkRef, NodeSpec, ResourceRef
 from infra.tags import tags
 
-# ECS puts this tag on a group that it scales, and takes away no instance that lacks it.
+# ECS puts this tag on a group with a capacity provider, and takes away no instance that lacks it.
 MANAGED_TAG = aws.autoscaling.GroupTagArgs(key="AmazonECSManaged", value="true", propagate_at_launch=True)
 
 
@@ -26,6 +26,7 @@ class CapacityArgs:
     scaling lets ECS start as many as its tasks need, up to `node.max_count`; otherwise there are always that many.
     """
 
+    partition: str
     cluster: ResourceRef
     network: NetworkRef
     node: NodeSpec
@@ -41,9 +42,9 @@ class Capacity(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: CapacityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Capacity", name, None, opts)
-        role, attachments = self._role(name)
+        role, rights = self._role(name, args.partition)
         template = self._launch_template(name, args, role)
-        self._group = self._auto_scaling_group(name, args, template, attachments)
+        self._group = self._auto_scaling_group(name, args, template, rights)
         self.group_name = self._group.name
         self.provider_name = self._capacity_provider(name, args).name
         self.register_outputs({"provider_name": self.provider_name, "group_name": self.group_name})
@@ -61,20 +62,26 @@ class Capacity(pulumi.ComponentResource):
         )
         return running.ids.apply(lambda ids: ids[0] if ids else "")
 
-    def _role(self, name: str) -> tuple[aws.iam.Role, list[aws.iam.RolePolicyAttachment]]:
+    def _role(self, name: str, partition: str) -> tuple[aws.iam.Role, list[pulumi.Resource]]:
         role = aws.iam.Role(
             f"{name}-instance-role",
             assume_role_policy=json.dumps(policies.assumed_by("ec2.amazonaws.com")),
             tags=tags(f"{name}-instance-role"),
             opts=pulumi.ResourceOptions(parent=self),
         )
-        attachments = [
-            aws.iam.RolePolicyAttachment(
-                f"{name}-instance-{kind}", role=role.name, policy_arn=arn, opts=pulumi.ResourceOptions(parent=self)
-            )
-            for kind, (arn, _) in policies.AWS_MANAGED_POLICIES.items()
-        ]
-        return role, attachments
+        agent = aws.iam.RolePolicyAttachment(
+            f"{name}-instance-ecs",
+            role=role.name,
+            policy_arn=policies.ecs_agent(partition),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        sessions = aws.iam.RolePolicy(
+            f"{name}-instance-ssm",
+            role=role.name,
+            policy=json.dumps(policies.session_manager()),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        return role, [agent, sessions]
 
     def _launch_template(self, name: str, args: CapacityArgs, role: aws.iam.Role) -> aws.ec2.LaunchTemplate:
         profile = aws.iam.InstanceProfile(
@@ -121,7 +128,7 @@ class Capacity(pulumi.ComponentResource):
         name: str,
         args: CapacityArgs,
         template: aws.ec2.LaunchTemplate,
-        attachments: list[aws.iam.RolePolicyAttachment],
+        rights: list[pulumi.Resource],
     ) -> aws.autoscaling.Group:
         return aws.autoscaling.Group(
             f"{name}-group",
@@ -148,10 +155,10 @@ class Capacity(pulumi.ComponentResource):
                 aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=False)
                 for key, value in tags(f"{name}-group").items()
             ]
-            + ([MANAGED_TAG] if args.managed_scaling else []),
+            + [MANAGED_TAG],
             # Instances without the NAT gateway's route, the rules or the role's policies neither join the cluster nor
             # report their tasks stopped: the first `up` would wait for them, and `destroy` would hang in DRAINING.
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[args.network.network, *attachments]),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[args.network.network, *rights]),
         )
 
     def _placement_group(self, name: str) -> pulumi.Output[str]:
@@ -172,8 +179,10 @@ class Capacity(pulumi.ComponentResource):
                 managed_scaling=_managed_scaling(args),
                 # Only instances without a task go: the group alone would not know which those are.
                 managed_termination_protection="ENABLED" if args.managed_scaling else "DISABLED",
-                # On by default; its lifecycle hook would hold a leaving instance until its training task ends.
-                managed_draining="DISABLED",
+                # The task of an instance that leaves gets SIGTERM first, and its stopTimeout. Nothing waits for its own
+                # end: ECS stops tasks of a service whose minimum is below 100 %.
+                # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/container-instance-draining.html
+                managed_draining="ENABLED",
             ),
             tags=tags(f"{name}-capacity-provider"),
             opts=pulumi.ResourceOptions(parent=self),

@@ -21,6 +21,7 @@ class TaskDefaults:
     """What the tasks of all kinds have in common."""
 
     cluster: ResourceRef
+    partition: str
     region: str
     image_uri: pulumi.Input[str]
     logs: ResourceRef
@@ -39,7 +40,6 @@ class TaskDefaults:
             metrics_namespace=namespace,
             price_parameter=worker_price.name,
         )
-        rights = pulumi.Output.all(bucket_arn=self.bucket.arn, metrics_namespace=namespace, price_arn=worker_price.arn)
         return RayTaskArgs(
             container=known.apply(
                 lambda values: json.dumps(
@@ -55,9 +55,7 @@ class TaskDefaults:
             ),
             size=size,
             execution_policy=self._execution_policy(),
-            task_policy=rights.apply(
-                lambda values: json.dumps(policies.training(**values, data_buckets=self.data_buckets))
-            ),
+            task_policy=self._task_policy(metrics_namespace=namespace, price_arn=worker_price.arn),
             state_volume=containers.STATE_VOLUME,
         )
 
@@ -77,9 +75,7 @@ class TaskDefaults:
             ),
             size=size,
             execution_policy=self._execution_policy(),
-            task_policy=self.bucket.arn.apply(
-                lambda arn: json.dumps(policies.training(bucket_arn=arn, data_buckets=self.data_buckets))
-            ),
+            task_policy=self._task_policy(),
         )
 
     def _container_defaults(self, values: dict[str, str], size: TaskSize) -> ContainerDefaults:
@@ -94,4 +90,11 @@ class TaskDefaults:
     def _execution_policy(self) -> pulumi.Output[str]:
         return pulumi.Output.all(
             image_uri=self.image_uri, log_group_arn=self.logs.arn, token_arn=self.token_parameter_arn
-        ).apply(lambda inputs: json.dumps(policies.execution(**inputs)))
+        ).apply(lambda inputs: json.dumps(policies.execution(partition=self.partition, **inputs)))
+
+    def _task_policy(self, **given: pulumi.Input[str]) -> pulumi.Output[str]:
+        return pulumi.Output.all(bucket_arn=self.bucket.arn, **given).apply(
+            lambda inputs: json.dumps(
+                policies.training(partition=self.partition, data_buckets=self.data_buckets, **inputs)
+            )
+        )

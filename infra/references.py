@@ -20,8 +20,9 @@ class ExistingNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class Location:
-    """Region and zone of everything; `existing` is None where the stack makes a network of its own."""
+    """Partition, region and zone of everything; `existing` is None where the stack makes a network of its own."""
 
+    partition: str
     region: str
     zone: str
     existing: ExistingNetwork | None = None

@@ -81,7 +81,7 @@ class WorkerScaling(pulumi.ComponentResource):
         self._alarm(
             f"{name}-short",
             "Jobs of the Ray cluster wait for GPUs",
-            expression=f"IF({short}, MAX([requested, FILL(instances, 0) * {gpus}]), 0)",
+            expression=f"IF({short}, MAX([requested, instances * {gpus}]), 0)",
             above=0,
             minutes=1,
             policy=self._policy(f"{name}-short", steps),

@@ -11,7 +11,7 @@ from typing import Any
 import pulumi
 import pytest
 
-from infra.definitions.policies import AWS_MANAGED_POLICIES, WILDCARD_ACTIONS
+from infra.definitions.policies import ECS_AGENT_POLICY, SESSION_MANAGER, WILDCARD_ACTIONS
 from tests.infra.fake_aws import ACCOUNT, DIGEST, REGION, REGISTRY, SECRET, Cloud, Registered
 
 ROOT = Path(__file__).parents[1]
@@ -36,9 +36,11 @@ SCALERS = ["short", "unused", "idle"]
 READY_IMAGE = f"public.example/ray@{DIGEST}"
 
 
-def deploy(monkeypatch: pytest.MonkeyPatch, config: dict[str, str] | None = None, preview: bool = False) -> Cloud:
+def deploy(
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, str] | None = None, preview: bool = False, partition: str = "aws"
+) -> Cloud:
     """Run the program on a stack with this configuration."""
-    cloud = Cloud(config=config or {}, preview=preview)
+    cloud = Cloud(config=config or {}, preview=preview, partition=partition)
     exported: dict[str, pulumi.Output[Any]] = {}
     monkeypatch.setattr(pulumi, "export", lambda name, value: exported.update({name: pulumi.Output.from_input(value)}))
     monkeypatch.chdir(ROOT)
@@ -253,7 +255,7 @@ PARTS = {
 
 def test_no_role_has_a_wildcard_without_a_written_reason(everything: Cloud) -> None:
     inline = everything.of_type("aws:iam/rolePolicy:RolePolicy")
-    assert len(inline) == 4, "execution and task roles of head and workers"
+    assert len(inline) == 6, "execution, task and instance roles of head and workers"
     for policy in inline:
         for statement in statements(policy.inputs["policy"]):
             assert "NotAction" not in statement, f"{policy.name} allows what it does not name"
@@ -272,22 +274,19 @@ def test_no_role_has_a_wildcard_without_a_written_reason(everything: Cloud) -> N
 def test_what_reaches_everything_is_held_by_a_condition_or_reads_nothing(everything: Cloud) -> None:
     policies = everything.of_type("aws:iam/rolePolicy:RolePolicy")
     wide = [each for made in policies for each in statements(made.inputs["policy"]) if each["Resource"] == "*"]
-    assert len(wide) == 3, "two execution roles pull from ECR, the head publishes"
+    assert len(wide) == 5, "two execution roles pull from ECR, two instances are reached, the head publishes"
     for statement in wide:
-        if statement["Action"] != ["ecr:GetAuthorizationToken"]:
+        if statement["Action"] not in (["ecr:GetAuthorizationToken"], list(SESSION_MANAGER)):
             assert statement["Condition"] == {
                 "StringEquals": {"cloudwatch:namespace": "ray-on-ecs/ray-on-ecs-dev-ray-c0ffee"}
             }
 
 
-def test_a_policy_of_aws_has_a_written_reason(everything: Cloud) -> None:
+def test_the_ecs_agent_alone_has_a_policy_of_aws(everything: Cloud) -> None:
     attached = [each.inputs for each in everything.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")]
-    assert len(attached) == 4, "two kinds of instance with two agents each"
-    for each in attached:
-        assert each["policyArn"] in {arn for arn, _ in AWS_MANAGED_POLICIES.values()}, (
-            f"{each['policyArn']} allows more than anybody here knows"
-        )
-        assert each["role"] in {"head-instance-role", "workers-instance-role"}, "a task has its own policies alone"
+    assert {each["policyArn"] for each in attached} == {f"arn:aws:iam::aws:{ECS_AGENT_POLICY}"}
+    roles = {each["role"] for each in attached}
+    assert roles == {"head-instance-role", "workers-instance-role"}, "a task has its own policies alone"
 
 
 def test_each_role_is_for_one_service(everything: Cloud) -> None:
@@ -422,6 +421,16 @@ def test_a_retained_bucket_stays_and_everything_else_goes(monkeypatch: pytest.Mo
     kept = {name for name, made in cloud.resources.items() if made.retain_on_delete}
     assert "storage-bucket" in kept, "its runs are to outlive the stack"
     assert all(name.startswith("storage-") for name in kept), "anything else that stays is paid for by mistake"
+
+
+def test_another_partition_is_named_in_every_arn(monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = deploy(monkeypatch, {"dataBuckets": "my-data"}, partition="aws-us-gov")
+    written = [each.inputs["policyArn"] for each in cloud.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")]
+    for policy in cloud.of_type("aws:iam/rolePolicy:RolePolicy"):
+        resources = [each["Resource"] for each in statements(policy.inputs["policy"])]
+        written += [each for each in resources if "ecr" in each or "my-data" in each]
+    assert len(written) == 8, "two agents, two images, two listings and reads of the data"
+    assert all(arn.startswith("arn:aws-us-gov:") for arn in written), written
 
 
 def test_a_zone_that_is_asked_for_holds_everything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,21 +25,24 @@ def locate(settings: Settings) -> Location:
         SettingError: It can't run where it is told to.
         RunError: AWS can't be asked.
     """
-    region = region_of_the_stack()
+    region, partition = region_of_the_stack()
     existing = get_existing_network(settings.vpc_id, settings.subnet_id, region) if settings.vpc_id else None
     given = existing.zone if existing else settings.availability_zone
     offered = offerings(settings, region, given)
     zones = common_zones(settings, offered, region) if offered else [given]
     if existing:
         _check_subnets_zone(settings, existing, zones)
-        return Location(region=region, zone=existing.zone, existing=existing)
-    return Location(region=region, zone=choose_zone(settings, zones))
+        return Location(partition=partition, region=region, zone=existing.zone, existing=existing)
+    return Location(partition=partition, region=region, zone=choose_zone(settings, zones))
 
 
-def region_of_the_stack() -> str:
-    """Ask the AWS provider; this is the first question, and the one that fails without credentials."""
+def region_of_the_stack() -> tuple[str, str]:
+    """Ask the AWS provider for the region and its partition, such as aws or aws-us-gov.
+
+    This is the first question, and the one that fails without credentials.
+    """
     try:
-        return aws.get_region().region
+        return aws.get_region().region, aws.get_partition().partition
     except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
         hint = "sign in, and set aws:region with `pulumi config set aws:region us-west-2`"
         raise pulumi.RunError(f"aws:region: AWS can't be asked ({error_reason(error)}); {hint}") from error

@@ -34,6 +34,11 @@ class Plan:
     gpus: int
 
     @property
+    def partition(self) -> str:
+        """AWS's partition of that region, with which ARNs begin."""
+        return self.location.partition
+
+    @property
     def region(self) -> str:
         """Region of everything."""
         return self.location.region

@@ -13,26 +13,31 @@ Policy = dict[str, Any]
 
 # Where the training job keeps its runs; its tasks reach nothing else in the bucket.
 RUNS_PREFIX = "runs"
+# What the agent of Session Manager calls, in place of SSH and an open port. AmazonSSMManagedInstanceCore, AWS's own
+# policy, would also let whoever opens a session read every parameter of the account.
+# https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-create-iam-instance-profile.html
+SESSION_MANAGER = (
+    "ssm:UpdateInstanceInformation",
+    "ssmmessages:CreateControlChannel",
+    "ssmmessages:CreateDataChannel",
+    "ssmmessages:OpenControlChannel",
+    "ssmmessages:OpenDataChannel",
+)
 # Actions that IAM lets nobody restrict to a resource, and what holds them instead.
 # https://docs.aws.amazon.com/service-authorization/latest/reference/
 WILDCARD_ACTIONS = {
     "ecr:GetAuthorizationToken": "a registry's token is not tied to a repository; the pull itself is",
     "cloudwatch:PutMetricData": "metrics are no resources; the condition names the stack's own namespace",
+    **dict.fromkeys(SESSION_MANAGER, "Session Manager names no resource; an agent answers for its own instance alone"),
 }
-# Policies that AWS keeps, and why an instance has them with all their wildcards. No task can take its role on.
-AWS_MANAGED_POLICIES = {
-    "ecs": (
-        "arn:aws:iam::aws:policy/service-role/AmazonEC2ContainerServiceforEC2Role",
-        "what the ECS agent calls, which AWS changes together with the agent",
-    ),
-    "ssm": (
-        "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore",
-        "what the agent of Session Manager calls, in place of SSH and an open port",
-    ),
-}
-# 123456789012.dkr.ecr.us-west-2.amazonaws.com/name, or ECR's newer 123456789012.dkr-ecr.us-west-2.on.aws/name.
+# The one policy that AWS keeps, with all its wildcards: what the ECS agent calls, which AWS changes together with the
+# agent. No task can take the instance's role on.
+ECS_AGENT_POLICY = "policy/service-role/AmazonEC2ContainerServiceforEC2Role"
+# 123456789012.dkr.ecr.us-west-2.amazonaws.com/name, ECR's newer 123456789012.dkr-ecr.us-west-2.on.aws/name, and their
+# likes in other partitions and with FIPS.
 ECR_IMAGE = re.compile(
-    r"(?P<account>\d{12})\.dkr[.-]ecr\.(?P<region>[a-z0-9-]+)\.(amazonaws\.com|on\.aws)/(?P<name>[^:@]+)"
+    r"(?P<account>\d{12})\.dkr[.-]ecr(-fips)?\.(?P<region>[a-z0-9-]+)"
+    r"\.(amazonaws\.(com|com\.cn|eu)|on\.aws|on\.amazonwebservices\.(com\.cn|eu))/(?P<name>[^:@]+)"
 )
 
 
@@ -41,14 +46,24 @@ def assumed_by(service: str) -> Policy:
     return _policy({"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"})
 
 
-def execution(*, image_uri: str, log_group_arn: str, token_arn: str) -> Policy:
+def ecs_agent(partition: str) -> str:
+    """ARN of AWS's own policy for the ECS agent."""
+    return f"arn:{partition}:iam::aws:{ECS_AGENT_POLICY}"
+
+
+def session_manager() -> Policy:
+    """What an instance may do so that Session Manager reaches it."""
+    return _policy(_allow(list(SESSION_MANAGER), "*"))
+
+
+def execution(*, partition: str, image_uri: str, log_group_arn: str, token_arn: str) -> Policy:
     """What the ECS agent may do to start a task: pull its image, write its logs, read Ray's token.
 
     The parameter is encrypted with the key that AWS manages for SSM, whose own policy lets the account's principals
     decrypt through SSM: kms:Decrypt is not needed here.
     """
     return _policy(
-        *_pull(image_uri),
+        *_pull(partition, image_uri),
         _allow(["logs:CreateLogStream", "logs:PutLogEvents"], f"{log_group_arn}:*"),
         _allow(["ssm:GetParameters"], token_arn),
     )
@@ -56,6 +71,7 @@ def execution(*, image_uri: str, log_group_arn: str, token_arn: str) -> Policy:
 
 def training(
     *,
+    partition: str,
     bucket_arn: str,
     metrics_namespace: str | None = None,
     price_arn: str | None = None,
@@ -72,7 +88,7 @@ def training(
     """
     objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
     runs = _allow(objects, f"{bucket_arn}/{RUNS_PREFIX}/*")
-    data = [statement for each in data_buckets for statement in _read(each)]
+    data = [statement for each in data_buckets for statement in _read(partition, each)]
     price = [_allow(["ssm:GetParameter"], price_arn)] if price_arn else []
     return _policy(_listing(bucket_arn, RUNS_PREFIX), runs, *data, *price, *_publish(metrics_namespace))
 
@@ -90,10 +106,10 @@ def tls_only(*, bucket_arn: str) -> Policy:
     )
 
 
-def _read(source: str) -> list[dict[str, Any]]:
+def _read(partition: str, source: str) -> list[dict[str, Any]]:
     """Statements that let a bucket be read, or what is below a prefix of it."""
     bucket, _, prefix = source.strip("/").partition("/")
-    arn = f"arn:aws:s3:::{bucket}"
+    arn = f"arn:{partition}:s3:::{bucket}"
     objects = [f"{arn}/{prefix}", f"{arn}/{prefix}/*"] if prefix else [f"{arn}/*"]
     return [_listing(arn, prefix), *(_allow(["s3:GetObject"], each) for each in objects)]
 
@@ -114,12 +130,12 @@ def _publish(metrics_namespace: str | None) -> list[dict[str, Any]]:
     return [{**put, "Condition": {"StringEquals": {"cloudwatch:namespace": metrics_namespace}}}]
 
 
-def _pull(image_uri: str) -> list[dict[str, Any]]:
+def _pull(partition: str, image_uri: str) -> list[dict[str, Any]]:
     """Statements that let an image be pulled from a private ECR repository; other registries take none."""
     image = ECR_IMAGE.match(image_uri)
     if image is None:
         return []
-    repository = "arn:aws:ecr:{region}:{account}:repository/{name}".format(**image.groupdict())
+    repository = f"arn:{partition}:ecr:{image['region']}:{image['account']}:repository/{image['name']}"
     return [
         _allow(["ecr:GetAuthorizationToken"], "*"),
         _allow(["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], repository),

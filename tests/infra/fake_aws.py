@@ -57,6 +57,7 @@ class Cloud(mocks.Mocks):
     not_offered: dict[str, tuple[str, ...]] = field(default_factory=dict)
     running: tuple[str, ...] = ("i-0123456789abcdef0",)
     quotas: dict[str, float] = field(default_factory=dict)
+    partition: str = "aws"
     prices: dict[str, float] | None = field(default_factory=lambda: {"m5.xlarge": 0.192, "g5.xlarge": 1.006})
     silent: tuple[str, ...] = ()
     vpc: dict[str, Any] = field(default_factory=dict)
@@ -134,6 +135,8 @@ class Cloud(mocks.Mocks):
         match asked:
             case "getRegion":
                 return {"region": REGION}, []
+            case "getPartition":
+                return {"partition": self.partition}, []
             case "getInstanceType":
                 return self._instance_type(args.args["instanceType"])
             case "getInstanceTypeOfferings":

@@ -9,6 +9,7 @@ from typing import Any
 import pulumi
 
 from infra.capacity import Capacity, CapacityArgs
+from infra.definitions import policies
 from infra.definitions.sizing import InstanceType, TaskSize
 from infra.definitions.user_data import user_data
 from infra.references import NetworkRef, NodeSpec, ResourceRef
@@ -22,7 +23,7 @@ def node(name: str, count: int, gpus: int = 0) -> NodeSpec:
     return NodeSpec(key="workerInstanceType", instance=instance, task=task, max_count=count)
 
 
-DEFAULTS: dict[str, Any] = {"node": node("m5.xlarge", 1), "root_volume_gib": 100}
+DEFAULTS: dict[str, Any] = {"partition": "aws", "node": node("m5.xlarge", 1), "root_volume_gib": 100}
 GPU = {**DEFAULTS, "node": node("g5.xlarge", 2, gpus=1)}
 MANAGED = {**GPU, "managed_scaling": True}
 
@@ -126,18 +127,11 @@ def test_a_new_type_or_disk_replaces_instances_and_a_new_image_does_not(cloud: C
     }, "the number leaves no room for a new instance beside the old one, and a protected one would never go"
 
 
-def test_the_role_is_for_the_agent_and_session_manager(cloud: Cloud) -> None:
+def test_the_role_is_for_instances(cloud: Cloud) -> None:
     capacity(cloud)
     (role,) = cloud.of_type("aws:iam/role:Role")
     (statement,) = json.loads(role.inputs["assumeRolePolicy"])["Statement"]
     assert statement["Principal"] == {"Service": "ec2.amazonaws.com"}, "only instances take it on"
-    attached = {
-        entry.inputs["policyArn"] for entry in cloud.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
-    }
-    assert attached == {
-        "arn:aws:iam::aws:policy/service-role/AmazonEC2ContainerServiceforEC2Role",
-        "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore",
-    }, "the commands go through Session Manager, and anything more is too much"
 
 
 def test_gpu_instances_stand_next_to_each_other(cloud: Cloud) -> None:
@@ -170,7 +164,7 @@ def test_ecs_moves_a_managed_number_and_nobody_else_does(cloud: Cloud) -> None:
 
 
 def test_the_tag_that_ecs_adds_is_there_from_the_start(cloud: Cloud) -> None:
-    capacity(cloud, MANAGED)
+    capacity(cloud, DEFAULTS)
     tags = {tag["key"]: tag for tag in cloud.resources["head-group"].inputs["tags"]}
     assert tags["AmazonECSManaged"] == {"key": "AmazonECSManaged", "value": "true", "propagateAtLaunch": True}, (
         "every second `pulumi up` would take it away again, and ECS stops no instance without it"
@@ -183,14 +177,23 @@ def test_what_is_paid_for_is_counted(cloud: Cloud) -> None:
     assert cloud.resources["head-group"].inputs["enabledMetrics"] == ["GroupInServiceInstances"], "scaling reads it"
 
 
-def test_ecs_neither_scales_nor_holds_the_instances(cloud: Cloud) -> None:
+def test_ecs_does_not_scale_a_fixed_number_and_drains_what_leaves(cloud: Cloud) -> None:
     made = capacity(cloud)
     assert cloud.resources["head-capacity-provider"].inputs["autoScalingGroupProvider"] == {
         "autoScalingGroupArn": cloud.value(made._group.arn),
         "managedScaling": {"status": "DISABLED"},
         "managedTerminationProtection": "DISABLED",
-        "managedDraining": "DISABLED",
-    }, "draining is on by default, and holds `destroy` until a training task ends by itself"
+        "managedDraining": "ENABLED",
+    }, "an instance that leaves would take its task along without a SIGTERM, and with it the last steps"
+
+
+def test_whoever_opens_a_session_reads_no_parameter_of_the_account(cloud: Cloud) -> None:
+    capacity(cloud)
+    attached = cloud.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
+    assert [each.inputs["policyArn"] for each in attached] == [policies.ecs_agent("aws")]
+    (statement,) = json.loads(cloud.resources["head-instance-ssm"].inputs["policy"])["Statement"]
+    assert statement == {"Effect": "Allow", "Action": list(policies.SESSION_MANAGER), "Resource": "*"}
+    assert not any("Parameter" in action for action in statement["Action"]), "others' secrets are among them"
 
 
 def test_instances_start_after_what_they_need(cloud: Cloud) -> None:

@@ -64,6 +64,7 @@ def test_a_type_that_the_region_does_not_offer_is_refused(cloud: Cloud, key: str
 
 def test_an_existing_subnet_decides_the_zone(cloud: Cloud) -> None:
     assert place(cloud, **EXISTING) == Location(
+        partition="aws",
         region=REGION,
         zone="us-west-2b",
         existing=ExistingNetwork(vpc_id="vpc-0a1b", subnet_id="subnet-0c2d", zone="us-west-2b"),

@@ -15,7 +15,8 @@ SHARED_TAGS = {"project": "ray-on-ecs", "stack": "dev"}
 
 def network(cloud: Cloud, vpc_cidr: str = "10.0.0.0/16", existing: ExistingNetwork | None = None) -> Network:
     """A network with valid defaults."""
-    args = NetworkArgs(vpc_cidr=vpc_cidr, location=Location(region=REGION, zone="us-west-2a", existing=existing))
+    location = Location(partition="aws", region=REGION, zone="us-west-2a", existing=existing)
+    args = NetworkArgs(vpc_cidr=vpc_cidr, location=location)
     return cloud.run(lambda: Network("network", args))
 
 

@@ -19,7 +19,7 @@ def plan(cloud: Cloud, **settings: str | int | float | bool) -> Plan:
 
 def test_the_defaults_give_two_gpus_in_the_first_zone(cloud: Cloud) -> None:
     made = plan(cloud)
-    assert made.location == Location(region=REGION, zone="us-west-2a"), (
+    assert made.location == Location(partition="aws", region=REGION, zone="us-west-2a"), (
         "local zones sort first and lack NAT gateways, so a zone is a region and a letter"
     )
     assert (made.head.instance_type, made.head.max_count, made.head.usd) == ("m5.xlarge", 1, 0.192)

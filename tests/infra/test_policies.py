@@ -14,7 +14,7 @@ ECR_URI = "123456789012.dkr.ecr.us-west-2.amazonaws.com/team/training"
 
 def execution(image_uri: str) -> list[dict]:
     """Statements of the execution policy for an image."""
-    return policies.execution(image_uri=image_uri, log_group_arn=LOGS, token_arn=TOKEN)["Statement"]
+    return policies.execution(partition="aws", image_uri=image_uri, log_group_arn=LOGS, token_arn=TOKEN)["Statement"]
 
 
 def test_only_the_named_service_takes_on_a_role() -> None:
@@ -34,6 +34,8 @@ def test_only_the_named_service_takes_on_a_role() -> None:
         f"{ECR_URI}:latest@sha256:00",
         ECR_URI,
         "123456789012.dkr-ecr.us-west-2.on.aws/team/training:latest",
+        "123456789012.dkr.ecr-fips.us-west-2.amazonaws.com/team/training",
+        "123456789012.dkr.ecr.us-west-2.amazonaws.com.cn/team/training",
     ],
 )
 def test_a_task_starts_with_its_own_image_logs_and_token(uri: str) -> None:
@@ -56,7 +58,7 @@ def test_an_image_from_elsewhere_takes_no_rights_in_ecr(uri: str) -> None:
 
 
 def test_training_reads_and_writes_its_runs_alone() -> None:
-    listing, objects = policies.training(bucket_arn=BUCKET)["Statement"]
+    listing, objects = policies.training(partition="aws", bucket_arn=BUCKET)["Statement"]
     assert objects == {
         "Effect": "Allow",
         "Action": ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
@@ -66,7 +68,9 @@ def test_training_reads_and_writes_its_runs_alone() -> None:
 
 
 def test_training_reads_the_buckets_that_it_is_given_and_writes_none_of_them() -> None:
-    policy = policies.training(bucket_arn="arn:aws:s3:::runs", data_buckets=("my-data", "other/images"))
+    policy = policies.training(
+        partition="aws", bucket_arn="arn:aws:s3:::runs", data_buckets=("my-data", "other/images")
+    )
     _, _, list_all, get_all, list_some, *get_some = policy["Statement"]
     assert (list_all["Action"], list_all["Resource"]) == (["s3:ListBucket"], "arn:aws:s3:::my-data")
     assert (get_all["Action"], get_all["Resource"]) == (["s3:GetObject"], "arn:aws:s3:::my-data/*")
@@ -79,19 +83,19 @@ def test_training_reads_the_buckets_that_it_is_given_and_writes_none_of_them() -
 
 
 def test_only_who_has_to_publishes_metrics_and_into_one_namespace() -> None:
-    *_, publish = policies.training(bucket_arn=BUCKET, metrics_namespace="ray-on-ecs/dev")["Statement"]
+    *_, publish = policies.training(partition="aws", bucket_arn=BUCKET, metrics_namespace="ray-on-ecs/dev")["Statement"]
     assert publish == {
         "Effect": "Allow",
         "Action": ["cloudwatch:PutMetricData"],
         "Resource": "*",
         "Condition": {"StringEquals": {"cloudwatch:namespace": "ray-on-ecs/dev"}},
     }, "another stack's scaling hangs on its metrics"
-    assert len(policies.training(bucket_arn=BUCKET)["Statement"]) == 2, "a worker publishes nothing"
+    assert len(policies.training(partition="aws", bucket_arn=BUCKET)["Statement"]) == 2, "a worker publishes nothing"
 
 
 def test_only_who_tells_costs_reads_the_price() -> None:
     price = TOKEN.replace("auth", "price")
-    *_, read = policies.training(bucket_arn=BUCKET, price_arn=price)["Statement"]
+    *_, read = policies.training(partition="aws", bucket_arn=BUCKET, price_arn=price)["Statement"]
     assert read == {"Effect": "Allow", "Action": ["ssm:GetParameter"], "Resource": price}, "and no other parameter"
 
 
@@ -100,7 +104,7 @@ def test_every_action_without_a_resource_says_why() -> None:
 
 
 def test_listing_holds_to_the_runs_and_lets_calls_without_a_prefix_pass() -> None:
-    listing, _ = policies.training(bucket_arn=BUCKET)["Statement"]
+    listing, _ = policies.training(partition="aws", bucket_arn=BUCKET)["Statement"]
     assert listing["Condition"] == {"StringLikeIfExists": {"s3:prefix": ["runs", "runs/*"]}}, (
         "PyArrow's HeadBucket names no prefix, and a missing key has to be told as 404"
     )

@@ -41,6 +41,7 @@ def tasks() -> TaskDefaults:
     """What both kinds have in common, with valid defaults."""
     return TaskDefaults(
         cluster=CLUSTER,
+        partition="aws",
         region=REGION,
         image_uri=IMAGE,
         logs=ResourceRef(name=known("ray-logs"), arn=known(LOGS)),
@@ -175,10 +176,12 @@ def test_each_kind_has_roles_of_its_own_with_no_more_than_it_needs(nodes: Cloud,
     assert task["executionRoleArn"].endswith(f":{kind}-task-execution-role"), "the agent starts the task with this one"
     assert task["taskRoleArn"].endswith(f":{kind}-task-role"), "the training code has this one"
     execution = nodes.resources[f"{kind}-task-execution-policy"].inputs
-    assert json.loads(execution["policy"]) == policies.execution(image_uri=IMAGE, log_group_arn=LOGS, token_arn=TOKEN)
+    assert json.loads(execution["policy"]) == policies.execution(
+        partition="aws", image_uri=IMAGE, log_group_arn=LOGS, token_arn=TOKEN
+    )
     training = nodes.resources[f"{kind}-task-policy"].inputs
     of_head = {"metrics_namespace": NAMESPACE, "price_arn": PRICE} if kind == "ray-head" else {}
-    expected = policies.training(bucket_arn=BUCKET, **of_head)
+    expected = policies.training(partition="aws", bucket_arn=BUCKET, **of_head)
     assert json.loads(training["policy"]) == expected, "its runs, the head the stack's metrics, and nothing else"
     trusted = json.loads(nodes.resources[f"{kind}-task-role"].inputs["assumeRolePolicy"])
     assert trusted == policies.assumed_by("ecs-tasks.amazonaws.com"), "only tasks take it on"
