@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import pulumi
 import pulumi_aws as aws
 
-from infra.config import prices, quotas
+from infra.config import docker, prices, quotas
 from infra.config.location import locate
 from infra.config.settings import Settings
 from infra.definitions.sizing import InstanceType, head_size, worker_size
@@ -55,6 +56,8 @@ def make_plan(settings: Settings) -> Plan:
     Raises:
         SettingError: They cannot work.
     """
+    if not settings.image_uri and pulumi.runtime.is_dry_run():
+        docker.check()
     location = locate(settings)
     head = _head(settings, location.region)
     worker = _worker(settings, location.region)

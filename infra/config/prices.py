@@ -54,8 +54,11 @@ def estimate(*nodes: NodeSpec) -> float | None:
 def check(limit: float, *nodes: NodeSpec) -> None:
     """Refuse with a SettingError what would cost more than `limit` USD an hour; 0 is no limit."""
     estimated = estimate(*nodes)
-    if estimated is None or not limit or estimated <= limit:
+    if not limit or (estimated is not None and estimated <= limit):
         return
+    if estimated is None:
+        hint = "let the caller read the price list (pricing:GetProducts), or set it to 0 for no limit"
+        raise SettingError("maxHourlyUsd", limit, "can't be checked, as AWS says no prices", hint)
     instances = " and ".join(f"{node.max_count} x {node.instance_type}" for node in nodes if node.max_count)
     problem = f"is below the {estimated:g} USD an hour that {instances} cost"
     hint = "raise it, or give fewer (workerCount, maxWorkers) or smaller instances"

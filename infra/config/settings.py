@@ -6,13 +6,18 @@ only AWS can answer, such as whether a zone offers an instance type, is asked in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TypeVar
 
 import pulumi
 
 from infra.config import validation
 from infra.errors import SettingError
 from infra.references import Alerts, WorkerScale
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,59 +80,74 @@ class Settings:
     @classmethod
     def load(cls) -> Settings:
         """Read the stack's configuration; a key that is not set has its default."""
-        config = pulumi.Config()
-        return cls(
-            head_instance_type=_string(config, "headInstanceType", cls.head_instance_type),
-            worker_instance_type=_string(config, "workerInstanceType", cls.worker_instance_type),
-            worker_count=_integer(config, "workerCount", cls.worker_count),
-            min_workers=_integer(config, "minWorkers", cls.min_workers),
-            max_workers=_integer(config, "maxWorkers", cls.max_workers),
-            idle_timeout_minutes=_integer(config, "idleTimeoutMinutes", cls.idle_timeout_minutes),
-            vpc_cidr=_string(config, "vpcCidr", cls.vpc_cidr),
-            vpc_id=_string(config, "vpcId", cls.vpc_id),
-            subnet_id=_string(config, "subnetId", cls.subnet_id),
-            availability_zone=_string(config, "availabilityZone", cls.availability_zone),
-            image_uri=_string(config, "imageUri", cls.image_uri),
-            retain_bucket=_boolean(config, "retainBucket", cls.retain_bucket),
-            data_buckets=_list(config, "dataBuckets", cls.data_buckets),
-            root_volume_gib=_integer(config, "rootVolumeGiB", cls.root_volume_gib),
-            log_retention_days=_integer(config, "logRetentionDays", cls.log_retention_days),
-            check_quotas=_boolean(config, "checkQuotas", cls.check_quotas),
-            max_hourly_usd=_number(config, "maxHourlyUsd", cls.max_hourly_usd),
-            alert_email=_string(config, "alertEmail", cls.alert_email),
-            monthly_budget_usd=_integer(config, "monthlyBudgetUsd", cls.monthly_budget_usd),
+        read = _Reader()
+        settings = cls(
+            head_instance_type=read.string("headInstanceType", cls.head_instance_type),
+            worker_instance_type=read.string("workerInstanceType", cls.worker_instance_type),
+            worker_count=read.integer("workerCount", cls.worker_count),
+            min_workers=read.integer("minWorkers", cls.min_workers),
+            max_workers=read.integer("maxWorkers", cls.max_workers),
+            idle_timeout_minutes=read.integer("idleTimeoutMinutes", cls.idle_timeout_minutes),
+            vpc_cidr=read.string("vpcCidr", cls.vpc_cidr),
+            vpc_id=read.string("vpcId", cls.vpc_id),
+            subnet_id=read.string("subnetId", cls.subnet_id),
+            availability_zone=read.string("availabilityZone", cls.availability_zone),
+            image_uri=read.string("imageUri", cls.image_uri),
+            retain_bucket=read.boolean("retainBucket", cls.retain_bucket),
+            data_buckets=read.list("dataBuckets", cls.data_buckets),
+            root_volume_gib=read.integer("rootVolumeGiB", cls.root_volume_gib),
+            log_retention_days=read.integer("logRetentionDays", cls.log_retention_days),
+            check_quotas=read.boolean("checkQuotas", cls.check_quotas),
+            max_hourly_usd=read.number("maxHourlyUsd", cls.max_hourly_usd),
+            alert_email=read.string("alertEmail", cls.alert_email),
+            monthly_budget_usd=read.integer("monthlyBudgetUsd", cls.monthly_budget_usd),
         )
+        read.refuse_unknown_keys()
+        return settings
 
 
-def _string(config: pulumi.Config, key: str, default: str) -> str:
-    value = config.get(key)
-    return default if value is None else value.strip()
+class _Reader:
+    """Reads keys of the project, and knows which it has read."""
 
+    def __init__(self) -> None:
+        self._config = pulumi.Config()
+        self._keys: set[str] = set()
 
-def _list(config: pulumi.Config, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
-    value = config.get(key)
-    return default if value is None else tuple(each.strip() for each in value.split(",") if each.strip())
+    def string(self, key: str, default: str) -> str:
+        self._keys.add(key)
+        value = self._config.get(key)
+        return default if value is None else value.strip()
 
+    def list(self, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+        parts = self.string(key, ",".join(default)).split(",")
+        return tuple(each.strip() for each in parts if each.strip())
 
-def _integer(config: pulumi.Config, key: str, default: int) -> int:
-    try:
-        value = config.get_int(key)
-    except pulumi.ConfigTypeError as error:
-        raise SettingError(key, error.value, "is no whole number", f"give one, such as {default}") from error
-    return default if value is None else value
+    def integer(self, key: str, default: int) -> int:
+        return self._typed(self._config.get_int, key, default, "is no whole number", f"give one, such as {default}")
 
+    def number(self, key: str, default: float) -> float:
+        return self._typed(self._config.get_float, key, default, "is no number", f"give one, such as {default}")
 
-def _number(config: pulumi.Config, key: str, default: float) -> float:
-    try:
-        value = config.get_float(key)
-    except pulumi.ConfigTypeError as error:
-        raise SettingError(key, error.value, "is no number", f"give one, such as {default}") from error
-    return default if value is None else value
+    def boolean(self, key: str, default: bool) -> bool:
+        problem = "is neither true nor false"
+        return self._typed(self._config.get_bool, key, default, problem, "give one of the two")
 
+    def refuse_unknown_keys(self) -> None:
+        """Refuse a key that nobody reads: Pulumi itself takes a misspelt one in silence."""
+        prefix = f"{pulumi.get_project()}:"
+        for name, value in pulumi.runtime.get_config_env().items():
+            key = name.removeprefix(prefix)
+            if key != name and key not in self._keys:
+                nearest = get_close_matches(key, sorted(self._keys), n=1)
+                hint = f"did you mean {nearest[0]}? It" if nearest else "Pulumi.yaml lists them; this one"
+                raise SettingError(
+                    key, value, "stands under no key of the project", f"{hint} goes with `pulumi config rm {key}`"
+                )
 
-def _boolean(config: pulumi.Config, key: str, default: bool) -> bool:
-    try:
-        value = config.get_bool(key)
-    except pulumi.ConfigTypeError as error:
-        raise SettingError(key, error.value, "is neither true nor false", "give one of the two") from error
-    return default if value is None else value
+    def _typed(self, get: Callable[[str], T | None], key: str, default: T, problem: str, hint: str) -> T:
+        self._keys.add(key)
+        try:
+            value = get(key)
+        except pulumi.ConfigTypeError as error:
+            raise SettingError(key, error.value, problem, hint) from error
+        return default if value is None else value

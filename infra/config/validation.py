@@ -24,6 +24,9 @@ DOCKER_BRIDGE = ipaddress.IPv4Network("172.17.0.0/16")
 PRIVATE_RANGES = tuple(
     ipaddress.IPv4Network(each) for each in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 )
+# A tag or a digest is wanted: a name alone is more often a mistake than Docker Hub's image of that name.
+TAG, DIGEST = r":\w[\w.-]{0,127}", r"@sha256:[0-9a-f]{64}"
+IMAGE = rf"([\w.-]+(:\d+)?/)?[a-z0-9][a-z0-9._/-]*({TAG}|({TAG})?{DIGEST})"
 # A worker that is started for a job takes up to ten minutes, most of them for the image, before it shows progress.
 SHORTEST_IDLE_MINUTES = 15
 # An alarm looks back a day at most.
@@ -98,8 +101,11 @@ def availability_zone(value: str) -> None:
 
 
 def image_uri(value: str) -> None:
-    """An image reference, or nothing."""
-    if value and ("://" in value or not re.fullmatch(r"[a-z0-9][\w./:@-]*", value)):
+    """An image's address with its registry, and a tag or a digest, or nothing.
+
+    https://pkg.go.dev/github.com/distribution/reference
+    """
+    if value and not re.fullmatch(IMAGE, value):
         hint = "give registry/repository:tag or registry/repository@sha256:digest, or leave it empty to build docker/"
         raise SettingError("imageUri", value, "is no image reference", hint)
 

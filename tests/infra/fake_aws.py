@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -69,7 +70,8 @@ class Cloud(mocks.Mocks):
     def run(self, program: Callable[[], Any]) -> Any:
         """Run a program to its end and return its result; an exported value that stays unknown is missing."""
         asyncio.set_event_loop(_LOOP)
-        pulumi.runtime.set_all_config({f"{PROJECT}:{key}": value for key, value in self.config.items()})
+        config = {f"{PROJECT}:{key}": value for key, value in self.config.items()}
+        pulumi.runtime.set_all_config(config)
         monitor = _Recorder(self)
         pulumi.runtime.set_mocks(self, project=PROJECT, stack=STACK, preview=self.preview, monitor=monitor)
         results = []
@@ -78,7 +80,8 @@ class Cloud(mocks.Mocks):
         def drained() -> None:
             results.append(program())
 
-        with mock.patch.object(prices, "price_list", return_value=self):
+        environment = mock.patch.dict(os.environ, {"PULUMI_CONFIG": json.dumps(config)})  # as the engine does
+        with environment, mock.patch.object(prices, "price_list", return_value=self):
             drained()
         return results[0]
 

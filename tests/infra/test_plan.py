@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from infra.config import docker
 from infra.config.plan import Plan, get_instance_type, make_plan
 from infra.config.settings import Settings
 from infra.definitions.sizing import TaskSize
@@ -57,11 +58,30 @@ def test_what_costs_more_than_the_limit_is_refused(cloud: Cloud) -> None:
     assert plan(cloud, max_hourly_usd=2.21).hourly_usd == pytest.approx(2.204), "a limit that is kept stops nothing"
 
 
-def test_without_prices_there_is_no_estimate_and_nothing_is_refused(cloud: Cloud, warnings: list[str]) -> None:
+def test_without_prices_there_is_no_estimate(cloud: Cloud, warnings: list[str]) -> None:
     cloud.prices = None
-    assert plan(cloud, max_hourly_usd=0.01).hourly_usd is None, "a network without internet must not stop anybody"
+    assert plan(cloud).hourly_usd is None, "a network without internet must not stop anybody"
     [line] = warnings
-    assert "gave no estimate of the costs" in line, "said once"
+    assert "price list" in line
+
+
+def test_a_limit_that_cannot_be_checked_is_refused(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.prices = None
+    with pytest.raises(SettingError, match=r"^maxHourlyUsd: 5\.0 can't be checked, as AWS says no prices; "):
+        plan(cloud, max_hourly_usd=5.0)
+    [line] = warnings
+    assert "pricing:GetProducts" in line, "which says why"
+
+
+def test_docker_is_asked_in_a_preview_where_the_image_is_built(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(docker, "check", lambda: asked.append(True))
+    plan(cloud)
+    cloud.preview = True
+    plan(cloud, image_uri="public.example/ray:1")
+    assert asked == [], "nothing is built"
+    plan(cloud)
+    assert asked == [True]
 
 
 def test_more_vcpus_than_the_quota_are_refused_with_every_way_out(cloud: Cloud) -> None:

@@ -80,6 +80,6 @@ def node(usd: float | None, count: int = 2) -> NodeSpec:
     return NodeSpec(key="workerInstanceType", instance=instance, task=task, max_count=count, usd=usd)
 
 
-@pytest.mark.parametrize(("usd", "limit"), [(None, 1.0), (2.5, 0.0), (2.5, 5.0)])
+@pytest.mark.parametrize(("usd", "limit"), [(None, 0.0), (2.5, 0.0), (2.5, 5.0)])
 def test_no_estimate_no_limit_and_a_limit_that_is_just_kept_pass(usd: float | None, limit: float) -> None:
     prices.check(limit, node(usd))

@@ -62,6 +62,9 @@ BAD = [
     ("availabilityZone", "us west 2a", "is no name of an availability zone"),
     ("imageUri", "https://example.com/image", "is no image reference"),
     ("imageUri", "image with spaces", "is no image reference"),
+    ("imageUri", "foo", "is no image reference"),
+    ("imageUri", "public.example/ray", "is no image reference"),
+    ("imageUri", "public.example/ray@sha256:12", "is no image reference"),
     ("retainBucket", "maybe", "is neither true nor false"),
     ("dataBuckets", "s3://my-data", "names no bucket"),
     ("dataBuckets", "My_Data", "names no bucket"),
@@ -182,6 +185,17 @@ def test_the_line_reads_as_a_sentence(cloud: Cloud) -> None:
     assert str(refused.value) == (
         "workerCount: -1 is below 0; give the number of GPU instances, or 0 to keep the stack without any"
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [("workerCout", "did you mean workerCount? It goes with"), ("color", "Pulumi.yaml lists them; this one goes with")],
+)
+def test_a_key_that_nobody_reads_is_refused(cloud: Cloud, key: str, hint: str) -> None:
+    with pytest.raises(SettingError) as refused:
+        load(cloud, **{key: "3"})
+    expected = f"{key}: '3' stands under no key of the project; {hint} `pulumi config rm {key}`"
+    assert str(refused.value) == expected, "Pulumi itself takes it in silence, and the default holds"
 
 
 def test_the_engine_prints_no_traceback_for_a_bad_value(cloud: Cloud) -> None:

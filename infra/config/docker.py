@@ -1,0 +1,43 @@
+"""Whether the image can be built here. A preview asks, as `pulumi up` would find out with half of the stack made."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pulumi
+
+SECONDS = 20
+SOCKET = Path("/var/run/docker.sock")
+HINT = (
+    "start it (`docker info` tells whether it runs), choose another one by DOCKER_HOST or `docker context use`, or "
+    "give imageUri, a ready image"
+)
+
+
+def check() -> None:
+    """Ask Docker for its version, by its own context or DOCKER_HOST.
+
+    Raises:
+        RunError: It does not answer.
+    """
+    if problem := _problem():
+        raise pulumi.RunError(f"imageUri: is empty, so the image is to be built here, and {problem}; {HINT}")
+
+
+def _problem() -> str | None:
+    docker = shutil.which("docker")
+    if docker is None:  # the build needs a daemon and no command
+        found = os.environ.get("DOCKER_HOST") or SOCKET.exists()
+        return None if found else "there is no Docker"
+    try:
+        command = [docker, "version", "--format", "{{.Server.Version}}"]
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"Docker does not answer within {SECONDS} s"
+    if asked.returncode == 0:
+        return None
+    said = asked.stderr.strip().splitlines() or ["no reason given"]
+    return f"Docker does not answer ({said[-1]})"

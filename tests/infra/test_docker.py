@@ -1,0 +1,58 @@
+"""Whether Docker can build the image: one line if not, before anything exists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pulumi
+import pytest
+
+from infra.config import docker
+
+
+@pytest.fixture(autouse=True)
+def no_docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A PATH without Docker, and a machine without its socket."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr(docker, "SOCKET", tmp_path / "docker.sock")
+    return tmp_path
+
+
+def install(folder: Path, script: str) -> None:
+    """Put a program called docker there."""
+    program = folder / "docker"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o700)
+
+
+def test_a_docker_that_answers_passes(no_docker: Path) -> None:
+    install(no_docker, "echo 29.1.0")
+    docker.check()
+
+
+def test_one_that_does_not_run_is_told_with_what_it_says(no_docker: Path) -> None:
+    install(no_docker, "echo; echo 'Cannot connect to the Docker daemon at unix:///run/d.sock.' >&2; exit 1")
+    with pytest.raises(pulumi.RunError, match=r"^imageUri: is empty, .* \(Cannot connect") as refused:
+        docker.check()
+    assert "DOCKER_HOST" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_one_that_hangs_is_not_waited_for(no_docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(no_docker, "exec /bin/sleep 60")
+    monkeypatch.setattr(docker, "SECONDS", 0.1)
+    with pytest.raises(pulumi.RunError, match=r"does not answer within 0\.1 s"):
+        docker.check()
+
+
+def test_a_daemon_without_the_command_passes_and_nothing_at_all_does_not(
+    no_docker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(pulumi.RunError, match="there is no Docker"):
+        docker.check()
+    monkeypatch.setenv("DOCKER_HOST", "tcp://build.example:2376")
+    docker.check()
+    monkeypatch.delenv("DOCKER_HOST")
+    (no_docker / "docker.sock").touch()
+    docker.check()
