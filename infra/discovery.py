@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 
@@ -12,6 +13,9 @@ from infra.tags import tags
 
 # A worker gives up on a lost head after a minute and starts again: by then the name has to lead to the new one.
 TTL_SECONDS = 10
+# https://datatracker.ietf.org/doc/html/rfc1035#section-2.3.4
+LONGEST_LABEL = 63
+HASH_LENGTH = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,5 +61,14 @@ class Discovery(pulumi.ComponentResource):
 
 
 def namespace_name(project: str, stack: str) -> str:
-    """Name of the stack's namespace; a stack's name may hold characters that a host name may not."""
-    return re.sub(r"[^a-z0-9.-]", "-", f"{project}-{stack}.internal".lower())
+    """Name of the stack's namespace.
+
+    A stack's name may hold characters that a host name may not, and be longer than a part of one: then it is cut, and a
+    hash keeps it apart from its likes.
+    """
+    name = f"{project}-{stack}"
+    labels = re.sub(r"[^a-z0-9.-]", "-", name.lower()).split(".")
+    if any(not 0 < len(label) <= LONGEST_LABEL for label in labels):
+        digest = hashlib.sha256(name.encode()).hexdigest()[:HASH_LENGTH]
+        labels = [f"{'-'.join(labels)[: LONGEST_LABEL - HASH_LENGTH - 1].rstrip('-')}-{digest}"]
+    return ".".join([*labels, "internal"])

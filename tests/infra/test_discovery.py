@@ -49,3 +49,11 @@ def test_a_late_registration_does_not_block_the_deletion(cloud: Cloud) -> None:
 )
 def test_a_namespace_is_a_host_name_whatever_the_stack_is_called(stack: str, name: str) -> None:
     assert namespace_name("ray-on-ecs", stack) == name, "host names hold letters, digits, hyphens and dots"
+
+
+def test_a_long_name_is_cut_and_stays_its_own() -> None:
+    first, second = (namespace_name("ray-on-ecs", f"{'long-' * 12}{end}") for end in ("a", "b"))
+    assert first != second, "two stacks of one network would answer for each other"
+    for label in first.split("."):
+        assert 0 < len(label) <= 63, "Route 53 refuses a longer one, minutes into `up`"
+    assert first.startswith("ray-on-ecs-long-long-"), "people read it"
