@@ -32,7 +32,7 @@ cluster = Cluster("ray", ClusterArgs(log_retention_days=settings.log_retention_d
 head_capacity = Capacity(
     "head",
     CapacityArgs(
-        partition=plan.partition,
+        location=plan.location,
         cluster=cluster.ref,
         network=network.ref,
         node=plan.head,
@@ -42,7 +42,7 @@ head_capacity = Capacity(
 worker_capacity = Capacity(
     "workers",
     CapacityArgs(
-        partition=plan.partition,
+        location=plan.location,
         cluster=cluster.ref,
         network=network.ref,
         node=plan.worker,

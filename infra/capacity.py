@@ -11,7 +11,7 @@ import pulumi_aws as aws
 
 from infra.definitions import policies
 from infra.definitions.user_data import ami_parameter, user_data
-from infra.references import NetworkRef, NodeSpec, ResourceRef
+from infra.references import Location, NetworkRef, NodeSpec, ResourceRef
 from infra.tags import tags
 
 # ECS puts this tag on a group with a capacity provider, and takes away no instance that lacks it.
@@ -22,11 +22,11 @@ MANAGED_TAG = aws.autoscaling.GroupTagArgs(key="AmazonECSManaged", value="true",
 class CapacityArgs:
     """Inputs of Capacity.
 
-    A node with GPUs takes the machine image with the NVIDIA driver, and its instances stand next to each other. Managed
+    A node with GPUs takes the machine image with the NVIDIA driver, and several stand next to each other. Managed
     scaling lets ECS start as many as its tasks need, up to `node.max_count`; otherwise there are always that many.
     """
 
-    partition: str
+    location: Location
     cluster: ResourceRef
     network: NetworkRef
     node: NodeSpec
@@ -42,7 +42,7 @@ class Capacity(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: CapacityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Capacity", name, None, opts)
-        role, rights = self._role(name, args.partition)
+        role, rights = self._role(name, args.location.partition)
         template = self._launch_template(name, args, role)
         self._group = self._auto_scaling_group(name, args, template, rights)
         self.group_name = self._group.name
@@ -138,11 +138,13 @@ class Capacity(pulumi.ComponentResource):
             desired_capacity=None if args.managed_scaling else args.node.max_count,
             protect_from_scale_in=args.managed_scaling,
             vpc_zone_identifiers=[args.network.subnet_id],
-            placement_group=self._placement_group(name) if args.node.task.gpus else None,
+            placement_group=self._placement_group(name, args.location) if _is_together(args.node) else None,
             launch_template=aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version="$Latest"),
             # Old and new instances do not fit at once into a fixed number, and perhaps not into the account's quota.
             instance_refresh=aws.autoscaling.GroupInstanceRefreshArgs(
                 strategy="Rolling",
+                # A new template always does; instances of another zone have to be replaced, too.
+                triggers=["vpc_zone_identifier"],
                 preferences=aws.autoscaling.GroupInstanceRefreshPreferencesArgs(
                     min_healthy_percentage=0, scale_in_protected_instances="Refresh"
                 ),
@@ -161,15 +163,21 @@ class Capacity(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self, depends_on=[args.network.network, *rights]),
         )
 
-    def _placement_group(self, name: str) -> pulumi.Output[str]:
-        """Instances next to each other, for the bandwidth and latency of NCCL's all-reduce."""
-        group = aws.ec2.PlacementGroup(
-            f"{name}-placement",
-            strategy="cluster",
-            tags=tags(f"{name}-placement"),
-            opts=pulumi.ResourceOptions(parent=self),
-        )
-        return group.name
+    def _placement_group(self, name: str, location: Location) -> pulumi.Output[str]:
+        """Instances next to each other, for the bandwidth and latency of NCCL's all-reduce.
+
+        A placement group stays in the zone of its instances, so there is one for each zone.
+        """
+        groups = {
+            zone: aws.ec2.PlacementGroup(
+                f"{name}-placement-{zone}",
+                strategy="cluster",
+                tags=tags(f"{name}-placement-{zone}"),
+                opts=pulumi.ResourceOptions(parent=self),
+            )
+            for zone in location.zones
+        }
+        return groups[location.zone].name
 
     def _capacity_provider(self, name: str, args: CapacityArgs) -> aws.ecs.CapacityProvider:
         return aws.ecs.CapacityProvider(
@@ -199,6 +207,11 @@ def _managed_scaling(args: CapacityArgs) -> aws.ecs.CapacityProviderAutoScalingG
         minimum_scaling_step_size=1,
         maximum_scaling_step_size=args.node.max_count,
     )
+
+
+def _is_together(node: NodeSpec) -> bool:
+    """Whether the instances exchange gradients."""
+    return node.task.gpus > 0 and node.max_count > 1
 
 
 def _launched_by(group: str) -> list[aws.ec2.GetInstancesFilterArgs]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from dataclasses import dataclass
 
 import pulumi
@@ -10,7 +11,7 @@ import pulumi_aws as aws
 import pulumi_awsx as awsx
 
 from infra.references import Location, NetworkRef
-from infra.tags import stack_tags, tags
+from infra.tags import ZONE, ZONES, stack_tags, tags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +43,20 @@ class Network(pulumi.ComponentResource):
         else:
             vpc = self._vpc(name, args)
             self.vpc_id = vpc.vpc_id
-            subnet_id = vpc.private_subnet_ids[0]
+            # A subnet in every zone costs nothing, and lets instances and services move to another one.
+            subnet_id = vpc.private_subnet_ids[args.location.zones.index(args.location.zone)]
             self._close_default_group(name)
-        self.ref = NetworkRef(subnet_id=subnet_id, security_group_id=self._security_group(name), network=self)
+        group_id = self._security_group(name, args.location)
+        self.ref = NetworkRef(subnet_id=subnet_id, security_group_id=group_id, network=self)
         self.register_outputs({"vpc_id": self.vpc_id, "subnet_id": subnet_id})
 
     def _vpc(self, name: str, args: NetworkArgs) -> awsx.ec2.Vpc:
         return awsx.ec2.Vpc(
             f"{name}-vpc",
             cidr_block=args.vpc_cidr,
-            # One zone: traffic between zones costs money and time, and a job without one of its GPUs waits anyway.
-            availability_zone_names=[args.location.zone],
+            availability_zone_names=list(args.location.zones),
             subnet_strategy=awsx.ec2.SubnetAllocationStrategy.AUTO,
-            subnet_specs=_subnets(args.vpc_cidr),
+            subnet_specs=_subnets(args.vpc_cidr, len(args.location.zones)),
             nat_gateways=awsx.ec2.NatGatewayConfigurationArgs(strategy=awsx.ec2.NatGatewayStrategy.SINGLE),
             # Checkpoints and image layers pass the gateway endpoint: it is free, the NAT gateway charges by the byte.
             vpc_endpoint_strategy=awsx.ec2.VpcEndpointStrategy.AUTO,
@@ -73,13 +75,17 @@ class Network(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self),
         )
 
-    def _security_group(self, name: str) -> pulumi.Output[str]:
-        """One group that trusts itself: NCCL, Gloo and Ray's workers pick ports of their own."""
+    def _security_group(self, name: str, location: Location) -> pulumi.Output[str]:
+        """One group that trusts itself: NCCL, Gloo and Ray's workers pick ports of their own.
+
+        Its tags say where the stack is, which the next `up` asks for: a zone that were chosen anew would move it.
+        """
+        zones = {} if location.existing else {ZONES: " ".join(location.zones)}
         group = aws.ec2.SecurityGroup(
             f"{name}-security-group",
             description="Ray's instances and tasks: all traffic among themselves, none from elsewhere",
             vpc_id=self.vpc_id,
-            tags=tags(f"{name}-security-group"),
+            tags={**tags(f"{name}-security-group"), ZONE: location.zone, **zones},
             opts=pulumi.ResourceOptions(parent=self),
         )
         aws.vpc.SecurityGroupIngressRule(
@@ -111,10 +117,14 @@ class Network(pulumi.ComponentResource):
         )
 
 
-def _subnets(vpc_cidr: str) -> list[awsx.ec2.SubnetSpecArgs]:
-    """Half of the addresses for everything that runs, and AWS's smallest subnet for the NAT gateway alone."""
-    half = ipaddress.IPv4Network(vpc_cidr).prefixlen + 1
+def _subnets(vpc_cidr: str, zones: int) -> list[awsx.ec2.SubnetSpecArgs]:
+    """Two subnets of each zone, for which awsx cuts the VPC into equal blocks.
+
+    Half of a block is for everything that runs, and AWS's smallest subnet for the NAT gateway alone. That stands in the
+    first zone: one in each zone would cost more than the traffic between zones.
+    """
+    block = ipaddress.IPv4Network(vpc_cidr).prefixlen + math.ceil(math.log2(zones))
     return [
-        awsx.ec2.SubnetSpecArgs(type=awsx.ec2.SubnetType.PRIVATE, name="private", cidr_mask=half),
+        awsx.ec2.SubnetSpecArgs(type=awsx.ec2.SubnetType.PRIVATE, name="private", cidr_mask=block + 1),
         awsx.ec2.SubnetSpecArgs(type=awsx.ec2.SubnetType.PUBLIC, name="public", cidr_mask=28),
     ]

@@ -20,11 +20,20 @@ class ExistingNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class Location:
-    """Partition, region and zone of everything; `existing` is None where the stack makes a network of its own."""
+    """Where everything is.
+
+    Attributes:
+        partition: AWS's, with which ARNs begin.
+        region: The region.
+        zone: The zone of all instances.
+        zones: The zones that they could move to, this one among them.
+        existing: The network that is used, or None where the stack makes one of its own.
+    """
 
     partition: str
     region: str
     zone: str
+    zones: tuple[str, ...]
     existing: ExistingNetwork | None = None
 
 

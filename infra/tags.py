@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pulumi
 
+# Tags in which the stack's security group remembers from one `up` to the next where the stack is: the zone of its
+# instances, and with a network of its own the zones that this has subnets in.
+ZONE, ZONES = "zone", "zones"
+
 
 def tags(name: str) -> dict[str, str]:
     """Tags of one resource: its name for people, and the project and stack that it belongs to."""

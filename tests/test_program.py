@@ -196,7 +196,7 @@ EDGES = {
             "network-egress": "an instance without a way out joins no cluster, and `up` waits in vain",
         }.items()
     },
-    ("workers-group", "workers-placement"): "EC2 refuses to delete a placement group with instances in it",
+    ("workers-group", "workers-placement-us-west-2c"): "EC2 refuses to delete a placement group with instances in it",
     ("ray-cluster", "ray-insights"): "Container Insights makes the log group anew, and it stays",
     ("storage-tls-only", "storage-public-access-block"): "S3 answers 409 to both at once",
     (
@@ -434,9 +434,18 @@ def test_another_partition_is_named_in_every_arn(monkeypatch: pytest.MonkeyPatch
     assert all(arn.startswith("arn:aws-us-gov:") for arn in written), written
 
 
+def test_a_move_replaces_nothing_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = (deploy(monkeypatch, {"availabilityZone": f"us-west-2{letter}"}) for letter in "ab")
+    moved = {name for name, made in here.resources.items() if made.inputs != there.resources[name].inputs}
+    assert moved == {*GROUPS, *SERVICES, "network-security-group"}, "the rest would end what runs, or refuse to go"
+
+
 def test_a_zone_that_is_asked_for_holds_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = deploy(monkeypatch, {"availabilityZone": "us-west-2b"})
-    assert cloud.resources["network-vpc"].inputs["availabilityZoneNames"] == ["us-west-2b"]
+    for group in GROUPS:
+        assert cloud.resources[group].inputs["vpcZoneIdentifiers"] == ["subnet-private-us-west-2b"]
+    for service in SERVICES:
+        assert cloud.resources[service].inputs["networkConfiguration"]["subnets"] == ["subnet-private-us-west-2b"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,11 @@ The calls are plain ones, as their answers shape what is planned: awsx.ec2.Vpc t
 
 from __future__ import annotations
 
+import hashlib
+import ipaddress
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
@@ -13,27 +17,71 @@ import pulumi_aws as aws
 from infra.config.settings import Settings
 from infra.errors import SettingError, error_reason
 from infra.references import ExistingNetwork, Location
+from infra.tags import ZONE, ZONES, stack_tags
 
 # The zones in which each instance type is offered.
 Offerings = dict[str, set[str]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Remembered:
+    """Where the stack is up: its VPC, the zone of its instances, and the zones with subnets if the VPC is its own."""
+
+    vpc_id: str
+    zone: str
+    zones: tuple[str, ...]
+
+
 def locate(settings: Settings) -> Location:
-    """Ask AWS where the stack can run.
+    """Ask AWS where the stack can run, or where it is up.
 
     Raises:
-        SettingError: It can't run where it is told to.
+        SettingError: It can't run where it is told to, or can't move there.
         RunError: AWS can't be asked.
     """
     region, partition = region_of_the_stack()
+    at_present = remember()
+    if at_present:
+        _check_network_stays(settings, at_present)
     existing = get_existing_network(settings.vpc_id, settings.subnet_id, region) if settings.vpc_id else None
     given = existing.zone if existing else settings.availability_zone
     offered = offerings(settings, region, given)
     zones = common_zones(settings, offered, region) if offered else [given]
     if existing:
         _check_subnets_zone(settings, existing, zones)
-        return Location(partition=partition, region=region, zone=existing.zone, existing=existing)
-    return Location(partition=partition, region=region, zone=choose_zone(settings, zones))
+        return Location(
+            partition=partition, region=region, zone=existing.zone, zones=(existing.zone,), existing=existing
+        )
+    with_subnets = at_present.zones if at_present else tuple(zones)
+    zone = choose_zone(settings, [each for each in with_subnets if each in zones], at_present)
+    return Location(partition=partition, region=region, zone=zone, zones=with_subnets)
+
+
+def remember() -> Remembered | None:
+    """Ask EC2 for the stack's security group, whose tags say where the stack is; None where it is not up."""
+    try:
+        found = aws.ec2.get_security_groups(tags=stack_tags())
+        groups = [aws.ec2.get_security_group(id=each) for each in found.ids]
+    except Exception as error:
+        what = f"AWS can't be asked whether the stack is up (ec2:DescribeSecurityGroups: {error_reason(error)})"
+        raise pulumi.RunError(f"aws:region: {what}; let the caller ask") from error
+    for group in groups:
+        if zone := group.tags.get(ZONE):
+            return Remembered(vpc_id=group.vpc_id, zone=zone, zones=tuple(group.tags.get(ZONES, "").split()))
+    return None
+
+
+def _check_network_stays(settings: Settings, at_present: Remembered) -> None:
+    """Refuse what would need another network: what runs in this one keeps it from being deleted, and its addresses."""
+    is_own = bool(at_present.zones)
+    hint = "change it back, or `pulumi destroy` first"
+    if settings.vpc_id != ("" if is_own else at_present.vpc_id):
+        where = "a VPC of its own" if is_own else at_present.vpc_id
+        raise SettingError("vpcId", settings.vpc_id, f"is another network than the stack's, {where}", hint)
+    if is_own:
+        cidr = aws.ec2.get_vpc(id=at_present.vpc_id).cidr_block
+        if ipaddress.ip_network(cidr) != ipaddress.ip_network(settings.vpc_cidr):
+            raise SettingError("vpcCidr", settings.vpc_cidr, f"is another network than the stack's, {cidr}", hint)
 
 
 def region_of_the_stack() -> tuple[str, str]:
@@ -85,13 +133,37 @@ def common_zones(settings: Settings, offered: Offerings, region: str) -> list[st
     return zones
 
 
-def choose_zone(settings: Settings, zones: list[str]) -> str:
-    """The zone that is asked for, else the first one; SettingError where it is none of `zones`."""
+def choose_zone(settings: Settings, zones: Sequence[str], at_present: Remembered | None) -> str:
+    """Choose the zone: that of the setting, or that of the stack that is up, or for a new stack any.
+
+    Args:
+        settings: The settings.
+        zones: Those to choose from.
+        at_present: Where the stack is up, or None.
+
+    Raises:
+        SettingError: It is none of `zones`.
+    """
     asked_for = settings.availability_zone
+    others = ", ".join(zones) or "another region's"
     if asked_for and asked_for not in zones:
-        hint = f"give one of {', '.join(zones)}, or leave it empty to have one chosen"
+        if at_present and asked_for not in at_present.zones:
+            problem = f"is none of the zones that the stack has subnets in, {', '.join(at_present.zones)}"
+            raise SettingError("availabilityZone", asked_for, problem, f"give one of {others}")
+        hint = f"give one of {others}, or leave it empty to have one chosen"
         raise SettingError("availabilityZone", asked_for, f"does not offer {_types(settings)}", hint)
-    return asked_for or zones[0]
+    if asked_for:
+        return asked_for
+    if at_present and at_present.zone not in zones:
+        problem = f"is empty, and {at_present.zone}, where the stack is up, does not offer {_types(settings)}"
+        raise SettingError("availabilityZone", "", problem, f"give one of {others}, and the stack moves there")
+    return at_present.zone if at_present else _any_of(zones)
+
+
+def _any_of(zones: Sequence[str]) -> str:
+    """Choose by the stack's name: the first in the alphabet is where everybody else is."""
+    name = f"{pulumi.get_project()}-{pulumi.get_stack()}"
+    return zones[int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(zones)]
 
 
 def get_existing_network(vpc_id: str, subnet_id: str, region: str) -> ExistingNetwork:

@@ -59,6 +59,7 @@ class Cloud(mocks.Mocks):
     running: tuple[str, ...] = ("i-0123456789abcdef0",)
     quotas: dict[str, float] = field(default_factory=dict)
     partition: str = "aws"
+    security_groups: list[dict[str, Any]] = field(default_factory=list)
     prices: dict[str, float] | None = field(default_factory=lambda: {"m5.xlarge": 0.192, "g5.xlarge": 1.006})
     silent: tuple[str, ...] = ()
     vpc: dict[str, Any] = field(default_factory=dict)
@@ -122,7 +123,7 @@ class Cloud(mocks.Mocks):
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str, dict[str, Any]]:
         """Answer with the outputs of a created resource; a preview knows its inputs alone."""
         if args.typ.startswith("awsx:"):
-            return f"{args.name}-id", {} if self.preview else _AWSX_OUTPUTS[args.typ](args.name)
+            return f"{args.name}-id", {} if self.preview else _AWSX_OUTPUTS[args.typ](args.inputs)
         if self.preview:
             return "", args.inputs
         arn = f"arn:aws:service:{REGION}:{ACCOUNT}:{args.name}"
@@ -147,11 +148,21 @@ class Cloud(mocks.Mocks):
             case "getServiceQuota":
                 return {"value": self.quotas.get(args.args["quotaCode"], 64.0)}, []
             case "getVpc":
-                vpc = {"id": args.args["id"], "enableDnsSupport": True, "enableDnsHostnames": True, **self.vpc}
+                vpc = {
+                    "id": args.args["id"],
+                    "cidrBlock": "10.0.0.0/16",
+                    "enableDnsSupport": True,
+                    "enableDnsHostnames": True,
+                    **self.vpc,
+                }
                 return (vpc, []) if vpc["id"] == "vpc-0a1b" else ({}, [("id", "no matching EC2 VPC found")])
             case "getSubnet":
                 subnet = {"vpcId": "vpc-0a1b", "availabilityZone": "us-west-2b", "mapPublicIpOnLaunch": False}
                 return {"id": args.args["id"], **subnet, **self.subnet}, []
+            case "getSecurityGroups":
+                return {"ids": [f"sg-{number}" for number, _ in enumerate(self.security_groups)]}, []
+            case "getSecurityGroup":
+                return self.security_groups[int(args.args["id"].removeprefix("sg-"))], []
             case "getParameter":
                 return {"name": args.args["name"], "insecureValue": "ami-0abc"}, []
             case "getInstances":
@@ -230,13 +241,13 @@ def _name(urn: str) -> str:
     return urn.rpartition("::")[2]
 
 
-_AWSX_OUTPUTS: dict[str, Callable[[str], dict[str, Any]]] = {
-    "awsx:ec2:Vpc": lambda name: {
+_AWSX_OUTPUTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "awsx:ec2:Vpc": lambda inputs: {
         "vpcId": "vpc-1",
-        "privateSubnetIds": ["subnet-private"],
-        "publicSubnetIds": ["subnet-public"],
+        "privateSubnetIds": [f"subnet-private-{zone}" for zone in inputs["availabilityZoneNames"]],
+        "publicSubnetIds": [f"subnet-public-{zone}" for zone in inputs["availabilityZoneNames"]],
     },
-    "awsx:ecr:Image": lambda name: {"imageUri": f"{REGISTRY}/training@{DIGEST}"},
+    "awsx:ecr:Image": lambda inputs: {"imageUri": f"{REGISTRY}/training@{DIGEST}"},
 }
 _OUTPUTS: dict[str, dict[str, Any]] = {
     "aws:s3/bucket:Bucket": {"bucket": "training-bucket", "arn": "arn:aws:s3:::training-bucket"},

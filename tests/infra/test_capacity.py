@@ -12,8 +12,8 @@ from infra.capacity import Capacity, CapacityArgs
 from infra.definitions import policies
 from infra.definitions.sizing import InstanceType, TaskSize
 from infra.definitions.user_data import user_data
-from infra.references import NetworkRef, NodeSpec, ResourceRef
-from tests.infra.fake_aws import Cloud
+from infra.references import Location, NetworkRef, NodeSpec, ResourceRef
+from tests.infra.fake_aws import REGION, Cloud
 
 
 def node(name: str, count: int, gpus: int = 0) -> NodeSpec:
@@ -23,7 +23,8 @@ def node(name: str, count: int, gpus: int = 0) -> NodeSpec:
     return NodeSpec(key="workerInstanceType", instance=instance, task=task, max_count=count)
 
 
-DEFAULTS: dict[str, Any] = {"partition": "aws", "node": node("m5.xlarge", 1), "root_volume_gib": 100}
+LOCATION = Location(partition="aws", region=REGION, zone="us-west-2b", zones=("us-west-2a", "us-west-2b"))
+DEFAULTS: dict[str, Any] = {"location": LOCATION, "node": node("m5.xlarge", 1), "root_volume_gib": 100}
 GPU = {**DEFAULTS, "node": node("g5.xlarge", 2, gpus=1)}
 MANAGED = {**GPU, "managed_scaling": True}
 
@@ -123,6 +124,7 @@ def test_a_new_type_or_disk_replaces_instances_and_a_new_image_does_not(cloud: C
     )
     assert group.inputs["instanceRefresh"] == {
         "strategy": "Rolling",
+        "triggers": ["vpc_zone_identifier"],
         "preferences": {"minHealthyPercentage": 0.0, "scaleInProtectedInstances": "Refresh"},
     }, "the number leaves no room for a new instance beside the old one, and a protected one would never go"
 
@@ -134,11 +136,19 @@ def test_the_role_is_for_instances(cloud: Cloud) -> None:
     assert statement["Principal"] == {"Service": "ec2.amazonaws.com"}, "only instances take it on"
 
 
-def test_gpu_instances_stand_next_to_each_other(cloud: Cloud) -> None:
+def test_gpu_instances_stand_next_to_each_other_in_whichever_zone(cloud: Cloud) -> None:
     capacity(cloud, GPU)
-    (placement,) = cloud.of_type("aws:ec2/placementGroup:PlacementGroup")
-    assert placement.inputs["strategy"] == "cluster", "all-reduce is bound by the network between them"
-    assert cloud.resources["head-group"].inputs["placementGroup"] == "head-placement"
+    groups = cloud.of_type("aws:ec2/placementGroup:PlacementGroup")
+    assert {each.name: each.inputs["strategy"] for each in groups} == {
+        "head-placement-us-west-2a": "cluster",
+        "head-placement-us-west-2b": "cluster",
+    }, "one that has instances can't leave its zone"
+    assert cloud.resources["head-group"].inputs["placementGroup"] == "head-placement-us-west-2b"
+
+
+def test_a_single_gpu_instance_stands_alone(cloud: Cloud) -> None:
+    capacity(cloud, {**GPU, "node": node("g5.xlarge", 1, gpus=1)})
+    assert cloud.of_type("aws:ec2/placementGroup:PlacementGroup") == [], "it would only narrow the choice"
 
 
 def test_the_head_stands_alone(cloud: Cloud) -> None:

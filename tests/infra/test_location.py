@@ -16,24 +16,104 @@ from tests.infra.fake_aws import REGION, Cloud
 EXISTING = {"vpc_id": "vpc-0a1b", "subnet_id": "subnet-0c2d"}
 
 
-def place(cloud: Cloud, **settings: str | int) -> Location:
-    """The place that follows from otherwise default settings."""
+def location(cloud: Cloud, **settings: str | int) -> Location:
+    """The location that follows from otherwise default settings."""
     return cloud.run(lambda: locate(Settings(**settings)))  # ty: ignore[invalid-argument-type]
 
 
 def test_the_zone_offers_both_types(cloud: Cloud) -> None:
     cloud.not_offered = {"g5.xlarge": ("us-west-2a",), "m5.xlarge": ("us-west-2b",)}
-    assert place(cloud).zone == "us-west-2c", "one subnet holds the head and the workers"
+    assert location(cloud).zone == "us-west-2c", "one subnet holds the head and the workers"
+
+
+def test_a_new_stack_goes_where_its_name_leads_and_stays_able_to_move(cloud: Cloud) -> None:
+    cloud.not_offered = {"g5.xlarge": ("us-west-2a",)}
+    made = location(cloud)
+    assert made.zones == ("us-west-2b", "us-west-2c"), "a subnet costs nothing"
+    assert made.zone in made.zones
+    assert made == location(cloud), "the next evaluation goes there, too"
+
+
+def up(zone: str = "us-west-2b", zones: str = "us-west-2a us-west-2b", vpc_id: str = "vpc-0a1b") -> dict[str, Any]:
+    """The security group of a stack that is up, as EC2 tells of it."""
+    return {"vpcId": vpc_id, "tags": {"zone": zone, **({"zones": zones} if zones else {})}}
+
+
+def test_a_stack_that_is_up_stays_where_it_is(cloud: Cloud) -> None:
+    cloud.security_groups = [up()]
+    made = location(cloud)
+    assert (made.zone, made.zones) == ("us-west-2b", ("us-west-2a", "us-west-2b")), "us-west-2c came later"
+    [asked] = [args for token, args in cloud.calls if token.endswith("getSecurityGroups")]
+    assert asked == {"tags": {"project": "ray-on-ecs", "stack": "dev"}}, "another stack may be elsewhere"
+
+
+def test_it_moves_to_a_zone_in_which_it_has_subnets_and_to_no_other(cloud: Cloud) -> None:
+    cloud.security_groups = [up()]
+    assert location(cloud, availability_zone="us-west-2a").zone == "us-west-2a"
+    with pytest.raises(SettingError) as refused:
+        location(cloud, availability_zone="us-west-2c")
+    assert str(refused.value) == (
+        "availabilityZone: 'us-west-2c' is none of the zones that the stack has subnets in, us-west-2a, us-west-2b; "
+        "give one of us-west-2a, us-west-2b"
+    )
+
+
+def test_a_type_that_its_zone_lacks_moves_nothing_unasked(cloud: Cloud) -> None:
+    cloud.security_groups = [up()]
+    cloud.not_offered = {"g5.xlarge": ("us-west-2b",)}
+    with pytest.raises(SettingError) as refused:
+        location(cloud)
+    assert str(refused.value) == (
+        "availabilityZone: '' is empty, and us-west-2b, where the stack is up, does not offer g5.xlarge and m5.xlarge; "
+        "give one of us-west-2a, and the stack moves there"
+    )
+
+
+OWN, OTHERS = "a VPC of its own", "vpc-0a1b"
+
+
+@pytest.mark.parametrize(
+    ("group", "settings", "line"),
+    [
+        (up(), EXISTING, f"vpcId: 'vpc-0a1b' is another network than the stack's, {OWN}; "),
+        (up(zones=""), {}, f"vpcId: '' is another network than the stack's, {OTHERS}; "),
+        (up(zones="", vpc_id="vpc-0b"), EXISTING, "vpcId: 'vpc-0a1b' is another network than the stack's, vpc-0b; "),
+        (
+            up(),
+            {"vpc_cidr": "10.1.0.0/16"},
+            "vpcCidr: '10.1.0.0/16' is another network than the stack's, 10.0.0.0/16; ",
+        ),
+    ],
+    ids=["to another's", "to its own", "to a third", "addresses"],
+)
+def test_a_stack_that_is_up_keeps_its_network(
+    cloud: Cloud, group: dict[str, Any], settings: dict[str, str], line: str
+) -> None:
+    cloud.security_groups = [group]
+    with pytest.raises(SettingError) as refused:
+        location(cloud, **settings)
+    assert str(refused.value) == f"{line}change it back, or `pulumi destroy` first", "half-way `up` would fail"
+
+
+def test_an_existing_network_may_change_its_subnet(cloud: Cloud) -> None:
+    cloud.security_groups = [up(zone="us-west-2a", zones="")]
+    assert location(cloud, **EXISTING).zone == "us-west-2b"
+
+
+def test_a_caller_who_may_not_ask_where_the_stack_is_is_told_so(cloud: Cloud) -> None:
+    cloud.silent = ("getSecurityGroups",)
+    with pytest.raises(pulumi.RunError, match="ec2:DescribeSecurityGroups"):
+        location(cloud)
 
 
 def test_a_zone_that_is_asked_for_is_taken(cloud: Cloud) -> None:
-    assert place(cloud, availability_zone="us-west-2b").zone == "us-west-2b", "capacity differs between zones"
+    assert location(cloud, availability_zone="us-west-2b").zone == "us-west-2b", "capacity differs between zones"
 
 
 def test_a_zone_without_the_gpus_is_refused_with_those_that_have_them(cloud: Cloud) -> None:
     cloud.not_offered = {"g5.xlarge": ("us-west-2b",)}
     with pytest.raises(SettingError) as refused:
-        place(cloud, availability_zone="us-west-2b")
+        location(cloud, availability_zone="us-west-2b")
     assert str(refused.value) == (
         "availabilityZone: 'us-west-2b' does not offer g5.xlarge and m5.xlarge; "
         "give one of us-west-2a, us-west-2c, or leave it empty to have one chosen"
@@ -43,7 +123,7 @@ def test_a_zone_without_the_gpus_is_refused_with_those_that_have_them(cloud: Clo
 def test_a_region_without_a_common_zone_is_said_so(cloud: Cloud) -> None:
     cloud.not_offered = {"g5.xlarge": ("us-west-2a", "us-west-2b"), "m5.xlarge": ("us-west-2c",)}
     with pytest.raises(SettingError, match=r"is not offered together with m5\.xlarge in any zone") as refused:
-        place(cloud)
+        location(cloud)
     assert str(refused.value).startswith("workerInstanceType: 'g5.xlarge' "), "GPUs are what a region lacks"
 
 
@@ -58,15 +138,16 @@ def test_one_type_for_both_kinds_needs_one_zone() -> None:
 )
 def test_a_type_that_the_region_does_not_offer_is_refused(cloud: Cloud, key: str, field: str) -> None:
     with pytest.raises(SettingError) as refused:
-        place(cloud, **{field: "g99.huge"})
+        location(cloud, **{field: "g99.huge"})
     assert str(refused.value) == f"{key}: 'g99.huge' is not offered in us-west-2; give another type or another region"
 
 
 def test_an_existing_subnet_decides_the_zone(cloud: Cloud) -> None:
-    assert place(cloud, **EXISTING) == Location(
+    assert location(cloud, **EXISTING) == Location(
         partition="aws",
         region=REGION,
         zone="us-west-2b",
+        zones=("us-west-2b",),
         existing=ExistingNetwork(vpc_id="vpc-0a1b", subnet_id="subnet-0c2d", zone="us-west-2b"),
     )
 
@@ -103,13 +184,13 @@ def test_a_network_that_will_not_do_is_refused_in_one_line(
 ) -> None:
     cloud.vpc, cloud.subnet = vpc, subnet
     with pytest.raises(SettingError) as refused:
-        place(cloud, **EXISTING, **settings)
+        location(cloud, **EXISTING, **settings)
     assert str(refused.value).startswith(line)
 
 
 def test_a_subnet_for_public_addresses_is_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
     cloud.subnet = {"mapPublicIpOnLaunch": True}
-    assert place(cloud, **EXISTING).existing, "endpoints may lead out of it all the same"
+    assert location(cloud, **EXISTING).existing, "endpoints may lead out of it all the same"
     assert "subnet-0c2d is meant for public addresses" in warnings[0]
 
 
@@ -118,7 +199,7 @@ def test_a_caller_who_may_not_ask_for_zones_goes_on_in_the_one_that_is_given(
     cloud: Cloud, warnings: list[str], given: dict[str, str]
 ) -> None:
     cloud.silent = ("getInstanceTypeOfferings",)
-    assert place(cloud, **given).zone == "us-west-2b"
+    assert location(cloud, **given).zone == "us-west-2b"
     [line] = warnings
     assert "(ec2:DescribeInstanceTypeOfferings: " in line, "the line names the right that is missing"
 
@@ -126,13 +207,13 @@ def test_a_caller_who_may_not_ask_for_zones_goes_on_in_the_one_that_is_given(
 def test_a_caller_who_may_not_ask_for_zones_has_to_give_one(cloud: Cloud) -> None:
     cloud.silent = ("getInstanceTypeOfferings",)
     with pytest.raises(pulumi.RunError, match="set availabilityZone to one that does"):
-        place(cloud)
+        location(cloud)
 
 
 def test_missing_credentials_or_region_are_one_line(cloud: Cloud) -> None:
     cloud.silent = ("getRegion",)
     with pytest.raises(pulumi.RunError) as refused:
-        place(cloud)
+        location(cloud)
     assert str(refused.value).startswith("aws:region: AWS can't be asked (")
     assert "AccessDenied" in str(refused.value), "the cause may be either"
     assert "\n" not in str(refused.value)

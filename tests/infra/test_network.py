@@ -13,22 +13,30 @@ from tests.infra.fake_aws import REGION, Cloud
 SHARED_TAGS = {"project": "ray-on-ecs", "stack": "dev"}
 
 
-def network(cloud: Cloud, vpc_cidr: str = "10.0.0.0/16", existing: ExistingNetwork | None = None) -> Network:
+ZONES = ("us-west-2a", "us-west-2b", "us-west-2c")
+
+
+def network(
+    cloud: Cloud,
+    vpc_cidr: str = "10.0.0.0/16",
+    existing: ExistingNetwork | None = None,
+    zones: tuple[str, ...] = ZONES,
+) -> Network:
     """A network with valid defaults."""
-    location = Location(partition="aws", region=REGION, zone="us-west-2a", existing=existing)
+    location = Location(partition="aws", region=REGION, zone="us-west-2b", zones=zones, existing=existing)
     args = NetworkArgs(vpc_cidr=vpc_cidr, location=location)
     return cloud.run(lambda: Network("network", args))
 
 
-def test_the_vpc_has_one_zone_with_a_private_subnet_and_a_single_nat_gateway(cloud: Cloud) -> None:
+def test_the_vpc_has_subnets_in_every_zone_and_a_single_nat_gateway(cloud: Cloud) -> None:
     network(cloud)
     vpc = cloud.resources["network-vpc"].inputs
     assert vpc == {
         "cidrBlock": "10.0.0.0/16",
-        "availabilityZoneNames": ["us-west-2a"],
+        "availabilityZoneNames": list(ZONES),
         "subnetStrategy": "Auto",
         "subnetSpecs": [
-            {"type": "Private", "name": "private", "cidrMask": 17.0},
+            {"type": "Private", "name": "private", "cidrMask": 19.0},
             {"type": "Public", "name": "public", "cidrMask": 28.0},
         ],
         "natGateways": {"strategy": "Single"},
@@ -47,11 +55,16 @@ def test_the_vpc_has_one_zone_with_a_private_subnet_and_a_single_nat_gateway(clo
 
 
 @pytest.mark.parametrize("vpc_cidr", ["10.0.0.0/16", "192.168.4.0/24"])
-def test_both_subnets_fit_into_the_smallest_and_the_largest_vpc(cloud: Cloud, vpc_cidr: str) -> None:
-    network(cloud, vpc_cidr)
-    specs = cloud.resources["network-vpc"].inputs["subnetSpecs"]
-    addresses = sum(2 ** (32 - int(spec["cidrMask"])) for spec in specs)
-    assert addresses <= ipaddress.ip_network(vpc_cidr).num_addresses, "awsx refuses subnets larger than their VPC"
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 6])
+def test_the_subnets_of_all_zones_fit_into_the_smallest_and_the_largest_vpc(
+    cloud: Cloud, vpc_cidr: str, count: int
+) -> None:
+    network(cloud, vpc_cidr, zones=("us-west-2b", *(f"us-west-2{letter}" for letter in "acdef"[: count - 1])))
+    private, public = (int(spec["cidrMask"]) for spec in cloud.resources["network-vpc"].inputs["subnetSpecs"])
+    # awsx cuts the VPC into equal blocks, one for each zone, whose number it rounds up to a power of 2.
+    block = ipaddress.ip_network(vpc_cidr).prefixlen + (count - 1).bit_length()
+    assert private > block, "half of the block at most"
+    assert block < public == 28, "AWS's smallest subnet"
 
 
 def test_only_members_of_the_security_group_reach_each_other(cloud: Cloud) -> None:
@@ -80,7 +93,9 @@ def test_everything_may_be_reached_from_inside(cloud: Cloud) -> None:
 
 def test_the_subnet_that_is_handed_out_is_the_private_one(cloud: Cloud) -> None:
     made = network(cloud)
-    assert cloud.value(made.ref.subnet_id) == "subnet-private", "in the public subnet an instance has no route out"
+    assert cloud.value(made.ref.subnet_id) == "subnet-private-us-west-2b", (
+        "in the public subnet an instance has no route out"
+    )
     assert cloud.value(made.vpc_id) == "vpc-1", "the DNS namespace belongs to this VPC"
     group = cloud.value(made.ref.security_group_id)
     assert group == "network-security-group-id", "instances and tasks share this group"
@@ -94,3 +109,16 @@ def test_of_an_existing_network_nothing_is_made_or_changed(cloud: Cloud) -> None
         "others live there, too: its routes, endpoints and default group are theirs"
     )
     assert cloud.resources["network-security-group"].inputs["vpcId"] == "vpc-0a1b"
+
+
+def test_the_security_group_remembers_where_the_stack_is(cloud: Cloud) -> None:
+    network(cloud)
+    tags = cloud.resources["network-security-group"].inputs["tags"]
+    assert (tags["zone"], tags["zones"]) == ("us-west-2b", "us-west-2a us-west-2b us-west-2c")
+
+
+def test_of_an_existing_network_it_remembers_no_zones(cloud: Cloud) -> None:
+    network(cloud, existing=ExistingNetwork(vpc_id="vpc-0a1b", subnet_id="subnet-0c2d", zone="us-west-2b"))
+    tags = cloud.resources["network-security-group"].inputs["tags"]
+    assert tags["zone"] == "us-west-2b"
+    assert "zones" not in tags, "there are no subnets of the stack's own to move to"
