@@ -14,6 +14,8 @@ from infra.definitions.user_data import ami_parameter, user_data
 from infra.references import Location, NetworkRef, NodeSpec, ResourceRef
 from infra.tags import tags
 
+# What an instance takes to join the cluster, without its tasks' image.
+WARMUP_SECONDS = 60
 # ECS puts this tag on a group with a capacity provider, and takes away no instance that lacks it.
 MANAGED_TAG = aws.autoscaling.GroupTagArgs(key="AmazonECSManaged", value="true", propagate_at_launch=True)
 
@@ -205,6 +207,8 @@ def _managed_scaling(args: CapacityArgs) -> aws.ecs.CapacityProviderAutoScalingG
         # An instance for each task and none to spare.
         target_capacity=100,
         minimum_scaling_step_size=1,
+        # How long ECS waits after the first instances before it starts the others of a larger job.
+        instance_warmup_period=WARMUP_SECONDS,
         maximum_scaling_step_size=args.node.max_count,
     )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra.definitions.metrics import AUTO_SCALING, Metric
+from infra.definitions.metrics import AUTO_SCALING, Metric, of_service
 from infra.references import ServiceRef, WorkerScale
 from infra.tags import metrics_namespace, tags
 
@@ -73,7 +73,9 @@ class WorkerScaling(pulumi.ComponentResource):
     def _scale_out_alarm(self, name: str) -> None:
         """Set the number to what jobs want while that is more than what is there, and to no less than what runs.
 
-        Without FILL: a minute that comes late is no minute in which nobody wants anything.
+        What runs is counted in tasks: from zero ECS starts two instances at once, for a job that wants one, too. A
+        service without tasks has no such metric, hence the FILL. The others have none: a minute that comes late is no
+        minute in which nobody wants anything.
         """
         workers, gpus = self._args.workers, self._args.gpus
         steps = scaling_steps(gpus=gpus, min_count=workers.min_count, max_count=workers.max_count)
@@ -81,7 +83,7 @@ class WorkerScaling(pulumi.ComponentResource):
         self._alarm(
             f"{name}-short",
             "Jobs of the Ray cluster wait for GPUs",
-            expression=f"IF({short}, MAX([requested, instances * {gpus}]), 0)",
+            expression=f"IF({short}, MAX([requested, FILL(tasks, 0) * {gpus}]), 0)",
             above=0,
             minutes=1,
             policy=self._policy(f"{name}-short", steps),
@@ -158,6 +160,7 @@ def _metrics(args: WorkerScalingArgs) -> dict[str, Metric]:
     namespace, group = metrics_namespace(args.service.cluster), {"AutoScalingGroupName": args.group_name}
     return {
         **{key: Metric(namespace=namespace, name=name, stat="Maximum") for key, name in own.items()},
+        "tasks": of_service("RunningTaskCount", args.service.cluster, args.service.name, "Maximum"),
         "instances": Metric(namespace=AUTO_SCALING, name="GroupInServiceInstances", stat="Maximum", dimensions=group),
     }
 

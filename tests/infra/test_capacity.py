@@ -168,6 +168,7 @@ def test_ecs_moves_a_managed_number_and_nobody_else_does(cloud: Cloud) -> None:
         "status": "ENABLED",
         "targetCapacity": 100.0,
         "minimumScalingStepSize": 1.0,
+        "instanceWarmupPeriod": 60.0,
         "maximumScalingStepSize": 2.0,
     }, "below 100 ECS keeps GPUs that nobody uses"
     assert provider["managedTerminationProtection"] == "ENABLED", "an instance with a running task would go"

@@ -91,23 +91,30 @@ def test_each_alarm_is_there_only_where_it_has_something_to_do(
 
 def test_a_job_that_waits_gets_workers_and_one_that_runs_is_left_alone(cloud: Cloud) -> None:
     scaling(cloud, ELASTIC)
-    assert rings(cloud, "short", requested=2, available=0, instances=0), "a job's workers are started"
-    assert rings(cloud, "short", requested=4, available=2, instances=2), "a second job's, too"
-    assert not rings(cloud, "short", requested=2, available=2, instances=2), "what is there is enough"
-    assert not rings(cloud, "short", requested=0, available=2, instances=2), "it never takes any away"
-    assert not rings(cloud, "short", requested=9, available=4, instances=4), "there can't be more than maxWorkers"
+    assert rings(cloud, "short", requested=2, available=0, tasks=0), "a job's workers are started"
+    assert rings(cloud, "short", requested=4, available=2, tasks=2), "a second job's, too"
+    assert not rings(cloud, "short", requested=2, available=2, tasks=2), "what is there is enough"
+    assert not rings(cloud, "short", requested=0, available=2, tasks=2), "it never takes any away"
+    assert not rings(cloud, "short", requested=9, available=4, tasks=4), "there can't be more than maxWorkers"
     alarm = cloud.resources["scaling-short-alarm"].inputs
     assert alarm["evaluationPeriods"] == 1, "somebody waits"
     assert alarm["treatMissingData"] == "notBreaching", "a head that is gone wants none"
 
 
-def test_a_smaller_wish_takes_no_running_instance_away(cloud: Cloud) -> None:
+def test_a_smaller_wish_takes_no_running_worker_away(cloud: Cloud) -> None:
     scaling(cloud, WorkerScale(min_count=0, max_count=8, default_job_count=2, idle_minutes=0), gpus=4)
-    found = value(cloud, "short", requested=12, available=8, instances=4)
+    found = value(cloud, "short", requested=12, available=8, tasks=4)
     assert found is not None
     assert number(cloud, "short", found) == 4, "one of the four may be the one that works, and has joined a moment ago"
-    assert value(cloud, "short", requested=12, available=0, instances=0) == 12, "no instance is there yet"
-    assert value(cloud, "short", requested=12, available=8) is None, "a metric that is late decides nothing"
+    assert value(cloud, "short", requested=12, available=0, tasks=0) == 12, "no instance is there yet"
+    assert value(cloud, "short", available=8, tasks=4) is None, "a metric that is late decides nothing"
+
+
+def test_from_zero_a_job_for_one_worker_gets_one(cloud: Cloud) -> None:
+    scaling(cloud, ELASTIC)
+    found = value(cloud, "short", requested=1, available=0)
+    assert found is not None
+    assert number(cloud, "short", found) == 1, "ECS has started two instances, and a second task would keep the other"
 
 
 @pytest.mark.parametrize("gpus", [1, 4, 8])
