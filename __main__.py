@@ -86,6 +86,7 @@ workers = RayService(
         capacity_provider=worker_capacity.provider_name,
         count=scale.initial_count,
         autoscaled=scale.autoscaled,
+        redeploy=settings.redeploy_workers,
         after=needed,
     ),
 )

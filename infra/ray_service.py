@@ -18,7 +18,7 @@ class RayServiceArgs:
 
     The service is made after all of `after`, and gone before any of it goes: the capacity providers' association, and
     the policies of both kinds' roles, since a run needs both kinds till its end. An autoscaled service begins with
-    `count`, and nothing here changes that later.
+    `count`, and nothing here changes that later. Another word in `redeploy` deploys the tasks again.
     """
 
     cluster: ResourceRef
@@ -27,6 +27,7 @@ class RayServiceArgs:
     capacity_provider: pulumi.Input[str]
     count: int
     autoscaled: bool = False
+    redeploy: str = ""
     registry_arn: pulumi.Input[str] | None = None
     after: Sequence[pulumi.Resource] = ()
 
@@ -64,6 +65,9 @@ class RayService(pulumi.ComponentResource):
             deployment_circuit_breaker=(
                 aws.ecs.ServiceDeploymentCircuitBreakerArgs(enable=True, rollback=False) if args.autoscaled else None
             ),
+            # A deployment that ECS has given up starts no more tasks, and nothing else would make ECS try again.
+            force_new_deployment=True if args.redeploy else None,
+            triggers={"redeploy": args.redeploy} if args.redeploy else None,
             force_delete=True,
             propagate_tags="SERVICE",
             tags=tags(f"{name}-service"),

@@ -30,6 +30,7 @@ class Settings:
     min_workers: int = -1
     max_workers: int = 0
     idle_timeout_minutes: int = 0
+    redeploy_workers: str = ""
     vpc_cidr: str = "10.0.0.0/16"
     vpc_id: str = ""
     subnet_id: str = ""
@@ -50,6 +51,7 @@ class Settings:
         validation.instance_type("workerInstanceType", self.worker_instance_type)
         validation.worker_counts(self.worker_count, self.min_workers, self.max_workers)
         validation.idle_timeout_minutes(self.idle_timeout_minutes)
+        validation.redeploy_workers(self.redeploy_workers)
         validation.vpc_cidr(self.vpc_cidr)
         validation.existing_network(self.vpc_id, self.subnet_id)
         validation.availability_zone(self.availability_zone)
@@ -88,6 +90,7 @@ class Settings:
             min_workers=read.integer("minWorkers", cls.min_workers),
             max_workers=read.integer("maxWorkers", cls.max_workers),
             idle_timeout_minutes=read.integer("idleTimeoutMinutes", cls.idle_timeout_minutes),
+            redeploy_workers=read.string("redeployWorkers", cls.redeploy_workers),
             vpc_cidr=read.string("vpcCidr", cls.vpc_cidr),
             vpc_id=read.string("vpcId", cls.vpc_id),
             subnet_id=read.string("subnetId", cls.subnet_id),

@@ -145,6 +145,13 @@ def idle_timeout_minutes(value: int) -> None:
         raise SettingError("idleTimeoutMinutes", value, problem, "give minutes, such as 60, or 0 to never stop")
 
 
+def redeploy_workers(value: str) -> None:
+    """A word, or nothing."""
+    if not re.fullmatch(r"[\w.:-]*", value):
+        hint = "give another one than at the last `pulumi up`, such as today's date, or leave it empty"
+        raise SettingError("redeployWorkers", value, "is no single word", hint)
+
+
 def max_hourly_usd(value: float) -> None:
     """A limit in dollars, or 0 for none."""
     if value < 0 or not math.isfinite(value):

@@ -212,3 +212,20 @@ def test_an_autoscaled_service_begins_with_a_number_and_is_left_to_the_scaler(cl
 def test_a_fixed_number_is_held(nodes: Cloud) -> None:
     assert nodes.resources["ray-workers-service"].ignore_changes == (), "a change of workerCount has to arrive"
     assert nodes.resources["ray-head-service"].ignore_changes == (), "there is one head, always"
+
+
+@pytest.mark.parametrize(
+    ("word", "forced", "triggers"), [("", None, None), ("again", True, {"redeploy": "again"})], ids=["none", "a word"]
+)
+def test_a_word_deploys_again_what_ecs_has_given_up(
+    cloud: Cloud, word: str, forced: bool | None, triggers: dict[str, str] | None
+) -> None:
+    def program() -> None:
+        worker = RayTask("ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
+        service("ray-workers", worker, [], count=0, redeploy=word)
+
+    cloud.run(program)
+    made = cloud.resources["ray-workers-service"].inputs
+    assert (made.get("forceNewDeployment"), made.get("triggers")) == (forced, triggers), (
+        "forced without need, every change of the number would end what runs"
+    )
