@@ -140,7 +140,7 @@ class Capacity(pulumi.ComponentResource):
             desired_capacity=None if args.managed_scaling else args.node.max_count,
             protect_from_scale_in=args.managed_scaling,
             vpc_zone_identifiers=[args.network.subnet_id],
-            placement_group=self._placement_group(name, args.location) if _is_together(args.node) else None,
+            placement_group=self._placement_group(name, args),
             launch_template=aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version="$Latest"),
             # Old and new instances do not fit at once into a fixed number, and perhaps not into the account's quota.
             instance_refresh=aws.autoscaling.GroupInstanceRefreshArgs(
@@ -165,11 +165,14 @@ class Capacity(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self, depends_on=[args.network.network, *rights]),
         )
 
-    def _placement_group(self, name: str, location: Location) -> pulumi.Output[str]:
-        """Instances next to each other, for the bandwidth and latency of NCCL's all-reduce.
+    def _placement_group(self, name: str, args: CapacityArgs) -> pulumi.Output[str] | None:
+        """Instances next to each other, for the bandwidth and latency of NCCL's all-reduce; one needs no such choice.
 
-        A placement group stays in the zone of its instances, so there is one for each zone.
+        A placement group stays in the zone of its instances, and can't be deleted while it has any. So there is one for
+        each zone, always: they cost nothing.
         """
+        if not args.node.task.gpus:
+            return None
         groups = {
             zone: aws.ec2.PlacementGroup(
                 f"{name}-placement-{zone}",
@@ -177,9 +180,9 @@ class Capacity(pulumi.ComponentResource):
                 tags=tags(f"{name}-placement-{zone}"),
                 opts=pulumi.ResourceOptions(parent=self),
             )
-            for zone in location.zones
+            for zone in args.location.zones
         }
-        return groups[location.zone].name
+        return groups[args.location.zone].name if args.node.max_count > 1 else None
 
     def _capacity_provider(self, name: str, args: CapacityArgs) -> aws.ecs.CapacityProvider:
         return aws.ecs.CapacityProvider(
@@ -211,11 +214,6 @@ def _managed_scaling(args: CapacityArgs) -> aws.ecs.CapacityProviderAutoScalingG
         instance_warmup_period=WARMUP_SECONDS,
         maximum_scaling_step_size=args.node.max_count,
     )
-
-
-def _is_together(node: NodeSpec) -> bool:
-    """Whether the instances exchange gradients."""
-    return node.task.gpus > 0 and node.max_count > 1
 
 
 def _launched_by(group: str) -> list[aws.ec2.GetInstancesFilterArgs]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
-import math
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 import pulumi_awsx as awsx
 
+from infra.definitions.subnets import PUBLIC_PREFIX, private_prefix
 from infra.references import Location, NetworkRef
-from infra.tags import ZONE, ZONES, stack_tags, tags
+from infra.tags import SECURITY_GROUP, ZONE, ZONES, stack_tags, tags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +77,14 @@ class Network(pulumi.ComponentResource):
     def _security_group(self, name: str, location: Location) -> pulumi.Output[str]:
         """One group that trusts itself: NCCL, Gloo and Ray's workers pick ports of their own.
 
-        Its tags say where the stack is, which the next `up` asks for: a zone that were chosen anew would move it.
+        Its tags say where the stack is, which the next `up` asks for: a zone chosen anew would move it.
         """
         zones = {} if location.existing else {ZONES: " ".join(location.zones)}
         group = aws.ec2.SecurityGroup(
-            f"{name}-security-group",
+            f"{name}-{SECURITY_GROUP}",
             description="Ray's instances and tasks: all traffic among themselves, none from elsewhere",
             vpc_id=self.vpc_id,
-            tags={**tags(f"{name}-security-group"), ZONE: location.zone, **zones},
+            tags={**tags(f"{name}-{SECURITY_GROUP}"), ZONE: location.zone, **zones},
             opts=pulumi.ResourceOptions(parent=self),
         )
         aws.vpc.SecurityGroupIngressRule(
@@ -118,13 +117,9 @@ class Network(pulumi.ComponentResource):
 
 
 def _subnets(vpc_cidr: str, zones: int) -> list[awsx.ec2.SubnetSpecArgs]:
-    """Two subnets of each zone, for which awsx cuts the VPC into equal blocks.
-
-    Half of a block is for everything that runs, and AWS's smallest subnet for the NAT gateway alone. That stands in the
-    first zone: one in each zone would cost more than the traffic between zones.
-    """
-    block = ipaddress.IPv4Network(vpc_cidr).prefixlen + math.ceil(math.log2(zones))
+    """Two subnets of each zone, and one NAT gateway: one each would cost more than the traffic between zones does."""
+    private = private_prefix(vpc_cidr, zones)
     return [
-        awsx.ec2.SubnetSpecArgs(type=awsx.ec2.SubnetType.PRIVATE, name="private", cidr_mask=block + 1),
-        awsx.ec2.SubnetSpecArgs(type=awsx.ec2.SubnetType.PUBLIC, name="public", cidr_mask=28),
+        awsx.ec2.SubnetSpecArgs(type=awsx.ec2.SubnetType.PRIVATE, name="private", cidr_mask=private),
+        awsx.ec2.SubnetSpecArgs(type=awsx.ec2.SubnetType.PUBLIC, name="public", cidr_mask=PUBLIC_PREFIX),
     ]

@@ -7,6 +7,8 @@ import pulumi
 # Tags in which the stack's security group remembers from one `up` to the next where the stack is: the zone of its
 # instances, and with a network of its own the zones that this has subnets in.
 ZONE, ZONES = "zone", "zones"
+# The end of that group's name.
+SECURITY_GROUP = "security-group"
 
 
 def tags(name: str) -> dict[str, str]:

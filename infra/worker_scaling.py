@@ -74,8 +74,8 @@ class WorkerScaling(pulumi.ComponentResource):
         """Set the number to what jobs want while that is more than what is there, and to no less than what runs.
 
         What runs is counted in tasks: from zero ECS starts two instances at once, for a job that wants one, too. A
-        service without tasks has no such metric, hence the FILL. The others have none: a minute that comes late is no
-        minute in which nobody wants anything.
+        service without tasks has no such metric, hence the 0; where it is late, the last number holds. The others are
+        not filled: a minute that comes late is no minute in which nobody wants anything.
         """
         workers, gpus = self._args.workers, self._args.gpus
         steps = scaling_steps(gpus=gpus, min_count=workers.min_count, max_count=workers.max_count)
@@ -83,7 +83,7 @@ class WorkerScaling(pulumi.ComponentResource):
         self._alarm(
             f"{name}-short",
             "Jobs of the Ray cluster wait for GPUs",
-            expression=f"IF({short}, MAX([requested, FILL(tasks, 0) * {gpus}]), 0)",
+            expression=f"IF({short}, MAX([requested, FILL(FILL(tasks, REPEAT), 0) * {gpus}]), 0)",
             above=0,
             minutes=1,
             policy=self._policy(f"{name}-short", steps),

@@ -460,7 +460,7 @@ def test_a_zone_that_is_asked_for_holds_everything(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_preview_evaluates_with_nothing_known_yet(monkeypatch: pytest.MonkeyPatch, config: dict[str, str]) -> None:
-    monkeypatch.setattr(docker, "check", lambda: None)  # whether one runs here is nothing to the program
+    monkeypatch.setattr(docker, "check", lambda *, is_up: None)  # whether one runs here is nothing to the program
     preview = deploy(monkeypatch, config, preview=True)
     update = deploy(monkeypatch, config)
     assert preview.resources.keys() == update.resources.keys(), "a preview that shows something else is none"

@@ -17,14 +17,19 @@ HINT = (
 )
 
 
-def check() -> None:
+def check(*, is_up: bool) -> None:
     """Ask Docker for its version, by its own context or DOCKER_HOST.
 
+    Args:
+        is_up: Whether the stack is, with an image: then nothing has to be built unless the image changes.
+
     Raises:
-        RunError: It does not answer.
+        RunError: It does not answer, and the image has to be built.
     """
     if problem := _problem():
-        raise pulumi.RunError(f"imageUri: is empty, so the image is to be built here, and {problem}; {HINT}")
+        if not is_up:
+            raise pulumi.RunError(f"imageUri: is empty, so the image is to be built here, and {problem}; {HINT}")
+        pulumi.log.warn(f"{problem}; a change of the image could not be built here")
 
 
 def _problem() -> str | None:

@@ -17,7 +17,7 @@ import pulumi_aws as aws
 from infra.config.settings import Settings
 from infra.errors import SettingError, error_reason
 from infra.references import ExistingNetwork, Location
-from infra.tags import ZONE, ZONES, stack_tags
+from infra.tags import SECURITY_GROUP, ZONE, ZONES, stack_tags
 
 # The zones in which each instance type is offered.
 Offerings = dict[str, set[str]]
@@ -32,54 +32,81 @@ class Remembered:
     zones: tuple[str, ...]
 
 
-def locate(settings: Settings) -> Location:
-    """Ask AWS where the stack can run, or where it is up.
+def locate(settings: Settings, at_present: Remembered | None) -> Location:
+    """Ask AWS where the stack can run.
+
+    Args:
+        settings: The settings.
+        at_present: Where it is up, or None.
 
     Raises:
         SettingError: It can't run where it is told to, or can't move there.
         RunError: AWS can't be asked.
     """
     region, partition = region_of_the_stack()
-    at_present = remember()
     if at_present:
         _check_network_stays(settings, at_present)
     existing = get_existing_network(settings.vpc_id, settings.subnet_id, region) if settings.vpc_id else None
-    given = existing.zone if existing else settings.availability_zone
+    remembered = at_present.zone if at_present else ""
+    given = existing.zone if existing else settings.availability_zone or remembered
     offered = offerings(settings, region, given)
-    zones = common_zones(settings, offered, region) if offered else [given]
+    zones = tuple(common_zones(settings, offered, region) if offered else [given])
     if existing:
         _check_subnets_zone(settings, existing, zones)
-        return Location(
-            partition=partition, region=region, zone=existing.zone, zones=(existing.zone,), existing=existing
-        )
-    with_subnets = at_present.zones if at_present else tuple(zones)
+        return Location(partition=partition, region=region, zone=existing.zone, zones=zones, existing=existing)
+    with_subnets = at_present.zones if at_present else zones
     zone = choose_zone(settings, [each for each in with_subnets if each in zones], at_present)
     return Location(partition=partition, region=region, zone=zone, zones=with_subnets)
 
 
 def remember() -> Remembered | None:
-    """Ask EC2 for the stack's security group, whose tags say where the stack is; None where it is not up."""
+    """Ask EC2 for the stack's security group, whose tags say where the stack is.
+
+    Returns:
+        Where it is, or None where it is not up.
+
+    Raises:
+        RunError: EC2 can't be asked, or there are several such groups, or one without these tags.
+    """
+    region_of_the_stack()
     try:
         found = aws.ec2.get_security_groups(tags=stack_tags())
         groups = [aws.ec2.get_security_group(id=each) for each in found.ids]
     except Exception as error:
         what = f"AWS can't be asked whether the stack is up (ec2:DescribeSecurityGroups: {error_reason(error)})"
-        raise pulumi.RunError(f"aws:region: {what}; let the caller ask") from error
-    for group in groups:
-        if zone := group.tags.get(ZONE):
-            return Remembered(vpc_id=group.vpc_id, zone=zone, zones=tuple(group.tags.get(ZONES, "").split()))
-    return None
+        raise pulumi.RunError(f"aws:region: {what}; let the caller ask, or try again") from error
+    groups = [each for each in groups if each.tags.get("Name", "").endswith(SECURITY_GROUP)]
+    name = f"{pulumi.get_project()}, {pulumi.get_stack()}"
+    if len(groups) > 1:
+        which = " and ".join(f"{each.id} in {each.vpc_id}" for each in groups)
+        raise pulumi.RunError(
+            f"stack: several stacks of this name ({name}) are up in this account and region, with the security groups "
+            f"{which}; give each a name of its own, or delete what is left of a lost one"
+        )
+    if not groups:
+        return None
+    if ZONE not in groups[0].tags:
+        raise pulumi.RunError(
+            f"stack: its security group {groups[0].id} has no tag {ZONE!r} that says where it is; `pulumi destroy` "
+            f"first, or tag it with {ZONE} and, for a VPC of its own, {ZONES}, with blanks between them"
+        )
+    tags = groups[0].tags
+    return Remembered(vpc_id=groups[0].vpc_id, zone=tags[ZONE], zones=tuple(tags.get(ZONES, "").split()))
 
 
 def _check_network_stays(settings: Settings, at_present: Remembered) -> None:
     """Refuse what would need another network: what runs in this one keeps it from being deleted, and its addresses."""
     is_own = bool(at_present.zones)
-    hint = "change it back, or `pulumi destroy` first"
+    hint = "change it back, or `pulumi destroy` first (or rename this stack, if another of its name is up there)"
     if settings.vpc_id != ("" if is_own else at_present.vpc_id):
         where = "a VPC of its own" if is_own else at_present.vpc_id
         raise SettingError("vpcId", settings.vpc_id, f"is another network than the stack's, {where}", hint)
     if is_own:
-        cidr = aws.ec2.get_vpc(id=at_present.vpc_id).cidr_block
+        try:
+            cidr = aws.ec2.get_vpc(id=at_present.vpc_id).cidr_block
+        except Exception as error:
+            what = f"the stack's VPC {at_present.vpc_id} can't be looked up (ec2:DescribeVpcs: {error_reason(error)})"
+            raise pulumi.RunError(f"vpcCidr: {what}; let the caller ask, or try again") from error
         if ipaddress.ip_network(cidr) != ipaddress.ip_network(settings.vpc_cidr):
             raise SettingError("vpcCidr", settings.vpc_cidr, f"is another network than the stack's, {cidr}", hint)
 
@@ -145,18 +172,18 @@ def choose_zone(settings: Settings, zones: Sequence[str], at_present: Remembered
         SettingError: It is none of `zones`.
     """
     asked_for = settings.availability_zone
-    others = ", ".join(zones) or "another region's"
+    others = f"give one of {', '.join(zones)}" if zones else "give another type, or `pulumi destroy` first"
     if asked_for and asked_for not in zones:
         if at_present and asked_for not in at_present.zones:
             problem = f"is none of the zones that the stack has subnets in, {', '.join(at_present.zones)}"
-            raise SettingError("availabilityZone", asked_for, problem, f"give one of {others}")
-        hint = f"give one of {others}, or leave it empty to have one chosen"
+            raise SettingError("availabilityZone", asked_for, problem, others)
+        hint = f"{others}, or leave it empty to have one chosen"
         raise SettingError("availabilityZone", asked_for, f"does not offer {_types(settings)}", hint)
     if asked_for:
         return asked_for
     if at_present and at_present.zone not in zones:
         problem = f"is empty, and {at_present.zone}, where the stack is up, does not offer {_types(settings)}"
-        raise SettingError("availabilityZone", "", problem, f"give one of {others}, and the stack moves there")
+        raise SettingError("availabilityZone", "", problem, f"{others}, and the stack moves there" if zones else others)
     return at_present.zone if at_present else _any_of(zones)
 
 
@@ -167,7 +194,7 @@ def _any_of(zones: Sequence[str]) -> str:
 
 
 def get_existing_network(vpc_id: str, subnet_id: str, region: str) -> ExistingNetwork:
-    """Ask EC2 about an existing network; SettingError where it can't do."""
+    """Ask EC2 about an existing network; SettingError where it won't do."""
     _check_vpc(vpc_id, region)
     try:
         subnet = aws.ec2.get_subnet(id=subnet_id)
@@ -195,7 +222,7 @@ def _check_vpc(vpc_id: str, region: str) -> None:
         raise SettingError("vpcId", vpc_id, problem, f"turn both on ({command}, and --enable-dns-support)")
 
 
-def _check_subnets_zone(settings: Settings, existing: ExistingNetwork, zones: list[str]) -> None:
+def _check_subnets_zone(settings: Settings, existing: ExistingNetwork, zones: Sequence[str]) -> None:
     if existing.zone not in zones:
         problem = f"lies in {existing.zone}, which does not offer {_types(settings)}"
         raise SettingError("subnetId", existing.subnet_id, problem, f"give a subnet in one of {', '.join(zones)}")

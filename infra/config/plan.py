@@ -11,9 +11,10 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.config import docker, prices, quotas
-from infra.config.location import locate
+from infra.config.location import locate, remember
 from infra.config.settings import Settings
 from infra.definitions.sizing import InstanceType, head_size, worker_size
+from infra.definitions.subnets import private_addresses
 from infra.errors import SettingError, error_reason
 from infra.references import Location, NodeSpec
 
@@ -56,9 +57,10 @@ def make_plan(settings: Settings) -> Plan:
     Raises:
         SettingError: They cannot work.
     """
+    at_present = remember()
     if not settings.image_uri and pulumi.runtime.is_dry_run():
-        docker.check()
-    location = locate(settings)
+        docker.check(is_up=at_present is not None)
+    location = locate(settings, at_present)
     head = _head(settings, location.region)
     worker = _worker(settings, location.region)
     if settings.check_quotas:
@@ -66,8 +68,20 @@ def make_plan(settings: Settings) -> Plan:
     usd = prices.look_up(location.region, {head.instance_type, worker.instance_type})
     head, worker = (replace(node, usd=usd.get(node.instance_type)) for node in (head, worker))
     prices.check(settings.max_hourly_usd, head, worker)
+    _check_room(settings, location)
     gpus = settings.workers.default_job_count * worker.task.gpus
     return Plan(location=location, head=head, worker=worker, gpus=gpus)
+
+
+def _check_room(settings: Settings, location: Location) -> None:
+    """Refuse a VPC with too few addresses: each node takes one for its instance and one for its task."""
+    zones, nodes = len(location.zones), settings.workers.max_count + 1
+    room = private_addresses(settings.vpc_cidr, zones)
+    if not location.existing and room < 2 * nodes:
+        problem = (
+            f"has {room} addresses in the private subnet of each of {zones} zones, and {nodes} nodes take two each"
+        )
+        raise SettingError("vpcCidr", settings.vpc_cidr, problem, "give a larger one, such as 10.0.0.0/16")
 
 
 def get_instance_type(key: str, name: str, region: str) -> InstanceType:

@@ -58,7 +58,7 @@ def check(limit: float, *nodes: NodeSpec) -> None:
         return
     if estimated is None:
         hint = "let the caller read the price list (pricing:GetProducts), or set it to 0 for no limit"
-        raise SettingError("maxHourlyUsd", limit, "can't be checked, as AWS says no prices", hint)
+        raise SettingError("maxHourlyUsd", limit, "can't be checked, as AWS gives no price", hint)
     instances = " and ".join(f"{node.max_count} x {node.instance_type}" for node in nodes if node.max_count)
     problem = f"is below the {estimated:g} USD an hour that {instances} cost"
     hint = "raise it, or give fewer (workerCount, maxWorkers) or smaller instances"

@@ -136,15 +136,16 @@ class _Reader:
         return self._typed(self._config.get_bool, key, default, problem, "give one of the two")
 
     def refuse_unknown_keys(self) -> None:
-        """Refuse a key that nobody reads: Pulumi itself takes a misspelt one in silence."""
+        """Refuse a key that nobody reads, with a RunError: Pulumi itself takes a misspelt one in silence."""
         prefix = f"{pulumi.get_project()}:"
-        for name, value in pulumi.runtime.get_config_env().items():
+        for name in pulumi.runtime.get_config_env():
             key = name.removeprefix(prefix)
             if key != name and key not in self._keys:
                 nearest = get_close_matches(key, sorted(self._keys), n=1)
-                hint = f"did you mean {nearest[0]}? It" if nearest else "Pulumi.yaml lists them; this one"
-                raise SettingError(
-                    key, value, "stands under no key of the project", f"{hint} goes with `pulumi config rm {key}`"
+                hint = f"did you mean {nearest[0]}?" if nearest else "Pulumi.yaml lists them all."
+                # Without its value, which may be a secret.
+                raise pulumi.RunError(
+                    f"{key}: is no setting of this project; {hint} Remove it: `pulumi config rm {key}`"
                 )
 
     def _typed(self, get: Callable[[str], T | None], key: str, default: T, problem: str, hint: str) -> T:

@@ -28,31 +28,36 @@ def install(folder: Path, script: str) -> None:
 
 def test_a_docker_that_answers_passes(no_docker: Path) -> None:
     install(no_docker, "echo 29.1.0")
-    docker.check()
+    docker.check(is_up=False)
 
 
 def test_one_that_does_not_run_is_told_with_what_it_says(no_docker: Path) -> None:
     install(no_docker, "echo; echo 'Cannot connect to the Docker daemon at unix:///run/d.sock.' >&2; exit 1")
     with pytest.raises(pulumi.RunError, match=r"^imageUri: is empty, .* \(Cannot connect") as refused:
-        docker.check()
+        docker.check(is_up=False)
     assert "DOCKER_HOST" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_stack_that_is_up_is_only_warned(no_docker: Path, warnings: list[str]) -> None:
+    docker.check(is_up=True)
+    assert warnings == ["there is no Docker; a change of the image could not be built here"]
 
 
 def test_one_that_hangs_is_not_waited_for(no_docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(no_docker, "exec /bin/sleep 60")
     monkeypatch.setattr(docker, "SECONDS", 0.1)
     with pytest.raises(pulumi.RunError, match=r"does not answer within 0\.1 s"):
-        docker.check()
+        docker.check(is_up=False)
 
 
 def test_a_daemon_without_the_command_passes_and_nothing_at_all_does_not(
     no_docker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(pulumi.RunError, match="there is no Docker"):
-        docker.check()
+        docker.check(is_up=False)
     monkeypatch.setenv("DOCKER_HOST", "tcp://build.example:2376")
-    docker.check()
+    docker.check(is_up=False)
     monkeypatch.delenv("DOCKER_HOST")
     (no_docker / "docker.sock").touch()
-    docker.check()
+    docker.check(is_up=False)

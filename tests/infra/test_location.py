@@ -7,7 +7,7 @@ from typing import Any
 import pulumi
 import pytest
 
-from infra.config.location import common_zones, locate
+from infra.config.location import common_zones, locate, remember
 from infra.config.settings import Settings
 from infra.errors import SettingError
 from infra.references import ExistingNetwork, Location
@@ -18,7 +18,7 @@ EXISTING = {"vpc_id": "vpc-0a1b", "subnet_id": "subnet-0c2d"}
 
 def location(cloud: Cloud, **settings: str | int) -> Location:
     """The location that follows from otherwise default settings."""
-    return cloud.run(lambda: locate(Settings(**settings)))  # ty: ignore[invalid-argument-type]
+    return cloud.run(lambda: locate(Settings(**settings), remember()))  # ty: ignore[invalid-argument-type]
 
 
 def test_the_zone_offers_both_types(cloud: Cloud) -> None:
@@ -36,7 +36,9 @@ def test_a_new_stack_goes_where_its_name_leads_and_stays_able_to_move(cloud: Clo
 
 def up(zone: str = "us-west-2b", zones: str = "us-west-2a us-west-2b", vpc_id: str = "vpc-0a1b") -> dict[str, Any]:
     """The security group of a stack that is up, as EC2 tells of it."""
-    return {"vpcId": vpc_id, "tags": {"zone": zone, **({"zones": zones} if zones else {})}}
+    where = {"zone": zone, "zones": zones}
+    tags = {"Name": "network-security-group", **{name: value for name, value in where.items() if value}}
+    return {"id": f"sg-of-{vpc_id}", "vpcId": vpc_id, "tags": tags}
 
 
 def test_a_stack_that_is_up_stays_where_it_is(cloud: Cloud) -> None:
@@ -92,7 +94,44 @@ def test_a_stack_that_is_up_keeps_its_network(
     cloud.security_groups = [group]
     with pytest.raises(SettingError) as refused:
         location(cloud, **settings)
-    assert str(refused.value) == f"{line}change it back, or `pulumi destroy` first", "half-way `up` would fail"
+    assert str(refused.value).startswith(f"{line}change it back, or `pulumi destroy` first"), "half-way `up` would fail"
+
+
+def test_a_type_that_none_of_its_zones_has_is_told_the_way_out(cloud: Cloud) -> None:
+    cloud.security_groups = [up()]
+    cloud.not_offered = {"g5.xlarge": ("us-west-2a", "us-west-2b")}
+    with pytest.raises(SettingError, match=r"; give another type, or `pulumi destroy` first$"):
+        location(cloud)
+
+
+def test_the_default_group_of_its_vpc_is_not_asked(cloud: Cloud) -> None:
+    cloud.security_groups = [{"vpcId": "vpc-0a1b", "tags": {"Name": "network-default-group"}}, up()]
+    assert location(cloud).zone == "us-west-2b"
+
+
+def test_two_stacks_of_one_name_are_told_apart_by_nobody(cloud: Cloud) -> None:
+    cloud.security_groups = [up(), up(vpc_id="vpc-0b")]
+    with pytest.raises(pulumi.RunError, match=r"sg-of-vpc-0a1b in vpc-0a1b and sg-of-vpc-0b in vpc-0b; "):
+        location(cloud)
+
+
+def test_a_group_that_does_not_say_where_it_is_is_refused(cloud: Cloud) -> None:
+    cloud.security_groups = [up(zone="", zones="")]
+    with pytest.raises(pulumi.RunError, match="sg-of-vpc-0a1b has no tag 'zone'"):
+        location(cloud)
+
+
+def test_a_stack_that_is_up_needs_no_offerings(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.security_groups = [up()]
+    cloud.silent = ("getInstanceTypeOfferings",)
+    assert location(cloud).zone == "us-west-2b"
+    assert "going on in us-west-2b" in warnings[0]
+
+
+def test_a_caller_who_may_not_look_at_the_vpc_is_told_so(cloud: Cloud) -> None:
+    cloud.security_groups = [up(vpc_id="vpc-of-somebody")]
+    with pytest.raises(pulumi.RunError, match=r"^vpcCidr: the stack's VPC vpc-of-somebody can't be looked up"):
+        location(cloud)
 
 
 def test_an_existing_network_may_change_its_subnet(cloud: Cloud) -> None:
@@ -147,7 +186,7 @@ def test_an_existing_subnet_decides_the_zone(cloud: Cloud) -> None:
         partition="aws",
         region=REGION,
         zone="us-west-2b",
-        zones=("us-west-2b",),
+        zones=("us-west-2a", "us-west-2b", "us-west-2c"),
         existing=ExistingNetwork(vpc_id="vpc-0a1b", subnet_id="subnet-0c2d", zone="us-west-2b"),
     )
 

@@ -67,7 +67,7 @@ def test_without_prices_there_is_no_estimate(cloud: Cloud, warnings: list[str]) 
 
 def test_a_limit_that_cannot_be_checked_is_refused(cloud: Cloud, warnings: list[str]) -> None:
     cloud.prices = None
-    with pytest.raises(SettingError, match=r"^maxHourlyUsd: 5\.0 can't be checked, as AWS says no prices; "):
+    with pytest.raises(SettingError, match=r"^maxHourlyUsd: 5\.0 can't be checked, as AWS gives no price; "):
         plan(cloud, max_hourly_usd=5.0)
     [line] = warnings
     assert "pricing:GetProducts" in line, "which says why"
@@ -75,13 +75,30 @@ def test_a_limit_that_cannot_be_checked_is_refused(cloud: Cloud, warnings: list[
 
 def test_docker_is_asked_in_a_preview_where_the_image_is_built(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(docker, "check", lambda: asked.append(True))
+    monkeypatch.setattr(docker, "check", lambda *, is_up: asked.append(is_up))
     plan(cloud)
     cloud.preview = True
     plan(cloud, image_uri="public.example/ray:1")
     assert asked == [], "nothing is built"
     plan(cloud)
-    assert asked == [True]
+    tags = {"Name": "network-security-group", "zone": "us-west-2a", "zones": "us-west-2a"}
+    cloud.security_groups = [{"id": "sg-1", "vpcId": "vpc-0a1b", "tags": tags}]
+    plan(cloud)
+    assert asked == [False, True], "with the image of a stack that is up there may be nothing to build"
+
+
+@pytest.mark.parametrize(("workers", "fits"), [(12, True), (13, False)])
+def test_a_network_without_addresses_for_all_nodes_is_refused(cloud: Cloud, workers: int, fits: bool) -> None:
+    settings = {"vpc_cidr": "10.0.0.0/24", "worker_count": workers, "check_quotas": False}
+    if fits:
+        plan(cloud, **settings)
+        return
+    with pytest.raises(SettingError) as refused:
+        plan(cloud, **settings)
+    assert str(refused.value) == (
+        "vpcCidr: '10.0.0.0/24' has 27 addresses in the private subnet of each of 3 zones, and 14 nodes take two each; "
+        "give a larger one, such as 10.0.0.0/16"
+    )
 
 
 def test_more_vcpus_than_the_quota_are_refused_with_every_way_out(cloud: Cloud) -> None:

@@ -14,6 +14,7 @@ from tests.infra.fake_aws import Cloud
 ELASTIC = WorkerScale(min_count=0, max_count=4, default_job_count=2, idle_minutes=0)
 IDLE = WorkerScale(min_count=2, max_count=2, default_job_count=2, idle_minutes=60)
 BOTH = WorkerScale(min_count=1, max_count=4, default_job_count=2, idle_minutes=60)
+REPEAT = object()
 KINDS = ["elastic", "idle", "both"]
 
 
@@ -36,7 +37,8 @@ def value(cloud: Cloud, kind: str, **metrics: float | None) -> float | None:
     result = next(query for query in alarm["metricQueries"] if query.get("returnData"))
     functions = {
         "IF": lambda condition, yes, no: yes if condition else no,
-        "FILL": lambda value, filling: filling if value is None else value,
+        "FILL": lambda value, filling: value if value is not None or filling is REPEAT else filling,
+        "REPEAT": REPEAT,  # without an earlier value
         "MAX": max,
     }
     used = {query["id"] for query in alarm["metricQueries"]} - {"result"}
