@@ -34,13 +34,15 @@ def known(value: str) -> pulumi.Output[str]:
     return pulumi.Output.from_input(value)
 
 
-CLUSTER = ResourceRef(name=known("ray-cluster"), arn=known("arn:cluster"))
+def cluster() -> ResourceRef:
+    """The ECS cluster."""
+    return ResourceRef(name=known("ray-cluster"), arn=known("arn:cluster"))
 
 
 def tasks() -> TaskDefaults:
     """What both kinds have in common, with valid defaults."""
     return TaskDefaults(
-        cluster=CLUSTER,
+        cluster=cluster(),
         partition="aws",
         region=REGION,
         image_uri=IMAGE,
@@ -57,7 +59,7 @@ def service(name: str, task: RayTask, after: Sequence[pulumi.Resource], **args: 
     return RayService(
         name,
         RayServiceArgs(
-            cluster=CLUSTER,
+            cluster=cluster(),
             network=ref,
             task_definition_arn=task.definition_arn,
             capacity_provider=f"{name}-provider",
