@@ -54,8 +54,7 @@ association = cluster.associate([head_capacity.provider_name, worker_capacity.pr
 
 tasks = TaskDefaults(
     cluster=cluster.ref,
-    partition=plan.partition,
-    region=plan.region,
+    location=plan.location,
     image_uri=image_uri,
     logs=cluster.logs,
     token_parameter_arn=auth.parameter_arn,

@@ -12,6 +12,7 @@ import pulumi_aws as aws
 from infra.definitions import policies
 from infra.definitions.user_data import ami_parameter, user_data
 from infra.references import Location, NetworkRef, NodeSpec, ResourceRef
+from infra.roles import make_role
 from infra.tags import tags
 
 # What an instance takes to join the cluster, without its tasks' image.
@@ -65,12 +66,7 @@ class Capacity(pulumi.ComponentResource):
         return running.ids.apply(lambda ids: ids[0] if ids else "")
 
     def _role(self, name: str, partition: str) -> tuple[aws.iam.Role, list[pulumi.Resource]]:
-        role = aws.iam.Role(
-            f"{name}-instance-role",
-            assume_role_policy=json.dumps(policies.assumed_by("ec2.amazonaws.com")),
-            tags=tags(f"{name}-instance-role"),
-            opts=pulumi.ResourceOptions(parent=self),
-        )
+        role = make_role(f"{name}-instance-role", "ec2.amazonaws.com", parent=self)
         agent = aws.iam.RolePolicyAttachment(
             f"{name}-instance-ecs",
             role=role.name,

@@ -12,7 +12,7 @@ from infra.definitions import containers, policies
 from infra.definitions.containers import ContainerDefaults
 from infra.definitions.sizing import TaskSize
 from infra.ray_task import RayTaskArgs
-from infra.references import ResourceRef
+from infra.references import Location, ResourceRef
 from infra.tags import metrics_namespace
 
 
@@ -21,8 +21,7 @@ class TaskDefaults:
     """What the tasks of all kinds have in common."""
 
     cluster: ResourceRef
-    partition: str
-    region: str
+    location: Location
     image_uri: pulumi.Input[str]
     logs: ResourceRef
     token_parameter_arn: pulumi.Input[str]
@@ -33,9 +32,7 @@ class TaskDefaults:
         """Inputs of the head's task; none tells how many workers there are, so that it survives a change to them."""
         namespace = metrics_namespace(self.cluster.name)
         known = pulumi.Output.all(
-            image=self.image_uri,
-            log_group=self.logs.name,
-            token_arn=self.token_parameter_arn,
+            common=self._common(size),
             bucket=self.bucket.name,
             metrics_namespace=namespace,
             price_parameter=worker_price.name,
@@ -45,7 +42,7 @@ class TaskDefaults:
                 lambda values: json.dumps(
                     [
                         containers.head(
-                            self._container_defaults(values, size),
+                            values["common"],
                             bucket=values["bucket"],
                             metrics_namespace=values["metrics_namespace"],
                             price_parameter=values["price_parameter"],
@@ -61,40 +58,28 @@ class TaskDefaults:
 
     def worker(self, size: TaskSize, head_host: pulumi.Input[str]) -> RayTaskArgs:
         """Inputs of a worker's task; `head_host` is the DNS name under which it finds the head."""
-        known = pulumi.Output.all(
-            image=self.image_uri,
-            log_group=self.logs.name,
-            token_arn=self.token_parameter_arn,
-            head_host=head_host,
-        )
+        known = pulumi.Output.all(common=self._common(size), head_host=head_host)
         return RayTaskArgs(
             container=known.apply(
-                lambda values: json.dumps(
-                    [containers.worker(self._container_defaults(values, size), head_host=values["head_host"])]
-                )
+                lambda values: json.dumps([containers.worker(values["common"], head_host=values["head_host"])])
             ),
             size=size,
             execution_policy=self._execution_policy(),
             task_policy=self._task_policy(),
         )
 
-    def _container_defaults(self, values: dict[str, str], size: TaskSize) -> ContainerDefaults:
-        return ContainerDefaults(
-            image=values["image"],
-            log_group=values["log_group"],
-            region=self.region,
-            token_arn=values["token_arn"],
-            size=size,
-        )
+    def _common(self, size: TaskSize) -> pulumi.Output[ContainerDefaults]:
+        known = pulumi.Output.all(image=self.image_uri, log_group=self.logs.name, token_arn=self.token_parameter_arn)
+        return known.apply(lambda values: ContainerDefaults(region=self.location.region, size=size, **values))
 
     def _execution_policy(self) -> pulumi.Output[str]:
         return pulumi.Output.all(
             image_uri=self.image_uri, log_group_arn=self.logs.arn, token_arn=self.token_parameter_arn
-        ).apply(lambda inputs: json.dumps(policies.execution(partition=self.partition, **inputs)))
+        ).apply(lambda inputs: json.dumps(policies.execution(partition=self.location.partition, **inputs)))
 
     def _task_policy(self, **given: pulumi.Input[str]) -> pulumi.Output[str]:
         return pulumi.Output.all(bucket_arn=self.bucket.arn, **given).apply(
             lambda inputs: json.dumps(
-                policies.training(partition=self.partition, data_buckets=self.data_buckets, **inputs)
+                policies.training(partition=self.location.partition, data_buckets=self.data_buckets, **inputs)
             )
         )

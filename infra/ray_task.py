@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
-from infra.definitions import policies
 from infra.definitions.containers import TASK_VOLUMES
 from infra.definitions.sizing import TaskSize
+from infra.roles import make_role
 from infra.tags import physical_name, tags
 
 
@@ -58,12 +57,7 @@ class RayTask(pulumi.ComponentResource):
         self.register_outputs({"definition_arn": self.definition_arn})
 
     def _role(self, name: str, policy: pulumi.Input[str]) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
-        role = aws.iam.Role(
-            f"{name}-role",
-            assume_role_policy=json.dumps(policies.assumed_by("ecs-tasks.amazonaws.com")),
-            tags=tags(f"{name}-role"),
-            opts=pulumi.ResourceOptions(parent=self),
-        )
+        role = make_role(f"{name}-role", "ecs-tasks.amazonaws.com", parent=self)
         inline = aws.iam.RolePolicy(
             f"{name}-policy", role=role.name, policy=policy, opts=pulumi.ResourceOptions(parent=self)
         )

@@ -32,18 +32,19 @@ class Remembered:
     zones: tuple[str, ...]
 
 
-def locate(settings: Settings, at_present: Remembered | None) -> Location:
+def locate(settings: Settings, region: str, partition: str, at_present: Remembered | None) -> Location:
     """Ask AWS where the stack can run.
 
     Args:
         settings: The settings.
+        region: The stack's region.
+        partition: AWS's partition of that.
         at_present: Where it is up, or None.
 
     Raises:
         SettingError: It can't run where it is told to, or can't move there.
         RunError: AWS can't be asked.
     """
-    region, partition = region_of_the_stack()
     if at_present:
         _check_network_stays(settings, at_present)
     existing = get_existing_network(settings.vpc_id, settings.subnet_id, region) if settings.vpc_id else None
@@ -68,7 +69,6 @@ def remember() -> Remembered | None:
     Raises:
         RunError: EC2 can't be asked, or there are several such groups, or one without these tags.
     """
-    region_of_the_stack()
     try:
         found = aws.ec2.get_security_groups(tags=stack_tags())
         groups = [aws.ec2.get_security_group(id=each) for each in found.ids]

@@ -11,7 +11,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.config import docker, prices, quotas
-from infra.config.location import locate, remember
+from infra.config.location import locate, region_of_the_stack, remember
 from infra.config.settings import Settings
 from infra.definitions.sizing import InstanceType, head_size, worker_size
 from infra.definitions.subnets import private_addresses
@@ -36,11 +36,6 @@ class Plan:
     gpus: int
 
     @property
-    def partition(self) -> str:
-        """AWS's partition of that region, with which ARNs begin."""
-        return self.location.partition
-
-    @property
     def region(self) -> str:
         """Region of everything."""
         return self.location.region
@@ -57,15 +52,16 @@ def make_plan(settings: Settings) -> Plan:
     Raises:
         SettingError: They cannot work.
     """
+    region, partition = region_of_the_stack()
     at_present = remember()
     if not settings.image_uri and pulumi.runtime.is_dry_run():
         docker.check(is_up=at_present is not None)
-    location = locate(settings, at_present)
-    head = _head(settings, location.region)
-    worker = _worker(settings, location.region)
+    location = locate(settings, region, partition, at_present)
+    head = _head(settings, region)
+    worker = _worker(settings, region)
     if settings.check_quotas:
-        quotas.check(location.region, head, worker)
-    usd = prices.look_up(location.region, {head.instance_type, worker.instance_type})
+        quotas.check(region, head, worker)
+    usd = prices.look_up(region, {head.instance_type, worker.instance_type})
     head, worker = (replace(node, usd=usd.get(node.instance_type)) for node in (head, worker))
     prices.check(settings.max_hourly_usd, head, worker)
     _check_room(settings, location)

@@ -22,6 +22,8 @@ from botocore.exceptions import EndpointConnectionError
 from pulumi.runtime import mocks
 
 from infra.config import prices
+from infra.definitions.sizing import InstanceType, TaskSize
+from infra.references import NodeSpec
 
 PROJECT, STACK, REGION, ACCOUNT = "ray-on-ecs", "dev", "us-west-2", "123456789012"
 REGISTRY = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
@@ -220,6 +222,24 @@ class _Recorder(mocks.MockMonitor):
             replace_on_changes=tuple(request.replaceOnChanges),
         )
         return response
+
+
+def node_spec(
+    instance_type: str = "g5.xlarge",
+    count: int = 2,
+    *,
+    key: str = "workerInstanceType",
+    vcpus: int = 4,
+    gpus: int = 0,
+    usd: float | None = None,
+) -> NodeSpec:
+    """So many instances of a type."""
+    memory_mib, architectures = 16384, ("x86_64",)
+    instance = InstanceType(
+        name=instance_type, vcpus=vcpus, memory_mib=memory_mib, architectures=architectures, gpus=gpus
+    )
+    task = TaskSize(vcpus=vcpus, memory_mib=14336, gpus=gpus)
+    return NodeSpec(key=key, instance=instance, task=task, max_count=count, usd=usd)
 
 
 def on_demand(price: float) -> str:

@@ -10,22 +10,13 @@ import pulumi
 
 from infra.capacity import Capacity, CapacityArgs
 from infra.definitions import policies
-from infra.definitions.sizing import InstanceType, TaskSize
 from infra.definitions.user_data import user_data
-from infra.references import Location, NetworkRef, NodeSpec, ResourceRef
-from tests.infra.fake_aws import REGION, Cloud
-
-
-def node(name: str, count: int, gpus: int = 0) -> NodeSpec:
-    """So many instances of a type."""
-    instance = InstanceType(name=name, vcpus=4, memory_mib=16384, architectures=("x86_64",), gpus=gpus)
-    task = TaskSize(vcpus=4, memory_mib=14336, gpus=gpus)
-    return NodeSpec(key="workerInstanceType", instance=instance, task=task, max_count=count)
-
+from infra.references import Location, NetworkRef, ResourceRef
+from tests.infra.fake_aws import REGION, Cloud, node_spec
 
 LOCATION = Location(partition="aws", region=REGION, zone="us-west-2b", zones=("us-west-2a", "us-west-2b"))
-DEFAULTS: dict[str, Any] = {"location": LOCATION, "node": node("m5.xlarge", 1), "root_volume_gib": 100}
-GPU = {**DEFAULTS, "node": node("g5.xlarge", 2, gpus=1)}
+DEFAULTS: dict[str, Any] = {"location": LOCATION, "node": node_spec("m5.xlarge", 1), "root_volume_gib": 100}
+GPU = {**DEFAULTS, "node": node_spec("g5.xlarge", 2, gpus=1)}
 MANAGED = {**GPU, "managed_scaling": True}
 
 
@@ -54,7 +45,7 @@ def test_the_group_has_a_fixed_number_in_the_one_subnet(cloud: Cloud) -> None:
 
 
 def test_no_instances_are_allowed(cloud: Cloud) -> None:
-    capacity(cloud, {**GPU, "node": node("g5.xlarge", 0, gpus=1)})
+    capacity(cloud, {**GPU, "node": node_spec("g5.xlarge", 0, gpus=1)})
     group = cloud.resources["head-group"].inputs
     assert {group["minSize"], group["maxSize"], group["desiredCapacity"]} == {0.0}, "the stack costs no GPUs then"
 
@@ -147,7 +138,7 @@ def test_gpu_instances_stand_next_to_each_other_in_whichever_zone(cloud: Cloud) 
 
 
 def test_a_single_gpu_instance_stands_alone(cloud: Cloud) -> None:
-    capacity(cloud, {**GPU, "node": node("g5.xlarge", 1, gpus=1)})
+    capacity(cloud, {**GPU, "node": node_spec("g5.xlarge", 1, gpus=1)})
     assert "placementGroup" not in cloud.resources["head-group"].inputs, "it would only narrow the choice"
     assert len(cloud.of_type("aws:ec2/placementGroup:PlacementGroup")) == 2, (
         "a group whose instances have not all gone yet can't be deleted"

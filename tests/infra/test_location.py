@@ -7,7 +7,7 @@ from typing import Any
 import pulumi
 import pytest
 
-from infra.config.location import common_zones, locate, remember
+from infra.config.location import common_zones, locate, region_of_the_stack, remember
 from infra.config.settings import Settings
 from infra.errors import SettingError
 from infra.references import ExistingNetwork, Location
@@ -18,7 +18,7 @@ EXISTING = {"vpc_id": "vpc-0a1b", "subnet_id": "subnet-0c2d"}
 
 def location(cloud: Cloud, **settings: str | int) -> Location:
     """The location that follows from otherwise default settings."""
-    return cloud.run(lambda: locate(Settings(**settings), remember()))  # ty: ignore[invalid-argument-type]
+    return cloud.run(lambda: locate(Settings(**settings), *region_of_the_stack(), remember()))  # ty: ignore[invalid-argument-type]
 
 
 def test_the_zone_offers_both_types(cloud: Cloud) -> None:

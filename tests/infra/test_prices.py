@@ -10,9 +10,7 @@ import pytest
 from botocore.stub import Stubber
 
 from infra.config import prices
-from infra.definitions.sizing import InstanceType, TaskSize
-from infra.references import NodeSpec
-from tests.infra.fake_aws import REGION, on_demand
+from tests.infra.fake_aws import REGION, node_spec, on_demand
 
 QUESTION = {
     "ServiceCode": "AmazonEC2",
@@ -73,13 +71,6 @@ def test_the_list_is_asked_where_it_is_served(monkeypatch: pytest.MonkeyPatch) -
     assert client.meta.endpoint_url == "https://api.pricing.us-east-1.amazonaws.com", "us-west-2 has no price list"
 
 
-def node(usd: float | None, count: int = 2) -> NodeSpec:
-    """So many instances of a type at a price."""
-    instance = InstanceType(name="g5.xlarge", vcpus=4, memory_mib=16384, architectures=("x86_64",))
-    task = TaskSize(vcpus=4, memory_mib=14336, gpus=1)
-    return NodeSpec(key="workerInstanceType", instance=instance, task=task, max_count=count, usd=usd)
-
-
 @pytest.mark.parametrize(("usd", "limit"), [(None, 0.0), (2.5, 0.0), (2.5, 5.0)])
 def test_no_estimate_no_limit_and_a_limit_that_is_just_kept_pass(usd: float | None, limit: float) -> None:
-    prices.check(limit, node(usd))
+    prices.check(limit, node_spec(usd=usd))

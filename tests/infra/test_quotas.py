@@ -6,10 +6,9 @@ import pytest
 
 from infra.config import quotas
 from infra.config.quotas import quota_of
-from infra.definitions.sizing import InstanceType, TaskSize
 from infra.errors import SettingError
 from infra.references import NodeSpec
-from tests.infra.fake_aws import REGION, Cloud, instance_types
+from tests.infra.fake_aws import REGION, Cloud, instance_types, node_spec
 
 G, P, STANDARD = (quota.code for quota in quotas.QUOTAS)
 
@@ -19,18 +18,12 @@ def check(cloud: Cloud, *nodes: NodeSpec) -> None:
     cloud.run(lambda: quotas.check(REGION, *nodes))
 
 
-def node(key: str, instance_type: str, count: int, vcpus: int = 4) -> NodeSpec:
-    """So many instances of a type."""
-    instance = InstanceType(name=instance_type, vcpus=vcpus, memory_mib=16384, architectures=("x86_64",))
-    return NodeSpec(key=key, instance=instance, task=TaskSize(vcpus=vcpus, memory_mib=14336, gpus=0), max_count=count)
-
-
 def workers(instance_type: str = "g5.xlarge", count: int = 2, vcpus: int = 4) -> NodeSpec:
     """Two small workers, unless said otherwise."""
-    return node("workerInstanceType", instance_type, count, vcpus)
+    return node_spec(instance_type, count, vcpus=vcpus)
 
 
-HEAD = node("headInstanceType", "m5.xlarge", 1)
+HEAD = node_spec("m5.xlarge", 1, key="headInstanceType")
 
 
 def test_what_the_quota_allows_passes(cloud: Cloud) -> None:
@@ -52,7 +45,7 @@ def test_a_new_account_without_gpus_is_told_before_anything_exists(cloud: Cloud)
 
 def test_a_head_of_the_workers_family_counts_with_them(cloud: Cloud) -> None:
     cloud.quotas = {G: 8.0}
-    head = node("headInstanceType", "g5.xlarge", 1)
+    head = node_spec("g5.xlarge", 1, key="headInstanceType")
     with pytest.raises(SettingError, match=r"12 vCPUs for 1 x g5\.xlarge and 2 x g5\.xlarge") as refused:
         check(cloud, head, workers())
     assert str(refused.value).startswith("workerInstanceType"), "the larger part is where there is something to save"

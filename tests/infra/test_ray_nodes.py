@@ -14,7 +14,7 @@ from infra.definitions.sizing import TaskSize
 from infra.ray_nodes import TaskDefaults
 from infra.ray_service import RayService, RayServiceArgs
 from infra.ray_task import RayTask
-from infra.references import NetworkRef, ResourceRef
+from infra.references import Location, NetworkRef, ResourceRef
 from tests.infra.fake_aws import DIGEST, REGION, REGISTRY, Cloud
 
 IMAGE = f"{REGISTRY}/training@{DIGEST}"
@@ -43,8 +43,7 @@ def tasks() -> TaskDefaults:
     """What both kinds have in common, with valid defaults."""
     return TaskDefaults(
         cluster=cluster(),
-        partition="aws",
-        region=REGION,
+        location=Location(partition="aws", region=REGION, zone="us-west-2a", zones=("us-west-2a",)),
         image_uri=IMAGE,
         logs=ResourceRef(name=known("ray-logs"), arn=known(LOGS)),
         token_parameter_arn=TOKEN,

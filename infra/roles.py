@@ -1,0 +1,21 @@
+"""The IAM role of one component's instances or tasks."""
+
+from __future__ import annotations
+
+import json
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.definitions import policies
+from infra.tags import tags
+
+
+def make_role(name: str, service: str, parent: pulumi.Resource) -> aws.iam.Role:
+    """Make a role that one AWS service takes on, such as ec2.amazonaws.com, without any rights yet."""
+    return aws.iam.Role(
+        name,
+        assume_role_policy=json.dumps(policies.assumed_by(service)),
+        tags=tags(name),
+        opts=pulumi.ResourceOptions(parent=parent),
+    )
