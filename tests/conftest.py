@@ -1,6 +1,7 @@
 """Fixtures of all tests: an AWS, the environment variables that lead to it, and readable names of test cases."""
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from typing import Any
@@ -13,6 +14,10 @@ from training.run.cost import PARAMETER_VARIABLE
 
 # Folders whose tests take minutes, and the marker that keeps them out of `make test`.
 SLOW = {"containers": "container", "faults": "fault"}
+
+
+# Ray says on stderr when a disk is 95 % full, between the lines that tests compare.
+os.environ["RAY_local_fs_capacity_threshold"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
