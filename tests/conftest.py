@@ -17,7 +17,7 @@ SLOW = {"containers": "container", "faults": "fault"}
 
 
 # Ray says on stderr when a disk is 95 % full, between the lines that tests compare.
-os.environ["RAY_local_fs_capacity_threshold"] = "1"
+os.environ |= {"RAY_local_fs_capacity_threshold": "1"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
