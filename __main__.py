@@ -15,22 +15,26 @@ from infra.ray_nodes import TaskDefaults
 from infra.ray_service import RayService, RayServiceArgs
 from infra.ray_task import RayTask
 from infra.storage import Storage, StorageArgs
+from infra.tags import name_prefix
 from infra.worker_price import WorkerPrice, WorkerPriceArgs
 from infra.worker_scaling import WorkerScaling, WorkerScalingArgs
 
 settings, plan = config.load()
 scale = settings.workers
+prefix = name_prefix(pulumi.get_project(), pulumi.get_stack())
 
-network = Network("network", NetworkArgs(vpc_cidr=settings.vpc_cidr, location=plan.location))
-storage = Storage("storage", StorageArgs(retain=settings.retain_bucket))
-image_uri = settings.image_uri or Image("image", ImageArgs(context=".", dockerfile="./docker/Dockerfile")).image_uri
-auth = AuthToken("auth", AuthTokenArgs())
-price = WorkerPrice("worker-price", WorkerPriceArgs(worker=plan.worker))
-discovery = Discovery("discovery", DiscoveryArgs(vpc_id=network.vpc_id))
-cluster = Cluster("ray", ClusterArgs(log_retention_days=settings.log_retention_days))
+network = Network(f"{prefix}-network", NetworkArgs(vpc_cidr=settings.vpc_cidr, location=plan.location))
+storage = Storage(f"{prefix}-storage", StorageArgs(retain=settings.retain_bucket))
+image_uri = (
+    settings.image_uri or Image(f"{prefix}-image", ImageArgs(context=".", dockerfile="./docker/Dockerfile")).image_uri
+)
+auth = AuthToken(f"{prefix}-auth", AuthTokenArgs())
+price = WorkerPrice(f"{prefix}-worker-price", WorkerPriceArgs(worker=plan.worker))
+discovery = Discovery(f"{prefix}-discovery", DiscoveryArgs(namespace=prefix, vpc_id=network.vpc_id))
+cluster = Cluster(f"{prefix}-ray", ClusterArgs(log_retention_days=settings.log_retention_days))
 
 head_capacity = Capacity(
-    "head",
+    f"{prefix}-head",
     CapacityArgs(
         location=plan.location,
         cluster=cluster.ref,
@@ -40,7 +44,7 @@ head_capacity = Capacity(
     ),
 )
 worker_capacity = Capacity(
-    "workers",
+    f"{prefix}-workers",
     CapacityArgs(
         location=plan.location,
         cluster=cluster.ref,
@@ -61,11 +65,11 @@ tasks = TaskDefaults(
     bucket=storage.bucket,
     data_buckets=settings.data_buckets,
 )
-head_task = RayTask("ray-head-task", tasks.head(plan.head.task, price.parameter))
-worker_task = RayTask("ray-worker-task", tasks.worker(plan.worker.task, discovery.head_host))
+head_task = RayTask(f"{prefix}-head-task", tasks.head(plan.head.task, price.parameter))
+worker_task = RayTask(f"{prefix}-worker-task", tasks.worker(plan.worker.task, discovery.head_host))
 needed = [association, *head_task.role_policies, *worker_task.role_policies]
 head = RayService(
-    "ray-head",
+    f"{prefix}-ray-head",
     RayServiceArgs(
         cluster=cluster.ref,
         network=network.ref,
@@ -77,7 +81,7 @@ head = RayService(
     ),
 )
 workers = RayService(
-    "ray-workers",
+    f"{prefix}-ray-workers",
     RayServiceArgs(
         cluster=cluster.ref,
         network=network.ref,
@@ -91,13 +95,13 @@ workers = RayService(
 )
 if scale.autoscaled:
     WorkerScaling(
-        "scaling",
+        f"{prefix}-scaling",
         WorkerScalingArgs(
             service=workers.ref, group_name=worker_capacity.group_name, workers=scale, gpus=plan.worker.task.gpus
         ),
     )
 monitoring = Monitoring(
-    "monitoring",
+    f"{prefix}-monitoring",
     MonitoringArgs(region=plan.region, head=head.ref, workers=workers.ref, alerts=settings.alerts),
 )
 

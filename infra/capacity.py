@@ -10,7 +10,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import policies
-from infra.definitions.user_data import ami_parameter, user_data
+from infra.definitions.user_data import ROOT_DEVICE, ami_parameter, user_data
 from infra.references import Location, NetworkRef, NodeSpec, ResourceRef
 from infra.roles import make_role
 from infra.tags import tags
@@ -66,7 +66,7 @@ class Capacity(pulumi.ComponentResource):
         return running.ids.apply(lambda ids: ids[0] if ids else "")
 
     def _role(self, name: str, partition: str) -> tuple[aws.iam.Role, list[pulumi.Resource]]:
-        role = make_role(f"{name}-instance-role", "ec2.amazonaws.com", parent=self)
+        role = make_role(f"{name}-instance-role", policies.assumed_by("ec2.amazonaws.com"), parent=self)
         agent = aws.iam.RolePolicyAttachment(
             f"{name}-instance-ecs",
             role=role.name,
@@ -88,13 +88,9 @@ class Capacity(pulumi.ComponentResource):
             tags=tags(f"{name}-instance-profile"),
             opts=pulumi.ResourceOptions(parent=self),
         )
-        ami = aws.ssm.get_parameter_output(
-            name=ami_parameter(gpu=args.node.task.gpus > 0), opts=pulumi.InvokeOutputOptions(parent=self)
-        )
         return aws.ec2.LaunchTemplate(
             f"{name}-template",
-            # Not `value`: that one is a secret, and would hide the whole template in previews.
-            image_id=ami.insecure_value,
+            image_id=args.node.ami_id or self._newest_ami(args.node),
             instance_type=args.node.instance_type,
             iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=profile.arn),
             network_interfaces=[
@@ -111,7 +107,8 @@ class Capacity(pulumi.ComponentResource):
                 http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
             ),
             block_device_mappings=[_root_volume(args.root_volume_gib)],
-            # What is launched and paid for carries the tags; the template itself is a part of its group.
+            tags=tags(f"{name}-template"),
+            # What is launched and paid for carries the tags, too.
             tag_specifications=[
                 aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags(f"{name}-{kind}"))
                 for kind in ("instance", "volume", "network-interface")
@@ -120,6 +117,13 @@ class Capacity(pulumi.ComponentResource):
             # new type or disk becomes a new template, and that is what makes the group replace its instances.
             opts=pulumi.ResourceOptions(parent=self, replace_on_changes=["instanceType", "blockDeviceMappings"]),
         )
+
+    def _newest_ami(self, node: NodeSpec) -> pulumi.Output[str]:
+        newest = aws.ssm.get_parameter_output(
+            name=ami_parameter(gpu=node.task.gpus > 0), opts=pulumi.InvokeOutputOptions(parent=self)
+        )
+        # Not `value`: that one is a secret, and would hide the whole template in previews.
+        return newest.insecure_value
 
     def _auto_scaling_group(
         self,
@@ -222,7 +226,7 @@ def _encoded_user_data(cluster_name: str) -> str:
 
 def _root_volume(size_gib: int) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
     return aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
-        device_name="/dev/xvda",
+        device_name=ROOT_DEVICE,
         ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
             volume_size=size_gib, volume_type="gp3", encrypted="true", delete_on_termination="true"
         ),

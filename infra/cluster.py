@@ -10,7 +10,7 @@ import pulumi_aws as aws
 import pulumi_random as random
 
 from infra.references import ResourceRef
-from infra.tags import physical_name, tags
+from infra.tags import tags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Cluster(pulumi.ComponentResource):
         used again: what Insights still had to write after that could have made the group anew.
         """
         suffix = random.RandomId(f"{name}-suffix", byte_length=3, opts=pulumi.ResourceOptions(parent=self))
-        physical = pulumi.Output.concat(physical_name(name), "-", suffix.hex)
+        physical = pulumi.Output.concat(name, "-", suffix.hex)
         insights = aws.cloudwatch.LogGroup(
             f"{name}-insights",
             name=pulumi.Output.concat("/aws/ecs/containerinsights/", physical, "/performance"),

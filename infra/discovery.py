@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from dataclasses import dataclass
 
 import pulumi
@@ -13,15 +11,13 @@ from infra.tags import tags
 
 # A worker gives up on a lost head after a minute and starts again: by then the name has to lead to the new one.
 TTL_SECONDS = 10
-# https://datatracker.ietf.org/doc/html/rfc1035#section-2.3.4
-LONGEST_LABEL = 63
-HASH_LENGTH = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiscoveryArgs:
-    """Inputs of Discovery."""
+    """Inputs of Discovery; the namespace has one label, such as ray-on-ecs-dev, under the top level `internal`."""
 
+    namespace: str
     vpc_id: pulumi.Input[str]
 
 
@@ -35,7 +31,7 @@ class Discovery(pulumi.ComponentResource):
         super().__init__("ray-on-ecs:infra:Discovery", name, None, opts)
         namespace = aws.servicediscovery.PrivateDnsNamespace(
             f"{name}-namespace",
-            name=namespace_name(pulumi.get_project(), pulumi.get_stack()),
+            name=f"{args.namespace}.internal",
             vpc=args.vpc_id,
             tags=tags(f"{name}-namespace"),
             opts=pulumi.ResourceOptions(parent=self),
@@ -58,17 +54,3 @@ class Discovery(pulumi.ComponentResource):
             tags=tags(f"{name}-head"),
             opts=pulumi.ResourceOptions(parent=self),
         )
-
-
-def namespace_name(project: str, stack: str) -> str:
-    """Name of the stack's namespace.
-
-    A stack's name may hold characters that a host name may not, and be longer than a part of one: then it is cut, and a
-    hash keeps it apart from its likes.
-    """
-    name = f"{project}-{stack}"
-    labels = re.sub(r"[^a-z0-9.-]", "-", name.lower()).split(".")
-    if any(not 0 < len(label) <= LONGEST_LABEL for label in labels):
-        digest = hashlib.sha256(name.encode()).hexdigest()[:HASH_LENGTH]
-        labels = [f"{'-'.join(labels)[: LONGEST_LABEL - HASH_LENGTH - 1].rstrip('-')}-{digest}"]
-    return ".".join([*labels, "internal"])

@@ -51,6 +51,7 @@ class TaskDefaults:
                 )
             ),
             size=size,
+            task_trust=self._task_trust(),
             execution_policy=self._execution_policy(),
             task_policy=self._task_policy(metrics_namespace=namespace, price_arn=worker_price.arn),
             state_volume=containers.STATE_VOLUME,
@@ -64,6 +65,7 @@ class TaskDefaults:
                 lambda values: json.dumps([containers.worker(values["common"], head_host=values["head_host"])])
             ),
             size=size,
+            task_trust=self._task_trust(),
             execution_policy=self._execution_policy(),
             task_policy=self._task_policy(),
         )
@@ -76,6 +78,10 @@ class TaskDefaults:
         return pulumi.Output.all(
             image_uri=self.image_uri, log_group_arn=self.logs.arn, token_arn=self.token_parameter_arn
         ).apply(lambda inputs: json.dumps(policies.execution(partition=self.location.partition, **inputs)))
+
+    def _task_trust(self) -> policies.Policy:
+        place = self.location
+        return policies.assumed_by_tasks(partition=place.partition, region=place.region, account=place.account)
 
     def _task_policy(self, **given: pulumi.Input[str]) -> pulumi.Output[str]:
         return pulumi.Output.all(bucket_arn=self.bucket.arn, **given).apply(

@@ -44,6 +44,9 @@ class RayService(pulumi.ComponentResource):
             cluster=args.cluster.arn,
             task_definition=args.task_definition_arn,
             desired_count=args.count,
+            # The AWS provider can't plan a change of this without force_new_deployment, nor can ECS delete a provider
+            # that a service still uses: whoever replaces one has to do it in two steps.
+            # https://github.com/hashicorp/terraform-provider-aws/issues/43533
             capacity_provider_strategies=[
                 aws.ecs.ServiceCapacityProviderStrategyArgs(capacity_provider=args.capacity_provider, weight=1)
             ],

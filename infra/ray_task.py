@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from infra.definitions import policies
 from infra.definitions.containers import TASK_VOLUMES
+from infra.definitions.policies import Policy
 from infra.definitions.sizing import TaskSize
 from infra.roles import make_role
-from infra.tags import physical_name, tags
+from infra.tags import tags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +21,7 @@ class RayTaskArgs:
 
     container: pulumi.Input[str]
     size: TaskSize
+    task_trust: Policy
     execution_policy: pulumi.Input[str]
     task_policy: pulumi.Input[str]
     state_volume: str | None = None
@@ -32,11 +35,13 @@ class RayTask(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: RayTaskArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:RayTask", name, None, opts)
-        execution_role, execution_policy = self._role(f"{name}-execution", args.execution_policy)
-        task_role, task_policy = self._role(name, args.task_policy)
+        execution_role, execution_policy = self._role(
+            f"{name}-execution", policies.assumed_by("ecs-tasks.amazonaws.com"), args.execution_policy
+        )
+        task_role, task_policy = self._role(f"{name}-role", args.task_trust, args.task_policy)
         definition = aws.ecs.TaskDefinition(
             f"{name}-definition",
-            family=physical_name(name),
+            family=name,
             requires_compatibilities=["EC2"],
             # Every task its own network interface: Ray's fixed ports cannot clash, and DNS leads to the task itself.
             network_mode="awsvpc",
@@ -56,8 +61,8 @@ class RayTask(pulumi.ComponentResource):
         self.role_policies = [execution_policy, task_policy]
         self.register_outputs({"definition_arn": self.definition_arn})
 
-    def _role(self, name: str, policy: pulumi.Input[str]) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
-        role = make_role(f"{name}-role", "ecs-tasks.amazonaws.com", parent=self)
+    def _role(self, name: str, trust: Policy, policy: pulumi.Input[str]) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
+        role = make_role(name, trust, parent=self)
         inline = aws.iam.RolePolicy(
             f"{name}-policy", role=role.name, policy=policy, opts=pulumi.ResourceOptions(parent=self)
         )

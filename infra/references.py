@@ -24,6 +24,7 @@ class Location:
 
     Attributes:
         partition: AWS's, with which ARNs begin.
+        account: The account's ID.
         region: The region.
         zone: The zone of all instances.
         zones: The zones that they could move to, this one among them.
@@ -31,6 +32,7 @@ class Location:
     """
 
     partition: str
+    account: str
     region: str
     zone: str
     zones: tuple[str, ...]
@@ -46,6 +48,7 @@ class NodeSpec:
         instance: The facts of that type.
         task: What one task takes of it.
         max_count: The most instances of it.
+        ami_id: The machine image, or nothing for AWS's newest one for ECS.
         usd: What one instance costs an hour on demand, or None where AWS would not say.
     """
 
@@ -53,6 +56,7 @@ class NodeSpec:
     instance: InstanceType
     task: TaskSize
     max_count: int
+    ami_id: str = ""
     usd: float | None = None
 
     @property

@@ -11,11 +11,11 @@ from infra.definitions import policies
 from infra.tags import tags
 
 
-def make_role(name: str, service: str, parent: pulumi.Resource) -> aws.iam.Role:
-    """Make a role that one AWS service takes on, such as ec2.amazonaws.com, without any rights yet."""
+def make_role(name: str, trust: policies.Policy, parent: pulumi.Resource) -> aws.iam.Role:
+    """Make a role with a trust policy, and without any rights yet."""
     return aws.iam.Role(
         name,
-        assume_role_policy=json.dumps(policies.assumed_by(service)),
+        assume_role_policy=json.dumps(trust),
         tags=tags(name),
         opts=pulumi.ResourceOptions(parent=parent),
     )

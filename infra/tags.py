@@ -1,8 +1,18 @@
-"""What tells a stack's parts in the account: the tags that everything carries, and the few names that are given."""
+"""What tells a stack's parts in the account: the beginning of their names, and the tags that everything carries."""
 
 from __future__ import annotations
 
+import hashlib
+import re
+
 import pulumi
+
+# The longest of our names, a role's ("-worker-task-execution"), and what Pulumi puts behind it ("-1a2b3c4") leave this
+# much of IAM's 64 characters; S3's 63, and a DNS label's, leave more.
+LONGEST_PREFIX = 34
+HASH_LENGTH = 8
+# AWS takes these beginnings of a capacity provider, a parameter, a security group or a bucket for its own.
+RESERVED = ("aws", "ecs", "fargate", "ssm", "sg-", "amzn", "xn--", "sthree-")
 
 # Tags in which the stack's security group remembers from one `up` to the next where the stack is: the zone of its
 # instances, and with a network of its own the zones that this has subnets in.
@@ -21,9 +31,20 @@ def stack_tags() -> dict[str, str]:
     return {"project": pulumi.get_project(), "stack": pulumi.get_stack()}
 
 
-def physical_name(name: str) -> str:
-    """Name of something that ECS keeps under a given name; a stack's name may hold dots, which ECS does not take."""
-    return f"{pulumi.get_project()}-{pulumi.get_stack()}-{name}".replace(".", "-")
+def name_prefix(project: str, stack: str) -> str:
+    """What the names of all components begin with, and so those in the account, which Pulumi makes of them.
+
+    It is "project-stack" in the characters that buckets, roles, host names and ECS all take: lower-case letters, digits
+    and hyphens. Where that changes the name, or the name is too long, a hash keeps it apart from its likes.
+    """
+    name = f"{project}-{stack}"
+    allowed = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    if allowed.startswith(RESERVED):
+        allowed = f"ray-{allowed}"
+    if len(allowed) <= LONGEST_PREFIX and allowed == name:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:HASH_LENGTH]
+    return f"{allowed[: LONGEST_PREFIX - HASH_LENGTH - 1].rstrip('-')}-{digest}"
 
 
 def metrics_namespace(cluster_name: pulumi.Input[str]) -> pulumi.Output[str]:

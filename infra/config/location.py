@@ -19,6 +19,8 @@ from infra.errors import SettingError, error_reason
 from infra.references import ExistingNetwork, Location
 from infra.tags import SECURITY_GROUP, ZONE, ZONES, stack_tags
 
+# How DHCP options name the resolver that each VPC has, and that knows its private names.
+VPC_RESOLVER = "AmazonProvidedDNS"
 # The zones in which each instance type is offered.
 Offerings = dict[str, set[str]]
 
@@ -32,13 +34,21 @@ class Remembered:
     zones: tuple[str, ...]
 
 
-def locate(settings: Settings, region: str, partition: str, at_present: Remembered | None) -> Location:
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """Whose credentials these are, and what they lead to: account, region, and its partition, such as aws-us-gov."""
+
+    account: str
+    region: str
+    partition: str
+
+
+def locate(settings: Settings, caller: Caller, at_present: Remembered | None) -> Location:
     """Ask AWS where the stack can run.
 
     Args:
         settings: The settings.
-        region: The stack's region.
-        partition: AWS's partition of that.
+        caller: Who asks.
         at_present: Where it is up, or None.
 
     Raises:
@@ -47,6 +57,7 @@ def locate(settings: Settings, region: str, partition: str, at_present: Remember
     """
     if at_present:
         _check_network_stays(settings, at_present)
+    region = caller.region
     existing = get_existing_network(settings.vpc_id, settings.subnet_id, region) if settings.vpc_id else None
     remembered = at_present.zone if at_present else ""
     given = existing.zone if existing else settings.availability_zone or remembered
@@ -54,10 +65,10 @@ def locate(settings: Settings, region: str, partition: str, at_present: Remember
     zones = tuple(common_zones(settings, offered, region) if offered else [given])
     if existing:
         _check_subnets_zone(settings, existing, zones)
-        return Location(partition=partition, region=region, zone=existing.zone, zones=zones, existing=existing)
+        return Location(**vars(caller), zone=existing.zone, zones=zones, existing=existing)
     with_subnets = at_present.zones if at_present else zones
     zone = choose_zone(settings, [each for each in with_subnets if each in zones], at_present)
-    return Location(partition=partition, region=region, zone=zone, zones=with_subnets)
+    return Location(**vars(caller), zone=zone, zones=with_subnets)
 
 
 def remember() -> Remembered | None:
@@ -111,13 +122,17 @@ def _check_network_stays(settings: Settings, at_present: Remembered) -> None:
             raise SettingError("vpcCidr", settings.vpc_cidr, f"is another network than the stack's, {cidr}", hint)
 
 
-def region_of_the_stack() -> tuple[str, str]:
-    """Ask the AWS provider for the region and its partition, such as aws or aws-us-gov.
+def ask_caller() -> Caller:
+    """Ask the AWS provider who asks.
 
     This is the first question, and the one that fails without credentials.
     """
     try:
-        return aws.get_region().region, aws.get_partition().partition
+        return Caller(
+            account=aws.get_caller_identity().account_id,
+            region=aws.get_region().region,
+            partition=aws.get_partition().partition,
+        )
     except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
         hint = "sign in, and set aws:region with `pulumi config set aws:region us-west-2`"
         raise pulumi.RunError(f"aws:region: AWS can't be asked ({error_reason(error)}); {hint}") from error
@@ -220,6 +235,21 @@ def _check_vpc(vpc_id: str, region: str) -> None:
         problem = "has DNS support or DNS host names off, and workers could not find the head"
         command = f"aws ec2 modify-vpc-attribute --region {region} --vpc-id {vpc_id} --enable-dns-hostnames"
         raise SettingError("vpcId", vpc_id, problem, f"turn both on ({command}, and --enable-dns-support)")
+    _warn_of_own_dns(vpc_id, vpc.dhcp_options_id)
+
+
+def _warn_of_own_dns(vpc_id: str, dhcp_options_id: str) -> None:
+    """The head's name is answered by the VPC's resolver, which a company's own DNS servers may pass questions on to."""
+    try:
+        servers = aws.ec2.get_vpc_dhcp_options(dhcp_options_id=dhcp_options_id).domain_name_servers
+    except Exception as error:
+        pulumi.log.warn(f"vpcId: the DNS servers of {vpc_id} can't be asked for ({error_reason(error)}); going on")
+        return
+    if servers and VPC_RESOLVER not in servers:
+        pulumi.log.warn(
+            f"vpcId: {vpc_id} asks DNS servers of its own ({', '.join(servers)}); workers find the head only if these "
+            "pass questions for *.internal on to the VPC's resolver"
+        )
 
 
 def _check_subnets_zone(settings: Settings, existing: ExistingNetwork, zones: Sequence[str]) -> None:

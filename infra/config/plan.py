@@ -11,12 +11,17 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.config import docker, prices, quotas
-from infra.config.location import locate, region_of_the_stack, remember
+from infra.config.location import ask_caller, locate, remember
 from infra.config.settings import Settings
 from infra.definitions.sizing import InstanceType, head_size, worker_size
 from infra.definitions.subnets import private_addresses
+from infra.definitions.user_data import ROOT_DEVICE
 from infra.errors import SettingError, error_reason
 from infra.references import Location, NodeSpec
+
+# The key of disks that AWS keeps for each account.
+AWS_DISK_KEY = "alias/aws/ebs"
+DISK_KEY_DOCS = "https://docs.aws.amazon.com/autoscaling/ec2/userguide/key-policy-requirements-EBS-encryption.html"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,19 +57,27 @@ def make_plan(settings: Settings) -> Plan:
     Raises:
         SettingError: They cannot work.
     """
-    region, partition = region_of_the_stack()
+    caller = ask_caller()
+    region = caller.region
     at_present = remember()
     if not settings.image_uri and pulumi.runtime.is_dry_run():
         docker.check(is_up=at_present is not None)
-    location = locate(settings, region, partition, at_present)
+    if settings.image_uri and "@" not in settings.image_uri:
+        pulumi.log.warn(
+            f"imageUri: the tag of {settings.image_uri} may move, and then instances run different images; "
+            "repository@sha256:digest can't"
+        )
+    location = locate(settings, caller, at_present)
     head = _head(settings, region)
     worker = _worker(settings, region)
     if settings.check_quotas:
-        quotas.check(region, head, worker)
+        new_network = at_present is None and not settings.vpc_id
+        quotas.check(region, head, worker, new_network=new_network)
     usd = prices.look_up(region, {head.instance_type, worker.instance_type})
     head, worker = (replace(node, usd=usd.get(node.instance_type)) for node in (head, worker))
     prices.check(settings.max_hourly_usd, head, worker)
     _check_room(settings, location)
+    _warn_of_own_disk_key()
     gpus = settings.workers.default_job_count * worker.task.gpus
     return Plan(location=location, head=head, worker=worker, gpus=gpus)
 
@@ -78,6 +91,20 @@ def _check_room(settings: Settings, location: Location) -> None:
             f"has {room} addresses in the private subnet of each of {zones} zones, and {nodes} nodes take two each"
         )
         raise SettingError("vpcCidr", settings.vpc_cidr, problem, "give a larger one, such as 10.0.0.0/16")
+
+
+def _warn_of_own_disk_key() -> None:
+    """Every disk is encrypted, with the account's default key, which Auto Scaling may not be allowed to use."""
+    try:
+        key = aws.ebs.get_default_kms_key().key_arn
+    except Exception as error:
+        pulumi.log.debug(f"the default key of disks can't be asked for ({error_reason(error)})")
+        return
+    if not key.endswith(AWS_DISK_KEY):
+        pulumi.log.warn(
+            f"disks in this account are encrypted with {key}; without a grant for Auto Scaling's role in its policy no "
+            f"instance starts: {DISK_KEY_DOCS}"
+        )
 
 
 def get_instance_type(key: str, name: str, region: str) -> InstanceType:
@@ -99,14 +126,35 @@ def get_instance_type(key: str, name: str, region: str) -> InstanceType:
     )
 
 
+def _check_ami(key: str, ami_id: str, region: str) -> None:
+    """Refuse a machine image that is not there, or that the instances can't start from."""
+    if not ami_id:
+        return
+    try:
+        found = aws.ec2.get_ami(filters=[aws.ec2.GetAmiFilterArgs(name="image-id", values=[ami_id])])
+    except Exception as error:
+        problem = f"could not be looked up in {region} ({error_reason(error)})"
+        raise SettingError(key, ami_id, problem, "give one of this region that the account may use") from error
+    if (found.architecture, found.root_device_name) != ("x86_64", ROOT_DEVICE):
+        problem = f"is for {found.architecture} with its root disk at {found.root_device_name}"
+        raise SettingError(key, ami_id, problem, f"give one made from AWS's for ECS: x86_64, {ROOT_DEVICE}")
+
+
 def _head(settings: Settings, region: str) -> NodeSpec:
     key = "headInstanceType"
     instance = get_instance_type(key, settings.head_instance_type, region)
-    return NodeSpec(key=key, instance=instance, task=head_size(key, instance), max_count=1)
+    _check_ami("headAmiId", settings.head_ami_id, region)
+    return NodeSpec(key=key, instance=instance, task=head_size(key, instance), max_count=1, ami_id=settings.head_ami_id)
 
 
 def _worker(settings: Settings, region: str) -> NodeSpec:
     key = "workerInstanceType"
     instance = get_instance_type(key, settings.worker_instance_type, region)
-    most = settings.workers.max_count
-    return NodeSpec(key=key, instance=instance, task=worker_size(key, instance), max_count=most)
+    _check_ami("workerAmiId", settings.worker_ami_id, region)
+    return NodeSpec(
+        key=key,
+        instance=instance,
+        task=worker_size(key, instance),
+        max_count=settings.workers.max_count,
+        ami_id=settings.worker_ami_id,
+    )

@@ -1,4 +1,4 @@
-"""The account's vCPU quotas, held against what the stack would start: EC2 itself says no only at a launch.
+"""The account's quotas, held against what the stack would start: EC2 itself says no only at a launch.
 
 EC2 counts the vCPUs of running instances by group of families, in each region, on-demand apart from spot; this stack
 starts on-demand instances. What else runs in the account counts, too, but that only EC2 knows.
@@ -8,6 +8,8 @@ https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-on-demand-instances.html
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pulumi
@@ -19,11 +21,12 @@ from infra.references import NodeSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """A quota as Service Quotas lists it, and the families whose vCPUs it counts."""
+    """A quota as Service Quotas lists it; one of vCPUs counts those of some families."""
 
     code: str
     name: str
-    families: str
+    families: str = ""
+    service: str = "ec2"
 
 
 QUOTAS = (
@@ -35,30 +38,68 @@ QUOTAS = (
         families="a|c|d|h|i|im|is|m|r|t|z",
     ),
 )
+# What the VPC of a stack needs one of, and how many there are.
+# https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html
+NETWORK_QUOTAS: dict[Quota, Callable[[], int]] = {
+    Quota(code="L-F678F1CE", name="VPCs per Region", service="vpc"): lambda: len(aws.ec2.get_vpcs().ids),
+    Quota(code="L-0263D0A3", name="EC2-VPC Elastic IPs"): lambda: len(aws.ec2.get_eips().allocation_ids),
+}
 
 
-def check(region: str, *nodes: NodeSpec) -> None:
-    """Refuse with a SettingError what the quotas don't allow; where one can't be read, say so once and go on."""
+def check(region: str, *nodes: NodeSpec, new_network: bool) -> None:
+    """Refuse with a SettingError what the quotas don't allow; where one can't be read, say so once and go on.
+
+    Args:
+        region: The region.
+        nodes: The kinds of nodes.
+        new_network: Whether a VPC is to be made, with an Elastic IP address for its NAT gateway.
+    """
     unread: list[str] = []
     for quota in QUOTAS:
         counted = [each for each in nodes if each.max_count and quota_of(each.instance_type) is quota]
         if not counted:
             continue
-        try:
-            allowed = float(aws.servicequotas.get_service_quota(service_code="ec2", quota_code=quota.code).value)
-        except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
-            unread.append(f"{quota.name!r} ({error_reason(error)})")
-            continue
-        if (needed := sum(each.vcpus for each in counted)) > allowed:
-            _refuse(counted, quota, region, needed, allowed)
+        with _noted(quota, unread):
+            allowed = _allowed(quota)
+            if (needed := sum(each.vcpus for each in counted)) > allowed:
+                _refuse(counted, quota, region, needed, allowed)
+    for quota, count in NETWORK_QUOTAS.items() if new_network else ():
+        with _noted(quota, unread):
+            allowed = _allowed(quota)
+            if (there := count()) >= allowed:
+                _refuse_network(quota, region, there, allowed)
     if unread:
-        what = f"vCPU quotas in {region} could not be read with servicequotas:GetServiceQuota"
+        what = f"quotas in {region} could not be read with servicequotas:GetServiceQuota"
         pulumi.log.warn(f"{what}: {', '.join(unread)}; going on")
 
 
 def quota_of(instance_type: str) -> Quota | None:
     """The quota that counts an instance type; None for families that no stack of this kind runs on."""
     return next((each for each in QUOTAS if re.match(rf"({each.families})\d", instance_type)), None)
+
+
+@contextmanager
+def _noted(quota: Quota, unread: list[str]) -> Generator[None]:
+    """Note a question that AWS does not answer."""
+    try:
+        yield
+    except SettingError:
+        raise
+    except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
+        unread.append(f"{quota.name!r} ({error_reason(error)})")
+
+
+def _allowed(quota: Quota) -> float:
+    return float(aws.servicequotas.get_service_quota(service_code=quota.service, quota_code=quota.code).value)
+
+
+def _refuse_network(quota: Quota, region: str, there: int, allowed: float) -> None:
+    problem = f"is empty, for a VPC of the stack's own, and {region} has {there} of {allowed:g} {quota.name}"
+    hint = (
+        f"ask for more under Service Quotas ({quota.code}), delete one, give an existing network (vpcId and subnetId), "
+        "or set checkQuotas to false to go on"
+    )
+    raise SettingError("vpcId", "", problem, hint)
 
 
 def _refuse(counted: list[NodeSpec], quota: Quota, region: str, needed: int, allowed: float) -> None:

@@ -26,6 +26,8 @@ class Settings:
 
     head_instance_type: str = "m5.xlarge"
     worker_instance_type: str = "g5.xlarge"
+    head_ami_id: str = ""
+    worker_ami_id: str = ""
     worker_count: int = 2
     min_workers: int = -1
     max_workers: int = 0
@@ -49,6 +51,8 @@ class Settings:
         """Refuse what cannot work, with a SettingError."""
         validation.instance_type("headInstanceType", self.head_instance_type)
         validation.instance_type("workerInstanceType", self.worker_instance_type)
+        validation.ami_id("headAmiId", self.head_ami_id)
+        validation.ami_id("workerAmiId", self.worker_ami_id)
         validation.worker_counts(self.worker_count, self.min_workers, self.max_workers)
         validation.idle_timeout_minutes(self.idle_timeout_minutes)
         validation.redeploy_workers(self.redeploy_workers)
@@ -86,6 +90,8 @@ class Settings:
         settings = cls(
             head_instance_type=read.string("headInstanceType", cls.head_instance_type),
             worker_instance_type=read.string("workerInstanceType", cls.worker_instance_type),
+            head_ami_id=read.string("headAmiId", cls.head_ami_id),
+            worker_ami_id=read.string("workerAmiId", cls.worker_ami_id),
             worker_count=read.integer("workerCount", cls.worker_count),
             min_workers=read.integer("minWorkers", cls.min_workers),
             max_workers=read.integer("maxWorkers", cls.max_workers),

@@ -93,6 +93,13 @@ def existing_network(vpc_id: str, subnet_id: str) -> None:
         raise SettingError(key, value, f"comes without {other}", f"give {other}, too, or leave both empty")
 
 
+def ami_id(key: str, value: str) -> None:
+    """ID of a machine image, or nothing."""
+    if value and not re.fullmatch(r"ami-([0-9a-f]{8}|[0-9a-f]{17})", value):
+        hint = "give one such as ami-0123456789abcdef0, or leave it empty for AWS's newest one for ECS"
+        raise SettingError(key, value, "is no ID of a machine image", hint)
+
+
 def availability_zone(value: str) -> None:
     """A zone's name, or nothing."""
     if value and not re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", value):

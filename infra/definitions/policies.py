@@ -41,9 +41,23 @@ ECR_IMAGE = re.compile(
 )
 
 
-def assumed_by(service: str) -> Policy:
+def assumed_by(service: str, **conditions: dict[str, str]) -> Policy:
     """Trust policy of a role that one AWS service takes on, such as ecs-tasks.amazonaws.com."""
-    return _policy({"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"})
+    statement = {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
+    return _policy({**statement, "Condition": conditions} if conditions else statement)
+
+
+def assumed_by_tasks(*, partition: str, region: str, account: str) -> Policy:
+    """Trust policy of a task role: ECS takes it on for tasks of this account and region alone.
+
+    https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-iam-roles.html
+    """
+    source = f"arn:{partition}:ecs:{region}:{account}:*"
+    return assumed_by(
+        "ecs-tasks.amazonaws.com",
+        ArnLike={"aws:SourceArn": source},
+        StringEquals={"aws:SourceAccount": account},
+    )
 
 
 def ecs_agent(partition: str) -> str:

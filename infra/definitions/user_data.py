@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+# The root disk's name on AWS's machine images for ECS.
+ROOT_DEVICE = "/dev/xvda"
 AMI_PARAMETER = "/aws/service/ecs/optimized-ami/amazon-linux-2023/{variant}recommended/image_id"
 
 

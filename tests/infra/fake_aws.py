@@ -24,6 +24,7 @@ from pulumi.runtime import mocks
 from infra.config import prices
 from infra.definitions.sizing import InstanceType, TaskSize
 from infra.references import NodeSpec
+from infra.tags import name_prefix
 
 PROJECT, STACK, REGION, ACCOUNT = "ray-on-ecs", "dev", "us-west-2", "123456789012"
 REGISTRY = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
@@ -54,12 +55,18 @@ class Registered:
 class Cloud(mocks.Mocks):
     """One account: what it offers, what was created in it, and what the stack exported."""
 
+    stack: str = STACK
     config: dict[str, str] = field(default_factory=dict)
     preview: bool = False
     zones: tuple[str, ...] = ("us-west-2-lax-1a", "us-west-2c", "us-west-2a", "us-west-2b")
     not_offered: dict[str, tuple[str, ...]] = field(default_factory=dict)
     running: tuple[str, ...] = ("i-0123456789abcdef0",)
     quotas: dict[str, float] = field(default_factory=dict)
+    vpcs: int = 1
+    addresses: int = 0
+    dns_servers: tuple[str, ...] = ("AmazonProvidedDNS",)
+    disk_key: str = f"arn:aws:kms:{REGION}:{ACCOUNT}:alias/aws/ebs"
+    amis: dict[str, dict[str, str]] = field(default_factory=dict)
     partition: str = "aws"
     security_groups: list[dict[str, Any]] = field(default_factory=list)
     prices: dict[str, float] | None = field(default_factory=lambda: {"m5.xlarge": 0.192, "g5.xlarge": 1.006})
@@ -76,7 +83,7 @@ class Cloud(mocks.Mocks):
         config = {f"{PROJECT}:{key}": value for key, value in self.config.items()}
         pulumi.runtime.set_all_config(config)
         monitor = _Recorder(self)
-        pulumi.runtime.set_mocks(self, project=PROJECT, stack=STACK, preview=self.preview, monitor=monitor)
+        pulumi.runtime.set_mocks(self, project=PROJECT, stack=self.stack, preview=self.preview, monitor=monitor)
         results = []
 
         @pulumi.runtime.test
@@ -141,6 +148,8 @@ class Cloud(mocks.Mocks):
         match asked:
             case "getRegion":
                 return {"region": REGION}, []
+            case "getCallerIdentity":
+                return {"accountId": ACCOUNT}, []
             case "getPartition":
                 return {"partition": self.partition}, []
             case "getInstanceType":
@@ -155,9 +164,21 @@ class Cloud(mocks.Mocks):
                     "cidrBlock": "10.0.0.0/16",
                     "enableDnsSupport": True,
                     "enableDnsHostnames": True,
+                    "dhcpOptionsId": "dopt-1",
                     **self.vpc,
                 }
                 return (vpc, []) if vpc["id"] == "vpc-0a1b" else ({}, [("id", "no matching EC2 VPC found")])
+            case "getVpcDhcpOptions":
+                return {"domainNameServers": list(self.dns_servers)}, []
+            case "getVpcs":
+                return {"ids": [f"vpc-{number}" for number in range(self.vpcs)]}, []
+            case "getEips":
+                return {"allocationIds": [f"eipalloc-{number}" for number in range(self.addresses)]}, []
+            case "getDefaultKmsKey":
+                return {"keyArn": self.disk_key}, []
+            case "getAmi":
+                [ami] = args.args["filters"][0]["values"]
+                return (self.amis[ami], []) if ami in self.amis else ({}, [("", "Your query returned no results")])
             case "getSubnet":
                 subnet = {"vpcId": "vpc-0a1b", "availabilityZone": "us-west-2b", "mapPublicIpOnLaunch": False}
                 return {"id": args.args["id"], **subnet, **self.subnet}, []
@@ -209,19 +230,27 @@ class _Recorder(mocks.MockMonitor):
         response = super().RegisterResource(request)
         if request.type == "pulumi:pulumi:Stack":
             return response
-        assert request.name not in self._cloud.resources, f"two resources are called {request.name}"
-        self._cloud.resources[request.name] = Registered(
+        name = self._short(request.name)
+        assert name not in self._cloud.resources, f"two resources are called {name}"
+        self._cloud.resources[name] = Registered(
             type=request.type,
             name=request.name,
             inputs=pulumi.runtime.rpc.deserialize_properties(request.object),
-            parent=_name(request.parent),
-            dependencies=frozenset(map(_name, request.dependencies)),
+            parent=self._name(request.parent),
+            dependencies=frozenset(map(self._name, request.dependencies)),
             retain_on_delete=request.retainOnDelete,
             delete_timeout=request.customTimeouts.delete,
             ignore_changes=tuple(request.ignoreChanges),
             replace_on_changes=tuple(request.replaceOnChanges),
         )
         return response
+
+    def _name(self, urn: str) -> str:
+        return self._short(urn.rpartition("::")[2])
+
+    def _short(self, name: str) -> str:
+        """Name of a resource without the beginning that all in a stack share."""
+        return name.removeprefix(f"{name_prefix(PROJECT, self._cloud.stack)}-")
 
 
 def node_spec(
@@ -255,10 +284,6 @@ def instance_types() -> dict[str, Any]:
     """EC2's whole catalogue of instance types."""
     path = Path(moto.__file__).parent / "ec2/resources/instance_types.json.gz"
     return json.loads(gzip.decompress(path.read_bytes()))
-
-
-def _name(urn: str) -> str:
-    return urn.rpartition("::")[2]
 
 
 _AWSX_OUTPUTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pulumi
@@ -12,9 +13,11 @@ from infra.capacity import Capacity, CapacityArgs
 from infra.definitions import policies
 from infra.definitions.user_data import user_data
 from infra.references import Location, NetworkRef, ResourceRef
-from tests.infra.fake_aws import REGION, Cloud, node_spec
+from tests.infra.fake_aws import ACCOUNT, REGION, Cloud, node_spec
 
-LOCATION = Location(partition="aws", region=REGION, zone="us-west-2b", zones=("us-west-2a", "us-west-2b"))
+LOCATION = Location(
+    partition="aws", account=ACCOUNT, region=REGION, zone="us-west-2b", zones=("us-west-2a", "us-west-2b")
+)
 DEFAULTS: dict[str, Any] = {"location": LOCATION, "node": node_spec("m5.xlarge", 1), "root_volume_gib": 100}
 GPU = {**DEFAULTS, "node": node_spec("g5.xlarge", 2, gpus=1)}
 MANAGED = {**GPU, "managed_scaling": True}
@@ -229,3 +232,10 @@ def test_a_preview_does_not_ask_for_instances_that_do_not_exist(cloud: Cloud) ->
     instance = cloud.run(lambda: build().instance_id())
     assert cloud.value(instance) is None, "the output stays unknown until the group is there"
     assert not [token for token, _ in cloud.calls if token.endswith(":getInstances")], "there is nothing to find"
+
+
+def test_a_machine_image_that_is_given_is_taken(cloud: Cloud) -> None:
+    given = replace(GPU["node"], ami_id="ami-0123456789abcdef0")
+    capacity(cloud, {**GPU, "node": given})
+    assert cloud.resources["head-template"].inputs["imageId"] == "ami-0123456789abcdef0"
+    assert not [args for token, args in cloud.calls if token.endswith(":getParameter")], "AWS's newest is not asked for"

@@ -10,7 +10,7 @@ def cluster(cloud: Cloud, providers: tuple[str, ...] = ()) -> Cluster:
     """A cluster with valid defaults, and what is associated with it."""
 
     def program() -> Cluster:
-        made = Cluster("ray", ClusterArgs(log_retention_days=30))
+        made = Cluster("ray-on-ecs-dev-ray", ClusterArgs(log_retention_days=30))
         if providers:
             made.associate(providers)
         return made
@@ -26,9 +26,9 @@ def test_logs_do_not_pile_up_for_ever(cloud: Cloud) -> None:
 def test_the_cluster_says_its_names(cloud: Cloud) -> None:
     made = cluster(cloud)
     assert cloud.value(made.ref.name) == "ray-on-ecs-dev-ray-c0ffee", "instances join by name"
-    assert cloud.value(made.ref.arn).endswith(":ray-cluster"), "services are created by ARN"
-    assert cloud.value(made.logs.name) == "ray-logs", "containers write by name"
-    assert cloud.value(made.logs.arn).endswith(":ray-logs"), "policies allow by ARN"
+    assert cloud.value(made.ref.arn).endswith(":ray-on-ecs-dev-ray-cluster"), "services are created by ARN"
+    assert cloud.value(made.logs.name) == "ray-on-ecs-dev-ray-logs", "containers write by name"
+    assert cloud.value(made.logs.arn).endswith(":ray-on-ecs-dev-ray-logs"), "policies allow by ARN"
 
 
 def test_tasks_are_counted(cloud: Cloud) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
-from infra.discovery import Discovery, DiscoveryArgs, namespace_name
+from infra.discovery import Discovery, DiscoveryArgs
 from tests.infra.fake_aws import Cloud
 
 
 def discovery(cloud: Cloud) -> Discovery:
     """A namespace with valid defaults."""
-    return cloud.run(lambda: Discovery("discovery", DiscoveryArgs(vpc_id="vpc-1")))
+    return cloud.run(lambda: Discovery("discovery", DiscoveryArgs(namespace="ray-on-ecs-dev", vpc_id="vpc-1")))
 
 
 def test_the_head_is_found_under_a_name_of_the_stack(cloud: Cloud) -> None:
@@ -37,23 +35,3 @@ def test_the_record_leads_to_a_new_head_within_seconds(cloud: Cloud) -> None:
 def test_a_late_registration_does_not_block_the_deletion(cloud: Cloud) -> None:
     discovery(cloud)
     assert cloud.resources["discovery-head"].inputs["forceDestroy"] is True, "ECS takes addresses out late"
-
-
-@pytest.mark.parametrize(
-    ("stack", "name"),
-    [
-        ("dev", "ray-on-ecs-dev.internal"),
-        ("My_Stack", "ray-on-ecs-my-stack.internal"),
-        ("v1.2", "ray-on-ecs-v1.2.internal"),
-    ],
-)
-def test_a_namespace_is_a_host_name_whatever_the_stack_is_called(stack: str, name: str) -> None:
-    assert namespace_name("ray-on-ecs", stack) == name, "host names hold letters, digits, hyphens and dots"
-
-
-def test_a_long_name_is_cut_and_stays_its_own() -> None:
-    first, second = (namespace_name("ray-on-ecs", f"{'long-' * 12}{end}") for end in ("a", "b"))
-    assert first != second, "two stacks of one network would answer for each other"
-    for label in first.split("."):
-        assert 0 < len(label) <= 63, "Route 53 refuses a longer one, minutes into `up`"
-    assert first.startswith("ray-on-ecs-long-long-"), "people read it"

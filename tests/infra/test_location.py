@@ -7,18 +7,18 @@ from typing import Any
 import pulumi
 import pytest
 
-from infra.config.location import common_zones, locate, region_of_the_stack, remember
+from infra.config.location import ask_caller, common_zones, locate, remember
 from infra.config.settings import Settings
 from infra.errors import SettingError
 from infra.references import ExistingNetwork, Location
-from tests.infra.fake_aws import REGION, Cloud
+from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
 
 EXISTING = {"vpc_id": "vpc-0a1b", "subnet_id": "subnet-0c2d"}
 
 
 def location(cloud: Cloud, **settings: str | int) -> Location:
     """The location that follows from otherwise default settings."""
-    return cloud.run(lambda: locate(Settings(**settings), *region_of_the_stack(), remember()))  # ty: ignore[invalid-argument-type]
+    return cloud.run(lambda: locate(Settings(**settings), ask_caller(), remember()))  # ty: ignore[invalid-argument-type]
 
 
 def test_the_zone_offers_both_types(cloud: Cloud) -> None:
@@ -184,6 +184,7 @@ def test_a_type_that_the_region_does_not_offer_is_refused(cloud: Cloud, key: str
 def test_an_existing_subnet_decides_the_zone(cloud: Cloud) -> None:
     assert location(cloud, **EXISTING) == Location(
         partition="aws",
+        account=ACCOUNT,
         region=REGION,
         zone="us-west-2b",
         zones=("us-west-2a", "us-west-2b", "us-west-2c"),
@@ -256,3 +257,18 @@ def test_missing_credentials_or_region_are_one_line(cloud: Cloud) -> None:
     assert str(refused.value).startswith("aws:region: AWS can't be asked (")
     assert "AccessDenied" in str(refused.value), "the cause may be either"
     assert "\n" not in str(refused.value)
+
+
+def test_dns_servers_of_a_company_are_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
+    assert location(cloud, **EXISTING).existing
+    assert not warnings, "the VPC's own resolver knows the head"
+    cloud.dns_servers = ("10.1.0.2", "10.1.0.3")
+    assert location(cloud, **EXISTING).existing, "they may pass questions on"
+    assert "vpc-0a1b asks DNS servers of its own (10.1.0.2, 10.1.0.3)" in warnings[0]
+
+
+def test_dns_servers_that_cannot_be_asked_for_stop_nobody(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.silent = ("getVpcDhcpOptions",)
+    assert location(cloud, **EXISTING).existing
+    [line] = warnings
+    assert "AccessDenied" in line

@@ -8,7 +8,7 @@ import pytest
 
 from infra.network import Network, NetworkArgs
 from infra.references import ExistingNetwork, Location
-from tests.infra.fake_aws import REGION, Cloud
+from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
 
 SHARED_TAGS = {"project": "ray-on-ecs", "stack": "dev"}
 
@@ -23,7 +23,9 @@ def network(
     zones: tuple[str, ...] = ZONES,
 ) -> Network:
     """A network with valid defaults."""
-    location = Location(partition="aws", region=REGION, zone="us-west-2b", zones=zones, existing=existing)
+    location = Location(
+        partition="aws", account=ACCOUNT, region=REGION, zone="us-west-2b", zones=zones, existing=existing
+    )
     args = NetworkArgs(vpc_cidr=vpc_cidr, location=location)
     return cloud.run(lambda: Network("network", args))
 

@@ -147,3 +147,53 @@ def test_a_worker_type_without_usable_gpus_is_refused(cloud: Cloud, worker: str,
 )
 def test_the_cause_is_the_line_that_says_why(answer: str, line: str) -> None:
     assert error_reason(ValueError(answer)) == line, "the provider's first line may only count its errors"
+
+
+AMI = "ami-0123456789abcdef0"
+
+
+@pytest.mark.parametrize("key", ["head", "worker"])
+def test_a_machine_image_is_looked_up(cloud: Cloud, key: str) -> None:
+    given = {f"{key}_ami_id": AMI}
+    with pytest.raises(SettingError, match=f"{key}AmiId: '{AMI}' could not be looked up in us-west-2 "):
+        plan(cloud, **given)
+    cloud.amis = {AMI: {"architecture": "arm64", "rootDeviceName": "/dev/xvda"}}
+    with pytest.raises(SettingError, match=f"{key}AmiId: '{AMI}' is for arm64 with its root disk at /dev/xvda; "):
+        plan(cloud, **given)
+    cloud.amis = {AMI: {"architecture": "x86_64", "rootDeviceName": "/dev/sda1"}}
+    with pytest.raises(SettingError, match="root disk at /dev/sda1"):
+        plan(cloud, **given)
+    cloud.amis = {AMI: {"architecture": "x86_64", "rootDeviceName": "/dev/xvda"}}
+    made = plan(cloud, **given)
+    assert {made.head.ami_id, made.worker.ami_id} == {AMI, ""}, "each kind has its own"
+
+
+def test_a_key_that_auto_scaling_may_not_use_is_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
+    plan(cloud)
+    assert not warnings, "AWS's own key is everybody's"
+    cloud.disk_key = "arn:aws:kms:us-west-2:123456789012:key/1a2b"
+    plan(cloud)
+    [line] = warnings
+    assert line.startswith("disks in this account are encrypted with arn:aws:kms:us-west-2:123456789012:key/1a2b; ")
+
+
+def test_a_tag_that_may_move_is_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
+    plan(cloud, image_uri="public.example/ray@sha256:" + "a" * 64)
+    assert not warnings, "a digest is one image"
+    plan(cloud, image_uri="public.example/ray:latest")
+    [line] = warnings
+    assert line.startswith("imageUri: the tag of public.example/ray:latest may move")
+
+
+def test_a_new_stack_needs_room_for_its_network_and_one_that_is_up_has_it(cloud: Cloud) -> None:
+    cloud.quotas, cloud.vpcs = {"L-F678F1CE": 5.0}, 5
+    with pytest.raises(SettingError, match="VPCs per Region"):
+        plan(cloud)
+    cloud.security_groups = [
+        {
+            "id": "sg-0",
+            "vpcId": "vpc-0a1b",
+            "tags": {"Name": "x-security-group", "zone": "us-west-2a", "zones": "us-west-2a us-west-2b"},
+        }
+    ]
+    assert plan(cloud).location.zone == "us-west-2a"

@@ -15,7 +15,7 @@ G, P, STANDARD = (quota.code for quota in quotas.QUOTAS)
 
 def check(cloud: Cloud, *nodes: NodeSpec) -> None:
     """Hold the nodes against an account's quotas."""
-    cloud.run(lambda: quotas.check(REGION, *nodes))
+    cloud.run(lambda: quotas.check(REGION, *nodes, new_network=False))
 
 
 def workers(instance_type: str = "g5.xlarge", count: int = 2, vcpus: int = 4) -> NodeSpec:
@@ -61,10 +61,22 @@ def test_a_caller_who_may_not_ask_is_told_once_and_goes_on(cloud: Cloud, warning
     cloud.silent = ("getServiceQuota",)
     check(cloud, HEAD, workers())
     [line] = warnings
-    assert line.startswith("vCPU quotas in us-west-2 could not be read with servicequotas:GetServiceQuota: "), (
+    assert line.startswith("quotas in us-west-2 could not be read with servicequotas:GetServiceQuota: "), (
         "one line is enough, and reading quotas is no condition for training"
     )
     assert "AccessDenied" in line, "credentials may have expired as well"
+
+
+@pytest.mark.parametrize(
+    ("vpcs", "addresses", "what"), [(5, 4, "5 of 5 VPCs per Region"), (4, 5, "5 of 5 EC2-VPC Elastic IPs")]
+)
+def test_a_network_needs_room_for_a_vpc_and_an_address(vpcs: int, addresses: int, what: str) -> None:
+    quota = dict.fromkeys((each.code for each in quotas.NETWORK_QUOTAS), 5.0)
+    full, room = Cloud(quotas=quota, vpcs=vpcs, addresses=addresses), Cloud(quotas=quota, vpcs=4, addresses=4)
+    with pytest.raises(SettingError, match=f"vpcId: '' is empty, .*us-west-2 has {what}; .*give an existing network"):
+        full.run(lambda: quotas.check(REGION, HEAD, new_network=True))
+    room.run(lambda: quotas.check(REGION, HEAD, new_network=True))
+    check(full, HEAD)  # in a network that exists
 
 
 @pytest.mark.parametrize(

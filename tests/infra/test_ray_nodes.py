@@ -15,7 +15,7 @@ from infra.ray_nodes import TaskDefaults
 from infra.ray_service import RayService, RayServiceArgs
 from infra.ray_task import RayTask
 from infra.references import Location, NetworkRef, ResourceRef
-from tests.infra.fake_aws import DIGEST, REGION, REGISTRY, Cloud
+from tests.infra.fake_aws import ACCOUNT, DIGEST, REGION, REGISTRY, Cloud
 
 IMAGE = f"{REGISTRY}/training@{DIGEST}"
 LOGS = "arn:aws:logs:us-west-2:123456789012:log-group:ray-logs"
@@ -43,7 +43,7 @@ def tasks() -> TaskDefaults:
     """What both kinds have in common, with valid defaults."""
     return TaskDefaults(
         cluster=cluster(),
-        location=Location(partition="aws", region=REGION, zone="us-west-2a", zones=("us-west-2a",)),
+        location=Location(partition="aws", account=ACCOUNT, region=REGION, zone="us-west-2a", zones=("us-west-2a",)),
         image_uri=IMAGE,
         logs=ResourceRef(name=known("ray-logs"), arn=known(LOGS)),
         token_parameter_arn=TOKEN,
@@ -80,8 +80,8 @@ def nodes(cloud: Cloud) -> Cloud:
     def program() -> None:
         association = pulumi.CustomResource("test:index:Association", "association", {})
         price = ResourceRef(name=known("worker-price"), arn=known(PRICE))
-        head = RayTask("ray-head-task", tasks().head(HEAD_SIZE, price))
-        worker = RayTask("ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
+        head = RayTask("ray-on-ecs-dev-ray-head-task", tasks().head(HEAD_SIZE, price))
+        worker = RayTask("ray-on-ecs-dev-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
         needed = [association, *head.role_policies, *worker.role_policies]
         service("ray-head", head, needed, count=1, registry_arn="arn:registry")
         service("ray-workers", worker, needed, count=2)
@@ -174,30 +174,31 @@ def test_only_the_head_has_a_name(nodes: Cloud) -> None:
 @pytest.mark.parametrize("kind", TASKS)
 def test_each_kind_has_roles_of_its_own_with_no_more_than_it_needs(nodes: Cloud, kind: str) -> None:
     task = nodes.resources[f"{kind}-task-definition"].inputs
-    assert task["executionRoleArn"].endswith(f":{kind}-task-execution-role"), "the agent starts the task with this one"
-    assert task["taskRoleArn"].endswith(f":{kind}-task-role"), "the training code has this one"
+    assert task["executionRoleArn"].endswith(f"-dev-{kind}-task-execution"), "the agent starts the task with this one"
+    assert task["taskRoleArn"].endswith(f"-dev-{kind}-task-role"), "the training code has this one"
     execution = nodes.resources[f"{kind}-task-execution-policy"].inputs
     assert json.loads(execution["policy"]) == policies.execution(
         partition="aws", image_uri=IMAGE, log_group_arn=LOGS, token_arn=TOKEN
     )
-    training = nodes.resources[f"{kind}-task-policy"].inputs
+    training = nodes.resources[f"{kind}-task-role-policy"].inputs
     of_head = {"metrics_namespace": NAMESPACE, "price_arn": PRICE} if kind == "ray-head" else {}
     expected = policies.training(partition="aws", bucket_arn=BUCKET, **of_head)
     assert json.loads(training["policy"]) == expected, "its runs, the head the stack's metrics, and nothing else"
     trusted = json.loads(nodes.resources[f"{kind}-task-role"].inputs["assumeRolePolicy"])
-    assert trusted == policies.assumed_by("ecs-tasks.amazonaws.com"), "only tasks take it on"
+    of_tasks = policies.assumed_by_tasks(partition="aws", region=REGION, account=ACCOUNT)
+    assert trusted == of_tasks, "only tasks of this account take it on"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_service_is_created_last_and_destroyed_first(nodes: Cloud, kind: str) -> None:
     direct = nodes.resources[f"{kind}-service"].dependencies
-    rights = {f"{each}-{policy}" for each in TASKS for policy in ("task-execution-policy", "task-policy")}
+    rights = {f"{each}-{policy}" for each in TASKS for policy in ("task-execution-policy", "task-role-policy")}
     assert {"association", f"{kind}-network", *rights} <= direct, "a service that outlives its roles hangs in DRAINING"
 
 
 def test_an_autoscaled_service_begins_with_a_number_and_is_left_to_the_scaler(cloud: Cloud) -> None:
     def program() -> None:
-        worker = RayTask("ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
+        worker = RayTask("ray-on-ecs-dev-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
         service("ray-workers", worker, [], count=0, autoscaled=True)
 
     cloud.run(program)
@@ -222,7 +223,7 @@ def test_a_word_deploys_again_what_ecs_has_given_up(
     cloud: Cloud, word: str, forced: bool | None, triggers: dict[str, str] | None
 ) -> None:
     def program() -> None:
-        worker = RayTask("ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
+        worker = RayTask("ray-on-ecs-dev-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
         service("ray-workers", worker, [], count=0, redeploy=word)
 
     cloud.run(program)

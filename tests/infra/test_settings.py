@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 PROJECT = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
 DEV = yaml.safe_load((ROOT / "Pulumi.dev.yaml").read_text())
 BAD = [
+    ("headAmiId", "ami-1", "no ID of a machine image"),
+    ("workerAmiId", "al2023", "no ID of a machine image"),
     ("headInstanceType", "m5", "is no EC2 instance type"),
     ("headInstanceType", "", "is no EC2 instance type"),
     ("workerInstanceType", "g5_xlarge", "is no EC2 instance type"),
@@ -121,6 +123,8 @@ def test_every_key_is_read(cloud: Cloud) -> None:
     given = {
         "headInstanceType": "m5.large",
         "workerInstanceType": "g5.12xlarge",
+        "headAmiId": "ami-0123456789abcdef0",
+        "workerAmiId": "ami-01234567",
         "workerCount": "0",
         "minWorkers": "0",
         "maxWorkers": "4",
@@ -144,6 +148,8 @@ def test_every_key_is_read(cloud: Cloud) -> None:
     expected = Settings(
         head_instance_type="m5.large",
         worker_instance_type="g5.12xlarge",
+        head_ami_id="ami-0123456789abcdef0",
+        worker_ami_id="ami-01234567",
         worker_count=0,
         min_workers=0,
         max_workers=4,

@@ -1,0 +1,413 @@
+"""What an account holds of a stack, found by the tags that all of it carries, and the commands that delete it.
+
+Each service is asked itself: AWS's tagging API knows neither Auto Scaling groups nor roles, and lists for hours what is
+deleted already.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import boto3
+
+Client = Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """One resource.
+
+    Attributes:
+        kind: What it is, such as subnet.
+        id: Its ID, name or ARN, by which Pulumi knows it, too.
+        commands: What deletes it, without `aws` and the region, in this order.
+        keeps: Whether it holds what a user may want to keep.
+    """
+
+    kind: str
+    id: str
+    commands: tuple[str, ...]
+    keeps: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Whose resources are looked for.
+
+    Attributes:
+        tags: The tags that all of them carry.
+        prefix: What their names begin with.
+        session: The credentials and the region.
+    """
+
+    tags: dict[str, str]
+    prefix: str
+    session: boto3.Session
+
+    def client(self, service: str) -> Client:
+        """A client of a service, in the stack's region."""
+        return self.session.client(service)
+
+    @property
+    def filters(self) -> list[dict[str, Any]]:
+        """The tags as EC2 and Auto Scaling filter by them."""
+        return [{"Name": f"tag:{key}", "Values": [value]} for key, value in self.tags.items()]
+
+    def owns(self, tags: Iterable[dict[str, str]] | dict[str, str]) -> bool:
+        """Whether a resource with these tags is the stack's; services write them in three ways."""
+        if not isinstance(tags, dict):
+            tags = {each.get("Key") or each["key"]: each.get("Value", each.get("value", "")) for each in tags}
+        return self.tags.items() <= tags.items()
+
+
+Listing = Callable[[Stack], Iterable[Found]]
+
+
+def listings() -> dict[str, Listing]:
+    """How each kind is listed, in the order in which they can be deleted."""
+    return {
+        "scaling groups": _scaling_groups,
+        "instances": _instances,
+        "ECS services and clusters": _clusters,
+        "capacity providers": _capacity_providers,
+        "task definitions": _task_definitions,
+        "names in DNS": _namespaces,
+        **{f"{each.kind}s": partial(_of_ec2, kind=each) for each in EC2_KINDS},
+        "instance profiles": _instance_profiles,
+        "roles": _roles,
+        "parameters": _parameters,
+        "repositories": _repositories,
+        "alarms": _alarms,
+        "dashboards": _dashboards,
+        "topics": _topics,
+        "budgets": _budgets,
+        "log groups": _log_groups,
+        "buckets": _buckets,
+    }
+
+
+def _all(client: Client, method: str, key: str, **arguments: Any) -> Iterator[Any]:
+    """All items of a listing, which AWS may give in several pages."""
+    pages = client.get_paginator(method).paginate(**arguments) if client.can_paginate(method) else None
+    for page in pages or [getattr(client, method)(**arguments)]:
+        yield from page[key]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ec2Kind:
+    """A kind of resource that EC2 lists by tags.
+
+    Attributes:
+        kind: What it is.
+        listed_by: The method that lists it.
+        key: Where that puts the items.
+        id: Where an item has its ID.
+        commands: What deletes it, with the item's fields in braces.
+        argument: What the method calls its filters.
+        is_there: Whether an item is there and nobody's part.
+    """
+
+    kind: str
+    listed_by: str
+    key: str
+    id: str
+    commands: tuple[str, ...]
+    argument: str = "Filters"
+    is_there: Callable[[dict[str, Any]], bool] = lambda item: True
+
+
+def _is_in_state(*states: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda item: item.get("State", item.get("Status", "")).lower() in states
+
+
+EC2_KINDS = (
+    Ec2Kind(
+        kind="NAT gateway",
+        listed_by="describe_nat_gateways",
+        key="NatGateways",
+        id="NatGatewayId",
+        commands=(
+            "ec2 delete-nat-gateway --nat-gateway-id {NatGatewayId}",
+            "ec2 wait nat-gateway-deleted --nat-gateway-ids {NatGatewayId}",
+        ),
+        argument="Filter",
+        is_there=_is_in_state("pending", "available", "failed"),
+    ),
+    Ec2Kind(
+        kind="Elastic IP address",
+        listed_by="describe_addresses",
+        key="Addresses",
+        id="AllocationId",
+        commands=("ec2 release-address --allocation-id {AllocationId}",),
+    ),
+    Ec2Kind(
+        kind="VPC endpoint",
+        listed_by="describe_vpc_endpoints",
+        key="VpcEndpoints",
+        id="VpcEndpointId",
+        commands=("ec2 delete-vpc-endpoints --vpc-endpoint-ids {VpcEndpointId}",),
+        is_there=_is_in_state("pending", "available", "failed"),
+    ),
+    Ec2Kind(
+        kind="launch template",
+        listed_by="describe_launch_templates",
+        key="LaunchTemplates",
+        id="LaunchTemplateId",
+        commands=("ec2 delete-launch-template --launch-template-id {LaunchTemplateId}",),
+    ),
+    Ec2Kind(
+        kind="placement group",
+        listed_by="describe_placement_groups",
+        key="PlacementGroups",
+        id="GroupName",
+        commands=("ec2 delete-placement-group --group-name {GroupName}",),
+        is_there=_is_in_state("pending", "available"),
+    ),
+    Ec2Kind(
+        kind="network interface",
+        listed_by="describe_network_interfaces",
+        key="NetworkInterfaces",
+        id="NetworkInterfaceId",
+        commands=("ec2 delete-network-interface --network-interface-id {NetworkInterfaceId}",),
+        is_there=_is_in_state("available"),  # others go with what they are attached to
+    ),
+    Ec2Kind(
+        kind="volume",
+        listed_by="describe_volumes",
+        key="Volumes",
+        id="VolumeId",
+        commands=("ec2 delete-volume --volume-id {VolumeId}",),
+        is_there=_is_in_state("available"),
+    ),
+    Ec2Kind(
+        kind="security group",
+        listed_by="describe_security_groups",
+        key="SecurityGroups",
+        id="GroupId",
+        commands=("ec2 delete-security-group --group-id {GroupId}",),
+        is_there=lambda item: item["GroupName"] != "default",  # that goes with its VPC
+    ),
+    Ec2Kind(
+        kind="subnet",
+        listed_by="describe_subnets",
+        key="Subnets",
+        id="SubnetId",
+        commands=("ec2 delete-subnet --subnet-id {SubnetId}",),
+    ),
+    Ec2Kind(
+        kind="route table",
+        listed_by="describe_route_tables",
+        key="RouteTables",
+        id="RouteTableId",
+        commands=("ec2 delete-route-table --route-table-id {RouteTableId}",),
+    ),
+    Ec2Kind(
+        kind="internet gateway",
+        listed_by="describe_internet_gateways",
+        key="InternetGateways",
+        id="InternetGatewayId",
+        commands=(
+            "ec2 detach-internet-gateway --internet-gateway-id {InternetGatewayId} --vpc-id {Attachments[0][VpcId]}",
+            "ec2 delete-internet-gateway --internet-gateway-id {InternetGatewayId}",
+        ),
+    ),
+    Ec2Kind(
+        kind="VPC", listed_by="describe_vpcs", key="Vpcs", id="VpcId", commands=("ec2 delete-vpc --vpc-id {VpcId}",)
+    ),
+)
+
+
+def _of_ec2(stack: Stack, kind: Ec2Kind) -> Iterator[Found]:
+    for item in _all(stack.client("ec2"), kind.listed_by, kind.key, **{kind.argument: stack.filters}):
+        if kind.is_there(item) and stack.owns(item["Tags"]):
+            # A gateway that is attached to nothing has no such field, and no need of that command.
+            commands = [each for each in kind.commands if "Attachments" not in each or item["Attachments"]]
+            yield Found(kind=kind.kind, id=item[kind.id], commands=tuple(each.format(**item) for each in commands))
+
+
+def _instances(stack: Stack) -> Iterator[Found]:
+    """Those that no group started: a group's go with it."""
+    for reservation in _all(stack.client("ec2"), "describe_instances", "Reservations", Filters=stack.filters):
+        for item in reservation["Instances"]:
+            tags = {each["Key"] for each in item["Tags"]}
+            if item["State"]["Name"] not in ("shutting-down", "terminated") and "aws:autoscaling:groupName" not in tags:
+                name = item["InstanceId"]
+                commands = (
+                    f"ec2 terminate-instances --instance-ids {name}",
+                    f"ec2 wait instance-terminated --instance-ids {name}",
+                )
+                yield Found(kind="instance", id=name, commands=commands)
+
+
+def _scaling_groups(stack: Stack) -> Iterator[Found]:
+    client = stack.client("autoscaling")
+    for item in _all(client, "describe_auto_scaling_groups", "AutoScalingGroups", Filters=stack.filters):
+        name = item["AutoScalingGroupName"]
+        delete = f"autoscaling delete-auto-scaling-group --auto-scaling-group-name {name} --force-delete"
+        ids = " ".join(each["InstanceId"] for each in item["Instances"])
+        wait = (f"ec2 wait instance-terminated --instance-ids {ids}",) if ids else ()
+        yield Found(kind="scaling group", id=name, commands=(delete, *wait))
+
+
+def _clusters(stack: Stack) -> Iterator[Found]:
+    client = stack.client("ecs")
+    for arn in _all(client, "list_clusters", "clusterArns"):
+        for cluster in client.describe_clusters(clusters=[arn], include=["TAGS"])["clusters"]:
+            if cluster["status"] == "INACTIVE" or not stack.owns(cluster.get("tags", [])):
+                continue
+            for service in _all(client, "list_services", "serviceArns", cluster=arn):
+                delete = f"ecs delete-service --cluster {arn} --service {service} --force"
+                yield Found(kind="ECS service", id=service, commands=(delete,))
+            yield Found(kind="ECS cluster", id=arn, commands=(f"ecs delete-cluster --cluster {arn}",))
+
+
+def _capacity_providers(stack: Stack) -> Iterator[Found]:
+    client = stack.client("ecs")
+    answer: dict[str, Any] = {}
+    while not answer or answer.get("nextToken"):  # boto3 has no paginator of these
+        token = {"nextToken": answer["nextToken"]} if answer else {}
+        answer = client.describe_capacity_providers(include=["TAGS"], **token)
+        for item in answer["capacityProviders"]:
+            if item.get("status", "ACTIVE") == "ACTIVE" and stack.owns(item.get("tags", [])):
+                arn = item["capacityProviderArn"]
+                delete = f"ecs delete-capacity-provider --capacity-provider {arn}"
+                yield Found(kind="capacity provider", id=arn, commands=(delete,))
+
+
+def _task_definitions(stack: Stack) -> Iterator[Found]:
+    client = stack.client("ecs")
+    families = _all(
+        client, "list_task_definition_families", "families", familyPrefix=f"{stack.prefix}-", status="ACTIVE"
+    )
+    for family in families:
+        for arn in _all(client, "list_task_definitions", "taskDefinitionArns", familyPrefix=family, status="ACTIVE"):
+            if stack.owns(client.list_tags_for_resource(resourceArn=arn)["tags"]):
+                delete = f"ecs deregister-task-definition --task-definition {arn}"
+                yield Found(kind="task definition", id=arn, commands=(delete,))
+
+
+def _namespaces(stack: Stack) -> Iterator[Found]:
+    client = stack.client("servicediscovery")
+    for kind, method, key, command in (
+        ("name in DNS", "list_services", "Services", "delete-service"),
+        ("DNS namespace", "list_namespaces", "Namespaces", "delete-namespace"),
+    ):
+        for item in _all(client, method, key):
+            if stack.owns(client.list_tags_for_resource(ResourceARN=item["Arn"])["Tags"]):
+                yield Found(kind=kind, id=item["Id"], commands=(f"servicediscovery {command} --id {item['Id']}",))
+
+
+def _instance_profiles(stack: Stack) -> Iterator[Found]:
+    client = stack.client("iam")
+    for item in _all(client, "list_instance_profiles", "InstanceProfiles"):
+        name = item["InstanceProfileName"]
+        if not name.startswith(f"{stack.prefix}-"):
+            continue
+        if stack.owns(client.list_instance_profile_tags(InstanceProfileName=name)["Tags"]):
+            given = f"--instance-profile-name {name}"
+            remove = [
+                f"iam remove-role-from-instance-profile {given} --role-name {role['RoleName']}"
+                for role in item["Roles"]
+            ]
+            delete = f"iam delete-instance-profile {given}"
+            yield Found(kind="instance profile", id=name, commands=(*remove, delete))
+
+
+def _roles(stack: Stack) -> Iterator[Found]:
+    client = stack.client("iam")
+    for item in _all(client, "list_roles", "Roles"):
+        name = item["RoleName"]
+        if not name.startswith(f"{stack.prefix}-") or not stack.owns(client.list_role_tags(RoleName=name)["Tags"]):
+            continue
+        given = f"--role-name {name}"
+        inline = _all(client, "list_role_policies", "PolicyNames", RoleName=name)
+        attached = _all(client, "list_attached_role_policies", "AttachedPolicies", RoleName=name)
+        commands = (
+            *(f"iam delete-role-policy {given} --policy-name {each}" for each in inline),
+            *(f"iam detach-role-policy {given} --policy-arn {each['PolicyArn']}" for each in attached),
+            f"iam delete-role {given}",
+        )
+        yield Found(kind="role", id=name, commands=commands)
+
+
+def _parameters(stack: Stack) -> Iterator[Found]:
+    filters = [{"Key": f"tag:{key}", "Values": [value]} for key, value in stack.tags.items()]
+    for item in _all(stack.client("ssm"), "describe_parameters", "Parameters", ParameterFilters=filters):
+        name = item["Name"]
+        yield Found(kind="parameter", id=name, commands=(f"ssm delete-parameter --name {name}",))
+
+
+def _repositories(stack: Stack) -> Iterator[Found]:
+    client = stack.client("ecr")
+    for item in _all(client, "describe_repositories", "repositories"):
+        name = item["repositoryName"]
+        if stack.owns(client.list_tags_for_resource(resourceArn=item["repositoryArn"])["tags"]):
+            delete = f"ecr delete-repository --repository-name {name} --force"
+            yield Found(kind="repository", id=name, commands=(delete,))
+
+
+def _alarms(stack: Stack) -> Iterator[Found]:
+    client = stack.client("cloudwatch")
+    for item in _all(client, "describe_alarms", "MetricAlarms", AlarmNamePrefix=f"{stack.prefix}-"):
+        if stack.owns(client.list_tags_for_resource(ResourceARN=item["AlarmArn"])["Tags"]):
+            name = item["AlarmName"]
+            yield Found(kind="alarm", id=name, commands=(f"cloudwatch delete-alarms --alarm-names {name}",))
+
+
+def _dashboards(stack: Stack) -> Iterator[Found]:
+    """Dashboards carry no tags; one has the name of its cluster."""
+    client = stack.client("cloudwatch")
+    for item in _all(client, "list_dashboards", "DashboardEntries", DashboardNamePrefix=f"{stack.prefix}-ray-"):
+        name = item["DashboardName"]
+        if re.fullmatch(rf"{stack.prefix}-ray-[0-9a-f]{{6}}", name):
+            delete = f"cloudwatch delete-dashboards --dashboard-names {name}"
+            yield Found(kind="dashboard", id=name, commands=(delete,))
+
+
+def _topics(stack: Stack) -> Iterator[Found]:
+    client = stack.client("sns")
+    for item in _all(client, "list_topics", "Topics"):
+        arn = item["TopicArn"]
+        name = arn.rpartition(":")[2]
+        if name.startswith(f"{stack.prefix}-") and stack.owns(client.list_tags_for_resource(ResourceArn=arn)["Tags"]):
+            yield Found(kind="topic", id=arn, commands=(f"sns delete-topic --topic-arn {arn}",))
+
+
+def _budgets(stack: Stack) -> Iterator[Found]:
+    """Budgets carry no tags here; Pulumi knows one as account:name."""
+    account = stack.client("sts").get_caller_identity()["Account"]
+    pages = stack.client("budgets").get_paginator("describe_budgets").paginate(AccountId=account)
+    for name in (each["BudgetName"] for page in pages for each in page.get("Budgets", [])):
+        if re.fullmatch(rf"{stack.prefix}-monitoring-budget-[0-9a-f]+", name):
+            delete = f"budgets delete-budget --account-id {account} --budget-name {name}"
+            yield Found(kind="budget", id=f"{account}:{name}", commands=(delete,))
+
+
+def _log_groups(stack: Stack) -> Iterator[Found]:
+    client = stack.client("logs")
+    for prefix in (f"{stack.prefix}-", f"/aws/ecs/containerinsights/{stack.prefix}-"):
+        for item in _all(client, "describe_log_groups", "logGroups", logGroupNamePrefix=prefix):
+            name = item["logGroupName"]
+            if stack.owns(client.list_tags_for_resource(resourceArn=item["arn"].removesuffix(":*"))["tags"]):
+                delete = f"logs delete-log-group --log-group-name {name}"
+                yield Found(kind="log group", id=name, commands=(delete,))
+
+
+def _buckets(stack: Stack) -> Iterator[Found]:
+    client = stack.client("s3")
+    for item in client.list_buckets()["Buckets"]:
+        name = item["Name"]
+        if not name.startswith(f"{stack.prefix}-"):
+            continue
+        try:
+            tags = client.get_bucket_tagging(Bucket=name)["TagSet"]
+        except client.exceptions.ClientError as error:
+            if error.response["Error"]["Code"] == "NoSuchTagSet":
+                continue
+            raise
+        if stack.owns(tags):
+            yield Found(kind="bucket", id=name, commands=(f"s3 rb s3://{name} --force",), keeps=True)
