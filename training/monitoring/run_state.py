@@ -104,12 +104,12 @@ class RunStateClient:
 
 
 def create_run_state() -> RunStateClient:
-    """Create the run-state actor."""
-    return RunStateClient(create_actor(RunStateActor))
+    """Create the run-state actor, which gets what is reported while Ray restarts it as soon as it is back."""
+    return RunStateClient(create_actor(RunStateActor, max_task_retries=-1))
 
 
-def create_actor(kind: type) -> Any:
+def create_actor(kind: type, **options: Any) -> Any:
     """Create an actor on the driver's node, so that losing a worker node does not lose it; Ray restarts it."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor: Any = ray.remote(kind)
-    return actor.options(num_cpus=0, max_restarts=-1, scheduling_strategy=here).remote()
+    return actor.options(num_cpus=0, max_restarts=-1, scheduling_strategy=here, **options).remote()
