@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -58,21 +58,27 @@ def main() -> int:
 
 def _measure(bench: Bench, names: list[str]) -> int:
     data = f"{len(bench.dataset.train):,} training and {len(bench.dataset.test):,} test images made from Fashion-MNIST"
-    documents = []
+    documents = {}
     for name in names:
-        documents.append(report.document(name, BENCHMARKS[name](bench), bench.seeds, data))
-        report.write(documents[-1], list(BENCHMARKS))  # keeps these results even if the next benchmark fails
-    Console().print(report.table(documents))
+        comparisons: list[Comparison] = []
+        for each in BENCHMARKS[name](bench):
+            comparisons.append(each)
+            # What is measured is kept, even if the next measurement fails.
+            documents[name] = report.document(name, comparisons, bench.seeds, data)
+            report.write(documents[name], list(BENCHMARKS))
+    Console().print(report.table(list(documents.values())))
     return 0
 
 
-def _trainings(bench: Bench) -> list[Comparison]:
+def _trainings(bench: Bench) -> Iterator[Comparison]:
     """Run the benchmarks that use the same trainings."""
     comparisons, ours = time_to_accuracy.measure(bench)
-    return [*comparisons, *gradient_traffic.measure(bench, ours), *timing_overhead.measure(bench, ours[0])]
+    yield from comparisons
+    yield from gradient_traffic.measure(bench, ours)
+    yield from timing_overhead.measure(bench, ours[0])
 
 
-BENCHMARKS: dict[str, Callable[[Bench], list[Comparison]]] = {
+BENCHMARKS: dict[str, Callable[[Bench], Iterable[Comparison]]] = {
     "time_to_accuracy": _trainings,
     "data_loading": data_loading.measure,
     "scaling": scaling.measure,
