@@ -19,10 +19,6 @@ from infra.definitions.user_data import ROOT_DEVICE
 from infra.errors import SettingError, error_reason
 from infra.references import Location, NodeSpec
 
-# The key of disks that AWS keeps for each account.
-AWS_DISK_KEY = "alias/aws/ebs"
-DISK_KEY_DOCS = "https://docs.aws.amazon.com/autoscaling/ec2/userguide/key-policy-requirements-EBS-encryption.html"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -77,7 +73,6 @@ def make_plan(settings: Settings) -> Plan:
     head, worker = (replace(node, usd=usd.get(node.instance_type)) for node in (head, worker))
     prices.check(settings.max_hourly_usd, head, worker)
     _check_room(settings, location)
-    _warn_of_own_disk_key()
     gpus = settings.workers.default_job_count * worker.task.gpus
     return Plan(location=location, head=head, worker=worker, gpus=gpus)
 
@@ -91,20 +86,6 @@ def _check_room(settings: Settings, location: Location) -> None:
             f"has {room} addresses in the private subnet of each of {zones} zones, and {nodes} nodes take two each"
         )
         raise SettingError("vpcCidr", settings.vpc_cidr, problem, "give a larger one, such as 10.0.0.0/16")
-
-
-def _warn_of_own_disk_key() -> None:
-    """Every disk is encrypted, with the account's default key, which Auto Scaling may not be allowed to use."""
-    try:
-        key = aws.ebs.get_default_kms_key().key_arn
-    except Exception as error:
-        pulumi.log.debug(f"the default key of disks can't be asked for ({error_reason(error)})")
-        return
-    if not key.endswith(AWS_DISK_KEY):
-        pulumi.log.warn(
-            f"disks in this account are encrypted with {key}; without a grant for Auto Scaling's role in its policy no "
-            f"instance starts: {DISK_KEY_DOCS}"
-        )
 
 
 def get_instance_type(key: str, name: str, region: str) -> InstanceType:

@@ -65,7 +65,6 @@ class Cloud(mocks.Mocks):
     vpcs: int = 1
     addresses: int = 0
     dns_servers: tuple[str, ...] = ("AmazonProvidedDNS",)
-    disk_key: str = f"arn:aws:kms:{REGION}:{ACCOUNT}:alias/aws/ebs"
     amis: dict[str, dict[str, str]] = field(default_factory=dict)
     partition: str = "aws"
     security_groups: list[dict[str, Any]] = field(default_factory=list)
@@ -174,8 +173,6 @@ class Cloud(mocks.Mocks):
                 return {"ids": [f"vpc-{number}" for number in range(self.vpcs)]}, []
             case "getEips":
                 return {"allocationIds": [f"eipalloc-{number}" for number in range(self.addresses)]}, []
-            case "getDefaultKmsKey":
-                return {"keyArn": self.disk_key}, []
             case "getAmi":
                 [ami] = args.args["filters"][0]["values"]
                 return (self.amis[ami], []) if ami in self.amis else ({}, [("", "Your query returned no results")])

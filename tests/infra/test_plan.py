@@ -168,15 +168,6 @@ def test_a_machine_image_is_looked_up(cloud: Cloud, key: str) -> None:
     assert {made.head.ami_id, made.worker.ami_id} == {AMI, ""}, "each kind has its own"
 
 
-def test_a_key_that_auto_scaling_may_not_use_is_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
-    plan(cloud)
-    assert not warnings, "AWS's own key is everybody's"
-    cloud.disk_key = "arn:aws:kms:us-west-2:123456789012:key/1a2b"
-    plan(cloud)
-    [line] = warnings
-    assert line.startswith("disks in this account are encrypted with arn:aws:kms:us-west-2:123456789012:key/1a2b; ")
-
-
 def test_a_tag_that_may_move_is_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
     plan(cloud, image_uri="public.example/ray@sha256:" + "a" * 64)
     assert not warnings, "a digest is one image"
