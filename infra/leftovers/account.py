@@ -72,6 +72,7 @@ def listings() -> dict[str, Listing]:
     return {
         "scaling groups": _scaling_groups,
         "instances": _instances,
+        "launch templates": _launch_templates,
         "ECS services and clusters": _clusters,
         "capacity providers": _capacity_providers,
         "task definitions": _task_definitions,
@@ -151,13 +152,6 @@ EC2_KINDS = (
         id="VpcEndpointId",
         commands=("ec2 delete-vpc-endpoints --vpc-endpoint-ids {VpcEndpointId}",),
         is_there=_is_in_state("pending", "available", "failed"),
-    ),
-    Ec2Kind(
-        kind="launch template",
-        listed_by="describe_launch_templates",
-        key="LaunchTemplates",
-        id="LaunchTemplateId",
-        commands=("ec2 delete-launch-template --launch-template-id {LaunchTemplateId}",),
     ),
     Ec2Kind(
         kind="placement group",
@@ -241,6 +235,17 @@ def _instances(stack: Stack) -> Iterator[Found]:
                     f"ec2 wait instance-terminated --instance-ids {name}",
                 )
                 yield Found(kind="instance", id=name, commands=commands)
+
+
+def _launch_templates(stack: Stack) -> Iterator[Found]:
+    """Launch templates carry no tags, but what starts from them does; the name says whose they are."""
+    client, name = stack.client("ec2"), f"{stack.prefix}-*-template-*"
+    filters = [{"Name": "launch-template-name", "Values": [name]}]
+    for item in _all(client, "describe_launch_templates", "LaunchTemplates", Filters=filters):
+        if re.fullmatch(rf"{stack.prefix}-(head|workers)-template-[0-9a-f]+", item["LaunchTemplateName"]):
+            name = item["LaunchTemplateId"]
+            delete = f"ec2 delete-launch-template --launch-template-id {name}"
+            yield Found(kind="launch template", id=name, commands=(delete,))
 
 
 def _scaling_groups(stack: Stack) -> Iterator[Found]:

@@ -72,9 +72,8 @@ def make_stack(tags: dict[str, str]) -> dict[str, str]:
     )
     made["NAT gateway"] = nat["NatGateway"]["NatGatewayId"]
     template = ec2.create_launch_template(
-        LaunchTemplateName=f"{prefix}-template",
+        LaunchTemplateName=f"{prefix}-head-template-1a2b3c4",
         LaunchTemplateData={"InstanceType": "m5.large", "ImageId": "ami-12c6146b"},
-        TagSpecifications=spec("launch-template"),
     )
     made["launch template"] = template["LaunchTemplate"]["LaunchTemplateId"]
     made["scaling group"] = f"{prefix}-head-group"
