@@ -29,11 +29,12 @@ from training.engine.fit import Listener, fit
 from training.engine.recipe import Recipe
 from training.engine.trainer import EpochMetrics, Trainer
 from training.errors import Interrupted, StorageError, TrainingError, UsageError
+from training.filesystem import short_reason
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.recipe import IMAGES
 from training.run import results
 from training.run.lock import hold_lock
-from training.run.storage import RunStorage, short_reason
+from training.run.storage import RunStorage
 
 
 def main() -> int:

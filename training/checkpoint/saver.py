@@ -13,7 +13,8 @@ from training.checkpoint.store import CheckpointStore
 from training.config import flag
 from training.engine.config import TrainingConfig
 from training.errors import StorageError
-from training.run.storage import RunStorage, short_reason
+from training.filesystem import short_reason
+from training.run.storage import RunStorage
 
 if TYPE_CHECKING:
     from training.checkpoint.snapshot import Part, Snapshot

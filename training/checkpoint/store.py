@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from training.checkpoint.manifest import FileRecord, Heartbeat, Manifest
+from training.filesystem import short_reason
 from training.run import layout
-from training.run.storage import RunStorage, short_reason
+from training.run.storage import RunStorage
 
 if TYPE_CHECKING:  # torch.distributed.checkpoint takes a second to import: not before the first checkpoint
     from training.checkpoint.snapshot import Part, Snapshot

@@ -22,6 +22,7 @@ from rich.markup import escape
 
 from training import config as settings
 from training.errors import Interrupted, ResourceError, StorageError, TrainingError, UsageError
+from training.filesystem import short_reason
 from training.launchers import ray_cluster
 from training.launchers.instance_meter import InstanceMeter
 from training.launchers.preemption import PREEMPTED
@@ -32,7 +33,7 @@ from training.monitoring.failure_report import Failure
 from training.monitoring.progress_bar import ProgressBar
 from training.monitoring.run_monitor import RunMonitor
 from training.run.lock import hold_lock
-from training.run.storage import RunStorage, short_reason
+from training.run.storage import RunStorage
 
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 MIN_START_SECONDS = 60.0

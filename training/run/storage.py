@@ -1,13 +1,8 @@
-"""The folder of a run, on a disk or in S3: reads and writes by name, and a check that it can be written at all.
-
-pyarrow repeats the calls that S3 loses, part by part, and none that can't succeed, as to a bucket that isn't there.
-"""
+"""The folder of a run, on a disk or in S3: reads and writes by name, and a check that it can be written at all."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
 import tempfile
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,10 +13,8 @@ from typing import Any
 from pyarrow import NativeFile, fs
 
 from training.errors import UsageError
+from training.filesystem import open_filesystem, short_reason
 from training.run import layout
-
-# The pauses between attempts double up to 20 s: all of them together outlast a minute without S3.
-MAX_ATTEMPTS = 12
 
 
 @dataclass(frozen=True)
@@ -184,37 +177,11 @@ class RunStorage:
         self.filesystem.delete_file(probe)
 
 
-def open_filesystem(address: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system of a folder or an `s3://bucket/prefix`, and the path on it.
-
-    Raises:
-        ValueError: The address is of another kind.
-        OSError: The bucket can't be reached.
-    """
-    if "://" not in address:
-        return fs.LocalFileSystem(), str(Path(address).expanduser().absolute())
-    if not re.fullmatch(r"s3://[^/@?]+(/[^?]*)?", address):  # what stands before an @ would be a secret
-        raise ValueError("it is neither a folder nor a bucket")
-    found, path = fs.FileSystem.from_uri(address.rstrip("/"))
-    filesystem = fs.S3FileSystem(  # the same, as a URI can't name a retry strategy
-        region=found.region or None,
-        endpoint_override=os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"),
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=MAX_ATTEMPTS),
-    )
-    return filesystem, path
-
-
 def _check_folder(folder: Path) -> None:
     """Try the nearest folder that exists; the others would be made in it."""
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     with tempfile.TemporaryFile(dir=nearest):
         pass
-
-
-def short_reason(cause: BaseException) -> str:
-    """Say in a few words why a call failed."""
-    first = (str(cause).splitlines() or [type(cause).__name__])[0]
-    return first.rpartition("AWS Error ")[2].partition(" (Request ID")[0]
 
 
 def _unusable(path: str, cause: Exception) -> UsageError:

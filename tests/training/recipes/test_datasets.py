@@ -1,12 +1,15 @@
 import gzip
 import struct
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.aws import BUCKET
 from training.errors import UsageError
-from training.recipes.images import datasets
+from training.recipes.images import datasets, recipe
 from training.recipes.images.config import DATASETS, ImageConfig
 from training.recipes.images.dataset import Dataset, Split
 from training.recipes.images.fashion_mnist import FILES
@@ -49,6 +52,35 @@ def test_fashion_mnist_is_read_from_a_folder_gzipped_or_not(tmp_path: Path, comp
 def test_a_folder_without_the_files_is_refused_with_their_names(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--data-dir.*train-images-idx3-ubyte"):
         datasets.resolve_dataset(ImageConfig(data_dir=str(tmp_path)))
+
+
+def test_fashion_mnist_is_fetched_from_a_bucket_once(
+    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    write_fashion_mnist(tmp_path / "here", compress=True)
+    for file in (tmp_path / "here").iterdir():
+        s3.put_object(Bucket=BUCKET, Key=f"fashion/{file.name}", Body=file.read_bytes())
+    config = ImageConfig(data_dir=f"s3://{BUCKET}/fashion")
+    config = recipe.prepare(config)
+    assert config.data_dir == f"s3://{BUCKET}/fashion", "it is no path"
+    assert datasets.load("fashion-mnist", config).test.labels.tolist() == list(range(10))
+    assert capsys.readouterr().out.count("fetching ") == 1, "the driver's node may be a worker's, too"
+
+
+@pytest.mark.parametrize(
+    ("address", "line"),
+    [
+        (f"s3://{BUCKET}/nowhere", f"--data-dir: there is nothing at s3://{BUCKET}/nowhere"),
+        ("s3://no-such-bucket-at-all/x", "--data-dir: "),
+        ("gs://bucket/x", "--data-dir: 'gs://bucket/x' can't be read (it is neither a folder nor a bucket); give a"),
+    ],
+)
+@pytest.mark.usefixtures("s3")
+def test_a_bucket_without_the_files_is_refused_in_a_line(address: str, line: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        datasets.resolve_dataset(ImageConfig(data_dir=address))
+    assert str(refused.value).startswith(line)
 
 
 def test_a_broken_archive_is_refused_by_its_name(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from tests.aws import BUCKET
 from tests.flaky_s3 import flaky_proxy
+from training import filesystem as module
 from training.errors import UsageError
-from training.run import storage as module
 from training.run.storage import RunStorage
 
 

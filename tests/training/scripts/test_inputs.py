@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.aws import BUCKET
+from training import filesystem
 from training.errors import UsageError
 from training.run.storage import RunStorage
 from training.scripts import inputs
@@ -90,6 +91,6 @@ def test_what_is_not_there_is_refused_in_a_line(storage: RunStorage, source: str
 
 def test_what_the_disk_has_no_room_for_is_refused(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr(inputs.shutil, "disk_usage", lambda folder: usage(inputs.SPARE_BYTES + 2))
+    monkeypatch.setattr(filesystem.shutil, "disk_usage", lambda folder: usage(filesystem.SPARE_BYTES + 2))
     with pytest.raises(UsageError, match=rf"there is room for 0.0 GiB .* give stream:s3://{BUCKET}/data"):
         inputs.fetch(f"s3://{BUCKET}/data")

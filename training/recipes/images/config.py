@@ -35,7 +35,7 @@ class ImageConfig(TrainingConfig):
     )
     data_dir: str | None = _what(
         None,
-        "folder with Fashion-MNIST's four IDX files, gzipped or not, instead of a download",
+        "folder or s3://bucket/prefix with Fashion-MNIST's four IDX files, gzipped or not, instead of a download",
         metavar="DIR",
         may_change=True,
     )

@@ -12,12 +12,13 @@ from filelock import FileLock
 from torchvision.datasets import FashionMNIST
 
 from training.errors import UsageError
+from training.filesystem import fetch, short_reason
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.dataset import Dataset, Split
 
 PROBE_TIMEOUT = 5.0
 FILES = tuple(Path(name).stem for name, _ in FashionMNIST.resources)
-ALTERNATIVES = "use --data-dir FOLDER with its four IDX files, or --dataset digits, which needs no network"
+ALTERNATIVES = "use --data-dir with its four IDX files, or --dataset digits, which needs no network"
 
 
 def load(config: ImageConfig) -> Dataset:
@@ -28,9 +29,22 @@ def load(config: ImageConfig) -> Dataset:
     """
     if config.data_dir is None:
         return _read(_download())
+    folder = _here(config.data_dir)
     with tempfile.TemporaryDirectory() as root:
-        _unpack(_idx_files(Path(config.data_dir)), Path(root) / "FashionMNIST" / "raw")
+        _unpack(_idx_files(folder, config.data_dir), Path(root) / "FashionMNIST" / "raw")
         return _read(Path(root))
+
+
+def _here(data_dir: str) -> Path:
+    """Return the folder, fetched to this node's disk if it is in a bucket."""
+    if "://" not in data_dir:
+        return Path(data_dir)
+    try:
+        return fetch(data_dir, "--data-dir")
+    except (OSError, ValueError) as cause:
+        raise UsageError(
+            f"--data-dir: {data_dir!r} can't be read ({short_reason(cause)}); give a folder or s3://bucket/prefix"
+        ) from cause
 
 
 def download_error() -> str | None:
@@ -61,14 +75,14 @@ def _mirror_error() -> str | None:
     return reason
 
 
-def _idx_files(folder: Path) -> list[Path]:
+def _idx_files(folder: Path, given: str) -> list[Path]:
     """Find Fashion-MNIST's four files in a folder or in torchvision's `FashionMNIST/raw` below it."""
     for place in (folder, folder / "FashionMNIST" / "raw"):
         found = [path for name in FILES if (path := _find(place, name))]
         if len(found) == len(FILES):
             return found
     names = ", ".join(FILES)
-    raise UsageError(f"--data-dir: {str(folder)!r} must hold {names}, each as it is or with .gz; it does not")
+    raise UsageError(f"--data-dir: {given!r} must hold {names}, each as it is or with .gz; it does not")
 
 
 def _find(folder: Path, name: str) -> Path | None:

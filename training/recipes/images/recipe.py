@@ -20,7 +20,7 @@ def prepare(config: ImageConfig) -> ImageConfig:
         UsageError: The model can't be imported, or the data set is not available.
     """
     models.find(config.model)
-    if config.data_dir is not None:  # Ray gives its workers another working directory
+    if config.data_dir is not None and "://" not in config.data_dir:  # Ray gives its workers another working directory
         config = replace(config, data_dir=str(Path(config.data_dir).expanduser().absolute()))
     return replace(config, dataset=datasets.resolve_dataset(config))
 

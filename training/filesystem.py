@@ -1,0 +1,101 @@
+"""Files in a folder or a bucket, by one address: opened where they are, or fetched to a node's disk.
+
+pyarrow repeats the calls that S3 loses, part by part, and none that can't succeed, as to a bucket that isn't there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from filelock import FileLock
+from pyarrow import fs
+
+from training.errors import UsageError
+from training.node_folder import node_folder
+
+# The pauses between attempts double up to 20 s: all of them together outlast a minute without S3.
+MAX_ATTEMPTS = 12
+# Of the disk, beside what is fetched.
+SPARE_BYTES = 2 * 2**30
+
+
+def open_filesystem(address: str) -> tuple[fs.FileSystem, str]:
+    """Return the file system of a folder or an `s3://bucket/prefix`, and the path on it.
+
+    Raises:
+        ValueError: The address is of another kind.
+        OSError: The bucket can't be reached.
+    """
+    if "://" not in address:
+        return fs.LocalFileSystem(), str(Path(address).expanduser().absolute())
+    if not re.fullmatch(r"s3://[^/@?]+(/[^?]*)?", address):  # what stands before an @ would be a secret
+        raise ValueError("it is neither a folder nor a bucket")
+    found, path = fs.FileSystem.from_uri(address.rstrip("/"))
+    filesystem = fs.S3FileSystem(  # the same, as a URI can't name a retry strategy
+        region=found.region or None,
+        endpoint_override=os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"),
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=MAX_ATTEMPTS),
+    )
+    return filesystem, path
+
+
+def short_reason(cause: BaseException) -> str:
+    """Say in a few words why a call failed."""
+    first = (str(cause).splitlines() or [type(cause).__name__])[0]
+    return first.rpartition("AWS Error ")[2].partition(" (Request ID")[0]
+
+
+def fetch(address: str, flag: str, hint: str = "give less") -> Path:
+    """Fetch an `s3://` address to this node's disk, once for all workers and runs of the node, and return its path.
+
+    Args:
+        address: A prefix, whose objects become a folder, or one object, which becomes a file.
+        flag: The flag that names it, for errors.
+        hint: What to do where it has no room, beside getting a larger disk.
+
+    Raises:
+        UsageError: There is nothing, or the disk has no room for it.
+        OSError: It can't be read.
+    """
+    filesystem, path = open_filesystem(address)
+    files = list_files(filesystem, path) or [filesystem.get_file_info(path)]
+    if files[0].type == fs.FileType.NotFound:
+        raise UsageError(f"{flag}: there is nothing at {address}")
+    version = repr([address, *((each.path, each.size, each.mtime_ns) for each in files)])
+    target = node_folder("inputs", version)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target}.lock"):
+        if not target.exists():
+            size = sum(each.size for each in files)
+            _check_room(address, size, target.parent, flag, hint)
+            print(f"fetching {address} to this node: {len(files)} files, {size / 2**20:,.0f} MiB", flush=True)
+            _fetch(filesystem, path, files, target)
+    return target if len(files) > 1 or files[0].path != path else target / files[0].base_name
+
+
+def _fetch(filesystem: fs.FileSystem, path: str, files: list[fs.FileInfo], target: Path) -> None:
+    part = Path(f"{target}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    for each in files:
+        local = part / (each.path.removeprefix(f"{path}/") if each.path != path else each.base_name)
+        local.parent.mkdir(parents=True, exist_ok=True)
+        fs.copy_files(each.path, str(local), source_filesystem=filesystem, destination_filesystem=fs.LocalFileSystem())
+    part.rename(target)
+
+
+def _check_room(address: str, needed: int, folder: Path, flag: str, hint: str) -> None:
+    free = shutil.disk_usage(folder).free - SPARE_BYTES
+    if needed > free:
+        raise UsageError(
+            f"{flag}: {address} has {needed / 2**30:.1f} GiB, and there is room for {max(free, 0) / 2**30:.1f} GiB in "
+            f"{folder}; {hint}, or a larger root volume"
+        )
+
+
+def list_files(filesystem: fs.FileSystem, path: str) -> list[fs.FileInfo]:
+    """List the files below a path, at any depth, by their names."""
+    found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True, recursive=True))
+    return sorted((each for each in found if each.type == fs.FileType.File), key=lambda each: each.path)
