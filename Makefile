@@ -39,7 +39,7 @@ check: $(VENV)/.test
 
 # Pulumi's own packages will do.
 leftovers:
-	@test -x $(BIN)/python || { echo "make: there is no $(VENV): run pulumi install"; exit 2; }
+	@test -x $(BIN)/python || { echo "make: there is no $(VENV): run pulumi install" >&2; exit 2; }
 	@$(BIN)/python -m infra.leftovers $(ARGS)
 
 lock: $(VENV)/.test

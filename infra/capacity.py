@@ -45,7 +45,7 @@ class Capacity(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: CapacityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Capacity", name, None, opts)
-        role, rights = self._role(name, args.location.partition)
+        role, rights = self._role(name, args.location)
         template = self._launch_template(name, args, role)
         self._group = self._auto_scaling_group(name, args, template, rights)
         self.group_name = self._group.name
@@ -65,18 +65,20 @@ class Capacity(pulumi.ComponentResource):
         )
         return running.ids.apply(lambda ids: ids[0] if ids else "")
 
-    def _role(self, name: str, partition: str) -> tuple[aws.iam.Role, list[pulumi.Resource]]:
+    def _role(self, name: str, location: Location) -> tuple[aws.iam.Role, list[pulumi.Resource]]:
         role = make_role(f"{name}-instance-role", policies.assumed_by("ec2.amazonaws.com"), parent=self)
         agent = aws.iam.RolePolicyAttachment(
             f"{name}-instance-ecs",
             role=role.name,
-            policy_arn=policies.ecs_agent(partition),
+            policy_arn=policies.ecs_agent(location.partition),
             opts=pulumi.ResourceOptions(parent=self),
         )
         sessions = aws.iam.RolePolicy(
             f"{name}-instance-ssm",
             role=role.name,
-            policy=json.dumps(policies.session_manager()),
+            policy=json.dumps(
+                policies.session_manager(partition=location.partition, region=location.region, account=location.account)
+            ),
             opts=pulumi.ResourceOptions(parent=self),
         )
         return role, [agent, sessions]

@@ -268,6 +268,7 @@ def statements(document: str) -> list[dict[str, Any]]:
 
 # Wildcards at the end of a name, and why they are there.
 PARTS = {
+    f"arn:aws:ec2:{REGION}:{ACCOUNT}:instance/*": "an instance's agent answers for itself alone",
     "arn:aws:s3:::training-bucket/runs/*": "the runs, whatever they are called",
     f"arn:aws:service:{REGION}:{ACCOUNT}:ray-on-ecs-dev-ray-logs:*": "the streams of the stack's own log group",
 }

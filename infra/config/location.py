@@ -20,7 +20,9 @@ from infra.references import ExistingNetwork, Location
 from infra.tags import SECURITY_GROUP, ZONE, ZONES, stack_tags
 
 # How DHCP options name the resolver that each VPC has, and that knows its private names.
-VPC_RESOLVER = "AmazonProvidedDNS"
+VPC_RESOLVERS = {"AmazonProvidedDNS", "169.254.169.253"}
+# The ID that EC2 gives where a VPC has none.
+NO_DHCP_OPTIONS = "default"
 # The zones in which each instance type is offered.
 Offerings = dict[str, set[str]]
 
@@ -103,6 +105,15 @@ def remember() -> Remembered | None:
         )
     tags = groups[0].tags
     return Remembered(vpc_id=groups[0].vpc_id, zone=tags[ZONE], zones=tuple(tags.get(ZONES, "").split()))
+
+
+def has_network() -> bool:
+    """Ask EC2 whether the stack has a VPC of its own, perhaps from an `up` that failed."""
+    try:
+        return bool(aws.ec2.get_vpcs(tags=stack_tags()).ids)
+    except Exception as error:
+        pulumi.log.warn(f"whether the stack has a VPC can't be asked ({error_reason(error)}); going on")
+        return True
 
 
 def _check_network_stays(settings: Settings, at_present: Remembered) -> None:
@@ -240,12 +251,14 @@ def _check_vpc(vpc_id: str, region: str) -> None:
 
 def _warn_of_own_dns(vpc_id: str, dhcp_options_id: str) -> None:
     """The head's name is answered by the VPC's resolver, which a company's own DNS servers may pass questions on to."""
+    if dhcp_options_id == NO_DHCP_OPTIONS:
+        return
     try:
         servers = aws.ec2.get_vpc_dhcp_options(dhcp_options_id=dhcp_options_id).domain_name_servers
     except Exception as error:
         pulumi.log.warn(f"vpcId: the DNS servers of {vpc_id} can't be asked for ({error_reason(error)}); going on")
         return
-    if servers and VPC_RESOLVER not in servers:
+    if servers and not VPC_RESOLVERS & set(servers):
         pulumi.log.warn(
             f"vpcId: {vpc_id} asks DNS servers of its own ({', '.join(servers)}); workers find the head only if these "
             "pass questions for *.internal on to the VPC's resolver"

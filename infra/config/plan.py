@@ -11,7 +11,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.config import docker, prices, quotas
-from infra.config.location import ask_caller, locate, remember
+from infra.config.location import ask_caller, has_network, locate, remember
 from infra.config.settings import Settings
 from infra.definitions.sizing import InstanceType, head_size, worker_size
 from infra.definitions.subnets import private_addresses
@@ -67,7 +67,7 @@ def make_plan(settings: Settings) -> Plan:
     head = _head(settings, region)
     worker = _worker(settings, region)
     if settings.check_quotas:
-        new_network = at_present is None and not settings.vpc_id
+        new_network = not settings.vpc_id and not has_network()
         quotas.check(region, head, worker, new_network=new_network)
     usd = prices.look_up(region, {head.instance_type, worker.instance_type})
     head, worker = (replace(node, usd=usd.get(node.instance_type)) for node in (head, worker))
@@ -112,7 +112,9 @@ def _check_ami(key: str, ami_id: str, region: str) -> None:
     if not ami_id:
         return
     try:
-        found = aws.ec2.get_ami(filters=[aws.ec2.GetAmiFilterArgs(name="image-id", values=[ami_id])])
+        found = aws.ec2.get_ami(
+            filters=[aws.ec2.GetAmiFilterArgs(name="image-id", values=[ami_id])], include_deprecated=True
+        )
     except Exception as error:
         problem = f"could not be looked up in {region} ({error_reason(error)})"
         raise SettingError(key, ami_id, problem, "give one of this region that the account may use") from error

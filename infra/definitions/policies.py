@@ -17,7 +17,6 @@ RUNS_PREFIX = "runs"
 # policy, would also let whoever opens a session read every parameter of the account.
 # https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-create-iam-instance-profile.html
 SESSION_MANAGER = (
-    "ssm:UpdateInstanceInformation",
     "ssmmessages:CreateControlChannel",
     "ssmmessages:CreateDataChannel",
     "ssmmessages:OpenControlChannel",
@@ -65,9 +64,10 @@ def ecs_agent(partition: str) -> str:
     return f"arn:{partition}:iam::aws:{ECS_AGENT_POLICY}"
 
 
-def session_manager() -> Policy:
+def session_manager(*, partition: str, region: str, account: str) -> Policy:
     """What an instance may do so that Session Manager reaches it."""
-    return _policy(_allow(list(SESSION_MANAGER), "*"))
+    instances = f"arn:{partition}:ec2:{region}:{account}:instance/*"
+    return _policy(_allow(["ssm:UpdateInstanceInformation"], instances), _allow(list(SESSION_MANAGER), "*"))
 
 
 def execution(*, partition: str, image_uri: str, log_group_arn: str, token_arn: str) -> Policy:

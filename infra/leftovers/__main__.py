@@ -1,6 +1,6 @@
 """List what the account holds of a stack that its state does not know, with the commands that delete it.
 
-    make leftovers | sh      deletes it, but for buckets
+    make leftovers | sh      deletes it, but for what is printed as a comment
 
 Exit status: 0, or 2 if what there is can't be told.
 """
@@ -8,7 +8,7 @@ Exit status: 0, or 2 if what there is can't be told.
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,53 +27,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the commands and return the exit status."""
     options = _parser().parse_args(arguments)
     try:
-        project = re.findall(r"^name:\s*(\S+)", PROJECT_FILE.read_text(), re.MULTILINE)[0]
-        name = options.stack or state.pulumi("stack", "--show-name")
-        region = options.region or _region(name)
-        exported = (
-            state.read(options.state) if options.state else json.loads(state.pulumi("stack", "export", "--stack", name))
-        )
-    except (OSError, state.StateError) as error:
+        stack, known = _look_up(options)
+        return report(stack, known, account.listings())
+    except (OSError, ValueError, BotoCoreError, ClientError, state.StateError) as error:
         print(f"leftovers: {error}", file=sys.stderr)
         return 2
-    stack = account.Stack(
-        tags={"project": project, "stack": name},
-        prefix=name_prefix(project, name),
-        session=boto3.Session(region_name=region),
-    )
-    return report(stack, state.known_ids(exported), account.listings())
+
+
+def _look_up(options: argparse.Namespace) -> tuple[account.Stack, set[str]]:
+    """Return whose resources are looked for, and what its state knows."""
+    project = re.findall(r"^name:\s*(\S+)", PROJECT_FILE.read_text(), re.MULTILINE)[0]
+    chosen = ("--stack", options.stack) if options.stack else ()
+    name = (options.stack or state.pulumi("stack", "--show-name")).rpartition("/")[2]
+    region = options.region or state.setting("aws:region", *chosen) or os.environ.get("AWS_REGION")
+    profile = None if options.state else state.setting("aws:profile", *chosen)
+    session = boto3.Session(region_name=region, profile_name=profile)
+    if not session.region_name:
+        raise state.StateError("there is no region; give --region")
+    session.client("sts").get_caller_identity()  # rather than a complaint for each kind
+    known = state.known_ids(state.read(options.state) if options.state else state.exported(*chosen))
+    return account.Stack(
+        tags={"project": project, "stack": name}, prefix=name_prefix(project, name), session=session
+    ), known
 
 
 def report(stack: account.Stack, known: set[str], listings: Mapping[str, account.Listing]) -> int:
     """Print the commands that delete what is not known, kind by kind, and return the exit status."""
     found_any, unlisted = False, False
+    aws = f"aws --region {stack.session.region_name}"
+    if stack.session.profile_name != "default":
+        aws += f" --profile {stack.session.profile_name}"
     for kinds, listing in listings.items():
         try:
             for found in listing(stack):
                 if found.id in known:
                     continue
+                if not found_any:
+                    print("export AWS_PAGER=")
                 found_any = True
-                print(f"# {found.kind} {found.id}")
+                print(f"# {found.kind} {found.id}" + (f": {found.doubt}" if found.doubt else ""))
                 for command in found.commands:
-                    # Not by a pipe into a shell: what is in a bucket is somebody's work.
-                    mark = "# " if found.keeps else ""
-                    print(f"{mark}aws --region {stack.session.region_name} {command}")
+                    # A pipe into a shell must not run what a person has to decide.
+                    print(f"{'# ' if found.doubt else ''}{aws} {command}")
         except (BotoCoreError, ClientError) as error:
             unlisted = True
             print(f"leftovers: {kinds} can't be listed: {error}", file=sys.stderr)
     if not found_any and not unlisted:
-        print("nothing")
+        print("# nothing")
     return 2 if unlisted else 0
-
-
-def _region(stack: str) -> str:
-    """The region of the stack's configuration, or that of the environment, as Pulumi takes them."""
-    try:
-        return state.pulumi("config", "get", "aws:region", "--stack", stack)
-    except state.StateError:
-        if region := boto3.Session().region_name:
-            return region
-        raise
 
 
 def _parser() -> argparse.ArgumentParser:

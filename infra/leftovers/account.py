@@ -15,6 +15,8 @@ from typing import Any
 import boto3
 
 Client = Any
+# Services that have no regions.
+ACCOUNT_WIDE = "a stack of this name in another region would have one, too"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,14 +26,14 @@ class Found:
     Attributes:
         kind: What it is, such as subnet.
         id: Its ID, name or ARN, by which Pulumi knows it, too.
-        commands: What deletes it, without `aws` and the region, in this order.
-        keeps: Whether it holds what a user may want to keep.
+        commands: What deletes it, without `aws`, profile and region, in this order.
+        doubt: Why a person has to decide first, or nothing.
     """
 
     kind: str
     id: str
     commands: tuple[str, ...]
-    keeps: bool = False
+    doubt: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +72,15 @@ Listing = Callable[[Stack], Iterable[Found]]
 def listings() -> dict[str, Listing]:
     """How each kind is listed, in the order in which they can be deleted."""
     return {
+        "ECS services": _services,
         "scaling groups": _scaling_groups,
         "instances": _instances,
         "launch templates": _launch_templates,
-        "ECS services and clusters": _clusters,
+        "ECS clusters": _clusters,
         "capacity providers": _capacity_providers,
         "task definitions": _task_definitions,
         "names in DNS": _namespaces,
-        **{f"{each.kind}s": partial(_of_ec2, kind=each) for each in EC2_KINDS},
+        **{each.plural: partial(_of_ec2, kind=each) for each in EC2_KINDS},
         "instance profiles": _instance_profiles,
         "roles": _roles,
         "parameters": _parameters,
@@ -103,7 +106,8 @@ class Ec2Kind:
     """A kind of resource that EC2 lists by tags.
 
     Attributes:
-        kind: What it is.
+        kind: What one is.
+        plural: What several are.
         listed_by: The method that lists it.
         key: Where that puts the items.
         id: Where an item has its ID.
@@ -113,6 +117,7 @@ class Ec2Kind:
     """
 
     kind: str
+    plural: str
     listed_by: str
     key: str
     id: str
@@ -128,6 +133,7 @@ def _is_in_state(*states: str) -> Callable[[dict[str, Any]], bool]:
 EC2_KINDS = (
     Ec2Kind(
         kind="NAT gateway",
+        plural="NAT gateways",
         listed_by="describe_nat_gateways",
         key="NatGateways",
         id="NatGatewayId",
@@ -140,6 +146,7 @@ EC2_KINDS = (
     ),
     Ec2Kind(
         kind="Elastic IP address",
+        plural="Elastic IP addresses",
         listed_by="describe_addresses",
         key="Addresses",
         id="AllocationId",
@@ -147,6 +154,7 @@ EC2_KINDS = (
     ),
     Ec2Kind(
         kind="VPC endpoint",
+        plural="VPC endpoints",
         listed_by="describe_vpc_endpoints",
         key="VpcEndpoints",
         id="VpcEndpointId",
@@ -155,6 +163,7 @@ EC2_KINDS = (
     ),
     Ec2Kind(
         kind="placement group",
+        plural="placement groups",
         listed_by="describe_placement_groups",
         key="PlacementGroups",
         id="GroupName",
@@ -163,6 +172,7 @@ EC2_KINDS = (
     ),
     Ec2Kind(
         kind="network interface",
+        plural="network interfaces",
         listed_by="describe_network_interfaces",
         key="NetworkInterfaces",
         id="NetworkInterfaceId",
@@ -171,14 +181,31 @@ EC2_KINDS = (
     ),
     Ec2Kind(
         kind="volume",
+        plural="volumes",
         listed_by="describe_volumes",
         key="Volumes",
         id="VolumeId",
         commands=("ec2 delete-volume --volume-id {VolumeId}",),
         is_there=_is_in_state("available"),
     ),
+    *(
+        Ec2Kind(
+            kind=f"{way} rule",
+            plural=f"{way} rules",
+            listed_by="describe_security_group_rules",
+            key="SecurityGroupRules",
+            id="SecurityGroupRuleId",
+            commands=(
+                f"ec2 revoke-security-group-{way} --group-id {{GroupId}} "
+                "--security-group-rule-ids {SecurityGroupRuleId}",
+            ),
+            is_there=lambda item, is_egress=way == "egress": item["IsEgress"] == is_egress,
+        )
+        for way in ("ingress", "egress")
+    ),
     Ec2Kind(
         kind="security group",
+        plural="security groups",
         listed_by="describe_security_groups",
         key="SecurityGroups",
         id="GroupId",
@@ -187,6 +214,7 @@ EC2_KINDS = (
     ),
     Ec2Kind(
         kind="subnet",
+        plural="subnets",
         listed_by="describe_subnets",
         key="Subnets",
         id="SubnetId",
@@ -194,6 +222,7 @@ EC2_KINDS = (
     ),
     Ec2Kind(
         kind="route table",
+        plural="route tables",
         listed_by="describe_route_tables",
         key="RouteTables",
         id="RouteTableId",
@@ -201,6 +230,7 @@ EC2_KINDS = (
     ),
     Ec2Kind(
         kind="internet gateway",
+        plural="internet gateways",
         listed_by="describe_internet_gateways",
         key="InternetGateways",
         id="InternetGatewayId",
@@ -210,14 +240,19 @@ EC2_KINDS = (
         ),
     ),
     Ec2Kind(
-        kind="VPC", listed_by="describe_vpcs", key="Vpcs", id="VpcId", commands=("ec2 delete-vpc --vpc-id {VpcId}",)
+        kind="VPC",
+        plural="VPCs",
+        listed_by="describe_vpcs",
+        key="Vpcs",
+        id="VpcId",
+        commands=("ec2 delete-vpc --vpc-id {VpcId}",),
     ),
 )
 
 
 def _of_ec2(stack: Stack, kind: Ec2Kind) -> Iterator[Found]:
     for item in _all(stack.client("ec2"), kind.listed_by, kind.key, **{kind.argument: stack.filters}):
-        if kind.is_there(item) and stack.owns(item["Tags"]):
+        if kind.is_there(item) and stack.owns(item.get("Tags") or item.get("TagSet") or []):
             # A gateway that is attached to nothing has no such field, and no need of that command.
             commands = [each for each in kind.commands if "Attachments" not in each or item["Attachments"]]
             yield Found(kind=kind.kind, id=item[kind.id], commands=tuple(each.format(**item) for each in commands))
@@ -238,12 +273,16 @@ def _instances(stack: Stack) -> Iterator[Found]:
 
 
 def _launch_templates(stack: Stack) -> Iterator[Found]:
-    """Launch templates carry no tags, but what starts from them does; the name says whose they are."""
-    client, name = stack.client("ec2"), f"{stack.prefix}-*-template-*"
-    filters = [{"Name": "launch-template-name", "Values": [name]}]
+    """Launch templates carry no tags, but what starts from them will."""
+    client = stack.client("ec2")
+    filters = [{"Name": "launch-template-name", "Values": [f"{stack.prefix}-*"]}]
     for item in _all(client, "describe_launch_templates", "LaunchTemplates", Filters=filters):
-        if re.fullmatch(rf"{stack.prefix}-(head|workers)-template-[0-9a-f]+", item["LaunchTemplateName"]):
-            name = item["LaunchTemplateId"]
+        name = item["LaunchTemplateId"]
+        [latest] = client.describe_launch_template_versions(LaunchTemplateId=name, Versions=["$Latest"])[
+            "LaunchTemplateVersions"
+        ]
+        given = latest["LaunchTemplateData"].get("TagSpecifications", [])
+        if any(stack.owns(each["Tags"]) for each in given):
             delete = f"ec2 delete-launch-template --launch-template-id {name}"
             yield Found(kind="launch template", id=name, commands=(delete,))
 
@@ -258,16 +297,26 @@ def _scaling_groups(stack: Stack) -> Iterator[Found]:
         yield Found(kind="scaling group", id=name, commands=(delete, *wait))
 
 
-def _clusters(stack: Stack) -> Iterator[Found]:
+def _own_clusters(stack: Stack) -> Iterator[str]:
     client = stack.client("ecs")
     for arn in _all(client, "list_clusters", "clusterArns"):
         for cluster in client.describe_clusters(clusters=[arn], include=["TAGS"])["clusters"]:
-            if cluster["status"] == "INACTIVE" or not stack.owns(cluster.get("tags", [])):
-                continue
-            for service in _all(client, "list_services", "serviceArns", cluster=arn):
-                delete = f"ecs delete-service --cluster {arn} --service {service} --force"
-                yield Found(kind="ECS service", id=service, commands=(delete,))
-            yield Found(kind="ECS cluster", id=arn, commands=(f"ecs delete-cluster --cluster {arn}",))
+            if cluster["status"] != "INACTIVE" and stack.owns(cluster.get("tags", [])):
+                yield arn
+
+
+def _services(stack: Stack) -> Iterator[Found]:
+    """Services go first: without instances ECS never learns that their tasks have stopped."""
+    for cluster in _own_clusters(stack):
+        for service in _all(stack.client("ecs"), "list_services", "serviceArns", cluster=cluster):
+            delete = f"ecs delete-service --cluster {cluster} --service {service} --force"
+            wait = f"ecs wait services-inactive --cluster {cluster} --services {service}"
+            yield Found(kind="ECS service", id=service, commands=(delete, wait))
+
+
+def _clusters(stack: Stack) -> Iterator[Found]:
+    for arn in _own_clusters(stack):
+        yield Found(kind="ECS cluster", id=arn, commands=(f"ecs delete-cluster --cluster {arn}",))
 
 
 def _capacity_providers(stack: Stack) -> Iterator[Found]:
@@ -303,7 +352,13 @@ def _namespaces(stack: Stack) -> Iterator[Found]:
     ):
         for item in _all(client, method, key):
             if stack.owns(client.list_tags_for_resource(ResourceARN=item["Arn"])["Tags"]):
-                yield Found(kind=kind, id=item["Id"], commands=(f"servicediscovery {command} --id {item['Id']}",))
+                name = item["Id"]
+                inside = _all(client, "list_instances", "Instances", ServiceId=name) if "service" in command else []
+                deregister = (
+                    f"servicediscovery deregister-instance --service-id {name} --instance-id {each['Id']}"
+                    for each in inside
+                )
+                yield Found(kind=kind, id=name, commands=(*deregister, f"servicediscovery {command} --id {name}"))
 
 
 def _instance_profiles(stack: Stack) -> Iterator[Found]:
@@ -312,14 +367,14 @@ def _instance_profiles(stack: Stack) -> Iterator[Found]:
         name = item["InstanceProfileName"]
         if not name.startswith(f"{stack.prefix}-"):
             continue
-        if stack.owns(client.list_instance_profile_tags(InstanceProfileName=name)["Tags"]):
+        if stack.owns(client.get_instance_profile(InstanceProfileName=name)["InstanceProfile"].get("Tags", [])):
             given = f"--instance-profile-name {name}"
             remove = [
                 f"iam remove-role-from-instance-profile {given} --role-name {role['RoleName']}"
                 for role in item["Roles"]
             ]
             delete = f"iam delete-instance-profile {given}"
-            yield Found(kind="instance profile", id=name, commands=(*remove, delete))
+            yield Found(kind="instance profile", id=name, commands=(*remove, delete), doubt=ACCOUNT_WIDE)
 
 
 def _roles(stack: Stack) -> Iterator[Found]:
@@ -336,7 +391,7 @@ def _roles(stack: Stack) -> Iterator[Found]:
             *(f"iam detach-role-policy {given} --policy-arn {each['PolicyArn']}" for each in attached),
             f"iam delete-role {given}",
         )
-        yield Found(kind="role", id=name, commands=commands)
+        yield Found(kind="role", id=name, commands=commands, doubt=ACCOUNT_WIDE)
 
 
 def _parameters(stack: Stack) -> Iterator[Found]:
@@ -370,7 +425,7 @@ def _dashboards(stack: Stack) -> Iterator[Found]:
         name = item["DashboardName"]
         if re.fullmatch(rf"{stack.prefix}-ray-[0-9a-f]{{6}}", name):
             delete = f"cloudwatch delete-dashboards --dashboard-names {name}"
-            yield Found(kind="dashboard", id=name, commands=(delete,))
+            yield Found(kind="dashboard", id=name, commands=(delete,), doubt=ACCOUNT_WIDE)
 
 
 def _topics(stack: Stack) -> Iterator[Found]:
@@ -389,7 +444,7 @@ def _budgets(stack: Stack) -> Iterator[Found]:
     for name in (each["BudgetName"] for page in pages for each in page.get("Budgets", [])):
         if re.fullmatch(rf"{stack.prefix}-monitoring-budget-[0-9a-f]+", name):
             delete = f"budgets delete-budget --account-id {account} --budget-name {name}"
-            yield Found(kind="budget", id=f"{account}:{name}", commands=(delete,))
+            yield Found(kind="budget", id=f"{account}:{name}", commands=(delete,), doubt=ACCOUNT_WIDE)
 
 
 def _log_groups(stack: Stack) -> Iterator[Found]:
@@ -397,7 +452,13 @@ def _log_groups(stack: Stack) -> Iterator[Found]:
     for prefix in (f"{stack.prefix}-", f"/aws/ecs/containerinsights/{stack.prefix}-"):
         for item in _all(client, "describe_log_groups", "logGroups", logGroupNamePrefix=prefix):
             name = item["logGroupName"]
-            if stack.owns(client.list_tags_for_resource(resourceArn=item["arn"].removesuffix(":*"))["tags"]):
+            # Container Insights makes its group anew, without tags, where it still had to write something.
+            is_insights = re.fullmatch(
+                rf"/aws/ecs/containerinsights/{stack.prefix}-ray-[0-9a-f]{{6}}/performance", name
+            )
+            if is_insights or stack.owns(
+                client.list_tags_for_resource(resourceArn=item["arn"].removesuffix(":*"))["tags"]
+            ):
                 delete = f"logs delete-log-group --log-group-name {name}"
                 yield Found(kind="log group", id=name, commands=(delete,))
 
@@ -415,4 +476,5 @@ def _buckets(stack: Stack) -> Iterator[Found]:
                 continue
             raise
         if stack.owns(tags):
-            yield Found(kind="bucket", id=name, commands=(f"s3 rb s3://{name} --force",), keeps=True)
+            delete = f"s3 rb s3://{name} --force"
+            yield Found(kind="bucket", id=name, commands=(delete,), doubt="the runs in it would be lost")

@@ -41,13 +41,27 @@ def read(file: str) -> dict[str, Any]:
     return state
 
 
+def exported(*stack: str) -> dict[str, Any]:
+    """Ask Pulumi for the state of a stack, or of the one that is selected; StateError where there is none."""
+    return json.loads(pulumi("stack", "export", *stack))
+
+
+def setting(key: str, *stack: str) -> str | None:
+    """Ask Pulumi for a key of the configuration; None where it has none."""
+    try:
+        return pulumi("config", "get", key, *stack)
+    except StateError:
+        return None
+
+
 def pulumi(*arguments: str) -> str:
     """Ask the `pulumi` command; StateError where it does not answer."""
-    command = " ".join(("pulumi", *arguments))
+    hint = "or give --stack, --region and --state"
     try:
         asked = subprocess.run(["pulumi", "--non-interactive", *arguments], capture_output=True, text=True)
     except FileNotFoundError:
-        raise StateError(f"there is no `{command}` here; give --stack, --region and --state") from None
+        raise StateError(f"Pulumi is not installed here; install it, {hint}") from None
     if asked.returncode != 0:
-        raise StateError(f"`{command}` says: {asked.stderr.strip()}; or give --stack, --region and --state")
+        said = asked.stderr.strip().splitlines() or ["nothing"]
+        raise StateError(f"`pulumi {' '.join(arguments)}` says: {said[-1]}; choose another stack, {hint}")
     return asked.stdout.strip()

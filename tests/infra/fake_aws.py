@@ -63,6 +63,7 @@ class Cloud(mocks.Mocks):
     running: tuple[str, ...] = ("i-0123456789abcdef0",)
     quotas: dict[str, float] = field(default_factory=dict)
     vpcs: int = 1
+    own_vpcs: int = 0
     addresses: int = 0
     dns_servers: tuple[str, ...] = ("AmazonProvidedDNS",)
     amis: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -170,7 +171,8 @@ class Cloud(mocks.Mocks):
             case "getVpcDhcpOptions":
                 return {"domainNameServers": list(self.dns_servers)}, []
             case "getVpcs":
-                return {"ids": [f"vpc-{number}" for number in range(self.vpcs)]}, []
+                count = self.own_vpcs if args.args.get("tags") else self.vpcs
+                return {"ids": [f"vpc-{number}" for number in range(count)]}, []
             case "getEips":
                 return {"allocationIds": [f"eipalloc-{number}" for number in range(self.addresses)]}, []
             case "getAmi":

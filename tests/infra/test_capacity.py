@@ -199,9 +199,12 @@ def test_whoever_opens_a_session_reads_no_parameter_of_the_account(cloud: Cloud)
     capacity(cloud)
     attached = cloud.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
     assert [each.inputs["policyArn"] for each in attached] == [policies.ecs_agent("aws")]
-    (statement,) = json.loads(cloud.resources["head-instance-ssm"].inputs["policy"])["Statement"]
-    assert statement == {"Effect": "Allow", "Action": list(policies.SESSION_MANAGER), "Resource": "*"}
-    assert not any("Parameter" in action for action in statement["Action"]), "others' secrets are among them"
+    own, channels = json.loads(cloud.resources["head-instance-ssm"].inputs["policy"])["Statement"]
+    assert own["Action"] == ["ssm:UpdateInstanceInformation"]
+    assert own["Resource"] == f"arn:aws:ec2:{REGION}:{ACCOUNT}:instance/*"
+    assert channels == {"Effect": "Allow", "Action": list(policies.SESSION_MANAGER), "Resource": "*"}
+    for action in own["Action"] + channels["Action"]:
+        assert "Parameter" not in action, "others' secrets are among them"
 
 
 def test_instances_start_after_what_they_need(cloud: Cloud) -> None:

@@ -24,7 +24,7 @@ from tests.aws import REGION, environment, moto_server
 
 ROOT = Path(__file__).parents[2]
 TRUST = json.dumps(policies.assumed_by("ecs-tasks.amazonaws.com"))
-POLICY = json.dumps(policies.session_manager())
+POLICY = json.dumps(policies.tls_only(bucket_arn="arn:aws:s3:::b"))
 
 
 def pairs(tags: dict[str, str], *, lower: bool = False) -> list[dict[str, str]]:
@@ -62,6 +62,30 @@ def make_stack(tags: dict[str, str]) -> dict[str, str]:
         GroupName="g", Description="d", VpcId=made["VPC"], TagSpecifications=spec("security-group")
     )
     made["security group"] = group["GroupId"]
+    every = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group["GroupId"]}]}]
+    ingress = ec2.authorize_security_group_ingress(
+        GroupId=group["GroupId"], IpPermissions=every, TagSpecifications=spec("security-group-rule")
+    )
+    made["ingress rule"] = ingress["SecurityGroupRules"][0]["SecurityGroupRuleId"]
+    egress = ec2.authorize_security_group_egress(
+        GroupId=group["GroupId"], IpPermissions=every, TagSpecifications=spec("security-group-rule")
+    )
+    made["egress rule"] = egress["SecurityGroupRules"][0]["SecurityGroupRuleId"]
+    table = ec2.create_route_table(VpcId=made["VPC"], TagSpecifications=spec("route-table"))
+    made["route table"] = table["RouteTable"]["RouteTableId"]
+    endpoint = ec2.create_vpc_endpoint(
+        VpcId=made["VPC"], ServiceName=f"com.amazonaws.{REGION}.s3", TagSpecifications=spec("vpc-endpoint")
+    )
+    made["VPC endpoint"] = endpoint["VpcEndpoint"]["VpcEndpointId"]
+    interface = ec2.create_network_interface(SubnetId=made["subnet"], TagSpecifications=spec("network-interface"))
+    made["network interface"] = interface["NetworkInterface"]["NetworkInterfaceId"]
+    made["volume"] = ec2.create_volume(
+        AvailabilityZone=subnet["Subnet"]["AvailabilityZone"], Size=1, TagSpecifications=spec("volume")
+    )["VolumeId"]
+    lone = ec2.run_instances(
+        ImageId="ami-12c6146b", MinCount=1, MaxCount=1, SubnetId=made["subnet"], TagSpecifications=spec("instance")
+    )
+    made["instance"] = lone["Instances"][0]["InstanceId"]
     gateway = ec2.create_internet_gateway(TagSpecifications=spec("internet-gateway"))
     made["internet gateway"] = gateway["InternetGateway"]["InternetGatewayId"]
     ec2.attach_internet_gateway(VpcId=made["VPC"], InternetGatewayId=made["internet gateway"])
@@ -73,7 +97,11 @@ def make_stack(tags: dict[str, str]) -> dict[str, str]:
     made["NAT gateway"] = nat["NatGateway"]["NatGatewayId"]
     template = ec2.create_launch_template(
         LaunchTemplateName=f"{prefix}-head-template-1a2b3c4",
-        LaunchTemplateData={"InstanceType": "m5.large", "ImageId": "ami-12c6146b"},
+        LaunchTemplateData={
+            "InstanceType": "m5.large",
+            "ImageId": "ami-12c6146b",
+            "TagSpecifications": [{"ResourceType": "instance", "Tags": pairs(tags)}],
+        },
     )
     made["launch template"] = template["LaunchTemplate"]["LaunchTemplateId"]
     made["scaling group"] = f"{prefix}-head-group"
@@ -88,10 +116,35 @@ def make_stack(tags: dict[str, str]) -> dict[str, str]:
     ecs = boto3.client("ecs")
     cluster = ecs.create_cluster(clusterName=f"{prefix}-ray-c0ffee", tags=pairs(tags, lower=True))
     made["ECS cluster"] = cluster["cluster"]["clusterArn"]
+    ecs.register_task_definition(
+        family=f"{prefix}-head-task",
+        containerDefinitions=[{"name": "head", "image": "x", "memory": 64}],
+        tags=pairs(tags, lower=True),
+    )
+    made["task definition"] = ecs.list_task_definitions(familyPrefix=f"{prefix}-head-task")["taskDefinitionArns"][0]
+    service = ecs.create_service(
+        cluster=made["ECS cluster"], serviceName=f"{prefix}-head", taskDefinition=f"{prefix}-head-task", desiredCount=0
+    )
+    made["ECS service"] = service["service"]["serviceArn"]
     made["role"] = f"{prefix}-head-task-role"
     iam = boto3.client("iam")
     iam.create_role(RoleName=made["role"], AssumeRolePolicyDocument=TRUST, Tags=pairs(tags))
     iam.put_role_policy(RoleName=made["role"], PolicyName="inline", PolicyDocument=POLICY)
+    made["instance profile"] = f"{prefix}-head-instance-profile"
+    iam.create_instance_profile(InstanceProfileName=made["instance profile"], Tags=pairs(tags))
+    iam.add_role_to_instance_profile(InstanceProfileName=made["instance profile"], RoleName=made["role"])
+    account_id = boto3.client("sts").get_caller_identity()["Account"]
+    budget = f"{prefix}-monitoring-budget-1a2b3c4"
+    boto3.client("budgets").create_budget(
+        AccountId=account_id,
+        Budget={
+            "BudgetName": budget,
+            "BudgetLimit": {"Amount": "1", "Unit": "USD"},
+            "BudgetType": "COST",
+            "TimeUnit": "MONTHLY",
+        },
+    )
+    made["budget"] = f"{account_id}:{budget}"
     made["parameter"] = f"{prefix}-auth-parameter"
     boto3.client("ssm").put_parameter(Name=made["parameter"], Value="x", Type="String", Tags=pairs(tags))
     made["repository"] = f"{prefix}-image-repository"
@@ -120,6 +173,8 @@ def make_stack(tags: dict[str, str]) -> dict[str, str]:
     made["DNS namespace"] = namespace["Id"]
     service = namespaces.create_service(Name="head", NamespaceId=namespace["Id"], Tags=pairs(tags))
     made["name in DNS"] = service["Service"]["Id"]
+    address = {"AWS_INSTANCE_IPV4": "10.0.0.9"}
+    namespaces.register_instance(ServiceId=made["name in DNS"], InstanceId="task", Attributes=address)
     made["bucket"] = f"{prefix}-storage-bucket"
     boto3.client("s3").create_bucket(Bucket=made["bucket"])
     boto3.client("s3").put_bucket_tagging(Bucket=made["bucket"], Tagging={"TagSet": pairs(tags)})
@@ -147,10 +202,18 @@ def test_what_the_state_does_not_know_is_listed_with_commands_that_delete_it(
     made = make_stack(tags)
     make_stack({**tags, "stack": f"{tags['stack']}-2"})
     out = report(tags, capsys, set())
-    headings = [line.removeprefix("# ") for line in out.splitlines() if line.startswith("# ") and " aws " not in line]
+    lines = out.splitlines()
+    assert lines[0] == "export AWS_PAGER=", "the command of AWS would wait for a key after each"
+    headings = [
+        line[2:].partition(": ")[0] for line in lines if line.startswith("# ") and not line.startswith("# aws ")
+    ]
     assert sorted(headings) == sorted(f"{kind} {name}" for kind, name in made.items()), "neither more nor less"
     order = [heading.rpartition(" ")[0] for heading in headings]
     for earlier, later in (
+        ("ECS service", "scaling group"),
+        ("ECS service", "ECS cluster"),
+        ("ingress rule", "security group"),
+        ("instance profile", "role"),
         ("scaling group", "launch template"),
         ("scaling group", "ECS cluster"),
         ("name in DNS", "DNS namespace"),
@@ -165,8 +228,14 @@ def test_what_the_state_does_not_know_is_listed_with_commands_that_delete_it(
     commands = [line for line in out.splitlines() if line.startswith("aws ")]
     assert all(line.startswith(f"aws --region {REGION} ") for line in commands)
     assert f"aws --region {REGION} ec2 delete-subnet --subnet-id {made['subnet']}" in commands
-    assert f"aws --region {REGION} iam delete-role-policy --role-name {made['role']} --policy-name inline" in commands
-    assert f"# aws --region {REGION} s3 rb s3://{made['bucket']} --force" in out, "a shell must not run this one"
+    assert any(
+        f"deregister-instance --service-id {made['name in DNS']} --instance-id task" in each for each in commands
+    )
+    role = f"iam delete-role-policy --role-name {made['role']} --policy-name inline"
+    assert f"# aws --region {REGION} {role}" in lines, "roles have no region, and may be another stack's"
+    assert f"# aws --region {REGION} s3 rb s3://{made['bucket']} --force" in lines, "a shell must not run this one"
+    kinds = {each.kind for each in account.EC2_KINDS} - {"placement group"}
+    assert kinds <= made.keys(), "each kind is tried"
 
 
 @pytest.mark.usefixtures("account_url")
@@ -176,13 +245,14 @@ def test_what_the_state_knows_is_nothing(tags: dict[str, str], capsys: pytest.Ca
     resources += [{"urn": f"urn:{kind}", "id": name, "outputs": {"tags": {}}} for kind, name in made.items()]
     # A task definition's ID is its family, and its ARN stands in its outputs.
     resources[-1] |= {"id": "other", "outputs": {"arn": made["bucket"]}}
-    assert report(tags, capsys, known_ids({"deployment": {"resources": resources}})) == "nothing\n"
+    assert report(tags, capsys, known_ids({"deployment": {"resources": resources}})) == "# nothing\n"
 
 
 class Stubbed:
     """A session whose one client answers as the service's own model says."""
 
     region_name = REGION
+    profile_name = "default"
 
     def __init__(self, service: str) -> None:
         self._client = boto3.client(service, region_name=REGION, aws_access_key_id="-", aws_secret_access_key="-")
@@ -247,10 +317,13 @@ def test_the_state_of_a_stack_that_was_destroyed_knows_nothing(
     (tmp_path / "state.json").write_text(json.dumps({"version": 3, "deployment": {"manifest": {}}}))
     given = ("--stack", tags["stack"], "--region", REGION, "--state", str(tmp_path / "state.json"))
     assert leftovers.main(given) == 0
-    assert capsys.readouterr().out == "nothing\n"
+    assert capsys.readouterr().out == "# nothing\n"
     vpc = make_stack(tags)["VPC"]
     assert leftovers.main(given) == 0
-    assert capsys.readouterr().out == f"# VPC {vpc}\naws --region {REGION} ec2 delete-vpc --vpc-id {vpc}\n"
+    assert (
+        capsys.readouterr().out
+        == f"export AWS_PAGER=\n# VPC {vpc}\naws --region {REGION} ec2 delete-vpc --vpc-id {vpc}\n"
+    )
 
 
 def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -267,15 +340,31 @@ def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[st
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ((), "leftovers: there is no `pulumi stack --show-name` here; give --stack, --region and --state"),
+        ((), "leftovers: Pulumi is not installed here; install it, or give --stack, --region and --state"),
         (("--state", "nothing.json"), "leftovers: --state nothing.json: can't be read ("),
         (("--state", "Pulumi.yaml"), "leftovers: --state Pulumi.yaml: can't be read ("),
         (("--state", "docs/dashboard.json"), "leftovers: --state docs/dashboard.json: "),
     ],
 )
-def test_what_can_not_be_read_is_one_line(arguments: tuple[str, ...], line: str) -> None:
+def test_what_can_not_be_read_is_one_line(account_url: str, arguments: tuple[str, ...], line: str) -> None:
     given = ("--stack", "dev", "--region", REGION, *arguments) if arguments else ()
-    told = command(*given, PATH="/nowhere")
+    told = command(*given, PATH="/nowhere", **environment(account_url))
+    assert (told.returncode, told.stdout) == (2, "")
+    assert told.stderr.startswith(line)
+    assert told.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        ({"AWS_PROFILE": "nobody"}, "leftovers: The config profile (nobody) could not be found\n"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "leftovers: Could not connect to the endpoint URL"),
+    ],
+)
+def test_an_account_that_can_not_be_asked_is_one_line(tmp_path: Path, variables: dict[str, str], line: str) -> None:
+    (tmp_path / "state.json").write_text(json.dumps({"deployment": {}}))
+    given = ("--stack", "dev", "--region", REGION, "--state", str(tmp_path / "state.json"))
+    told = command(*given, **{"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", **variables})
     assert (told.returncode, told.stdout) == (2, "")
     assert told.stderr.startswith(line)
     assert told.stderr.count("\n") == 1

@@ -265,6 +265,9 @@ def test_dns_servers_of_a_company_are_pointed_out(cloud: Cloud, warnings: list[s
     cloud.dns_servers = ("10.1.0.2", "10.1.0.3")
     assert location(cloud, **EXISTING).existing, "they may pass questions on"
     assert "vpc-0a1b asks DNS servers of its own (10.1.0.2, 10.1.0.3)" in warnings[0]
+    cloud.vpc = {"dhcpOptionsId": "default"}
+    assert location(cloud, **EXISTING).existing
+    assert len(warnings) == 1, "without options there is nothing to ask"
 
 
 def test_dns_servers_that_cannot_be_asked_for_stop_nobody(cloud: Cloud, warnings: list[str]) -> None:
