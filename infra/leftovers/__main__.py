@@ -71,7 +71,7 @@ def report(stack: account.Stack, known: set[str], listings: Mapping[str, account
                     print(f"{'# ' if found.doubt else ''}{aws} {command}")
         except (BotoCoreError, ClientError) as error:
             unlisted = True
-            print(f"leftovers: {kinds} can't be listed: {error}", file=sys.stderr)
+            print(f"leftovers: {kinds} can't be listed: {str(error).splitlines()[0]}", file=sys.stderr)
     if not found_any and not unlisted:
         print("# nothing")
     return 2 if unlisted else 0

@@ -80,6 +80,7 @@ def listings() -> dict[str, Listing]:
         "capacity providers": _capacity_providers,
         "task definitions": _task_definitions,
         "names in DNS": _namespaces,
+        "route tables": _route_tables,
         **{each.plural: partial(_of_ec2, kind=each) for each in EC2_KINDS},
         "instance profiles": _instance_profiles,
         "roles": _roles,
@@ -221,14 +222,6 @@ EC2_KINDS = (
         commands=("ec2 delete-subnet --subnet-id {SubnetId}",),
     ),
     Ec2Kind(
-        kind="route table",
-        plural="route tables",
-        listed_by="describe_route_tables",
-        key="RouteTables",
-        id="RouteTableId",
-        commands=("ec2 delete-route-table --route-table-id {RouteTableId}",),
-    ),
-    Ec2Kind(
         kind="internet gateway",
         plural="internet gateways",
         listed_by="describe_internet_gateways",
@@ -256,6 +249,17 @@ def _of_ec2(stack: Stack, kind: Ec2Kind) -> Iterator[Found]:
             # A gateway that is attached to nothing has no such field, and no need of that command.
             commands = [each for each in kind.commands if "Attachments" not in each or item["Attachments"]]
             yield Found(kind=kind.kind, id=item[kind.id], commands=tuple(each.format(**item) for each in commands))
+
+
+def _route_tables(stack: Stack) -> Iterator[Found]:
+    for item in _all(stack.client("ec2"), "describe_route_tables", "RouteTables", Filters=stack.filters):
+        name = item["RouteTableId"]
+        disassociate = (
+            f"ec2 disassociate-route-table --association-id {each['RouteTableAssociationId']}"
+            for each in item["Associations"]
+        )
+        delete = f"ec2 delete-route-table --route-table-id {name}"
+        yield Found(kind="route table", id=name, commands=(*disassociate, delete))
 
 
 def _instances(stack: Stack) -> Iterator[Found]:
@@ -423,7 +427,7 @@ def _dashboards(stack: Stack) -> Iterator[Found]:
     client = stack.client("cloudwatch")
     for item in _all(client, "list_dashboards", "DashboardEntries", DashboardNamePrefix=f"{stack.prefix}-ray-"):
         name = item["DashboardName"]
-        if re.fullmatch(rf"{stack.prefix}-ray-[0-9a-f]{{6}}", name):
+        if re.fullmatch(rf"{stack.prefix}-ray-[0-9a-f]+", name):
             delete = f"cloudwatch delete-dashboards --dashboard-names {name}"
             yield Found(kind="dashboard", id=name, commands=(delete,), doubt=ACCOUNT_WIDE)
 
@@ -453,9 +457,7 @@ def _log_groups(stack: Stack) -> Iterator[Found]:
         for item in _all(client, "describe_log_groups", "logGroups", logGroupNamePrefix=prefix):
             name = item["logGroupName"]
             # Container Insights makes its group anew, without tags, where it still had to write something.
-            is_insights = re.fullmatch(
-                rf"/aws/ecs/containerinsights/{stack.prefix}-ray-[0-9a-f]{{6}}/performance", name
-            )
+            is_insights = re.fullmatch(rf"/aws/ecs/containerinsights/{stack.prefix}-ray-[0-9a-f]+/performance", name)
             if is_insights or stack.owns(
                 client.list_tags_for_resource(resourceArn=item["arn"].removesuffix(":*"))["tags"]
             ):

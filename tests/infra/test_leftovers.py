@@ -73,6 +73,7 @@ def make_stack(tags: dict[str, str]) -> dict[str, str]:
     made["egress rule"] = egress["SecurityGroupRules"][0]["SecurityGroupRuleId"]
     table = ec2.create_route_table(VpcId=made["VPC"], TagSpecifications=spec("route-table"))
     made["route table"] = table["RouteTable"]["RouteTableId"]
+    ec2.associate_route_table(RouteTableId=made["route table"], SubnetId=made["subnet"])
     endpoint = ec2.create_vpc_endpoint(
         VpcId=made["VPC"], ServiceName=f"com.amazonaws.{REGION}.s3", TagSpecifications=spec("vpc-endpoint")
     )
@@ -213,6 +214,7 @@ def test_what_the_state_does_not_know_is_listed_with_commands_that_delete_it(
         ("ECS service", "scaling group"),
         ("ECS service", "ECS cluster"),
         ("ingress rule", "security group"),
+        ("route table", "subnet"),
         ("instance profile", "role"),
         ("scaling group", "launch template"),
         ("scaling group", "ECS cluster"),
