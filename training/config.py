@@ -111,7 +111,7 @@ class RunConfig:
 
     num_workers: int | str | None = where(
         None,
-        "worker processes, one per GPU; 1:4 trains on whatever is available, from 1 to 4 workers, with the steps of 4 "
+        "worker processes, one per GPU; 1:4 takes what is available, from 1 to 4 workers "
         "(default: the cluster's GPUs, or 2 on CPUs)",
         type=_number_or_text,
         metavar="N|MIN:MAX",
@@ -129,7 +129,7 @@ class RunConfig:
     )
     max_failures: int = when_something_happens(
         3,
-        "failures in a row, of whatever kind, without a new checkpoint in between, after which training is restarted",
+        "failures of any kind in a row, without a new checkpoint in between, that a run survives; one more ends it",
         type=int,
         at_least=0,
     )

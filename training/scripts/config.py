@@ -73,7 +73,8 @@ class ScriptConfig(RunConfig):
     )
     env: tuple[str, ...] = _many_files("environment variable of the script", metavar="NAME=VALUE")
     input: tuple[str, ...] = _many_files(
-        "folder, s3://bucket/prefix or run:OTHER whose files the script finds in $INPUT_NAME", metavar="NAME=URI"
+        "folder, s3://bucket/prefix or run:OTHER whose files the script finds in $INPUT_NAME, or stream:s3://… to read",
+        metavar="NAME=URI",
     )
     metric: tuple[str, ...] = repeated(
         "number to take from rank 0's output (with --mpi that of all ranks), such as 'loss=loss: ([0-9.]+)'; step is "
