@@ -107,15 +107,6 @@ def remember() -> Remembered | None:
     return Remembered(vpc_id=groups[0].vpc_id, zone=tags[ZONE], zones=tuple(tags.get(ZONES, "").split()))
 
 
-def has_network() -> bool:
-    """Ask EC2 whether the stack has a VPC of its own, perhaps from an `up` that failed."""
-    try:
-        return bool(aws.ec2.get_vpcs(tags=stack_tags()).ids)
-    except Exception as error:
-        pulumi.log.warn(f"whether the stack has a VPC can't be asked ({error_reason(error)}); going on")
-        return True
-
-
 def _check_network_stays(settings: Settings, at_present: Remembered) -> None:
     """Refuse what would need another network: what runs in this one keeps it from being deleted, and its addresses."""
     is_own = bool(at_present.zones)

@@ -11,7 +11,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.config import docker, prices, quotas
-from infra.config.location import ask_caller, has_network, locate, remember
+from infra.config.location import ask_caller, locate, remember
 from infra.config.settings import Settings
 from infra.definitions.sizing import InstanceType, head_size, worker_size
 from infra.definitions.subnets import private_addresses
@@ -67,7 +67,7 @@ def make_plan(settings: Settings) -> Plan:
     head = _head(settings, region)
     worker = _worker(settings, region)
     if settings.check_quotas:
-        new_network = not settings.vpc_id and not has_network()
+        new_network = at_present is None and not settings.vpc_id
         quotas.check(region, head, worker, new_network=new_network)
     usd = prices.look_up(region, {head.instance_type, worker.instance_type})
     head, worker = (replace(node, usd=usd.get(node.instance_type)) for node in (head, worker))

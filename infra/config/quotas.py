@@ -17,6 +17,7 @@ import pulumi_aws as aws
 
 from infra.errors import SettingError, error_reason
 from infra.references import NodeSpec
+from infra.tags import stack_tags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ def check(region: str, *nodes: NodeSpec, new_network: bool) -> None:
     for quota, count in NETWORK_QUOTAS.items() if new_network else ():
         with _noted(quota, unread):
             allowed = _allowed(quota)
-            if (there := count()) >= allowed:
+            if (there := count()) >= allowed and not _has_network():
                 _refuse_network(quota, region, there, allowed)
     if unread:
         what = f"quotas in {region} could not be read with servicequotas:GetServiceQuota"
@@ -91,6 +92,11 @@ def _noted(quota: Quota, unread: list[str]) -> Generator[None]:
 
 def _allowed(quota: Quota) -> float:
     return float(aws.servicequotas.get_service_quota(service_code=quota.service, quota_code=quota.code).value)
+
+
+def _has_network() -> bool:
+    """Whether the stack has a VPC, from an `up` that failed half-way."""
+    return bool(aws.ec2.get_vpcs(tags=stack_tags()).ids)
 
 
 def _refuse_network(quota: Quota, region: str, there: int, allowed: float) -> None:
