@@ -49,10 +49,12 @@ def short_reason(cause: BaseException) -> str:
 
 
 def fetch(address: str, flag: str, hint: str = "give less") -> Path:
-    """Fetch an `s3://` address to this node's disk, once for all workers and runs of the node, and return its path.
+    """Return the path of a folder or an `s3://` address on this node.
+
+    What is in a bucket is fetched to the node's disk, once for all its workers and runs.
 
     Args:
-        address: A prefix, whose objects become a folder, or one object, which becomes a file.
+        address: A folder, a prefix, whose objects become a folder, or one object, which becomes a file.
         flag: The flag that names it, for errors.
         hint: What to do where it has no room, beside getting a larger disk.
 
@@ -60,6 +62,8 @@ def fetch(address: str, flag: str, hint: str = "give less") -> Path:
         UsageError: There is nothing, or the disk has no room for it.
         OSError: It can't be read.
     """
+    if "://" not in address:
+        return Path(address)
     filesystem, path = open_filesystem(address)
     files = list_files(filesystem, path) or [filesystem.get_file_info(path)]
     if files[0].type == fs.FileType.NotFound:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import boto3
 
@@ -102,145 +102,88 @@ def _all(client: Client, method: str, key: str, **arguments: Any) -> Iterator[An
         yield from page[key]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ec2Kind:
+class Ec2Kind(NamedTuple):
     """A kind of resource that EC2 lists by tags.
 
     Attributes:
-        kind: What one is.
-        plural: What several are.
+        kind: What it is.
         listed_by: The method that lists it.
         key: Where that puts the items.
         id: Where an item has its ID.
-        commands: What deletes it, with the item's fields in braces.
-        argument: What the method calls its filters.
+        commands: What deletes it, without `ec2`, with the item's fields in braces.
         is_there: Whether an item is there and nobody's part.
+        argument: What the method calls its filters.
     """
 
     kind: str
-    plural: str
     listed_by: str
     key: str
     id: str
     commands: tuple[str, ...]
-    argument: str = "Filters"
     is_there: Callable[[dict[str, Any]], bool] = lambda item: True
+    argument: str = "Filters"
+
+    @property
+    def plural(self) -> str:
+        """What several of them are."""
+        return f"{self.kind}{'es' if self.kind.endswith('s') else 's'}"
 
 
 def _is_in_state(*states: str) -> Callable[[dict[str, Any]], bool]:
     return lambda item: item.get("State", item.get("Status", "")).lower() in states
 
 
+def _rules(way: str, *, is_egress: bool) -> Ec2Kind:
+    """The rules of security groups for one way."""
+    revoke = f"revoke-security-group-{way} --group-id {{GroupId}} --security-group-rule-ids {{SecurityGroupRuleId}}"
+    listed = "describe_security_group_rules", "SecurityGroupRules", "SecurityGroupRuleId"
+    return Ec2Kind(f"{way} rule", *listed, (revoke,), lambda item: item["IsEgress"] == is_egress)
+
+
+GATEWAY = "--internet-gateway-id {InternetGatewayId}"
 EC2_KINDS = (
     Ec2Kind(
-        kind="NAT gateway",
-        plural="NAT gateways",
-        listed_by="describe_nat_gateways",
-        key="NatGateways",
-        id="NatGatewayId",
-        commands=(
-            "ec2 delete-nat-gateway --nat-gateway-id {NatGatewayId}",
-            "ec2 wait nat-gateway-deleted --nat-gateway-ids {NatGatewayId}",
-        ),
-        argument="Filter",
-        is_there=_is_in_state("pending", "available", "failed"),
+        "NAT gateway", "describe_nat_gateways", "NatGateways", "NatGatewayId",
+        ("delete-nat-gateway --nat-gateway-id {NatGatewayId}",
+         "wait nat-gateway-deleted --nat-gateway-ids {NatGatewayId}"),
+        _is_in_state("pending", "available", "failed"), "Filter",
     ),
     Ec2Kind(
-        kind="Elastic IP address",
-        plural="Elastic IP addresses",
-        listed_by="describe_addresses",
-        key="Addresses",
-        id="AllocationId",
-        commands=("ec2 release-address --allocation-id {AllocationId}",),
+        "Elastic IP address", "describe_addresses", "Addresses", "AllocationId",
+        ("release-address --allocation-id {AllocationId}",),
     ),
     Ec2Kind(
-        kind="VPC endpoint",
-        plural="VPC endpoints",
-        listed_by="describe_vpc_endpoints",
-        key="VpcEndpoints",
-        id="VpcEndpointId",
-        commands=("ec2 delete-vpc-endpoints --vpc-endpoint-ids {VpcEndpointId}",),
-        is_there=_is_in_state("pending", "available", "failed"),
+        "VPC endpoint", "describe_vpc_endpoints", "VpcEndpoints", "VpcEndpointId",
+        ("delete-vpc-endpoints --vpc-endpoint-ids {VpcEndpointId}",),
+        _is_in_state("pending", "available", "failed"),
     ),
     Ec2Kind(
-        kind="placement group",
-        plural="placement groups",
-        listed_by="describe_placement_groups",
-        key="PlacementGroups",
-        id="GroupName",
-        commands=("ec2 delete-placement-group --group-name {GroupName}",),
-        is_there=_is_in_state("pending", "available"),
+        "placement group", "describe_placement_groups", "PlacementGroups", "GroupName",
+        ("delete-placement-group --group-name {GroupName}",), _is_in_state("pending", "available"),
+    ),
+    # Interfaces and volumes that are attached go with what they are attached to.
+    Ec2Kind(
+        "network interface", "describe_network_interfaces", "NetworkInterfaces", "NetworkInterfaceId",
+        ("delete-network-interface --network-interface-id {NetworkInterfaceId}",), _is_in_state("available"),
     ),
     Ec2Kind(
-        kind="network interface",
-        plural="network interfaces",
-        listed_by="describe_network_interfaces",
-        key="NetworkInterfaces",
-        id="NetworkInterfaceId",
-        commands=("ec2 delete-network-interface --network-interface-id {NetworkInterfaceId}",),
-        is_there=_is_in_state("available"),  # others go with what they are attached to
+        "volume", "describe_volumes", "Volumes", "VolumeId",
+        ("delete-volume --volume-id {VolumeId}",), _is_in_state("available"),
     ),
+    _rules("ingress", is_egress=False),
+    _rules("egress", is_egress=True),
+    # The default group goes with its VPC.
     Ec2Kind(
-        kind="volume",
-        plural="volumes",
-        listed_by="describe_volumes",
-        key="Volumes",
-        id="VolumeId",
-        commands=("ec2 delete-volume --volume-id {VolumeId}",),
-        is_there=_is_in_state("available"),
+        "security group", "describe_security_groups", "SecurityGroups", "GroupId",
+        ("delete-security-group --group-id {GroupId}",), lambda item: item["GroupName"] != "default",
     ),
-    *(
-        Ec2Kind(
-            kind=f"{way} rule",
-            plural=f"{way} rules",
-            listed_by="describe_security_group_rules",
-            key="SecurityGroupRules",
-            id="SecurityGroupRuleId",
-            commands=(
-                f"ec2 revoke-security-group-{way} --group-id {{GroupId}} "
-                "--security-group-rule-ids {SecurityGroupRuleId}",
-            ),
-            is_there=lambda item, is_egress=way == "egress": item["IsEgress"] == is_egress,
-        )
-        for way in ("ingress", "egress")
-    ),
+    Ec2Kind("subnet", "describe_subnets", "Subnets", "SubnetId", ("delete-subnet --subnet-id {SubnetId}",)),
     Ec2Kind(
-        kind="security group",
-        plural="security groups",
-        listed_by="describe_security_groups",
-        key="SecurityGroups",
-        id="GroupId",
-        commands=("ec2 delete-security-group --group-id {GroupId}",),
-        is_there=lambda item: item["GroupName"] != "default",  # that goes with its VPC
+        "internet gateway", "describe_internet_gateways", "InternetGateways", "InternetGatewayId",
+        (f"detach-internet-gateway {GATEWAY} --vpc-id {{Attachments[0][VpcId]}}", f"delete-internet-gateway {GATEWAY}"),
     ),
-    Ec2Kind(
-        kind="subnet",
-        plural="subnets",
-        listed_by="describe_subnets",
-        key="Subnets",
-        id="SubnetId",
-        commands=("ec2 delete-subnet --subnet-id {SubnetId}",),
-    ),
-    Ec2Kind(
-        kind="internet gateway",
-        plural="internet gateways",
-        listed_by="describe_internet_gateways",
-        key="InternetGateways",
-        id="InternetGatewayId",
-        commands=(
-            "ec2 detach-internet-gateway --internet-gateway-id {InternetGatewayId} --vpc-id {Attachments[0][VpcId]}",
-            "ec2 delete-internet-gateway --internet-gateway-id {InternetGatewayId}",
-        ),
-    ),
-    Ec2Kind(
-        kind="VPC",
-        plural="VPCs",
-        listed_by="describe_vpcs",
-        key="Vpcs",
-        id="VpcId",
-        commands=("ec2 delete-vpc --vpc-id {VpcId}",),
-    ),
-)
+    Ec2Kind("VPC", "describe_vpcs", "Vpcs", "VpcId", ("delete-vpc --vpc-id {VpcId}",)),
+)  # fmt: skip
 
 
 def _of_ec2(stack: Stack, kind: Ec2Kind) -> Iterator[Found]:
@@ -248,7 +191,9 @@ def _of_ec2(stack: Stack, kind: Ec2Kind) -> Iterator[Found]:
         if kind.is_there(item) and stack.owns(item.get("Tags") or item.get("TagSet") or []):
             # A gateway that is attached to nothing has no such field, and no need of that command.
             commands = [each for each in kind.commands if "Attachments" not in each or item["Attachments"]]
-            yield Found(kind=kind.kind, id=item[kind.id], commands=tuple(each.format(**item) for each in commands))
+            yield Found(
+                kind=kind.kind, id=item[kind.id], commands=tuple(f"ec2 {each.format(**item)}" for each in commands)
+            )
 
 
 def _route_tables(stack: Stack) -> Iterator[Found]:

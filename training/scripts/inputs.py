@@ -61,11 +61,9 @@ def fetch(address: str) -> str:
     """
     if address.startswith(STREAM):
         return address.removeprefix(STREAM)
-    if "://" not in address:
-        if not os.path.exists(address):
-            raise UsageError(
-                f"--input: {address} is not on every node; give s3://bucket/prefix, or a folder that all nodes share"
-            )
-        return address
+    if "://" not in address and not os.path.exists(address):
+        raise UsageError(
+            f"--input: {address} is not on every node; give s3://bucket/prefix, or a folder that all nodes share"
+        )
     hint = f"give stream:{address} and read it from there, part by part"
     return str(filesystem.fetch(address, "--input", hint))

@@ -36,9 +36,7 @@ def load(config: ImageConfig) -> Dataset:
 
 
 def _here(data_dir: str) -> Path:
-    """Return the folder, fetched to this node's disk if it is in a bucket."""
-    if "://" not in data_dir:
-        return Path(data_dir)
+    """Return the folder on this node."""
     try:
         return fetch(data_dir, "--data-dir")
     except (OSError, ValueError) as cause:
