@@ -16,6 +16,7 @@ class AuthTokenArgs:
     """Inputs of AuthToken."""
 
     length: int = 64
+    kms_key_arn: str = ""
 
 
 class AuthToken(pulumi.ComponentResource):
@@ -38,6 +39,7 @@ class AuthToken(pulumi.ComponentResource):
             description="Token of the Ray cluster",
             type="SecureString",
             value=token.result,
+            key_id=args.kms_key_arn or None,
             tags=tags(f"{name}-parameter"),
             opts=pulumi.ResourceOptions(parent=self),
         )

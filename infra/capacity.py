@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import policies
 from infra.definitions.user_data import ROOT_DEVICE, ami_parameter, user_data
-from infra.references import Location, NetworkRef, NodeSpec, ResourceRef
+from infra.references import AccountRules, Location, NetworkRef, NodeSpec, ResourceRef
 from infra.roles import make_role
 from infra.tags import tags
 
 # What an instance takes to join the cluster, without its tasks' image.
 WARMUP_SECONDS = 60
+# https://docs.aws.amazon.com/autoscaling/ec2/userguide/key-policy-requirements-EBS-encryption.html
+DISK_KEY_OPERATIONS = [
+    "Encrypt",
+    "Decrypt",
+    "ReEncryptFrom",
+    "ReEncryptTo",
+    "GenerateDataKey",
+    "GenerateDataKeyWithoutPlaintext",
+    "DescribeKey",
+    "CreateGrant",
+]
 # ECS puts this tag on a group with a capacity provider, and takes away no instance that lacks it.
 MANAGED_TAG = aws.autoscaling.GroupTagArgs(key="AmazonECSManaged", value="true", propagate_at_launch=True)
 
@@ -27,13 +40,16 @@ class CapacityArgs:
 
     A node with GPUs takes the machine image with the NVIDIA driver, and several stand next to each other. Managed
     scaling lets ECS start as many as its tasks need, up to `node.max_count`; otherwise there are always that many.
+    With `waits` the group is complete only when its instances run; otherwise a shortage of them stops nothing else.
     """
 
     location: Location
     cluster: ResourceRef
     network: NetworkRef
     node: NodeSpec
+    rules: AccountRules
     managed_scaling: bool = False
+    waits: bool = False
     root_volume_gib: int
 
 
@@ -41,16 +57,18 @@ class Capacity(pulumi.ComponentResource):
     """A number of instances: a fixed one, which changes with `pulumi up` alone, or one that follows the tasks."""
 
     provider_name: pulumi.Output[str]
-    group_name: pulumi.Output[str]
+    group: ResourceRef
+    placement_groups: Mapping[str, pulumi.Output[str]]
 
     def __init__(self, name: str, args: CapacityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Capacity", name, None, opts)
-        role, rights = self._role(name, args.location)
+        role, rights = self._role(name, args)
         template = self._launch_template(name, args, role)
-        self._group = self._auto_scaling_group(name, args, template, rights)
-        self.group_name = self._group.name
+        self.placement_groups = self._placement_groups(name, args)
+        self._group = self._auto_scaling_group(name, args, template, [*rights, *self._key_grant(name, args)])
+        self.group = ResourceRef(name=self._group.name, arn=self._group.arn)
         self.provider_name = self._capacity_provider(name, args).name
-        self.register_outputs({"provider_name": self.provider_name, "group_name": self.group_name})
+        self.register_outputs({"provider_name": self.provider_name, "group_name": self.group.name})
 
     def instance_id(self) -> pulumi.Output[str]:
         """ID of the first instance that runs, empty where none does.
@@ -65,8 +83,9 @@ class Capacity(pulumi.ComponentResource):
         )
         return running.ids.apply(lambda ids: ids[0] if ids else "")
 
-    def _role(self, name: str, location: Location) -> tuple[aws.iam.Role, list[pulumi.Resource]]:
-        role = make_role(f"{name}-instance-role", policies.assumed_by("ec2.amazonaws.com"), parent=self)
+    def _role(self, name: str, args: CapacityArgs) -> tuple[aws.iam.Role, list[pulumi.Resource]]:
+        location = args.location
+        role = make_role(f"{name}-instance-role", policies.assumed_by("ec2.amazonaws.com"), args.rules, parent=self)
         agent = aws.iam.RolePolicyAttachment(
             f"{name}-instance-ecs",
             role=role.name,
@@ -83,6 +102,20 @@ class Capacity(pulumi.ComponentResource):
         )
         return role, [agent, sessions]
 
+    def _key_grant(self, name: str, args: CapacityArgs) -> list[pulumi.Resource]:
+        """What lets Amazon EC2 Auto Scaling encrypt disks with a key of one's own; AWS's key needs no such thing."""
+        if not args.rules.kms_key_arn:
+            return []
+        service_role = "role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"
+        grant = aws.kms.Grant(
+            f"{name}-disk-key",
+            key_id=args.rules.kms_key_arn,
+            grantee_principal=f"arn:{args.location.partition}:iam::{args.location.account}:{service_role}",
+            operations=DISK_KEY_OPERATIONS,
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        return [grant]
+
     def _launch_template(self, name: str, args: CapacityArgs, role: aws.iam.Role) -> aws.ec2.LaunchTemplate:
         profile = aws.iam.InstanceProfile(
             f"{name}-instance-profile",
@@ -93,7 +126,7 @@ class Capacity(pulumi.ComponentResource):
         return aws.ec2.LaunchTemplate(
             f"{name}-template",
             image_id=args.node.ami_id or self._newest_ami(args.node),
-            instance_type=args.node.instance_type,
+            instance_type=args.node.instance_types[0],
             iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=profile.arn),
             network_interfaces=[
                 aws.ec2.LaunchTemplateNetworkInterfaceArgs(
@@ -108,7 +141,7 @@ class Capacity(pulumi.ComponentResource):
             metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
                 http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
             ),
-            block_device_mappings=[_root_volume(args.root_volume_gib)],
+            block_device_mappings=[_root_volume(args.root_volume_gib, args.rules.kms_key_arn)],
             # What is launched and paid for carries the tags; the template itself is a part of its group.
             tag_specifications=[
                 aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags(f"{name}-{kind}"))
@@ -131,18 +164,23 @@ class Capacity(pulumi.ComponentResource):
         name: str,
         args: CapacityArgs,
         template: aws.ec2.LaunchTemplate,
-        rights: list[pulumi.Resource],
+        needed: list[pulumi.Resource],
     ) -> aws.autoscaling.Group:
+        node, subnets = args.node, args.network.subnets
+        zones = node.zones if node.spread else node.zones[:1]
+        placement = None if node.spread or node.max_count < 2 else self.placement_groups.get(zones[0])
         return aws.autoscaling.Group(
             f"{name}-group",
-            min_size=0 if args.managed_scaling else args.node.max_count,
-            max_size=args.node.max_count,
+            min_size=0 if args.managed_scaling else node.max_count,
+            max_size=node.max_count,
             # ECS moves a managed group's number; a number here would be put back at every `pulumi up`.
-            desired_capacity=None if args.managed_scaling else args.node.max_count,
+            desired_capacity=None if args.managed_scaling else node.max_count,
+            # A shortage of GPUs is told by the job that waits for them; until then there is a head that can tell it.
+            wait_for_capacity_timeout=None if args.waits else "0",
             protect_from_scale_in=args.managed_scaling,
-            vpc_zone_identifiers=[args.network.subnet_id],
-            placement_group=self._placement_group(name, args),
-            launch_template=aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version="$Latest"),
+            vpc_zone_identifiers=[subnets[zone] for zone in zones],
+            placement_group=placement,
+            **_launched_from(template, node),
             # Old and new instances do not fit at once into a fixed number, and perhaps not into the account's quota.
             instance_refresh=aws.autoscaling.GroupInstanceRefreshArgs(
                 strategy="Rolling",
@@ -163,17 +201,22 @@ class Capacity(pulumi.ComponentResource):
             + [MANAGED_TAG],
             # Instances without the NAT gateway's route, the rules or the role's policies neither join the cluster nor
             # report their tasks stopped: the first `up` would wait for them, and `destroy` would hang in DRAINING.
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[args.network.network, *rights]),
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                depends_on=[args.network.network, *needed],
+                # A job that finds no capacity in one zone moves the group on to the next.
+                ignore_changes=["vpcZoneIdentifiers", "placementGroup"] if node.moves else None,
+            ),
         )
 
-    def _placement_group(self, name: str, args: CapacityArgs) -> pulumi.Output[str] | None:
-        """Instances next to each other, for the bandwidth and latency of NCCL's all-reduce; one needs no such choice.
+    def _placement_groups(self, name: str, args: CapacityArgs) -> dict[str, pulumi.Output[str]]:
+        """Instances next to each other, for the bandwidth and latency of NCCL's all-reduce.
 
         A placement group stays in the zone of its instances, and can't be deleted while it has any. So there is one for
         each zone, always: they cost nothing.
         """
         if not args.node.task.gpus:
-            return None
+            return {}
         groups = {
             zone: aws.ec2.PlacementGroup(
                 f"{name}-placement-{zone}",
@@ -183,7 +226,7 @@ class Capacity(pulumi.ComponentResource):
             )
             for zone in args.location.zones
         }
-        return groups[args.location.zone].name if args.node.max_count > 1 else None
+        return {zone: group.name for zone, group in groups.items()}
 
     def _capacity_provider(self, name: str, args: CapacityArgs) -> aws.ecs.CapacityProvider:
         return aws.ecs.CapacityProvider(
@@ -217,6 +260,38 @@ def _managed_scaling(args: CapacityArgs) -> aws.ecs.CapacityProviderAutoScalingG
     )
 
 
+def _launched_from(template: aws.ec2.LaunchTemplate, node: NodeSpec) -> dict[str, Any]:
+    """The template alone, or with several types in order of preference, and with spot instances.
+
+    On demand EC2 Auto Scaling takes the first type that EC2 has in the zone. On spot the order does not count: it takes
+    the pools that are cheap among those that are least likely to be interrupted.
+    https://docs.aws.amazon.com/autoscaling/ec2/userguide/allocation-strategies.html
+    """
+    latest = {"version": "$Latest"}
+    if len(node.instances) == 1 and not node.spot_count:
+        return {"launch_template": aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, **latest)}
+    distribution = aws.autoscaling.GroupMixedInstancesPolicyInstancesDistributionArgs(
+        on_demand_allocation_strategy="prioritized",
+        on_demand_base_capacity=node.on_demand_count if node.spot_count else 0,
+        on_demand_percentage_above_base_capacity=0 if node.spot_count else 100,
+        spot_allocation_strategy="price-capacity-optimized",
+    )
+    of_template = aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateArgs(
+        launch_template_specification=aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateLaunchTemplateSpecificationArgs(
+            launch_template_id=template.id, **latest
+        ),
+        overrides=[
+            aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateOverrideArgs(instance_type=each)
+            for each in node.instance_types
+        ],
+    )
+    policy = aws.autoscaling.GroupMixedInstancesPolicyArgs(
+        instances_distribution=distribution, launch_template=of_template
+    )
+    # A new instance is started as soon as EC2 says that one is likely to be interrupted.
+    return {"mixed_instances_policy": policy, "capacity_rebalance": node.spot_count > 0}
+
+
 def _launched_by(group: str) -> list[aws.ec2.GetInstancesFilterArgs]:
     return [aws.ec2.GetInstancesFilterArgs(name="tag:aws:autoscaling:groupName", values=[group])]
 
@@ -225,10 +300,14 @@ def _encoded_user_data(cluster_name: str) -> str:
     return base64.b64encode(user_data(cluster_name).encode()).decode()
 
 
-def _root_volume(size_gib: int) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
+def _root_volume(size_gib: int, kms_key_arn: str) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
     return aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
         device_name=ROOT_DEVICE,
         ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
-            volume_size=size_gib, volume_type="gp3", encrypted="true", delete_on_termination="true"
+            volume_size=size_gib,
+            volume_type="gp3",
+            encrypted="true",
+            kms_key_id=kms_key_arn or None,
+            delete_on_termination="true",
         ),
     )

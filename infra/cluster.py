@@ -18,6 +18,7 @@ class ClusterArgs:
     """Inputs of Cluster."""
 
     log_retention_days: int
+    kms_key_arn: str = ""
 
 
 class Cluster(pulumi.ComponentResource):
@@ -33,6 +34,7 @@ class Cluster(pulumi.ComponentResource):
         logs = aws.cloudwatch.LogGroup(
             f"{name}-logs",
             retention_in_days=args.log_retention_days,
+            kms_key_id=args.kms_key_arn or None,
             tags=tags(f"{name}-logs"),
             opts=pulumi.ResourceOptions(parent=self),
         )
@@ -53,6 +55,7 @@ class Cluster(pulumi.ComponentResource):
             f"{name}-insights",
             name=pulumi.Output.concat("/aws/ecs/containerinsights/", physical, "/performance"),
             retention_in_days=args.log_retention_days,
+            kms_key_id=args.kms_key_arn or None,
             tags=tags(f"{name}-insights"),
             opts=pulumi.ResourceOptions(parent=self),
         )

@@ -22,6 +22,7 @@ class ImageArgs:
 
     context: str
     dockerfile: str
+    kms_key_arn: str = ""
 
 
 class Image(pulumi.ComponentResource):
@@ -31,7 +32,7 @@ class Image(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: ImageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Image", name, None, opts)
-        repository = self._repository(name)
+        repository = self._repository(name, args.kms_key_arn)
         image = awsx.ecr.Image(
             f"{name}-build",
             awsx.ecr.ImageArgs(
@@ -46,10 +47,11 @@ class Image(pulumi.ComponentResource):
         self.image_uri = image.image_uri
         self.register_outputs({"image_uri": self.image_uri})
 
-    def _repository(self, name: str) -> aws.ecr.Repository:
+    def _repository(self, name: str, kms_key_arn: str) -> aws.ecr.Repository:
         repository = aws.ecr.Repository(
             f"{name}-repository",
             force_delete=True,
+            encryption_configurations=_encryption(kms_key_arn),
             image_scanning_configuration=aws.ecr.RepositoryImageScanningConfigurationArgs(scan_on_push=True),
             tags=tags(f"{name}-repository"),
             opts=pulumi.ResourceOptions(parent=self),
@@ -61,6 +63,12 @@ class Image(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self),
         )
         return repository
+
+
+def _encryption(kms_key_arn: str) -> list[aws.ecr.RepositoryEncryptionConfigurationArgs] | None:
+    if not kms_key_arn:
+        return None
+    return [aws.ecr.RepositoryEncryptionConfigurationArgs(encryption_type="KMS", kms_key=kms_key_arn)]
 
 
 def lifecycle_policy() -> dict[str, Any]:

@@ -27,6 +27,7 @@ class MonitoringArgs:
     region: str
     head: ServiceRef
     workers: ServiceRef
+    helpers: ServiceRef | None = None
     alerts: Alerts
 
 
@@ -133,11 +134,13 @@ class Monitoring(pulumi.ComponentResource):
         )
 
     def _dashboard(self, name: str, args: MonitoringArgs) -> aws.cloudwatch.Dashboard:
+        services = {"head": args.head.name, "workers": args.workers.name}
+        if args.helpers:
+            services["helpers"] = args.helpers.name
         names = pulumi.Output.all(
             namespace=metrics_namespace(args.head.cluster),
             cluster=args.head.cluster,
-            head=args.head.name,
-            workers=args.workers.name,
+            services=pulumi.Output.all(**services),
         )
         body = names.apply(lambda known: json.dumps(dashboard.body(region=args.region, **known)))
         return aws.cloudwatch.Dashboard(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pulumi
@@ -11,6 +12,24 @@ import pulumi_awsx as awsx
 from infra.definitions.subnets import PUBLIC_PREFIX, private_prefix
 from infra.references import Location, NetworkRef
 from infra.tags import SECURITY_GROUP, ZONE, ZONES, stack_tags, tags
+
+# The services that agents, containers and jobs call; S3 has a gateway endpoint in any case.
+# https://docs.aws.amazon.com/AmazonECS/latest/developerguide/vpc-endpoints.html
+# https://docs.aws.amazon.com/AmazonECR/latest/userguide/vpc-endpoints.html
+# https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-create-vpc.html
+INTERFACE_ENDPOINTS = (
+    "ecs",
+    "ecs-agent",
+    "ecs-telemetry",
+    "ecr.api",
+    "ecr.dkr",
+    "logs",
+    "monitoring",
+    "ssm",
+    "ssmmessages",
+    "ec2messages",
+    "autoscaling",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +41,7 @@ class NetworkArgs:
 
     vpc_cidr: str
     location: Location
+    nat_gateway: bool = True
 
 
 class Network(pulumi.ComponentResource):
@@ -38,16 +58,18 @@ class Network(pulumi.ComponentResource):
         super().__init__("ray-on-ecs:infra:Network", name, None, opts)
         if existing := args.location.existing:
             self.vpc_id = pulumi.Output.from_input(existing.vpc_id)
-            subnet_id = pulumi.Output.from_input(existing.subnet_id)
+            subnets = dict(existing.subnets)
         else:
             vpc = self._vpc(name, args)
             self.vpc_id = vpc.vpc_id
             # A subnet in every zone costs nothing, and lets instances and services move to another one.
-            subnet_id = vpc.private_subnet_ids[args.location.zones.index(args.location.zone)]
+            subnets = {zone: vpc.private_subnet_ids[index] for index, zone in enumerate(args.location.zones)}
             self._close_default_group(name)
         group_id = self._security_group(name, args.location)
-        self.ref = NetworkRef(subnet_id=subnet_id, security_group_id=group_id, network=self)
-        self.register_outputs({"vpc_id": self.vpc_id, "subnet_id": subnet_id})
+        if not args.nat_gateway:
+            self._endpoints(name, args.location, subnets, group_id)
+        self.ref = NetworkRef(subnets=subnets, security_group_id=group_id, network=self)
+        self.register_outputs({"vpc_id": self.vpc_id, "subnet_id": subnets[args.location.zone]})
 
     def _vpc(self, name: str, args: NetworkArgs) -> awsx.ec2.Vpc:
         return awsx.ec2.Vpc(
@@ -56,7 +78,9 @@ class Network(pulumi.ComponentResource):
             availability_zone_names=list(args.location.zones),
             subnet_strategy=awsx.ec2.SubnetAllocationStrategy.AUTO,
             subnet_specs=_subnets(args.vpc_cidr, len(args.location.zones)),
-            nat_gateways=awsx.ec2.NatGatewayConfigurationArgs(strategy=awsx.ec2.NatGatewayStrategy.SINGLE),
+            nat_gateways=awsx.ec2.NatGatewayConfigurationArgs(
+                strategy=awsx.ec2.NatGatewayStrategy.SINGLE if args.nat_gateway else awsx.ec2.NatGatewayStrategy.NONE
+            ),
             # Checkpoints and image layers pass the gateway endpoint: it is free, the NAT gateway charges by the byte.
             vpc_endpoint_strategy=awsx.ec2.VpcEndpointStrategy.AUTO,
             vpc_endpoint_specs=[
@@ -105,6 +129,29 @@ class Network(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self),
         )
         return group.id
+
+    def _endpoints(
+        self,
+        name: str,
+        location: Location,
+        subnets: Mapping[str, pulumi.Input[str]],
+        group_id: pulumi.Input[str],
+    ) -> None:
+        """What nodes call of AWS without a way to the internet: an address for each service in each of their zones."""
+        for service in INTERFACE_ENDPOINTS:
+            aws.ec2.VpcEndpoint(
+                f"{name}-{service.replace('.', '-')}",
+                vpc_id=self.vpc_id,
+                service_name=f"com.amazonaws.{location.region}.{service}",
+                vpc_endpoint_type="Interface",
+                subnet_ids=[subnets[zone] for zone in location.worker_zones],
+                # The nodes' own group, which trusts itself.
+                security_group_ids=[group_id],
+                # The services' usual names then lead here.
+                private_dns_enabled=True,
+                tags=tags(f"{name}-{service.replace('.', '-')}"),
+                opts=pulumi.ResourceOptions(parent=self),
+            )
 
     def _close_default_group(self, name: str) -> None:
         """AWS gives each VPC a group that trusts itself, for whatever names none; without rules it trusts nobody."""

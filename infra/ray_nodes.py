@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pulumi
@@ -12,7 +12,7 @@ from infra.definitions import containers, policies
 from infra.definitions.containers import ContainerDefaults
 from infra.definitions.sizing import TaskSize
 from infra.ray_task import RayTaskArgs
-from infra.references import Location, ResourceRef
+from infra.references import AccountRules, Location, ResourceRef
 from infra.tags import metrics_namespace
 
 
@@ -22,70 +22,99 @@ class TaskDefaults:
 
     cluster: ResourceRef
     location: Location
+    rules: AccountRules
     image_uri: pulumi.Input[str]
+    registry_secret_arn: str = ""
     logs: ResourceRef
     token_parameter_arn: pulumi.Input[str]
     bucket: ResourceRef
     data_buckets: Sequence[str] = ()
 
-    def head(self, size: TaskSize, worker_price: ResourceRef) -> RayTaskArgs:
-        """Inputs of the head's task; none tells how many workers there are, so that it survives a change to them."""
+    def head(
+        self, size: TaskSize, *, workers_parameter: ResourceRef, group: ResourceRef, moves: bool, helpers: bool
+    ) -> RayTaskArgs:
+        """Inputs of the head's task; none tells how many workers there are, so that it survives a change to them.
+
+        Its jobs look at the workers' Auto Scaling group, and if it `moves`, they lead it on to another zone.
+        """
         namespace = metrics_namespace(self.cluster.name)
         known = pulumi.Output.all(
             common=self._common(size),
             bucket=self.bucket.name,
             metrics_namespace=namespace,
-            price_parameter=worker_price.name,
+            workers_parameter=workers_parameter.name,
         )
-        return RayTaskArgs(
-            container=known.apply(
-                lambda values: json.dumps(
-                    [
-                        containers.head(
-                            values["common"],
-                            bucket=values["bucket"],
-                            metrics_namespace=values["metrics_namespace"],
-                            price_parameter=values["price_parameter"],
-                        )
-                    ]
-                )
+        return self._args(
+            known.apply(lambda values: json.dumps([containers.head(**values, helpers=helpers)])),
+            size,
+            self._task_policy(
+                metrics_namespace=namespace,
+                parameter_arn=workers_parameter.arn,
+                group_arn=group.arn if moves else None,
             ),
-            size=size,
-            task_trust=self._task_trust(),
-            execution_policy=self._execution_policy(),
-            task_policy=self._task_policy(metrics_namespace=namespace, price_arn=worker_price.arn),
             state_volume=containers.STATE_VOLUME,
         )
 
     def worker(self, size: TaskSize, head_host: pulumi.Input[str]) -> RayTaskArgs:
         """Inputs of a worker's task; `head_host` is the DNS name under which it finds the head."""
+        return self._joining(size, head_host, containers.worker)
+
+    def helper(self, size: TaskSize, head_host: pulumi.Input[str]) -> RayTaskArgs:
+        """Inputs of a helper's task."""
+        return self._joining(size, head_host, containers.helper)
+
+    def _joining(
+        self, size: TaskSize, head_host: pulumi.Input[str], define: Callable[..., containers.Container]
+    ) -> RayTaskArgs:
         known = pulumi.Output.all(common=self._common(size), head_host=head_host)
+        container = known.apply(lambda values: json.dumps([define(**values)]))
+        return self._args(container, size, self._task_policy(), instance_volume=containers.INSTANCE_VOLUME)
+
+    def _args(
+        self, container: pulumi.Output[str], size: TaskSize, task_policy: pulumi.Output[str], **volumes: str
+    ) -> RayTaskArgs:
+        place = self.location
         return RayTaskArgs(
-            container=known.apply(
-                lambda values: json.dumps([containers.worker(values["common"], head_host=values["head_host"])])
-            ),
+            container=container,
             size=size,
-            task_trust=self._task_trust(),
+            task_trust=policies.assumed_by_tasks(partition=place.partition, region=place.region, account=place.account),
             execution_policy=self._execution_policy(),
-            task_policy=self._task_policy(),
+            task_policy=task_policy,
+            rules=self.rules,
+            **volumes,
         )
 
     def _common(self, size: TaskSize) -> pulumi.Output[ContainerDefaults]:
         known = pulumi.Output.all(image=self.image_uri, log_group=self.logs.name, token_arn=self.token_parameter_arn)
-        return known.apply(lambda values: ContainerDefaults(region=self.location.region, size=size, **values))
+        return known.apply(
+            lambda values: ContainerDefaults(
+                region=self.location.region, size=size, registry_secret_arn=self.registry_secret_arn, **values
+            )
+        )
 
     def _execution_policy(self) -> pulumi.Output[str]:
-        return pulumi.Output.all(
+        known = pulumi.Output.all(
             image_uri=self.image_uri, log_group_arn=self.logs.arn, token_arn=self.token_parameter_arn
-        ).apply(lambda inputs: json.dumps(policies.execution(partition=self.location.partition, **inputs)))
+        )
+        return known.apply(
+            lambda inputs: json.dumps(
+                policies.execution(
+                    partition=self.location.partition,
+                    registry_secret_arn=self.registry_secret_arn,
+                    kms_key_arn=self.rules.kms_key_arn,
+                    **inputs,
+                )
+            )
+        )
 
-    def _task_trust(self) -> policies.Policy:
-        place = self.location
-        return policies.assumed_by_tasks(partition=place.partition, region=place.region, account=place.account)
-
-    def _task_policy(self, **given: pulumi.Input[str]) -> pulumi.Output[str]:
+    def _task_policy(self, **given: pulumi.Input[str | None]) -> pulumi.Output[str]:
         return pulumi.Output.all(bucket_arn=self.bucket.arn, **given).apply(
             lambda inputs: json.dumps(
-                policies.training(partition=self.location.partition, data_buckets=self.data_buckets, **inputs)
+                policies.training(
+                    partition=self.location.partition,
+                    data_buckets=self.data_buckets,
+                    kms_key_arn=self.rules.kms_key_arn,
+                    **inputs,
+                )
             )
         )

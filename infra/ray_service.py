@@ -23,6 +23,7 @@ class RayServiceArgs:
 
     cluster: ResourceRef
     network: NetworkRef
+    zones: Sequence[str]
     task_definition_arn: pulumi.Input[str]
     capacity_provider: pulumi.Input[str]
     count: int
@@ -51,7 +52,7 @@ class RayService(pulumi.ComponentResource):
                 aws.ecs.ServiceCapacityProviderStrategyArgs(capacity_provider=args.capacity_provider, weight=1)
             ],
             network_configuration=aws.ecs.ServiceNetworkConfigurationArgs(
-                subnets=[args.network.subnet_id],
+                subnets=[args.network.subnets[zone] for zone in args.zones],
                 security_groups=[args.network.security_group_id],
                 assign_public_ip=False,
             ),

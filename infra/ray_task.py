@@ -11,20 +11,28 @@ from infra.definitions import policies
 from infra.definitions.containers import TASK_VOLUMES
 from infra.definitions.policies import Policy
 from infra.definitions.sizing import TaskSize
+from infra.definitions.user_data import INSTANCE_DIR
+from infra.references import AccountRules
 from infra.roles import make_role
 from infra.tags import tags
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayTaskArgs:
-    """Inputs of RayTask, JSON documents among them; `state_volume` is a volume that the next task finds again."""
+    """Inputs of RayTask, JSON documents among them.
+
+    `state_volume` is a volume that the next task finds again, `instance_volume` the folder in which the instance says
+    what it is.
+    """
 
     container: pulumi.Input[str]
     size: TaskSize
     task_trust: Policy
     execution_policy: pulumi.Input[str]
     task_policy: pulumi.Input[str]
+    rules: AccountRules
     state_volume: str | None = None
+    instance_volume: str | None = None
 
 
 class RayTask(pulumi.ComponentResource):
@@ -36,9 +44,9 @@ class RayTask(pulumi.ComponentResource):
     def __init__(self, name: str, args: RayTaskArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:RayTask", name, None, opts)
         execution_role, execution_policy = self._role(
-            f"{name}-execution", policies.assumed_by("ecs-tasks.amazonaws.com"), args.execution_policy
+            f"{name}-execution", policies.assumed_by("ecs-tasks.amazonaws.com"), args.execution_policy, args.rules
         )
-        task_role, task_policy = self._role(f"{name}-role", args.task_trust, args.task_policy)
+        task_role, task_policy = self._role(f"{name}-role", args.task_trust, args.task_policy, args.rules)
         definition = aws.ecs.TaskDefinition(
             f"{name}-definition",
             family=name,
@@ -53,7 +61,7 @@ class RayTask(pulumi.ComponentResource):
             execution_role_arn=execution_role.arn,
             task_role_arn=task_role.arn,
             container_definitions=args.container,
-            volumes=_volumes(args.state_volume),
+            volumes=_volumes(args),
             tags=tags(f"{name}-definition"),
             opts=pulumi.ResourceOptions(parent=self),
         )
@@ -61,23 +69,27 @@ class RayTask(pulumi.ComponentResource):
         self.role_policies = [execution_policy, task_policy]
         self.register_outputs({"definition_arn": self.definition_arn})
 
-    def _role(self, name: str, trust: Policy, policy: pulumi.Input[str]) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
-        role = make_role(name, trust, parent=self)
+    def _role(
+        self, name: str, trust: Policy, policy: pulumi.Input[str], rules: AccountRules
+    ) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
+        role = make_role(name, trust, rules, parent=self)
         inline = aws.iam.RolePolicy(
             f"{name}-policy", role=role.name, policy=policy, opts=pulumi.ResourceOptions(parent=self)
         )
         return role, inline
 
 
-def _volumes(state_volume: str | None) -> list[aws.ecs.TaskDefinitionVolumeArgs]:
-    """Those that go with the task, and the one that stays on the instance's disk for the next task, and goes with it.
+def _volumes(args: RayTaskArgs) -> list[aws.ecs.TaskDefinitionVolumeArgs]:
+    """Those that go with the task, the instance's own folder, and the one that stays on its disk for the next task.
 
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/docker-volumes.html
     """
     volumes = [aws.ecs.TaskDefinitionVolumeArgs(name=volume) for volume in TASK_VOLUMES]
-    if state_volume is None:
-        return volumes
-    shared = aws.ecs.TaskDefinitionVolumeDockerVolumeConfigurationArgs(
-        scope="shared", autoprovision=True, driver="local"
-    )
-    return [*volumes, aws.ecs.TaskDefinitionVolumeArgs(name=state_volume, docker_volume_configuration=shared)]
+    if args.instance_volume:
+        volumes.append(aws.ecs.TaskDefinitionVolumeArgs(name=args.instance_volume, host_path=INSTANCE_DIR))
+    if args.state_volume:
+        shared = aws.ecs.TaskDefinitionVolumeDockerVolumeConfigurationArgs(
+            scope="shared", autoprovision=True, driver="local"
+        )
+        volumes.append(aws.ecs.TaskDefinitionVolumeArgs(name=args.state_volume, docker_volume_configuration=shared))
+    return volumes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pulumi
@@ -11,11 +12,10 @@ from infra.definitions.sizing import InstanceType, TaskSize
 
 @dataclass(frozen=True, kw_only=True)
 class ExistingNetwork:
-    """A VPC that somebody else keeps, and the subnet of it that everything runs in."""
+    """A VPC that somebody else keeps, and its subnets that everything runs in, by their zones."""
 
-    vpc_id: str
-    subnet_id: str
-    zone: str
+    vpc_id: pulumi.Input[str]
+    subnets: Mapping[str, pulumi.Input[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,17 +26,30 @@ class Location:
         partition: AWS's, with which ARNs begin.
         account: The account's ID.
         region: The region.
-        zone: The zone of all instances.
-        zones: The zones that they could move to, this one among them.
+        worker_zones: The zones that the workers may be in, the preferred one first; everything else is in that one.
+        zones: The zones that they could move to, those among them.
         existing: The network that is used, or None where the stack makes one of its own.
     """
 
     partition: str
     account: str
     region: str
-    zone: str
+    worker_zones: tuple[str, ...]
     zones: tuple[str, ...]
     existing: ExistingNetwork | None = None
+
+    @property
+    def zone(self) -> str:
+        """The zone of the head and the helpers."""
+        return self.worker_zones[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """What an instance costs, in USD an hour; None for spot where nobody asked, or AWS would not say."""
+
+    on_demand: float
+    spot: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,35 +57,65 @@ class NodeSpec:
     """One kind of node.
 
     Attributes:
-        key: The configuration key of its instance type, which errors name.
-        instance: The facts of that type.
-        task: What one task takes of it.
+        key: The configuration key of its instance types, which errors name.
+        instances: The facts of the types that it may be, the preferred one first.
+        task: What one task takes of any of them.
         max_count: The most instances of it.
+        zones: The zones that they may be in, the preferred one first.
+        spread: Whether they may be in several zones at a time.
+        spot_count: How many of them are spot instances.
         ami_id: The machine image, or nothing for AWS's newest one for ECS.
-        usd: What one instance costs an hour on demand, or None where AWS would not say.
+        prices: What one instance of each type costs, or None where AWS would not say.
     """
 
     key: str
-    instance: InstanceType
+    instances: tuple[InstanceType, ...]
     task: TaskSize
     max_count: int
+    zones: tuple[str, ...]
+    spread: bool = False
+    spot_count: int = 0
     ami_id: str = ""
-    usd: float | None = None
+    prices: Mapping[str, Price] | None = None
 
     @property
-    def instance_type(self) -> str:
-        """The type's name, such as g5.xlarge."""
-        return self.instance.name
+    def instance_types(self) -> tuple[str, ...]:
+        """The types' names, such as g5.xlarge."""
+        return tuple(each.name for each in self.instances)
 
     @property
-    def vcpus(self) -> int:
-        """The vCPUs of all its instances."""
-        return self.max_count * self.instance.vcpus
+    def on_demand_count(self) -> int:
+        """How many of them are no spot instances."""
+        return self.max_count - self.spot_count
+
+    @property
+    def moves(self) -> bool:
+        """Whether a job that waits for workers may move them on to the next zone."""
+        return len(self.zones) > 1 and not self.spread
+
+    def __str__(self) -> str:
+        on_spot = f" ({self.spot_count} on spot)" if self.spot_count else ""
+        return f"{self.max_count} x {' or '.join(self.instance_types)}{on_spot}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerScale:
-    """How many GPU instances there are, and what changes their number.
+class AccountRules:
+    """What the owners of an account ask of everything in it.
+
+    Attributes:
+        permissions_boundary: ARN of the policy that bounds every role, or nothing.
+        role_path: The IAM path of every role.
+        kms_key_arn: The key that everything stored is encrypted with, or nothing for AWS's own keys.
+    """
+
+    permissions_boundary: str = ""
+    role_path: str = "/"
+    kms_key_arn: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How many workers or helpers there are, and what changes their number.
 
     Attributes:
         min_count: So many are there when no job requests any.
@@ -110,7 +153,7 @@ class Alerts:
 class NetworkRef:
     """Where instances and tasks run; they start after `network` is complete, and are gone before any part of it."""
 
-    subnet_id: pulumi.Output[str]
+    subnets: Mapping[str, pulumi.Input[str]]
     security_group_id: pulumi.Output[str]
     network: pulumi.Resource
 

@@ -20,6 +20,7 @@ class StorageArgs:
     """Inputs of Storage."""
 
     retain: bool
+    kms_key_arn: str = ""
 
 
 class Storage(pulumi.ComponentResource):
@@ -39,7 +40,7 @@ class Storage(pulumi.ComponentResource):
         )
         self.bucket = ResourceRef(name=bucket.bucket, arn=bucket.arn)
         self._keep_private(name, kept)
-        self._encrypt(name, kept)
+        self._encrypt(name, args.kms_key_arn, kept)
         self._expire_unfinished_uploads(name, kept)
         self.register_outputs({"bucket_name": self.bucket.name})
 
@@ -67,15 +68,18 @@ class Storage(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[block])),
         )
 
-    def _encrypt(self, name: str, opts: pulumi.ResourceOptions) -> None:
-        aes256 = aws.s3.BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultArgs(
-            sse_algorithm="AES256"
+    def _encrypt(self, name: str, kms_key_arn: str, opts: pulumi.ResourceOptions) -> None:
+        """By S3's own key, or by one in KMS, which is asked once for the bucket and not for each object."""
+        by_default = aws.s3.BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultArgs(
+            sse_algorithm="aws:kms" if kms_key_arn else "AES256", kms_master_key_id=kms_key_arn or None
         )
         aws.s3.BucketServerSideEncryptionConfiguration(
             f"{name}-encryption",
             bucket=self.bucket.name,
             rules=[
-                aws.s3.BucketServerSideEncryptionConfigurationRuleArgs(apply_server_side_encryption_by_default=aes256)
+                aws.s3.BucketServerSideEncryptionConfigurationRuleArgs(
+                    apply_server_side_encryption_by_default=by_default, bucket_key_enabled=bool(kms_key_arn) or None
+                )
             ],
             opts=opts,
         )

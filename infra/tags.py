@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pulumi
+import pulumi_aws as aws
 
 # The longest of our names, a role's ("-worker-task-execution"), and what Pulumi puts behind it ("-1a2b3c4") leave this
 # much of IAM's 64 characters; S3's 63, and a DNS label's, leave more.
@@ -31,13 +34,12 @@ def stack_tags() -> dict[str, str]:
     return {"project": pulumi.get_project(), "stack": pulumi.get_stack()}
 
 
-def name_prefix(project: str, stack: str) -> str:
-    """What the names of all components begin with, and so those in the account, which Pulumi makes of them.
+def name_prefix(name: str) -> str:
+    """What the names of all of a cluster's components begin with, and so those in the account, made of them by Pulumi.
 
-    It is "project-stack" in the characters that buckets, roles, host names and ECS all take: lower-case letters, digits
-    and hyphens. Where that changes the name, or the name is too long, a hash keeps it apart from its likes.
+    It is the cluster's name in the characters that buckets, roles, host names and ECS all take: lower-case letters,
+    digits and hyphens. Where that changes the name, or the name is too long, a hash keeps it apart from its likes.
     """
-    name = f"{project}-{stack}"
     allowed = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     if allowed.startswith(RESERVED):
         allowed = f"ray-{allowed}"
@@ -50,3 +52,36 @@ def name_prefix(project: str, stack: str) -> str:
 def metrics_namespace(cluster_name: pulumi.Input[str]) -> pulumi.Output[str]:
     """CloudWatch namespace of one cluster's metrics, by which alone a policy can tell them from another's."""
     return pulumi.Output.concat(pulumi.get_project(), "/", cluster_name)
+
+
+def company_tags(given: Mapping[str, str]) -> Callable[[pulumi.ResourceTransformationArgs], Any]:
+    """A transformation of a cluster and all below it: whatever carries tags carries these, too.
+
+    `aws:defaultTags` are added where the AWS provider doesn't: to groups, and to what launch templates start.
+    """
+    defaults = (pulumi.Config("aws").get_object("defaultTags") or {}).get("tags") or {}
+
+    def add(args: pulumi.ResourceTransformationArgs) -> pulumi.ResourceTransformationResult | None:
+        props: dict[str, Any] = dict(args.props)
+        if args.type_ == "aws:autoscaling/group:Group":
+            more = {**defaults, **given}
+            tags = [
+                aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=False)
+                for key, value in more.items()
+            ]
+            changed = {"tags": [*props["tags"], *tags]}
+        elif args.type_ == "aws:ec2/launchTemplate:LaunchTemplate":
+            launched = [
+                aws.ec2.LaunchTemplateTagSpecificationArgs(
+                    resource_type=each.resource_type, tags={**defaults, **given, **each.tags}
+                )
+                for each in props["tag_specifications"]
+            ]
+            changed = {"tag_specifications": launched}
+        elif isinstance(props.get("tags"), dict) and given:
+            changed = {"tags": {**given, **props["tags"]}}
+        else:
+            return None
+        return pulumi.ResourceTransformationResult({**props, **changed}, args.opts)
+
+    return add

@@ -10,7 +10,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.aws import BUCKET, client, environment, moto_server
-from training.run.cost import PARAMETER_VARIABLE
+from training.run.workers_parameter import PARAMETER_VARIABLE
 
 # Folders whose tests take minutes, and the marker that keeps them out of `make test`.
 SLOW = {"containers": "container", "faults": "fault"}
@@ -77,9 +77,16 @@ def s3_client(aws_server: str) -> Any:
 @pytest.fixture(scope="session")
 def price_variables(aws_server: str, aws_variables: dict[str, str]) -> dict[str, str]:
     """The same, with the parameter that says what a worker costs: a dollar a second."""
-    price = json.dumps({"instance_type": "g5.xlarge", "hourly_usd": 3600})
-    client("ssm", aws_server).put_parameter(Name="worker-price", Type="String", Value=price)
-    return {**aws_variables, PARAMETER_VARIABLE: "worker-price"}
+    workers = {
+        "group": "no-group-of-the-tests",
+        "types": ["g5.xlarge"],
+        "zones": [{"zone": "us-east-1a", "subnet_id": "subnet-0123", "placement_group": None}],
+        "spot": False,
+        "spread": False,
+        "prices": {"g5.xlarge": {"on_demand": 3600, "spot": None}},
+    }
+    client("ssm", aws_server).put_parameter(Name="workers", Type="String", Value=json.dumps(workers))
+    return {**aws_variables, PARAMETER_VARIABLE: "workers"}
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ import training
 from infra.definitions import commands, containers
 from infra.definitions.policies import RUNS_PREFIX
 from infra.definitions.sizing import TaskSize
-from raynode import jobs, ports, state, worker
+from raynode import instance, jobs, ports, state, worker
 from raynode.errors import StartError
 from tests.containers import cluster
 from training import job
@@ -28,7 +28,7 @@ from training.recipes.images.config import ImageConfig
 ROOT = Path(__file__).parents[1]
 SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=1)
 COMMON = containers.ContainerDefaults(image="i", log_group="l", region="us-west-2", token_arn="arn", size=SIZE)
-HEAD = containers.head(COMMON, bucket="bucket", metrics_namespace="ray-on-ecs/dev", price_parameter="worker-price")
+HEAD = containers.head(COMMON, bucket="bucket", metrics_namespace="ray-on-ecs/dev", workers_parameter="worker-facts")
 WORKER = containers.worker(COMMON, head_host="head.internal")
 # What the containers on a laptop and those of tests/containers have: no GPU, and room for three of them.
 LOCAL = dataclasses.replace(COMMON, region="us-east-1", size=cluster.SIZE)
@@ -62,12 +62,17 @@ def test_the_user_and_the_volumes_are_those_of_the_image(container: containers.C
     assert f"--uid {container['user'].partition(':')[0]} " in dockerfile, "the volumes would have another owner"
     declared = re.search(r"^VOLUME (.*)$", dockerfile, flags=re.MULTILINE)
     assert declared is not None
-    mounted = [mount["containerPath"] for mount in container["mountPoints"] if not kept(mount)]
+    mounted = [mount["containerPath"] for mount in own_mounts(container) if not kept(mount)]
     assert mounted == json.loads(declared[1]), "ECS would give root a volume that the image doesn't declare"
-    for mount in filter(kept, container["mountPoints"]):
+    for mount in filter(kept, own_mounts(container)):
         assert f"install --directory --owner=ray --group=ray {mount['containerPath']}\n" in dockerfile, (
             "the head could not write its state"
         )
+
+
+def own_mounts(container: containers.Container) -> list[dict[str, Any]]:
+    """The volumes that it writes to; what else it has is the instance's."""
+    return [mount for mount in container["mountPoints"] if not mount.get("readOnly")]
 
 
 def kept(mount: dict[str, str]) -> bool:
@@ -101,7 +106,7 @@ def test_the_training_defaults_of_the_head_are_settings_of_the_job() -> None:
 
 
 def test_workers_are_told_the_head_by_the_variable_that_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    [name] = set(variables(WORKER)) - set(variables(HEAD))
+    [name] = set(variables(WORKER)) - set(variables(HEAD)) - {instance.VARIABLE}
     monkeypatch.delenv(name, raising=False)
     with pytest.raises(StartError, match=f"{name} is not set"):
         worker.start()
@@ -124,8 +129,8 @@ def test_the_train_command_runs_the_job_of_this_repository() -> None:
     assert parse(ImageConfig, found[3].split(), {}).num_workers == 8, "a worker on each GPU of the stack"
 
 
-# The task definition's alone: names, the one container, the log driver, and GPUs, which a laptop has none of.
-NOT_COMPOSE = {"name", "essential", "image", "secrets", "logConfiguration", "resourceRequirements"}
+# The stack's alone: names, the one container, the log driver, what an instance says, and GPUs.
+NOT_COMPOSE = {"INSTANCE_FILE", "name", "essential", "image", "secrets", "logConfiguration", "resourceRequirements"}
 COMPOSED = {
     "command", "environment", "healthCheck", "linuxParameters", "memory", "mountPoints", "readonlyRootFilesystem",
     "stopTimeout", "ulimits", "user",
@@ -147,7 +152,7 @@ def as_compose(container: containers.Container) -> dict[str, Any]:
         "cap_drop": linux["capabilities"]["drop"],
         "volumes": [
             f"{mount['sourceVolume']}:{mount['containerPath']}" if kept(mount) else mount["containerPath"]
-            for mount in container["mountPoints"]
+            for mount in own_mounts(container)
         ],
         "mem_limit": f"{container['memory']}m",
         "shm_size": f"{linux['sharedMemorySize']}m",
@@ -160,7 +165,7 @@ def as_compose(container: containers.Container) -> dict[str, Any]:
             "retries": health["retries"],
             **{name: f"{value}s" for name, value in seconds.items()},
         },
-        "environment": variables(container),
+        "environment": {name: value for name, value in variables(container).items() if name not in NOT_COMPOSE},
     }
 
 
@@ -170,7 +175,7 @@ def as_compose(container: containers.Container) -> dict[str, Any]:
         (
             "head",
             containers.head(
-                LOCAL, bucket="training", metrics_namespace="ray-on-ecs/laptop", price_parameter="worker-price"
+                LOCAL, bucket="training", metrics_namespace="ray-on-ecs/laptop", workers_parameter="worker-facts"
             ),
         ),
         ("worker", containers.worker(LOCAL, head_host="head")),

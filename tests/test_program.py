@@ -13,11 +13,12 @@ import pulumi
 import pytest
 
 from infra.config import docker
-from infra.definitions.policies import ECS_AGENT_POLICY, SESSION_MANAGER, WILDCARD_ACTIONS
+from infra.definitions.policies import ECS_AGENT_POLICY, LOOK_AT_GROUPS, MOVE_GROUP, SESSION_MANAGER, WILDCARD_ACTIONS
 from infra.tags import name_prefix
-from tests.infra.fake_aws import ACCOUNT, DIGEST, REGION, REGISTRY, SECRET, Cloud, Registered
+from tests.infra.fake_aws import ACCOUNT, DIGEST, PROJECT, REGION, REGISTRY, SECRET, STACK, Cloud, Registered
 
 ROOT = Path(__file__).parents[1]
+CLUSTER = f"{PROJECT}-{STACK}"
 EXPORTS = {
     "bucket",
     "head_instance_id",
@@ -32,11 +33,29 @@ EXPORTS = {
     "token_command",
 }
 SERVICES = ["ray-head-service", "ray-workers-service"]
-HEAD_TASK, WORKER_TASK = "head-task-definition", "worker-task-definition"
+HEAD_TASK, WORKER_TASK, HELPER_TASK = (f"{kind}-task-definition" for kind in ("head", "worker", "helper"))
 TASK_OF = dict(zip(SERVICES, (HEAD_TASK, WORKER_TASK), strict=True))
 GROUPS = ["head-group", "workers-group"]
+ALL_GROUPS = [*GROUPS, "helpers-group"]
 SCALERS = ["short", "unused", "idle"]
-EVERYTHING = {"minWorkers": "0", "maxWorkers": "4", "idleTimeoutMinutes": "60", "alertEmail": "team@example.com"}
+KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1a2b"
+EVERYTHING = {
+    "workerInstanceType": "g5.xlarge,g6.xlarge",
+    "availabilityZone": "us-west-2c,us-west-2a",
+    "minWorkers": "0",
+    "maxWorkers": "4",
+    "spot": "true",
+    "onDemandWorkers": "1",
+    "helperCount": "1",
+    "maxHelpers": "3",
+    "idleTimeoutMinutes": "60",
+    "alertEmail": "team@example.com",
+    "natGateway": "false",
+    "tags": "team=vision,cost-center=42",
+    "permissionsBoundary": f"arn:aws:iam::{ACCOUNT}:policy/boundary",
+    "rolePath": "/teams/ml/",
+    "kmsKeyArn": KEY,
+}
 READY_IMAGE = f"public.example/ray@{DIGEST}"
 
 
@@ -85,7 +104,7 @@ def takes_tags(resource_type: str) -> bool:
 
 def test_the_table_of_contents_stays_one() -> None:
     lines = (ROOT / "__main__.py").read_text().splitlines()
-    assert len(lines) < 125, "what does not fit on a page belongs into a component"
+    assert len(lines) < 40, "what does not fit on a page belongs into a component"
 
 
 def test_everything_is_exported(stack: Cloud) -> None:
@@ -117,16 +136,17 @@ def test_every_component_is_at_the_top_and_everything_else_in_one(stack: Cloud) 
     components = {name for name, made in stack.resources.items() if made.type.startswith("ray-on-ecs:")}
     assert components == {
         *("network", "storage", "image", "auth", "discovery", "ray", "head", "workers", "ray-head", "ray-workers"),
-        *("head-task", "worker-task", "monitoring", "worker-price"),
+        *("head-task", "worker-task", "monitoring", "worker-facts", CLUSTER),
     }, "these are the architecture"
     for name, made in stack.resources.items():
-        expected = {"ray-on-ecs-dev"} if name in components else components
+        parents = {CLUSTER} if name in components else components - {CLUSTER}
+        expected = {f"{PROJECT}-{STACK}"} if name == CLUSTER else parents
         assert made.parent in expected, f"{name} stands outside of the component that owns it"
 
 
 def test_every_child_is_named_after_its_component(everything: Cloud) -> None:
     for name, made in everything.resources.items():
-        if not made.type.startswith("ray-on-ecs:"):
+        if not made.type.startswith("ray-on-ecs:"):  # a component
             assert name.startswith(f"{made.parent}-"), f"{name} does not say where it belongs"
 
 
@@ -138,8 +158,10 @@ RANDOM_END = "-1a2b3c4"
 @pytest.mark.parametrize("name", ["dev", "Team_A.Exp", "a" * 100])
 def test_every_name_says_whose_it_is_and_fits(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     cloud = deploy(monkeypatch, EVERYTHING, stack=name)
-    prefix = name_prefix("ray-on-ecs", name)
+    prefix = name_prefix(f"ray-on-ecs-{name}")
     for made in cloud.resources.values():
+        if made.type == "ray-on-ecs:index:RayCluster":
+            continue
         assert made.name.startswith(f"{prefix}-"), f"{made.name} tells nobody whose it is"
         assert re.fullmatch(r"[a-z0-9-]+", made.name), f"{made.name} is no name for all services"
         longest = LONGEST.get(made.type, 128)
@@ -148,11 +170,11 @@ def test_every_name_says_whose_it_is_and_fits(monkeypatch: pytest.MonkeyPatch, n
 
 
 # Settings of something that carries the tags itself, and free of charge.
-UNTAGGED = {"scaling-target", "monitoring-budget"}
+UNTAGGED = {"scaling-target", "helper-scaling-target", "monitoring-budget"}
 
 
 def test_everything_that_takes_tags_has_them(everything: Cloud) -> None:
-    wanted = {"project": "ray-on-ecs", "stack": "dev"}
+    wanted = {"project": "ray-on-ecs", "stack": "dev", "team": "vision", "cost-center": "42"}
     checked = 0
     for name, made in everything.resources.items():
         if not made.type.startswith(("aws:", "awsx:")) or not (takes_tags(made.type) or "tags" in made.inputs):
@@ -160,7 +182,8 @@ def test_everything_that_takes_tags_has_them(everything: Cloud) -> None:
         if name in UNTAGGED:
             continue
         if made.type == "aws:ec2/launchTemplate:LaunchTemplate":
-            assert made.inputs["tagSpecifications"], "it tags what it launches"
+            for launched in made.inputs["tagSpecifications"]:
+                assert wanted.items() <= launched["tags"].items(), "a company's rules refuse the launch"
             continue
         tags = made.inputs.get("tags")
         assert tags, f"{name} carries no tags, and cost reports miss it"
@@ -201,11 +224,11 @@ EDGES = {
     ("ray-capacity-providers", "ray-cluster"): "ECS refuses to delete a cluster's providers before they are taken off",
     **{
         (group, f"{group.removesuffix('-group')}-instance-ecs"): "an instance without its rights joins no cluster"
-        for group in GROUPS
+        for group in ALL_GROUPS
     },
     **{
         (group, needed): why
-        for group in GROUPS
+        for group in ALL_GROUPS
         for needed, why in {
             "ray-cluster": "ECS refuses to delete a cluster that still has instances",
             "network-vpc": "an instance without a route joins no cluster, and `up` waits in vain",
@@ -276,7 +299,7 @@ PARTS = {
 
 def test_no_role_has_a_wildcard_without_a_written_reason(everything: Cloud) -> None:
     inline = everything.of_type("aws:iam/rolePolicy:RolePolicy")
-    assert len(inline) == 6, "execution, task and instance roles of head and workers"
+    assert len(inline) == 9, "execution, task and instance roles of head, workers and helpers"
     for policy in inline:
         for statement in statements(policy.inputs["policy"]):
             assert "NotAction" not in statement, f"{policy.name} allows what it does not name"
@@ -295,9 +318,10 @@ def test_no_role_has_a_wildcard_without_a_written_reason(everything: Cloud) -> N
 def test_what_reaches_everything_is_held_by_a_condition_or_reads_nothing(everything: Cloud) -> None:
     policies = everything.of_type("aws:iam/rolePolicy:RolePolicy")
     wide = [each for made in policies for each in statements(made.inputs["policy"]) if each["Resource"] == "*"]
-    assert len(wide) == 5, "two execution roles pull from ECR, two instances are reached, the head publishes"
+    assert len(wide) == 8, "three roles pull from ECR, three instances are reached, the head publishes and looks"
+    harmless = (["ecr:GetAuthorizationToken"], list(SESSION_MANAGER), list(LOOK_AT_GROUPS))
     for statement in wide:
-        if statement["Action"] not in (["ecr:GetAuthorizationToken"], list(SESSION_MANAGER)):
+        if statement["Action"] not in harmless:
             assert statement["Condition"] == {
                 "StringEquals": {"cloudwatch:namespace": "ray-on-ecs/ray-on-ecs-dev-ray-c0ffee"}
             }
@@ -307,15 +331,17 @@ def test_the_ecs_agent_alone_has_a_policy_of_aws(everything: Cloud) -> None:
     attached = [each.inputs for each in everything.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")]
     assert {each["policyArn"] for each in attached} == {f"arn:aws:iam::aws:{ECS_AGENT_POLICY}"}
     roles = {each["role"] for each in attached}
-    assert roles == {f"ray-on-ecs-dev-{kind}-instance-role" for kind in ("head", "workers")}, (
+    assert roles == {f"ray-on-ecs-dev-{kind}-instance-role" for kind in ("head", "workers", "helpers")}, (
         "a task has its own policies alone"
     )
 
 
 def test_each_role_is_for_one_service(everything: Cloud) -> None:
     roles = everything.of_type("aws:iam/role:Role")
-    assert len(roles) == 6, "instances, execution and tasks, apart for head and workers"
+    assert len(roles) == 9, "instances, execution and tasks, apart for head, workers and helpers"
     for role in roles:
+        assert role.inputs["permissionsBoundary"] == EVERYTHING["permissionsBoundary"], "the company's rules refuse it"
+        assert role.inputs["path"] == "/teams/ml/"
         (statement,) = statements(role.inputs["assumeRolePolicy"])
         service = "ec2.amazonaws.com" if "instance" in role.name else "ecs-tasks.amazonaws.com"
         condition = statement.pop("Condition", None)
@@ -328,9 +354,9 @@ def test_each_role_is_for_one_service(everything: Cloud) -> None:
 
 
 def templates(cloud: Cloud) -> list[Registered]:
-    """What the instances of head and workers are launched from."""
+    """What the instances of head, workers and helpers are launched from."""
     found = cloud.of_type("aws:ec2/launchTemplate:LaunchTemplate")
-    assert len(found) == 2
+    assert len(found) == 3
     return found
 
 
@@ -465,7 +491,9 @@ def test_another_partition_is_named_in_every_arn(monkeypatch: pytest.MonkeyPatch
 def test_a_move_replaces_nothing_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = (deploy(monkeypatch, {"availabilityZone": f"us-west-2{letter}"}) for letter in "ab")
     moved = {name for name, made in here.resources.items() if made.inputs != there.resources[name].inputs}
-    assert moved == {*GROUPS, *SERVICES, "network-security-group"}, "the rest would end what runs, or refuse to go"
+    assert moved == {*GROUPS, *SERVICES, "network-security-group", "worker-facts-parameter"}, (
+        "the rest would end what runs, or refuse to go"
+    )
 
 
 def test_a_zone_that_is_asked_for_holds_everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -531,3 +559,61 @@ def test_what_cannot_work_is_refused_before_anything_exists(
     with pytest.raises(pulumi.RunError, match=f"^{key}: "):
         cloud.run(lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__"))
     assert cloud.resources == {}, "half a stack would be left to clean up"
+
+
+# Where each kind of thing says which key it is encrypted with.
+ENCRYPTED = {
+    "aws:cloudwatch/logGroup:LogGroup": "kmsKeyId",
+    "aws:ssm/parameter:Parameter": "keyId",
+    "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration": "rules",
+    "aws:ecr/repository:Repository": "encryptionConfigurations",
+    "aws:ec2/launchTemplate:LaunchTemplate": "blockDeviceMappings",
+    "aws:kms/grant:Grant": "keyId",
+}
+
+
+def test_a_key_of_ones_own_encrypts_all_that_is_kept(everything: Cloud) -> None:
+    checked = [made for made in everything.resources.values() if made.type in ENCRYPTED]
+    for made in checked:
+        if made.inputs.get("type") != "String":  # the facts of the workers are no secret
+            assert KEY in json.dumps(made.inputs[ENCRYPTED[made.type]]), f"{made.name} has another key"
+    assert {made.type for made in checked} == ENCRYPTED.keys(), "nothing was checked"
+    for task in (HEAD_TASK, WORKER_TASK, HELPER_TASK):
+        kind = task.removesuffix("-definition")
+        for role in ("execution", "role"):
+            document = everything.resources[f"{kind}-{role}-policy"].inputs["policy"]
+            assert KEY in document, f"{kind}'s {role} can't use it"
+
+
+def test_helpers_are_workers_without_gpus(everything: Cloud) -> None:
+    helper, worker = container(everything, HELPER_TASK), container(everything, WORKER_TASK)
+    assert helper["command"][:3] == ["ray-worker", "--num-cpus=8", "--num-gpus=0"], "all CPUs of a c6i.2xlarge"
+    label = {"RAY_NODE_TYPE_NAME": "helpers"}
+    assert environment(everything, HELPER_TASK) == {**environment(everything, WORKER_TASK), **label}
+    assert helper["image"] == worker["image"]
+    assert environment(everything, HEAD_TASK)["HELPERS"] == "true"
+    group = everything.resources["helpers-group"].inputs
+    assert (group["minSize"], group["maxSize"]) == (0, 3), "ECS starts them for their tasks"
+    assert everything.resources["helper-scaling-target"].inputs["maxCapacity"] == 3
+    association = everything.resources["ray-capacity-providers"].inputs["capacityProviders"]
+    assert "ray-on-ecs-dev-helpers-capacity-provider" in association
+
+
+def test_workers_may_go_where_the_head_is_not(everything: Cloud) -> None:
+    def subnets(name: str) -> list[str]:
+        return everything.resources[name].inputs["networkConfiguration"]["subnets"]
+
+    here, there = "subnet-private-us-west-2c", "subnet-private-us-west-2a"
+    assert subnets("ray-workers-service") == [here, there], "ECS would not place their tasks after a move"
+    assert subnets("ray-head-service") == subnets("ray-helpers-service") == [here]
+    facts = json.loads(everything.resources["worker-facts-parameter"].inputs["value"]["value"])
+    assert [each["subnet_id"] for each in facts["zones"]] == [here, there]
+    policy = everything.resources["head-task-role-policy"].inputs["policy"]
+    moved = [each for each in statements(policy) if each["Action"] == list(MOVE_GROUP)]
+    assert [each["Resource"].endswith(":ray-on-ecs-dev-workers-group") for each in moved] == [True]
+
+
+def test_without_options_nobody_moves_workers(stack: Cloud) -> None:
+    assert "autoscaling:UpdateAutoScalingGroup" not in stack.resources["head-task-role-policy"].inputs["policy"]
+    assert "HELPERS" not in environment(stack, HEAD_TASK)
+    assert not [name for name in stack.resources if "helper" in name]

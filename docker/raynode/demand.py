@@ -1,13 +1,13 @@
-"""The GPUs that the cluster has and needs, read from Ray; the stack scales its workers by them.
+"""The GPUs and CPUs that the cluster has and needs, read from Ray; the stack scales its workers and helpers by them.
 
-Everything is counted in GPUs: the head offers neither CPUs nor GPUs, and each worker offers both.
+Workers are counted in GPUs and helpers in CPUs: the head offers neither, a worker both, and a helper CPUs alone.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,44 +15,59 @@ if TYPE_CHECKING:
     from ray.autoscaler.v2.schema import ResourceDemand
 
 TIMEOUT_SECONDS = 10
+# Resources by their names in Ray.
+Resources = Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuDemand:
+class Demand:
     """The resources of the cluster and the demand for them, each a number of GPUs or CPUs.
 
     Attributes:
         gpus: GPUs of all nodes.
         gpus_used: GPUs that run work, or that a placement group reserves.
-        cpus_used: CPUs that run work, or that a placement group reserves.
         gpus_waiting: GPUs of all pending tasks, actors and placement groups.
-        cpus_waiting: CPUs of all pending tasks, actors and placement groups.
-        gpus_requested: GPUs that a program requests whatever is pending: `ray.autoscaler.sdk.request_resources`.
+        gpus_requested: GPUs that a program requests whatever is pending: `ray.autoscaler.sdk.request_resources`. Ray
+            Data does so, too, for pipelines that keep most of the cluster busy.
+        worker_cpus_used: CPUs of nodes with GPUs, used in the same way.
+        helper_cpus: CPUs of all other nodes.
+        helper_cpus_used: Those of them that are used.
+        cpus_waiting: CPUs of all that is pending and needs no GPU, each bundle of a placement group by itself.
+        cpus_requested: CPUs that a program requests in bundles without a GPU. Ray Data requests a multiple of all CPUs,
+            those of the workers included.
+        has_helpers: Whether the stack can have helpers.
     """
 
     gpus: float = 0
     gpus_used: float = 0
-    cpus_used: float = 0
     gpus_waiting: float = 0
-    cpus_waiting: float = 0
     gpus_requested: float = 0
+    worker_cpus_used: float = 0
+    helper_cpus: float = 0
+    helper_cpus_used: float = 0
+    cpus_waiting: float = 0
+    cpus_requested: float = 0
+    has_helpers: bool = False
 
     @property
     def gpus_needed(self) -> int:
         """The number of GPUs that the cluster should have.
 
-        ECS can't be told which worker to stop. So while any CPU or GPU is in use no worker may be stopped, because it
-        could be the one that works; all idle workers may be stopped when nothing is in use. Work that waits for CPUs
-        alone needs a worker if there is none, and then counts as one GPU.
+        Where there can be no helpers, work that waits for CPUs alone needs a worker if there is none, and then counts
+        as one GPU.
         """
-        waiting = self.gpus_waiting or float(self.cpus_waiting > 0 and not self.gpus)
-        in_use = self.gpus_used > 0 or self.cpus_used > 0
-        needed = max(self.gpus, self.gpus_used + waiting) if in_use else waiting
-        # Ray counts in ten-thousandths; a smaller remainder is a rounding error of the sum.
-        return math.ceil(round(max(needed, self.gpus_requested), 4))
+        for_cpus = float(self.cpus_waiting > 0 and not self.gpus and not self.has_helpers)
+        in_use = self.gpus_used > 0 or self.worker_cpus_used > 0
+        return _needed(self.gpus, self.gpus_used, self.gpus_waiting or for_cpus, self.gpus_requested, in_use=in_use)
+
+    @property
+    def helper_cpus_needed(self) -> int:
+        """The number of CPUs that the helpers should have."""
+        used = self.helper_cpus_used
+        return _needed(self.helper_cpus, used, self.cpus_waiting, self.cpus_requested, in_use=used > 0)
 
 
-def read(gcs_address: str) -> GpuDemand:
+def read(gcs_address: str, *, has_helpers: bool) -> Demand:
     """Read the present demand from the GCS at `gcs_address`, `host:port`.
 
     Raises:
@@ -63,23 +78,48 @@ def read(gcs_address: str) -> GpuDemand:
     from ray.autoscaler.v2 import sdk
 
     # Without an autoscaler, request_resources leaves its bundles under this key, and the status doesn't show them.
-    requested = sdk.GcsClient(gcs_address).internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL, timeout=TIMEOUT_SECONDS)
+    left = sdk.GcsClient(gcs_address).internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL, timeout=TIMEOUT_SECONDS)
     status = sdk.get_cluster_status(gcs_address, timeout=TIMEOUT_SECONDS)
     demands = status.resource_demands
-    usage = {each.resource_name: each for each in status.cluster_resource_usage}
-    waiting = [*demands.ray_task_actor_demand, *demands.placement_group_demand]
-    return GpuDemand(
-        gpus=usage["GPU"].total if "GPU" in usage else 0,
-        gpus_used=usage["GPU"].used if "GPU" in usage else 0,
-        cpus_used=usage["CPU"].used if "CPU" in usage else 0,
+    waiting = _bundles([*demands.ray_task_actor_demand, *demands.placement_group_demand])
+    requested = [*json.loads(left or "[]"), *_bundles(demands.cluster_constraint_demand)]
+    nodes = [*status.active_nodes, *status.idle_nodes]
+    workers = [node for node in nodes if node.total_resources().get("GPU")]
+    helpers = [node for node in nodes if not node.total_resources().get("GPU")]
+    return Demand(
+        gpus=_sum("GPU", (node.total_resources() for node in workers)),
+        gpus_used=_sum("GPU", (node.used_resources() for node in workers)),
         gpus_waiting=_sum("GPU", waiting),
-        cpus_waiting=_sum("CPU", waiting),
-        gpus_requested=max(
-            _sum("GPU", demands.cluster_constraint_demand),
-            sum(bundle.get("GPU", 0) for bundle in json.loads(requested or "[]")),
-        ),
+        gpus_requested=_sum("GPU", requested),
+        worker_cpus_used=_sum("CPU", (node.used_resources() for node in workers)),
+        helper_cpus=_sum("CPU", (node.total_resources() for node in helpers)),
+        helper_cpus_used=_sum("CPU", (node.used_resources() for node in helpers)),
+        cpus_waiting=_sum("CPU", _without_gpus(waiting)),
+        cpus_requested=_sum("CPU", _without_gpus(requested)),
+        has_helpers=has_helpers,
     )
 
 
-def _sum(kind: str, demands: Iterable[ResourceDemand]) -> float:
-    return sum(each.bundle.get(kind, 0) * each.count for demand in demands for each in demand.bundles_by_count)
+def _needed(there: float, used: float, waiting: float, requested: float, *, in_use: bool) -> int:
+    """Return how many GPUs or CPUs of a kind of node are needed.
+
+    ECS can't be told which node to stop. So while any is in use none may be stopped, because it could be the one that
+    works; all idle ones may be stopped when nothing is in use.
+    """
+    needed = max(there, used + waiting) if in_use else waiting
+    # Ray counts in ten-thousandths; a smaller remainder is a rounding error of the sum.
+    return math.ceil(round(max(needed, requested), 4))
+
+
+def _bundles(demands: Iterable[ResourceDemand]) -> list[Resources]:
+    """Return what is asked for, all bundles of one shape as one."""
+    shapes = [each for demand in demands for each in demand.bundles_by_count]
+    return [{name: amount * shape.count for name, amount in shape.bundle.items()} for shape in shapes]
+
+
+def _without_gpus(bundles: Iterable[Resources]) -> list[Resources]:
+    return [bundle for bundle in bundles if not bundle.get("GPU")]
+
+
+def _sum(name: str, resources: Iterable[Resources]) -> float:
+    return sum(each.get(name, 0) for each in resources)

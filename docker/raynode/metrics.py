@@ -1,8 +1,8 @@
 """Publish to CloudWatch once per minute what the cluster has and what it needs, from a thread of the head.
 
 The thread runs if CLOUDWATCH_NAMESPACE names a namespace. Each stack has its own namespace, so no metric has a
-dimension. The stack starts and stops workers by these metrics. A failure is a line in the log and does not harm the
-head.
+dimension. The stack starts and stops workers and helpers by these metrics. A failure is a line in the log and does not
+harm the head.
 """
 
 import os
@@ -17,6 +17,8 @@ from typing import Any
 from raynode import address, api, demand, health, ports
 
 NAMESPACE = "CLOUDWATCH_NAMESPACE"
+# true if the stack can have CPU helpers, also while it has none.
+HELPERS = "HELPERS"
 PUBLISH_SECONDS = 60.0
 CONNECT_SECONDS = 5
 READ_SECONDS = 10
@@ -55,11 +57,13 @@ def publish(namespace: str) -> None:
     """
     for url in health.urls("head"):  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
         api.get(url)
-    found = demand.read(f"{address.default_address()}:{ports.GCS}")
-    # The metrics that scale the workers go first, so that they don't depend on those of the GPUs. RunProgress=0 is a
-    # baseline: alarms take the maximum, so a run's own value wins; without a run the metric reads 0 instead of being
-    # missing.
+    found = demand.read(f"{address.default_address()}:{ports.GCS}", has_helpers=os.environ.get(HELPERS) == "true")
+    # The metrics that scale workers and helpers go first, so that they don't depend on those of the GPUs. RunProgress=0
+    # is a baseline: alarms take the maximum, so a run's own value wins; without a run the metric reads 0 instead of
+    # being missing.
     counts = {"GPUs": found.gpus, "GPUsRequested": found.gpus_needed, "RunProgress": 0}
+    if found.has_helpers:
+        counts |= {"CPUs": found.helper_cpus, "CPUsRequested": found.helper_cpus_needed}
     _put(namespace, [_datum(name, "Count", [value]) for name, value in counts.items()])
     _put(namespace, utilization(api.get(f"http://127.0.0.1:{ports.DASHBOARD}/nodes?view=summary")))
 

@@ -5,17 +5,31 @@ The keys, their defaults and what they mean stand in Pulumi.yaml. Components imp
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import pulumi
 
 from infra.config.plan import Plan, make_plan
 from infra.config.settings import Settings
 from infra.errors import SettingError
+from infra.references import ExistingNetwork
+
+T = TypeVar("T")
 
 
-def load() -> tuple[Settings, Plan]:
-    """Read the stack's configuration, ask AWS about it, and end the program with one line if it cannot work."""
+def load() -> Settings:
+    """Read the stack's configuration, and end the program with one line if it cannot work."""
+    return _in_one_line(Settings.load)
+
+
+def plan(settings: Settings, prefix: str, network: ExistingNetwork | None = None) -> Plan:
+    """Ask AWS about settings, as make_plan does, and end the program with one line if they cannot work."""
+    return _in_one_line(lambda: make_plan(settings, prefix, network))
+
+
+def _in_one_line(work: Callable[[], T]) -> T:
     try:
-        settings = Settings.load()
-        return settings, make_plan(settings)
+        return work()
     except SettingError as error:
         raise pulumi.RunError(str(error)) from error

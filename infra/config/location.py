@@ -45,36 +45,39 @@ class Caller:
     partition: str
 
 
-def locate(settings: Settings, caller: Caller, at_present: Remembered | None) -> Location:
+def locate(
+    settings: Settings, caller: Caller, at_present: Remembered | None, given: ExistingNetwork | None
+) -> Location:
     """Ask AWS where the stack can run.
 
     Args:
         settings: The settings.
         caller: Who asks.
         at_present: Where it is up, or None.
+        given: A network that the same program makes, which nobody can be asked about yet.
 
     Raises:
         SettingError: It can't run where it is told to, or can't move there.
         RunError: AWS can't be asked.
     """
-    if at_present:
+    if at_present and not given:
         _check_network_stays(settings, at_present)
     region = caller.region
-    existing = get_existing_network(settings.vpc_id, settings.subnet_id, region) if settings.vpc_id else None
-    remembered = at_present.zone if at_present else ""
-    given = existing.zone if existing else settings.availability_zone or remembered
-    offered = offerings(settings, region, given)
-    zones = tuple(common_zones(settings, offered, region) if offered else [given])
+    existing = given or (get_existing_network(settings, region) if settings.vpc_id else None)
+    remembered = (at_present.zone,) if at_present else ()
+    wanted = (tuple(existing.subnets) if existing else settings.availability_zones) or remembered
+    offered = offerings(settings, region, wanted)
+    zones = tuple(common_zones(settings, offered, region)) if offered else wanted
     if existing:
-        _check_subnets_zone(settings, existing, zones)
-        return Location(**vars(caller), zone=existing.zone, zones=zones, existing=existing)
+        _check_subnets_zones(settings, existing, zones)
+        return Location(**vars(caller), worker_zones=wanted, zones=zones, existing=existing)
     with_subnets = at_present.zones if at_present else zones
-    zone = choose_zone(settings, [each for each in with_subnets if each in zones], at_present)
-    return Location(**vars(caller), zone=zone, zones=with_subnets)
+    chosen = choose_zones(settings, [each for each in with_subnets if each in zones], at_present, offered)
+    return Location(**vars(caller), worker_zones=chosen, zones=with_subnets)
 
 
-def remember() -> Remembered | None:
-    """Ask EC2 for the stack's security group, whose tags say where the stack is.
+def remember(prefix: str) -> Remembered | None:
+    """Ask EC2 for the security group of the cluster whose names begin with `prefix`: its tags say where that is.
 
     Returns:
         Where it is, or None where it is not up.
@@ -88,7 +91,7 @@ def remember() -> Remembered | None:
     except Exception as error:
         what = f"AWS can't be asked whether the stack is up (ec2:DescribeSecurityGroups: {error_reason(error)})"
         raise pulumi.RunError(f"aws:region: {what}; let the caller ask, or try again") from error
-    groups = [each for each in groups if each.tags.get("Name", "").endswith(SECURITY_GROUP)]
+    groups = [each for each in groups if each.tags.get("Name") == f"{prefix}-network-{SECURITY_GROUP}"]
     name = f"{pulumi.get_project()}, {pulumi.get_stack()}"
     if len(groups) > 1:
         which = " and ".join(f"{each.id} in {each.vpc_id}" for each in groups)
@@ -140,21 +143,21 @@ def ask_caller() -> Caller:
         raise pulumi.RunError(f"aws:region: AWS can't be asked ({error_reason(error)}); {hint}") from error
 
 
-def offerings(settings: Settings, region: str, given: str) -> Offerings:
-    """Ask EC2 in which zones of the region it offers the two instance types.
+def offerings(settings: Settings, region: str, wanted: Sequence[str]) -> Offerings:
+    """Ask EC2 in which zones of the region it offers the instance types.
 
-    Where it doesn't tell, a zone that is given is taken as it is: the answer is empty. Local and Wavelength Zones
+    Where it doesn't tell, zones that are given are taken as they are: the answer is empty. Local and Wavelength Zones
     (us-west-2-lax-1a) are left out: they sort first, and lack NAT gateways or GPU capacity.
     """
-    types = {settings.head_instance_type, settings.worker_instance_type}
+    types = {name for names in _kinds(settings).values() for name in names}
     try:
         found = aws.ec2.get_instance_type_offerings(
             location_type="availability-zone", filters=[{"name": "instance-type", "values": sorted(types)}]
         )
     except Exception as error:
         what = f"EC2 in {region} does not tell which zones offer which types (ec2:DescribeInstanceTypeOfferings"
-        if given:
-            pulumi.log.warn(f"{what}: {error_reason(error)}); going on in {given}")
+        if wanted:
+            pulumi.log.warn(f"{what}: {error_reason(error)}); going on in {', '.join(wanted)}")
             return {}
         raise pulumi.RunError(f"{what}: {error_reason(error)}); set availabilityZone to one that does") from error
     zones: Offerings = {name: set() for name in types}
@@ -165,43 +168,60 @@ def offerings(settings: Settings, region: str, given: str) -> Offerings:
 
 
 def common_zones(settings: Settings, offered: Offerings, region: str) -> list[str]:
-    """The zones that offer both types, of which there is at least one; SettingError otherwise."""
-    head, worker = settings.head_instance_type, settings.worker_instance_type
-    for key, name in (("headInstanceType", head), ("workerInstanceType", worker)):
-        if not offered[name]:
-            raise SettingError(key, name, f"is not offered in {region}", "give another type or another region")
-    zones = sorted(offered[head] & offered[worker])
-    if not zones:
-        problem = f"is not offered together with {head} in any zone of {region}"
-        raise SettingError("workerInstanceType", worker, problem, "give another type or another region")
-    return zones
+    """The zones that offer a type of each kind of node, of which there is at least one; SettingError otherwise."""
+    found: list[set[str]] = []
+    others: list[str] = []
+    for key, names in _kinds(settings).items():
+        of_kind = {zone for name in names for zone in offered[name]}
+        if not of_kind:
+            raise SettingError(
+                key, ",".join(names), f"is not offered in {region}", "give another type or another region"
+            )
+        found.append(of_kind)
+        if not set.intersection(*found):
+            problem = f"is not offered together with {' and '.join(others)} in any zone of {region}"
+            raise SettingError(key, ",".join(names), problem, "give another type or another region")
+        others.append(" or ".join(names))
+    return sorted(set.intersection(*found))
 
 
-def choose_zone(settings: Settings, zones: Sequence[str], at_present: Remembered | None) -> str:
-    """Choose the zone: that of the setting, or that of the stack that is up, or for a new stack any.
+def choose_zones(
+    settings: Settings, zones: Sequence[str], at_present: Remembered | None, offered: Offerings
+) -> tuple[str, ...]:
+    """Choose the zones: those of the setting, or that of the stack that is up, or for a new stack any.
 
     Args:
         settings: The settings.
         zones: Those to choose from.
         at_present: Where the stack is up, or None.
+        offered: Where each type is offered.
 
     Raises:
-        SettingError: It is none of `zones`.
+        SettingError: One is none of `zones`.
     """
-    asked_for = settings.availability_zone
     others = f"give one of {', '.join(zones)}" if zones else "give another type, or `pulumi destroy` first"
-    if asked_for and asked_for not in zones:
+    for asked_for in settings.availability_zones:
+        if asked_for in zones:
+            continue
         if at_present and asked_for not in at_present.zones:
             problem = f"is none of the zones that the stack has subnets in, {', '.join(at_present.zones)}"
             raise SettingError("availabilityZone", asked_for, problem, others)
         hint = f"{others}, or leave it empty to have one chosen"
         raise SettingError("availabilityZone", asked_for, f"does not offer {_types(settings)}", hint)
-    if asked_for:
-        return asked_for
+    if settings.availability_zones:
+        return settings.availability_zones
     if at_present and at_present.zone not in zones:
         problem = f"is empty, and {at_present.zone}, where the stack is up, does not offer {_types(settings)}"
         raise SettingError("availabilityZone", "", problem, f"{others}, and the stack moves there" if zones else others)
-    return at_present.zone if at_present else _any_of(zones)
+    if at_present:
+        return (at_present.zone,)
+    most = max(_variety(settings, offered, zone) for zone in zones)
+    return (_any_of([zone for zone in zones if _variety(settings, offered, zone) == most]),)
+
+
+def _variety(settings: Settings, offered: Offerings, zone: str) -> int:
+    """How many of the workers' types a zone offers."""
+    return sum(zone in offered.get(name, ()) for name in settings.worker_instance_types)
 
 
 def _any_of(zones: Sequence[str]) -> str:
@@ -210,9 +230,20 @@ def _any_of(zones: Sequence[str]) -> str:
     return zones[int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(zones)]
 
 
-def get_existing_network(vpc_id: str, subnet_id: str, region: str) -> ExistingNetwork:
+def get_existing_network(settings: Settings, region: str) -> ExistingNetwork:
     """Ask EC2 about an existing network; SettingError where it won't do."""
-    _check_vpc(vpc_id, region)
+    _check_vpc(settings.vpc_id, region)
+    subnets: dict[str, pulumi.Input[str]] = {}
+    for subnet_id in settings.subnet_ids:
+        zone = _subnets_zone(settings.vpc_id, subnet_id, region)
+        if zone in subnets:
+            problem = f"lies in {zone}, and so does {subnets[zone]}"
+            raise SettingError("subnetId", subnet_id, problem, "give one subnet of each zone")
+        subnets[zone] = subnet_id
+    return ExistingNetwork(vpc_id=settings.vpc_id, subnets=subnets)
+
+
+def _subnets_zone(vpc_id: str, subnet_id: str, region: str) -> str:
     try:
         subnet = aws.ec2.get_subnet(id=subnet_id)
     except Exception as error:
@@ -224,7 +255,7 @@ def get_existing_network(vpc_id: str, subnet_id: str, region: str) -> ExistingNe
             f"subnetId: {subnet_id} is meant for public addresses, which the stack's instances don't have; "
             "they reach AWS only if its route leads to a NAT gateway or to endpoints"
         )
-    return ExistingNetwork(vpc_id=vpc_id, subnet_id=subnet_id, zone=subnet.availability_zone)
+    return subnet.availability_zone
 
 
 def _check_vpc(vpc_id: str, region: str) -> None:
@@ -256,17 +287,32 @@ def _warn_of_own_dns(vpc_id: str, dhcp_options_id: str) -> None:
         )
 
 
-def _check_subnets_zone(settings: Settings, existing: ExistingNetwork, zones: Sequence[str]) -> None:
-    if existing.zone not in zones:
-        problem = f"lies in {existing.zone}, which does not offer {_types(settings)}"
-        raise SettingError("subnetId", existing.subnet_id, problem, f"give a subnet in one of {', '.join(zones)}")
-    if settings.availability_zone not in ("", existing.zone):
-        problem = f"is not the zone of {existing.subnet_id}, {existing.zone}"
-        raise SettingError("availabilityZone", settings.availability_zone, problem, "give that one, or leave it empty")
+def _check_subnets_zones(settings: Settings, existing: ExistingNetwork, zones: Sequence[str]) -> None:
+    for zone, subnet_id in existing.subnets.items():
+        if zone not in zones:
+            problem = f"lies in {zone}, which does not offer {_types(settings)}"
+            which = subnet_id if isinstance(subnet_id, str) else zone
+            raise SettingError("subnetId", which, problem, f"give a subnet in one of {', '.join(zones)}")
+    if settings.availability_zones not in ((), tuple(existing.subnets)):
+        many = len(existing.subnets) > 1
+        which = f"{'are' if many else 'is'} not the zone{'s' if many else ''} of the given subnets"
+        problem = f"{which}, {', '.join(existing.subnets)}"
+        hint = "give that one, or leave it empty"
+        raise SettingError("availabilityZone", ",".join(settings.availability_zones), problem, hint)
+
+
+def _kinds(settings: Settings) -> dict[str, tuple[str, ...]]:
+    """The instance types of each kind of node, by their keys."""
+    helpers = {"helperInstanceType": settings.helper_instance_types} if settings.helpers.max_count else {}
+    return {
+        "headInstanceType": (settings.head_instance_type,),
+        "workerInstanceType": settings.worker_instance_types,
+        **helpers,
+    }
 
 
 def _types(settings: Settings) -> str:
-    return " and ".join(sorted({settings.head_instance_type, settings.worker_instance_type}))
+    return " and ".join(sorted({" or ".join(names) for names in _kinds(settings).values()}))
 
 
 def _unknown(key: str, value: str, region: str, error: Exception) -> SettingError:

@@ -5,19 +5,20 @@ What cannot work is refused here, in a preview, before anything exists.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
-from infra.config import docker, prices, quotas
+from infra.config import account, docker, prices, quotas
 from infra.config.location import ask_caller, locate, remember
 from infra.config.settings import Settings
-from infra.definitions.sizing import InstanceType, head_size, worker_size
+from infra.definitions.sizing import InstanceType, head_size, helper_size, worker_size
 from infra.definitions.subnets import private_addresses
 from infra.definitions.user_data import ROOT_DEVICE
 from infra.errors import SettingError, error_reason
-from infra.references import Location, NodeSpec
+from infra.references import ExistingNetwork, Location, NodeSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +26,17 @@ class Plan:
     """Where the stack runs and what of.
 
     Attributes:
-        location: Region and zone.
+        location: Region and zones.
         head: The head's node.
         worker: A worker's node.
+        helper: A helper's node, or None where there are no helpers.
         gpus: How many GPUs a job requests by default.
     """
 
     location: Location
     head: NodeSpec
     worker: NodeSpec
+    helper: NodeSpec | None
     gpus: int
 
     @property
@@ -44,18 +47,23 @@ class Plan:
     @property
     def hourly_usd(self) -> float | None:
         """What the instances cost an hour at most, or None where AWS would not say."""
-        return prices.estimate(self.head, self.worker)
+        return prices.estimate(self.head, self.worker, *filter(None, [self.helper]))
 
 
-def make_plan(settings: Settings) -> Plan:
+def make_plan(settings: Settings, prefix: str, network: ExistingNetwork | None = None) -> Plan:
     """Ask AWS about the settings.
+
+    Args:
+        settings: The settings.
+        prefix: What the names of the cluster's components begin with.
+        network: One that the same program makes, in place of the settings'.
 
     Raises:
         SettingError: They cannot work.
     """
     caller = ask_caller()
     region = caller.region
-    at_present = remember()
+    at_present = remember(prefix)
     if not settings.image_uri and pulumi.runtime.is_dry_run():
         docker.check(is_up=at_present is not None)
     if settings.image_uri and "@" not in settings.image_uri:
@@ -63,29 +71,34 @@ def make_plan(settings: Settings) -> Plan:
             f"imageUri: the tag of {settings.image_uri} may move, and then instances run different images; "
             "repository@sha256:digest can't"
         )
-    location = locate(settings, caller, at_present)
-    head = _head(settings, region)
-    worker = _worker(settings, region)
+    account.check(settings, region)
+    location = locate(settings, caller, at_present, network)
+    nodes = [_head(settings, location), _worker(settings, location)]
+    if settings.helpers.max_count:
+        nodes.append(_helper(settings, location))
     if settings.check_quotas:
-        new_network = at_present is None and not settings.vpc_id
-        quotas.check(region, head, worker, new_network=new_network)
-    usd = prices.look_up(region, {head.instance_type, worker.instance_type})
-    head, worker = (replace(node, usd=usd.get(node.instance_type)) for node in (head, worker))
-    prices.check(settings.max_hourly_usd, head, worker)
-    _check_room(settings, location)
+        quotas.check(region, *nodes, new_network=not (at_present or location.existing))
+    head, worker, *helpers = nodes = prices.look_up(region, *nodes)
+    prices.check(settings.max_hourly_usd, *nodes)
+    _check_room(settings, location, sum(node.max_count for node in nodes))
     gpus = settings.workers.default_job_count * worker.task.gpus
-    return Plan(location=location, head=head, worker=worker, gpus=gpus)
+    return Plan(location=location, head=head, worker=worker, helper=next(iter(helpers), None), gpus=gpus)
 
 
-def _check_room(settings: Settings, location: Location) -> None:
+def _check_room(settings: Settings, location: Location, nodes: int) -> None:
     """Refuse a VPC with too few addresses: each node takes one for its instance and one for its task."""
-    zones, nodes = len(location.zones), settings.workers.max_count + 1
+    zones = len(location.zones)
     room = private_addresses(settings.vpc_cidr, zones)
     if not location.existing and room < 2 * nodes:
         problem = (
             f"has {room} addresses in the private subnet of each of {zones} zones, and {nodes} nodes take two each"
         )
         raise SettingError("vpcCidr", settings.vpc_cidr, problem, "give a larger one, such as 10.0.0.0/16")
+
+
+def get_instance_types(key: str, names: Sequence[str], region: str) -> tuple[InstanceType, ...]:
+    """Ask EC2 for the facts of the types that stand under a configuration key."""
+    return tuple(get_instance_type(key, name, region) for name in names)
 
 
 def get_instance_type(key: str, name: str, region: str) -> InstanceType:
@@ -123,21 +136,45 @@ def _check_ami(key: str, ami_id: str, region: str) -> None:
         raise SettingError(key, ami_id, problem, f"give one made from AWS's for ECS: x86_64, {ROOT_DEVICE}")
 
 
-def _head(settings: Settings, region: str) -> NodeSpec:
+def _head(settings: Settings, location: Location) -> NodeSpec:
     key = "headInstanceType"
-    instance = get_instance_type(key, settings.head_instance_type, region)
-    _check_ami("headAmiId", settings.head_ami_id, region)
-    return NodeSpec(key=key, instance=instance, task=head_size(key, instance), max_count=1, ami_id=settings.head_ami_id)
-
-
-def _worker(settings: Settings, region: str) -> NodeSpec:
-    key = "workerInstanceType"
-    instance = get_instance_type(key, settings.worker_instance_type, region)
-    _check_ami("workerAmiId", settings.worker_ami_id, region)
+    instances = get_instance_types(key, [settings.head_instance_type], location.region)
+    _check_ami("headAmiId", settings.head_ami_id, location.region)
     return NodeSpec(
         key=key,
-        instance=instance,
-        task=worker_size(key, instance),
-        max_count=settings.workers.max_count,
+        instances=instances,
+        task=head_size(key, instances),
+        max_count=1,
+        zones=(location.zone,),
+        ami_id=settings.head_ami_id,
+    )
+
+
+def _worker(settings: Settings, location: Location) -> NodeSpec:
+    key = "workerInstanceType"
+    instances = get_instance_types(key, settings.worker_instance_types, location.region)
+    _check_ami("workerAmiId", settings.worker_ami_id, location.region)
+    most = settings.workers.max_count
+    return NodeSpec(
+        key=key,
+        instances=instances,
+        task=worker_size(key, instances),
+        max_count=most,
+        zones=location.worker_zones,
+        spread=settings.spread_zones,
+        spot_count=most - settings.on_demand_workers if settings.spot else 0,
         ami_id=settings.worker_ami_id,
+    )
+
+
+def _helper(settings: Settings, location: Location) -> NodeSpec:
+    key = "helperInstanceType"
+    instances = get_instance_types(key, settings.helper_instance_types, location.region)
+    return NodeSpec(
+        key=key,
+        instances=instances,
+        task=helper_size(key, instances),
+        max_count=settings.helpers.max_count,
+        zones=(location.zone,),
+        ami_id=settings.head_ami_id,
     )

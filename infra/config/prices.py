@@ -1,4 +1,4 @@
-"""What the stack's instances cost an hour, from AWS's public price list.
+"""What the stack's instances cost an hour, from AWS's public price list, and what EC2 asks for spot instances now.
 
 The list is served in a few regions alone, which is why boto3 asks: the AWS provider asks in the stack's own.
 https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html
@@ -7,7 +7,9 @@ https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-qu
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import boto3
@@ -17,7 +19,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.errors import SettingError
-from infra.references import NodeSpec
+from infra.references import NodeSpec, Price
 
 PRICE_LIST_REGION = "us-east-1"
 # On-demand Linux without licences, on shared hardware, neither a reservation that stands idle nor a block of capacity
@@ -31,24 +33,48 @@ PRODUCT = {
 }
 
 
-def look_up(region: str, instance_types: Collection[str]) -> dict[str, float]:
-    """USD an hour of one instance of each type, on demand.
+def look_up(region: str, *nodes: NodeSpec) -> list[NodeSpec]:
+    """The nodes with their prices, on demand and, where they have spot instances, on spot.
 
-    Where the price list can't be asked, or doesn't know them all, it says so once and returns nothing.
+    Where a price can't be asked for, or is not known, it says so once, and that node is left as it is.
     """
+    names = sorted({name for node in nodes for name in node.instance_types})
     try:
         client = price_list()
-        return {name: hourly_usd(client, region, name) for name in instance_types}
+        on_demand = {name: hourly_usd(client, region, name) for name in names}
     except (BotoCoreError, ClientError, LookupError) as cause:
-        reason = " ".join(str(cause).split())
-        pulumi.log.warn(f"the price list (pricing:GetProducts) gave no estimate of the costs ({reason}); going on")
-        return {}
+        pulumi.log.warn(
+            f"the price list (pricing:GetProducts) gave no estimate of the costs ({_line(cause)}); going on"
+        )
+        return list(nodes)
+    return [replace(node, prices=_prices(region, node, on_demand)) for node in nodes]
+
+
+def _prices(region: str, node: NodeSpec, on_demand: Mapping[str, float]) -> dict[str, Price]:
+    spot: dict[str, float] = {}
+    if node.spot_count:
+        try:
+            spot = spot_usd(ec2(region), node.instance_types, node.zones)
+        except (BotoCoreError, ClientError) as cause:
+            what = f"EC2 gave no spot prices (ec2:DescribeSpotPriceHistory: {_line(cause)})"
+            pulumi.log.warn(f"{what}; going on with those of on-demand instances")
+    return {name: Price(on_demand=on_demand[name], spot=spot.get(name)) for name in node.instance_types}
 
 
 def estimate(*nodes: NodeSpec) -> float | None:
-    """USD an hour of all instances, None where a price is not known; disks, NAT gateway and traffic come on top."""
-    costs = [node.max_count * node.usd for node in nodes if node.usd is not None]
-    return round(sum(costs), 4) if len(costs) == len(nodes) else None
+    """USD an hour of all instances at most, None where a price is not known.
+
+    Of several types the dearest counts, and of a spot instance whose price is not known the one on demand. Disks, NAT
+    gateway and traffic come on top.
+    """
+    total = 0.0
+    for node in nodes:
+        if node.prices is None:
+            return None
+        prices = node.prices.values()
+        total += node.on_demand_count * max(each.on_demand for each in prices)
+        total += node.spot_count * max(each.on_demand if each.spot is None else each.spot for each in prices)
+    return round(total, 4)
 
 
 def check(limit: float, *nodes: NodeSpec) -> None:
@@ -59,17 +85,35 @@ def check(limit: float, *nodes: NodeSpec) -> None:
     if estimated is None:
         hint = "let the caller read the price list (pricing:GetProducts), or set it to 0 for no limit"
         raise SettingError("maxHourlyUsd", limit, "can't be checked, as AWS gives no price", hint)
-    instances = " and ".join(f"{node.max_count} x {node.instance_type}" for node in nodes if node.max_count)
+    instances = " and ".join(str(node) for node in nodes if node.max_count)
     problem = f"is below the {estimated:g} USD an hour that {instances} cost"
     hint = "raise it, or give fewer (workerCount, maxWorkers) or smaller instances"
     raise SettingError("maxHourlyUsd", limit, problem, hint)
 
 
+def ec2(region: str) -> Any:
+    """Client of EC2, with the same credentials."""
+    return _client("ec2", region)
+
+
+def spot_usd(client: Any, instance_types: Collection[str], zones: Collection[str]) -> dict[str, float]:
+    """The present price of a spot instance of each type, in the dearest of the zones; EC2 knows none for some."""
+    answer = client.describe_spot_price_history(
+        InstanceTypes=list(instance_types),
+        ProductDescriptions=["Linux/UNIX"],
+        Filters=[{"Name": "availability-zone", "Values": list(zones)}],
+        # The prices that hold now, whenever they last changed.
+        StartTime=datetime.now(UTC),
+    )
+    prices: dict[str, float] = {}
+    for each in answer["SpotPriceHistory"]:
+        prices[each["InstanceType"]] = max(float(each["SpotPrice"]), prices.get(each["InstanceType"], 0.0))
+    return prices
+
+
 def price_list() -> Any:
     """Client of the price list, with the credentials of the environment or of the stack's `aws:profile`."""
-    session = boto3.Session(profile_name=aws.config.profile)
-    impatient = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
-    return session.client("pricing", region_name=PRICE_LIST_REGION, config=impatient)
+    return _client("pricing", PRICE_LIST_REGION)
 
 
 def hourly_usd(prices: Any, region: str, instance_type: str) -> float:
@@ -88,3 +132,13 @@ def _on_demand(product: dict[str, Any]) -> float:
     offers = product["terms"].get("OnDemand", {}).values()
     dimensions = (dimension for offer in offers for dimension in offer["priceDimensions"].values())
     return sum(float(dimension["pricePerUnit"]["USD"]) for dimension in dimensions)
+
+
+def _client(service: str, region: str) -> Any:
+    session = boto3.Session(profile_name=aws.config.profile)
+    impatient = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
+    return session.client(service, region_name=region, config=impatient)
+
+
+def _line(cause: Exception) -> str:
+    return " ".join(str(cause).split())

@@ -1,8 +1,9 @@
 """The account's quotas, held against what the stack would start: EC2 itself says no only at a launch.
 
-EC2 counts the vCPUs of running instances by group of families, in each region, on-demand apart from spot; this stack
-starts on-demand instances. What else runs in the account counts, too, but that only EC2 knows.
+EC2 counts the vCPUs of running instances by group of families, in each region, on-demand apart from spot. What else
+runs in the account counts, too, but that only EC2 knows.
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-on-demand-instances.html
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-spot-limits.html
 """
 
 from __future__ import annotations
@@ -22,21 +23,32 @@ from infra.tags import stack_tags
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """A quota as Service Quotas lists it; one of vCPUs counts those of some families."""
+    """A quota as Service Quotas lists it; one of vCPUs counts those of some families, on demand or on spot."""
 
     code: str
     name: str
     families: str = ""
+    spot: bool = False
     service: str = "ec2"
 
 
+STANDARD = "a|c|d|h|i|im|is|m|r|t|z"
 QUOTAS = (
     Quota(code="L-DB2E81BA", name="Running On-Demand G and VT instances", families="g|gr|vt"),
     Quota(code="L-417A185B", name="Running On-Demand P instances", families="p"),
     Quota(
         code="L-1216C47A",
         name="Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances",
-        families="a|c|d|h|i|im|is|m|r|t|z",
+        families=STANDARD,
+    ),
+    Quota(code="L-3819A6DF", name="All G and VT Spot Instance Requests", families="g|gr|vt", spot=True),
+    Quota(code="L-C4BD4855", name="All P5 Spot Instance Requests", families="p(?=5)", spot=True),
+    Quota(code="L-7212CCBC", name="All P4, P3 and P2 Spot Instance Requests", families="p(?=[234])", spot=True),
+    Quota(
+        code="L-34B43A08",
+        name="All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests",
+        families=STANDARD,
+        spot=True,
     ),
 )
 # What the VPC of a stack needs one of, and how many there are.
@@ -57,12 +69,12 @@ def check(region: str, *nodes: NodeSpec, new_network: bool) -> None:
     """
     unread: list[str] = []
     for quota in QUOTAS:
-        counted = [each for each in nodes if each.max_count and quota_of(each.instance_type) is quota]
+        counted = [(each, vcpus) for each in nodes if (vcpus := _vcpus(each, quota))]
         if not counted:
             continue
         with _noted(quota, unread):
             allowed = _allowed(quota)
-            if (needed := sum(each.vcpus for each in counted)) > allowed:
+            if (needed := sum(vcpus for _, vcpus in counted)) > allowed:
                 _refuse(counted, quota, region, needed, allowed)
     for quota, count in NETWORK_QUOTAS.items() if new_network else ():
         with _noted(quota, unread):
@@ -74,9 +86,16 @@ def check(region: str, *nodes: NodeSpec, new_network: bool) -> None:
         pulumi.log.warn(f"{what}: {', '.join(unread)}; going on")
 
 
-def quota_of(instance_type: str) -> Quota | None:
+def quota_of(instance_type: str, *, spot: bool = False) -> Quota | None:
     """The quota that counts an instance type; None for families that no stack of this kind runs on."""
-    return next((each for each in QUOTAS if re.match(rf"({each.families})\d", instance_type)), None)
+    of_market = (each for each in QUOTAS if each.spot == spot)
+    return next((each for each in of_market if re.match(rf"({each.families})\d", instance_type)), None)
+
+
+def _vcpus(node: NodeSpec, quota: Quota) -> int:
+    """The most vCPUs of a node's instances that a quota counts, whichever of its types they turn out to be."""
+    counted = [each.vcpus for each in node.instances if quota_of(each.name, spot=quota.spot) is quota]
+    return max(counted, default=0) * (node.spot_count if quota.spot else node.on_demand_count)
 
 
 @contextmanager
@@ -108,9 +127,9 @@ def _refuse_network(quota: Quota, region: str, there: int, allowed: float) -> No
     raise SettingError("vpcId", "", problem, hint)
 
 
-def _refuse(counted: list[NodeSpec], quota: Quota, region: str, needed: int, allowed: float) -> None:
-    most = max(counted, key=lambda each: each.vcpus)
-    instances = " and ".join(f"{each.max_count} x {each.instance_type}" for each in counted)
+def _refuse(counted: list[tuple[NodeSpec, int]], quota: Quota, region: str, needed: int, allowed: float) -> None:
+    most, _ = max(counted, key=lambda each: each[1])
+    instances = " and ".join(str(node) for node, _ in counted)
     problem = (
         f"needs {needed} vCPUs for {instances}, and the quota {quota.name!r} of this account in {region} is {allowed:g}"
     )
@@ -118,4 +137,4 @@ def _refuse(counted: list[NodeSpec], quota: Quota, region: str, needed: int, all
         f"ask for more under Service Quotas ({quota.code}), give fewer (workerCount, maxWorkers) or smaller "
         "instances, or set checkQuotas to false to go on"
     )
-    raise SettingError(most.key, most.instance_type, problem, hint)
+    raise SettingError(most.key, ",".join(most.instance_types), problem, hint)

@@ -6,18 +6,26 @@ only AWS can answer, such as whether a zone offers an instance type, is asked in
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pulumi
 
 from infra.config import validation
 from infra.errors import SettingError
-from infra.references import Alerts, WorkerScale
+from infra.references import Alerts, Scale
 
 T = TypeVar("T")
+# Keys that are not their fields' names in camel case: some take several values by comma, and Pulumi.yaml says one.
+KEYS = {
+    "worker_instance_types": "workerInstanceType",
+    "helper_instance_types": "helperInstanceType",
+    "availability_zones": "availabilityZone",
+    "subnet_ids": "subnetId",
+    "root_volume_gib": "rootVolumeGiB",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,19 +33,28 @@ class Settings:
     """The configuration of a stack, checked. Every default equals the one in Pulumi.yaml."""
 
     head_instance_type: str = "m5.xlarge"
-    worker_instance_type: str = "g5.xlarge"
+    worker_instance_types: tuple[str, ...] = ("g5.xlarge",)
     head_ami_id: str = ""
     worker_ami_id: str = ""
     worker_count: int = 2
     min_workers: int = -1
     max_workers: int = 0
     idle_timeout_minutes: int = 0
+    spot: bool = False
+    on_demand_workers: int = 0
+    helper_instance_types: tuple[str, ...] = ("c6i.2xlarge",)
+    helper_count: int = 0
+    min_helpers: int = -1
+    max_helpers: int = 0
     redeploy_workers: str = ""
     vpc_cidr: str = "10.0.0.0/16"
     vpc_id: str = ""
-    subnet_id: str = ""
-    availability_zone: str = ""
+    subnet_ids: tuple[str, ...] = ()
+    availability_zones: tuple[str, ...] = ()
+    spread_zones: bool = False
+    nat_gateway: bool = True
     image_uri: str = ""
+    registry_secret_arn: str = ""
     retain_bucket: bool = False
     data_buckets: tuple[str, ...] = ()
     root_volume_gib: int = 100
@@ -46,37 +63,50 @@ class Settings:
     max_hourly_usd: float = 0.0
     alert_email: str = ""
     monthly_budget_usd: int = 500
+    tags: Mapping[str, str] = field(default_factory=dict)
+    permissions_boundary: str = ""
+    role_path: str = "/"
+    kms_key_arn: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, with a SettingError."""
-        validation.instance_type("headInstanceType", self.head_instance_type)
-        validation.instance_type("workerInstanceType", self.worker_instance_type)
+        validation.instance_types("headInstanceType", (self.head_instance_type,))
+        validation.instance_types("workerInstanceType", self.worker_instance_types)
         validation.ami_id("headAmiId", self.head_ami_id)
         validation.ami_id("workerAmiId", self.worker_ami_id)
-        validation.worker_counts(self.worker_count, self.min_workers, self.max_workers)
+        validation.counts("Worker", self.worker_count, self.min_workers, self.max_workers)
         validation.idle_timeout_minutes(self.idle_timeout_minutes)
+        validation.on_demand_workers(self.on_demand_workers, self.workers.max_count, spot=self.spot)
+        validation.instance_types("helperInstanceType", self.helper_instance_types)
+        validation.counts("Helper", self.helper_count, self.min_helpers, self.max_helpers)
         validation.redeploy_workers(self.redeploy_workers)
         validation.vpc_cidr(self.vpc_cidr)
-        validation.existing_network(self.vpc_id, self.subnet_id)
-        validation.availability_zone(self.availability_zone)
+        validation.existing_network(self.vpc_id, self.subnet_ids)
+        validation.availability_zones(self.availability_zones)
+        validation.spread_zones(self.spread_zones, max(len(self.availability_zones), len(self.subnet_ids)))
         validation.image_uri(self.image_uri)
+        validation.nat_gateway(self.nat_gateway, self.vpc_id, self.image_uri)
+        validation.registry_secret_arn(self.registry_secret_arn, self.image_uri)
         validation.data_buckets(self.data_buckets)
         validation.root_volume_gib(self.root_volume_gib)
         validation.log_retention_days(self.log_retention_days)
         validation.max_hourly_usd(self.max_hourly_usd)
         validation.alert_email(self.alert_email)
         validation.monthly_budget_usd(self.monthly_budget_usd)
+        validation.tags(self.tags)
+        validation.permissions_boundary(self.permissions_boundary)
+        validation.role_path(self.role_path)
+        validation.kms_key_arn(self.kms_key_arn)
 
     @property
-    def workers(self) -> WorkerScale:
+    def workers(self) -> Scale:
         """The range that workerCount, minWorkers, maxWorkers and idleTimeoutMinutes describe together."""
-        most = self.max_workers or self.worker_count
-        return WorkerScale(
-            min_count=self.worker_count if self.min_workers < 0 else self.min_workers,
-            max_count=most,
-            default_job_count=self.worker_count or most,
-            idle_minutes=self.idle_timeout_minutes,
-        )
+        return self._scale(self.worker_count, self.min_workers, self.max_workers)
+
+    @property
+    def helpers(self) -> Scale:
+        """The same of the CPU helpers."""
+        return self._scale(self.helper_count, self.min_helpers, self.max_helpers)
 
     @property
     def alerts(self) -> Alerts:
@@ -87,32 +117,24 @@ class Settings:
     def load(cls) -> Settings:
         """Read the stack's configuration; a key that is not set has its default."""
         read = _Reader()
-        settings = cls(
-            head_instance_type=read.string("headInstanceType", cls.head_instance_type),
-            worker_instance_type=read.string("workerInstanceType", cls.worker_instance_type),
-            head_ami_id=read.string("headAmiId", cls.head_ami_id),
-            worker_ami_id=read.string("workerAmiId", cls.worker_ami_id),
-            worker_count=read.integer("workerCount", cls.worker_count),
-            min_workers=read.integer("minWorkers", cls.min_workers),
-            max_workers=read.integer("maxWorkers", cls.max_workers),
-            idle_timeout_minutes=read.integer("idleTimeoutMinutes", cls.idle_timeout_minutes),
-            redeploy_workers=read.string("redeployWorkers", cls.redeploy_workers),
-            vpc_cidr=read.string("vpcCidr", cls.vpc_cidr),
-            vpc_id=read.string("vpcId", cls.vpc_id),
-            subnet_id=read.string("subnetId", cls.subnet_id),
-            availability_zone=read.string("availabilityZone", cls.availability_zone),
-            image_uri=read.string("imageUri", cls.image_uri),
-            retain_bucket=read.boolean("retainBucket", cls.retain_bucket),
-            data_buckets=read.list("dataBuckets", cls.data_buckets),
-            root_volume_gib=read.integer("rootVolumeGiB", cls.root_volume_gib),
-            log_retention_days=read.integer("logRetentionDays", cls.log_retention_days),
-            check_quotas=read.boolean("checkQuotas", cls.check_quotas),
-            max_hourly_usd=read.number("maxHourlyUsd", cls.max_hourly_usd),
-            alert_email=read.string("alertEmail", cls.alert_email),
-            monthly_budget_usd=read.integer("monthlyBudgetUsd", cls.monthly_budget_usd),
-        )
+        defaults = cls()
+        given = {each.name: read.field(key_of(each.name), getattr(defaults, each.name)) for each in fields(cls)}
         read.refuse_unknown_keys()
-        return settings
+        return cls(**given)
+
+    def _scale(self, count: int, fewest: int, most: int) -> Scale:
+        return Scale(
+            min_count=count if fewest < 0 else fewest,
+            max_count=most or count,
+            default_job_count=count or most,
+            idle_minutes=self.idle_timeout_minutes,
+        )
+
+
+def key_of(field_name: str) -> str:
+    """Return the configuration key of a field of Settings."""
+    first, *rest = field_name.split("_")
+    return KEYS.get(field_name) or first + "".join(word.title() for word in rest)
 
 
 class _Reader:
@@ -122,24 +144,24 @@ class _Reader:
         self._config = pulumi.Config()
         self._keys: set[str] = set()
 
-    def string(self, key: str, default: str) -> str:
+    def field(self, key: str, default: Any) -> Any:
+        """Read a key as what its default is."""
         self._keys.add(key)
+        match default:
+            case bool():
+                problem = "is neither true nor false"
+                return self._typed(self._config.get_bool, key, default, problem, "give one of the two")
+            case int():
+                hint = f"give one, such as {default}"
+                return self._typed(self._config.get_int, key, default, "is no whole number", hint)
+            case float():
+                return self._typed(self._config.get_float, key, default, "is no number", f"give one, such as {default}")
+            case tuple():
+                return self._list(key, default)
+            case dict():
+                return self._pairs(key)
         value = self._config.get(key)
         return default if value is None else value.strip()
-
-    def list(self, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
-        parts = self.string(key, ",".join(default)).split(",")
-        return tuple(each.strip() for each in parts if each.strip())
-
-    def integer(self, key: str, default: int) -> int:
-        return self._typed(self._config.get_int, key, default, "is no whole number", f"give one, such as {default}")
-
-    def number(self, key: str, default: float) -> float:
-        return self._typed(self._config.get_float, key, default, "is no number", f"give one, such as {default}")
-
-    def boolean(self, key: str, default: bool) -> bool:
-        problem = "is neither true nor false"
-        return self._typed(self._config.get_bool, key, default, problem, "give one of the two")
 
     def refuse_unknown_keys(self) -> None:
         """Refuse a key that nobody reads, with a RunError: Pulumi itself takes a misspelt one in silence."""
@@ -154,8 +176,20 @@ class _Reader:
                     f"{key}: is no setting of this project; {hint} Remove it: `pulumi config rm {key}`"
                 )
 
+    def _list(self, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+        value = self._config.get(key)
+        if value is None:
+            return default
+        return tuple(each.strip() for each in value.split(",") if each.strip())
+
+    def _pairs(self, key: str) -> dict[str, str]:
+        pairs = [each.partition("=") for each in self._list(key, ())]
+        for name, equals, value in pairs:
+            if not equals:
+                raise SettingError(key, name + value, "has no =", "give key=value, several with commas between them")
+        return {name.strip(): value.strip() for name, _, value in pairs}
+
     def _typed(self, get: Callable[[str], T | None], key: str, default: T, problem: str, hint: str) -> T:
-        self._keys.add(key)
         try:
             value = get(key)
         except pulumi.ConfigTypeError as error:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+from collections.abc import Mapping, Sequence
 
+from infra.definitions.policies import ECR_IMAGE
 from infra.errors import SettingError
 
 SMALLEST_ROOT_VOLUME_GIB = 50
@@ -29,40 +31,57 @@ TAG, DIGEST = r":\w[\w.-]{0,127}", r"@sha256:[0-9a-f]{64}"
 IMAGE = rf"([\w.-]+(:\d+)?/)?[a-z0-9][a-z0-9._/-]*({TAG}|({TAG})?{DIGEST})"
 # A worker that is started for a job takes up to ten minutes, most of them for the image, before it shows progress.
 SHORTEST_IDLE_MINUTES = 15
+ARN = "arn:aws[a-z-]*"
+# What the stack finds itself by, and its parts, and ECS its instances.
+OWN_TAGS = {"Name", "project", "stack", "zone", "zones", "AmazonECSManaged"}
+TAG_TEXT = r"[\w .:/=+\-@]{{{},{}}}"
+# Our roles' names begin at the end of it.
+LONGEST_ROLE_PATH = 512
 # An alarm looks back a day at most.
 # https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricAlarm.html
 LONGEST_IDLE_MINUTES = 24 * 60
 
 
-def instance_type(key: str, value: str) -> None:
-    """A family and a size."""
-    if not re.fullmatch(r"[a-z][a-z0-9-]*\.[a-z0-9-]+", value):
-        raise SettingError(key, value, "is no EC2 instance type", "give a family and a size, such as g5.xlarge")
+def instance_types(key: str, values: Sequence[str]) -> None:
+    """A family and a size each, none of them twice."""
+    for value in values or ("",):
+        if not re.fullmatch(r"[a-z][a-z0-9-]*\.[a-z0-9-]+", value):
+            raise SettingError(key, value, "is no EC2 instance type", "give a family and a size, such as g5.xlarge")
+    _once(key, values)
 
 
-def worker_counts(count: int, fewest: int, most: int) -> None:
+def counts(kind: str, count: int, fewest: int, most: int) -> None:
     """`fewest` of -1 and `most` of 0 stand for `count`; otherwise fewest <= count <= most."""
+    keys = {"count": f"{kind.lower()}Count", "min": f"min{kind}s", "max": f"max{kind}s"}
     if count < 0:
-        hint = "give the number of GPU instances, or 0 to keep the stack without any"
-        raise SettingError("workerCount", count, "is below 0", hint)
+        instances, stack = ("GPU instances", "the stack") if kind == "Worker" else ("CPU instances", "the workers")
+        hint = f"give the number of {instances}, or 0 to keep {stack} without any"
+        raise SettingError(keys["count"], count, "is below 0", hint)
     if fewest < -1:
-        raise SettingError(
-            "minWorkers",
-            fewest,
-            "is below 0",
-            "give a number of instances, or `pulumi config rm minWorkers` for workerCount",
-        )
+        hint = f"give a number of instances, or `pulumi config rm {keys['min']}` for {keys['count']}"
+        raise SettingError(keys["min"], fewest, "is below 0", hint)
     if most < 0:
-        raise SettingError("maxWorkers", most, "is below 0", "give a number of instances, or 0 for workerCount")
+        raise SettingError(keys["max"], most, "is below 0", f"give a number of instances, or 0 for {keys['count']}")
     if most and fewest > most:
-        hint = f"give {most} or less, or raise maxWorkers"
-        raise SettingError("minWorkers", fewest, f"is above maxWorkers, which is {most}", hint)
+        hint = f"give {most} or less, or raise {keys['max']}"
+        raise SettingError(keys["min"], fewest, f"is above {keys['max']}, which is {most}", hint)
     if fewest > count:
-        hint = f"give {count} or less, or raise workerCount"
-        raise SettingError("minWorkers", fewest, f"is above workerCount, which is {count}", hint)
+        hint = f"give {count} or less, or raise {keys['count']}"
+        raise SettingError(keys["min"], fewest, f"is above {keys['count']}, which is {count}", hint)
     if 0 < most < count:
-        hint = f"give {count} or more, or 0 for workerCount"
-        raise SettingError("maxWorkers", most, f"is below workerCount, which is {count}", hint)
+        hint = f"give {count} or more, or 0 for {keys['count']}"
+        raise SettingError(keys["max"], most, f"is below {keys['count']}, which is {count}", hint)
+
+
+def on_demand_workers(value: int, most: int, *, spot: bool) -> None:
+    """So many of the workers, where the others are spot instances."""
+    if value < 0:
+        raise SettingError("onDemandWorkers", value, "is below 0", "give a number of workers, or 0 for none")
+    if value and not spot:
+        hint = "give spot, too, or leave it at 0: without spot all workers are on-demand instances"
+        raise SettingError("onDemandWorkers", value, "comes without spot", hint)
+    if value > most:
+        raise SettingError("onDemandWorkers", value, f"is more than all {most} workers", f"give {most} or less")
 
 
 def vpc_cidr(value: str) -> None:
@@ -82,15 +101,19 @@ def vpc_cidr(value: str) -> None:
         raise SettingError("vpcCidr", value, f"overlaps Docker's bridge {DOCKER_BRIDGE} on every instance", hint)
 
 
-def existing_network(vpc_id: str, subnet_id: str) -> None:
-    """Both IDs or neither."""
-    for key, value, prefix in (("vpcId", vpc_id, "vpc"), ("subnetId", subnet_id, "subnet")):
-        if value and not re.fullmatch(f"{prefix}-[0-9a-f]+", value):
-            hint = f"give one such as {prefix}-0123456789abcdef0, or leave it empty for a network of the stack's own"
-            raise SettingError(key, value, f"is no ID of a {'VPC' if prefix == 'vpc' else prefix}", hint)
-    if bool(vpc_id) != bool(subnet_id):
-        key, value, other = ("vpcId", vpc_id, "subnetId") if vpc_id else ("subnetId", subnet_id, "vpcId")
+def existing_network(vpc_id: str, subnet_ids: Sequence[str]) -> None:
+    """A VPC and subnets of it, or neither."""
+    own = "or leave it empty for a network of the stack's own"
+    if vpc_id and not re.fullmatch("vpc-[0-9a-f]+", vpc_id):
+        raise SettingError("vpcId", vpc_id, "is no ID of a VPC", f"give one such as vpc-0123456789abcdef0, {own}")
+    for subnet_id in subnet_ids:
+        if not re.fullmatch("subnet-[0-9a-f]+", subnet_id):
+            hint = f"give one such as subnet-0123456789abcdef0, {own}"
+            raise SettingError("subnetId", subnet_id, "is no ID of a subnet", hint)
+    if bool(vpc_id) != bool(subnet_ids):
+        key, value, other = ("vpcId", vpc_id, "subnetId") if vpc_id else ("subnetId", ",".join(subnet_ids), "vpcId")
         raise SettingError(key, value, f"comes without {other}", f"give {other}, too, or leave both empty")
+    _once("subnetId", subnet_ids)
 
 
 def ami_id(key: str, value: str) -> None:
@@ -100,11 +123,45 @@ def ami_id(key: str, value: str) -> None:
         raise SettingError(key, value, "is no ID of a machine image", hint)
 
 
-def availability_zone(value: str) -> None:
-    """A zone's name, or nothing."""
-    if value and not re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", value):
-        hint = "give one such as us-west-2a, or leave it empty to have one chosen"
-        raise SettingError("availabilityZone", value, "is no name of an availability zone", hint)
+def availability_zones(values: Sequence[str]) -> None:
+    """Names of zones, or none."""
+    for value in values:
+        if not re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", value):
+            hint = "give one such as us-west-2a, several with commas between them, or leave it empty to have one chosen"
+            raise SettingError("availabilityZone", value, "is no name of an availability zone", hint)
+    _once("availabilityZone", values)
+
+
+def spread_zones(value: bool, zones: int) -> None:
+    """Over several zones."""
+    if value and zones < 2:
+        hint = "give several by comma (availabilityZone, or subnetId for an existing VPC)"
+        raise SettingError("spreadZones", "true", "has one zone to spread workers over", hint)
+
+
+def nat_gateway(value: bool, vpc_id: str, image_uri: str) -> None:
+    """Without one, what nodes call has to have an endpoint in the VPC."""
+    if value:
+        return
+    if vpc_id:
+        hint = "give it its endpoints yourself (docs/stack.md), and leave this at true"
+        raise SettingError("natGateway", "false", f"is of a VPC of the stack's own, and vpcId is {vpc_id}", hint)
+    if image_uri and not ECR_IMAGE.match(image_uri):
+        hint = "give one in ECR, or leave it empty to build docker/"
+        raise SettingError("natGateway", "false", f"leaves no way to the registry of imageUri, {image_uri}", hint)
+
+
+def registry_secret_arn(value: str, image_uri: str) -> None:
+    """For a registry that asks for a password, and is not ECR."""
+    if not value:
+        return
+    if not re.fullmatch(rf"{ARN}:secretsmanager:[a-z0-9-]+:\d{{12}}:secret:[\w/+=.@-]+", value):
+        hint = 'give one with {"username": "...", "password": "..."} in it, or leave it empty'
+        raise SettingError("registrySecretArn", value, "is no ARN of a secret in Secrets Manager", hint)
+    if not image_uri or ECR_IMAGE.match(image_uri):
+        which = f"imageUri is {image_uri}, in ECR" if image_uri else "imageUri is empty"
+        hint = "give imageUri in the registry that it is for, or leave it empty: ECR asks for no password"
+        raise SettingError("registrySecretArn", value, f"is of no use, as {which}", hint)
 
 
 def image_uri(value: str) -> None:
@@ -176,3 +233,48 @@ def monthly_budget_usd(value: int) -> None:
     """What AWS Budgets takes as a limit."""
     if value < 1:
         raise SettingError("monthlyBudgetUsd", value, "is below 1", "give whole dollars a month, such as 500")
+
+
+def tags(values: Mapping[str, str]) -> None:
+    """By AWS's rules, and none of the stack's own.
+
+    https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html
+    """
+    hint = "give key=value of letters, digits, blanks and _.:/=+-@, several with commas between them"
+    for key, value in values.items():
+        if key in OWN_TAGS:
+            raise SettingError("tags", f"{key}={value}", f"has a key that the stack needs ({key})", "give another key")
+        if not re.fullmatch(TAG_TEXT.format(1, 128), key) or not re.fullmatch(TAG_TEXT.format(0, 256), value):
+            raise SettingError("tags", f"{key}={value}", "is no tag that all of AWS's services take", hint)
+        if key.lower().startswith("aws:"):
+            raise SettingError("tags", f"{key}={value}", "begins with aws:, which AWS keeps to itself", hint)
+
+
+def permissions_boundary(value: str) -> None:
+    """ARN of a policy, or nothing."""
+    if value and not re.fullmatch(rf"{ARN}:iam::(aws|\d{{12}}):policy/[\w+=,.@/-]+", value):
+        hint = "give one such as arn:aws:iam::123456789012:policy/boundary, or leave it empty"
+        raise SettingError("permissionsBoundary", value, "is no ARN of an IAM policy", hint)
+
+
+def role_path(value: str) -> None:
+    """A path with a slash at both ends.
+
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html
+    """
+    if not re.fullmatch(r"/([!-.0-~]+/)*", value) or len(value) > LONGEST_ROLE_PATH:
+        hint = "give one such as /teams/ml/, or leave it at /"
+        raise SettingError("rolePath", value, "is no IAM path", hint)
+
+
+def kms_key_arn(value: str) -> None:
+    """ARN of a key, or nothing; aliases can be given to another key, which what is encrypted would not follow."""
+    if value and not re.fullmatch(rf"{ARN}:kms:[a-z0-9-]+:\d{{12}}:key/[\w-]+", value):
+        hint = "give one such as arn:aws:kms:us-west-2:123456789012:key/…, no alias, or leave it empty for AWS's keys"
+        raise SettingError("kmsKeyArn", value, "is no ARN of a KMS key", hint)
+
+
+def _once(key: str, values: Sequence[str]) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise SettingError(key, ",".join(values), f"names {value} twice", "give each once")

@@ -1,7 +1,7 @@
 """Container definitions of the Ray head and the Ray workers, as ECS takes them, in a fixed order.
 
-The image's own commands do the rest: `ray-head` and `ray-worker` (the containers' names, too) start Ray on its ports,
-`ray-health` asks whether it lives. Pure functions: they become JSON only in the task definition.
+The image's own commands do the rest: `ray-head` and `ray-worker` start Ray on its ports, `ray-health` asks whether it
+lives. Pure functions: they become JSON only in the task definition.
 https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ContainerDefinition.html
 """
 
@@ -12,10 +12,15 @@ from typing import Any
 
 from infra.definitions.policies import RUNS_PREFIX
 from infra.definitions.sizing import TaskSize
+from infra.definitions.user_data import INSTANCE_FILE
 
 HEAD = "ray-head"
 WORKER = "ray-worker"
+HELPER = "ray-helper"
 DASHBOARD_PORT = 8265
+# The variable of which Ray makes its label ray.io/node-group, and what it is for helpers.
+# https://docs.ray.io/en/latest/ray-core/scheduling/labels.html
+NODE_GROUP, HELPERS = "RAY_NODE_TYPE_NAME", "helpers"
 
 # ECS sends SIGKILL this long after SIGTERM. Ray drains in that time, and a job can save a last checkpoint: Ray's limit
 # lies below that of ECS. The head has nothing to drain, and a short limit makes `pulumi destroy` short.
@@ -31,6 +36,8 @@ WAIT_SECONDS = 1800
 TASK_VOLUMES = {"tmp": "/tmp", "home": "/home/ray"}
 # What the head alone keeps, on its instance: the next head there takes up the jobs and the workers of the last one.
 STATE_VOLUME, STATE_DIR = "ray-head-state", "/var/lib/ray"
+# What the instance says of itself, for the labels of its Ray node.
+INSTANCE_VOLUME, INSTANCE_MOUNT = "instance", "/run/instance"
 USER = "1000:1000"
 
 Container = dict[str, Any]
@@ -45,16 +52,21 @@ class ContainerDefaults:
     region: str
     token_arn: str
     size: TaskSize
+    registry_secret_arn: str = ""
 
 
-def head(common: ContainerDefaults, *, bucket: str, metrics_namespace: str, price_parameter: str) -> Container:
+def head(
+    common: ContainerDefaults, *, bucket: str, metrics_namespace: str, workers_parameter: str, helpers: bool = False
+) -> Container:
     """Define the head: it schedules and runs the job's driver, so it offers Ray no CPU and no GPU.
 
     It publishes what Ray is short of, and the job how it goes, to one CloudWatch namespace.
     """
+    of_helpers = {"HELPERS": "true"} if helpers else {}
     return _container(
         HEAD,
         common,
+        command="ray-head",
         flags=["--num-cpus=0", "--num-gpus=0"],
         environment={
             "CLOUDWATCH_NAMESPACE": metrics_namespace,
@@ -62,7 +74,8 @@ def head(common: ContainerDefaults, *, bucket: str, metrics_namespace: str, pric
             "TRAINING_CLOUDWATCH_NAMESPACE": metrics_namespace,
             "TRAINING_STORAGE_PATH": f"s3://{bucket}/{RUNS_PREFIX}",
             "TRAINING_WAIT_SECONDS": str(WAIT_SECONDS),
-            "WORKER_PRICE_PARAMETER": price_parameter,
+            "WORKERS_PARAMETER": workers_parameter,
+            **of_helpers,
         },
         volumes={**TASK_VOLUMES, STATE_VOLUME: STATE_DIR},
         health_check="head",
@@ -73,12 +86,30 @@ def head(common: ContainerDefaults, *, bucket: str, metrics_namespace: str, pric
 
 def worker(common: ContainerDefaults, *, head_host: str) -> Container:
     """Define a worker: it offers Ray the whole instance and finds the head by its DNS name."""
+    return _joining(WORKER, common, head_host, [f"--num-cpus={common.size.vcpus}", f"--num-gpus={common.size.gpus}"])
+
+
+def helper(common: ContainerDefaults, *, head_host: str) -> Container:
+    """Define a CPU helper: a worker that offers its CPUs alone, under a label by which pipelines choose it."""
+    flags = [f"--num-cpus={common.size.vcpus}", "--num-gpus=0"]
+    return _joining(HELPER, common, head_host, flags, {NODE_GROUP: HELPERS})
+
+
+def _joining(
+    name: str, common: ContainerDefaults, head_host: str, flags: list[str], labels: dict[str, str] | None = None
+) -> Container:
     return _container(
-        WORKER,
+        name,
         common,
-        flags=[f"--num-cpus={common.size.vcpus}", f"--num-gpus={common.size.gpus}"],
-        environment={"RAY_HEAD_HOST": head_host},
+        command="ray-worker",
+        flags=flags,
+        environment={
+            "INSTANCE_FILE": f"{INSTANCE_MOUNT}/{INSTANCE_FILE}",
+            "RAY_HEAD_HOST": head_host,
+            **(labels or {}),
+        },
         volumes=TASK_VOLUMES,
+        reads={INSTANCE_VOLUME: INSTANCE_MOUNT},
         health_check="worker",
         stop_seconds=WORKER_STOP_SECONDS,
         drain_seconds=WORKER_DRAIN_SECONDS,
@@ -89,9 +120,11 @@ def _container(
     name: str,
     common: ContainerDefaults,
     *,
+    command: str,
     flags: list[str],
     environment: dict[str, str],
     volumes: dict[str, str],
+    reads: dict[str, str] | None = None,
     health_check: str,
     stop_seconds: int,
     drain_seconds: int,
@@ -103,7 +136,8 @@ def _container(
         "name": name,
         "image": common.image,
         "essential": True,
-        "command": [name, *flags, f"--object-store-memory={size.object_store_bytes}"],
+        **_credentials(common.registry_secret_arn),
+        "command": [command, *flags, f"--object-store-memory={size.object_store_bytes}"],
         # The task's whole memory, said again: the task's own limit is on a cgroup that the container can't see, and Ray
         # would announce the instance's memory and watch that for the job to outgrow.
         "memory": size.memory_mib,
@@ -113,7 +147,13 @@ def _container(
         "stopTimeout": stop_seconds,
         "user": USER,
         "readonlyRootFilesystem": True,
-        "mountPoints": [{"sourceVolume": volume, "containerPath": path} for volume, path in volumes.items()],
+        "mountPoints": [
+            *({"sourceVolume": volume, "containerPath": path} for volume, path in volumes.items()),
+            *(
+                {"sourceVolume": volume, "containerPath": path, "readOnly": True}
+                for volume, path in (reads or {}).items()
+            ),
+        ],
         "linuxParameters": {
             "initProcessEnabled": True,
             # Without it Docker gives /dev/shm 64 MiB, and both Ray's object store and data loaders live there.
@@ -124,6 +164,10 @@ def _container(
         **_gpus(size.gpus),
         "logConfiguration": _logs(common.log_group, common.region),
     }
+
+
+def _credentials(secret_arn: str) -> dict[str, Any]:
+    return {"repositoryCredentials": {"credentialsParameter": secret_arn}} if secret_arn else {}
 
 
 def _environment(region: str, drain_seconds: int) -> dict[str, str]:

@@ -16,9 +16,14 @@ COLUMNS = 3
 Lines = list[list[Any]]
 
 
-def body(*, region: str, namespace: str, cluster: str, head: str, workers: str) -> dict[str, Any]:
-    """The dashboard of one stack, a row for the job, one for the GPUs and one for ECS."""
-    graphs = {**_of_the_job(namespace), **_of_the_gpus(namespace), **_of_ecs(cluster, head, workers)}
+def body(*, region: str, namespace: str, cluster: str, services: dict[str, str]) -> dict[str, Any]:
+    """The dashboard of one stack: a row for the job, one for the GPUs and one for ECS, and the helpers' CPUs.
+
+    `services` are the names of the ECS services of "head", "workers" and, if there are any, "helpers".
+    """
+    graphs = {**_of_the_job(namespace), **_of_the_gpus(namespace), **_of_ecs(cluster, services)}
+    if "helpers" in services:
+        graphs |= _of_the_helpers(namespace)
     return {"widgets": [_graph(index, title, lines, region) for index, (title, lines) in enumerate(graphs.items())]}
 
 
@@ -47,8 +52,16 @@ def _of_the_gpus(namespace: str) -> dict[str, Lines]:
     }
 
 
-def _of_ecs(cluster: str, head: str, workers: str) -> dict[str, Lines]:
-    services = {"head": head, "workers": workers}
+def _of_the_helpers(namespace: str) -> dict[str, Lines]:
+    return {
+        "CPUs of the helpers": [
+            _own(namespace, "CPUs", "in the cluster"),
+            _own(namespace, "CPUsRequested", "requested by jobs", "Maximum"),
+        ],
+    }
+
+
+def _of_ecs(cluster: str, services: dict[str, str]) -> dict[str, Lines]:
     return {
         "Tasks": [
             of_service(f"{kind}TaskCount", cluster, service).line(f"{name}, {label}")
@@ -61,7 +74,7 @@ def _of_ecs(cluster: str, head: str, workers: str) -> dict[str, Lines]:
             for kind in ("CPU", "Memory")
         ],
         "Network of the workers": [
-            of_service(f"Network{way}Bytes", cluster, workers).line(label)
+            of_service(f"Network{way}Bytes", cluster, services["workers"]).line(label)
             for way, label in (("Rx", "received"), ("Tx", "sent"))
         ],
     }

@@ -22,11 +22,15 @@ SESSION_MANAGER = (
     "ssmmessages:OpenControlChannel",
     "ssmmessages:OpenDataChannel",
 )
+# What a job that waits for workers asks, to say why there are none, and does, where they may go to another zone.
+LOOK_AT_GROUPS = ("autoscaling:DescribeAutoScalingGroups", "autoscaling:DescribeScalingActivities")
+MOVE_GROUP = ("autoscaling:UpdateAutoScalingGroup", "autoscaling:TerminateInstanceInAutoScalingGroup")
 # Actions that IAM lets nobody restrict to a resource, and what holds them instead.
 # https://docs.aws.amazon.com/service-authorization/latest/reference/
 WILDCARD_ACTIONS = {
     "ecr:GetAuthorizationToken": "a registry's token is not tied to a repository; the pull itself is",
     "cloudwatch:PutMetricData": "metrics are no resources; the condition names the stack's own namespace",
+    **dict.fromkeys(LOOK_AT_GROUPS, "describing Auto Scaling groups names no resource in IAM; nothing is changed"),
     **dict.fromkeys(SESSION_MANAGER, "Session Manager names no resource; an agent answers for its own instance alone"),
 }
 # The one policy that AWS keeps, with all its wildcards: what the ECS agent calls, which AWS changes together with the
@@ -70,16 +74,27 @@ def session_manager(*, partition: str, region: str, account: str) -> Policy:
     return _policy(_allow(["ssm:UpdateInstanceInformation"], instances), _allow(list(SESSION_MANAGER), "*"))
 
 
-def execution(*, partition: str, image_uri: str, log_group_arn: str, token_arn: str) -> Policy:
+def execution(
+    *,
+    partition: str,
+    image_uri: str,
+    log_group_arn: str,
+    token_arn: str,
+    registry_secret_arn: str = "",
+    kms_key_arn: str = "",
+) -> Policy:
     """What the ECS agent may do to start a task: pull its image, write its logs, read Ray's token.
 
-    The parameter is encrypted with the key that AWS manages for SSM, whose own policy lets the account's principals
-    decrypt through SSM: kms:Decrypt is not needed here.
+    The token is encrypted with the key that AWS manages for SSM, whose own policy lets the account's principals decrypt
+    through SSM, so kms:Decrypt is needed for a key of one's own alone.
     """
+    secret = [_allow(["secretsmanager:GetSecretValue"], registry_secret_arn)] if registry_secret_arn else []
     return _policy(
         *_pull(partition, image_uri),
         _allow(["logs:CreateLogStream", "logs:PutLogEvents"], f"{log_group_arn}:*"),
         _allow(["ssm:GetParameters"], token_arn),
+        *secret,
+        *_use_key(kms_key_arn, ["kms:Decrypt"], "ssm", "secretsmanager"),
     )
 
 
@@ -88,12 +103,15 @@ def training(
     partition: str,
     bucket_arn: str,
     metrics_namespace: str | None = None,
-    price_arn: str | None = None,
+    parameter_arn: str | None = None,
+    group_arn: str | None = None,
     data_buckets: Sequence[str] = (),
+    kms_key_arn: str = "",
 ) -> Policy:
     """What the training job may do: read and write its runs in the stack's bucket, and what else it is given.
 
-    That is a namespace for its metrics, the parameter with a worker's price, and other buckets to read from, each as
+    That is a namespace for its metrics; the parameter with what the workers are and cost, and with it a look at their
+    Auto Scaling group; that group itself, to lead it on to another zone; and other buckets to read from, each as
     `bucket` or `bucket/prefix`.
 
     Two calls carry no prefix: HeadBucket, and S3's own check whether a missing key may be told as 404 instead of 403.
@@ -103,8 +121,17 @@ def training(
     objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
     runs = _allow(objects, f"{bucket_arn}/{RUNS_PREFIX}/*")
     data = [statement for each in data_buckets for statement in _read(partition, each)]
-    price = [_allow(["ssm:GetParameter"], price_arn)] if price_arn else []
-    return _policy(_listing(bucket_arn, RUNS_PREFIX), runs, *data, *price, *_publish(metrics_namespace))
+    workers = [_allow(["ssm:GetParameter"], parameter_arn), _allow(list(LOOK_AT_GROUPS), "*")] if parameter_arn else []
+    move = [_allow(list(MOVE_GROUP), group_arn)] if group_arn else []
+    return _policy(
+        _listing(bucket_arn, RUNS_PREFIX),
+        runs,
+        *_use_key(kms_key_arn, ["kms:Decrypt", "kms:GenerateDataKey"], "s3"),
+        *data,
+        *workers,
+        *move,
+        *_publish(metrics_namespace),
+    )
 
 
 def tls_only(*, bucket_arn: str) -> Policy:
@@ -118,6 +145,15 @@ def tls_only(*, bucket_arn: str) -> Policy:
             "Condition": {"Bool": {"aws:SecureTransport": "false"}},
         }
     )
+
+
+def _use_key(key_arn: str, actions: list[str], *services: str) -> list[dict[str, Any]]:
+    """The statement that lets a KMS key be used through these services of its region alone."""
+    if not key_arn:
+        return []
+    region = key_arn.split(":")[3]
+    through = {"StringLike": {"kms:ViaService": [f"{service}.{region}.amazonaws.com*" for service in services]}}
+    return [{**_allow(actions, key_arn), "Condition": through}]
 
 
 def _read(partition: str, source: str) -> list[dict[str, Any]]:

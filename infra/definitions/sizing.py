@@ -6,6 +6,7 @@ number follows from the instance type.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra.errors import SettingError
@@ -56,20 +57,43 @@ class TaskSize:
         return self.memory_mib * 20 // 100 * MIB
 
 
-def head_size(key: str, instance: InstanceType) -> TaskSize:
-    """Size of the head's task; SettingError, which names `key`, where the type cannot carry it."""
-    _check_architecture(key, instance)
-    if instance.memory_mib < SMALLEST_HEAD_MIB:
-        problem = f"has {instance.memory_mib} MiB of memory, less than the {SMALLEST_HEAD_MIB} that Ray's head needs"
-        raise SettingError(key, instance.name, problem, "give a larger type, such as m5.xlarge")
-    return TaskSize(vcpus=instance.vcpus, memory_mib=task_memory_mib(instance.memory_mib), gpus=0)
+def head_size(key: str, instances: Sequence[InstanceType]) -> TaskSize:
+    """Size of the head's task; SettingError, which names `key`, where a type cannot carry it."""
+    for instance in instances:
+        if instance.memory_mib < SMALLEST_HEAD_MIB:
+            problem = (
+                f"has {instance.memory_mib} MiB of memory, less than the {SMALLEST_HEAD_MIB} that Ray's head needs"
+            )
+            raise SettingError(key, instance.name, problem, "give a larger type, such as m5.xlarge")
+    return helper_size(key, instances)
 
 
-def worker_size(key: str, instance: InstanceType) -> TaskSize:
-    """Size of one worker's task, with every GPU of the instance; SettingError where PyTorch cannot use the type."""
-    _check_architecture(key, instance)
-    _check_gpus(key, instance)
-    return TaskSize(vcpus=instance.vcpus, memory_mib=task_memory_mib(instance.memory_mib), gpus=instance.gpus)
+def helper_size(key: str, instances: Sequence[InstanceType]) -> TaskSize:
+    """Size of a helper's task; SettingError where the image does not run on a type."""
+    for instance in instances:
+        _check_architecture(key, instance)
+    return _fits_all(instances, gpus=0)
+
+
+def worker_size(key: str, instances: Sequence[InstanceType]) -> TaskSize:
+    """Size of one worker's task, with every GPU of the instance; SettingError where PyTorch cannot use a type.
+
+    One task definition serves all types, and ECS gives a task the number of GPUs that this says.
+    """
+    for instance in instances:
+        _check_architecture(key, instance)
+        _check_gpus(key, instance)
+    first, *others = instances
+    for other in others:
+        if other.gpus != first.gpus:
+            problem = f"has {other.gpus} GPU{'s' if other.gpus > 1 else ''}, and {first.name} has {first.gpus}"
+            raise SettingError(key, other.name, problem, "give types with as many GPUs each")
+    return _fits_all(instances, gpus=first.gpus)
+
+
+def _fits_all(instances: Sequence[InstanceType], *, gpus: int) -> TaskSize:
+    memory_mib = min(task_memory_mib(each.memory_mib) for each in instances)
+    return TaskSize(vcpus=min(each.vcpus for each in instances), memory_mib=memory_mib, gpus=gpus)
 
 
 def task_memory_mib(nominal_mib: int) -> int:

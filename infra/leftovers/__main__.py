@@ -47,7 +47,7 @@ def _look_up(options: argparse.Namespace) -> tuple[account.Stack, set[str]]:
     session.client("sts").get_caller_identity()  # rather than a complaint for each kind
     known = state.known_ids(state.read(options.state) if options.state else state.exported(*chosen))
     return account.Stack(
-        tags={"project": project, "stack": name}, prefix=name_prefix(project, name), session=session
+        tags={"project": project, "stack": name}, prefix=name_prefix(f"{project}-{name}"), session=session
     ), known
 
 

@@ -1,4 +1,4 @@
-"""What a real Ray tells: what is there and used, and what is asked for while a run waits for its workers."""
+"""What a real Ray tells: what is there and used, and what runs and pipelines that want more of it ask for."""
 
 import dataclasses
 import json
@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from raynode import ports
-from raynode.demand import GpuDemand
+from raynode.demand import Demand
 from tests.commands.conftest import REPOSITORY, Run
 from tests.commands.head import SECONDS, TOKEN
 
@@ -23,7 +23,7 @@ context = ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=Tr
 def show(**expected):
     # A node tells of its use with a delay.
     for _ in range(1000):
-        found = dataclasses.asdict(demand.read(context.address_info["gcs_address"]))
+        found = dataclasses.asdict(demand.read(context.address_info["gcs_address"], has_helpers=False))
         if found == {**dict.fromkeys(found, 0), **expected}:
             break
         time.sleep(0.1)
@@ -34,16 +34,44 @@ class Work:
     pass
 
 show(gpus=2)
-group = placement_group([{"CPU": 1, "GPU": 4}] * 2)
-show(gpus=2, gpus_waiting=8, cpus_waiting=2)
+group = placement_group([{"CPU": 1, "GPU": 4}] * 2 + [{"CPU": 3}])
+show(gpus=2, gpus_waiting=8, cpus_waiting=3)
 remove_placement_group(group)
 work = [Work.remote() for _ in range(3)]
-show(gpus=2, gpus_used=1, cpus_used=2, gpus_waiting=0.5, cpus_waiting=1)
+show(gpus=2, gpus_used=1, worker_cpus_used=2, gpus_waiting=0.5)
 del work
-request_resources(bundles=[{"GPU": 1}] * 3)
-show(gpus=2, gpus_requested=3)
+request_resources(bundles=[{"GPU": 1, "CPU": 1}] * 3 + [{"CPU": 2}])
+show(gpus=2, gpus_requested=3, cpus_requested=2)
 nodes = api.get(f"http://{context.dashboard_url}/nodes?view=summary")["data"]["summary"]
 print(json.dumps([nodes[0]["raylet"]["state"], nodes[0]["gpus"]]))
+"""
+
+# A Ray of one helper with two CPUs, on which Ray Data prepares data; prints the CPUs that helpers have and should have,
+# once more are wanted, and once the data is no longer read.
+PIPELINE = """
+import json, os, time
+os.environ["RAY_DATA_MIN_GAP_BETWEEN_AUTOSCALING_REQUESTS"] = "1"
+import ray
+from raynode import demand
+
+context = ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
+
+def prepare(batch):
+    time.sleep(0.2)
+    return batch
+
+def cpus():
+    found = demand.read(context.address_info["gcs_address"], has_helpers=True)
+    return found.helper_cpus, found.helper_cpus_needed
+
+rows = iter(ray.data.range(2000, override_num_blocks=2000).map_batches(prepare).iter_rows())
+while cpus()[1] <= 2:
+    next(rows)
+print(json.dumps(cpus()), flush=True)
+rows.close()
+while cpus()[1]:
+    time.sleep(0.1)
+print(json.dumps(cpus()), flush=True)
 """
 
 
@@ -97,12 +125,21 @@ def test_ray_tells_what_is_there_what_is_used_and_what_waits(environment: dict[s
     node = {**TOKEN, **ports.METRICS, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(REPOSITORY / "docker")}
     done = _run(CLUSTER, environment={**environment, **node})
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "["))]
-    nothing = dataclasses.asdict(GpuDemand(gpus=2))
+    nothing = dataclasses.asdict(Demand(gpus=2))
     assert found[0] == nothing
-    assert found[1] == {**nothing, "gpus_waiting": 8, "cpus_waiting": 2}, "a allocation group that waits"
-    assert found[2] == {**nothing, "gpus_used": 1, "cpus_used": 2, "gpus_waiting": 0.5, "cpus_waiting": 1}, "actors"
-    assert found[3] == {**nothing, "gpus_requested": 3}, "what a program requests, and nothing that has ended"
+    assert found[1] == {**nothing, "gpus_waiting": 8, "cpus_waiting": 3}, "a placement group that waits"
+    assert found[2] == {**nothing, "gpus_used": 1, "worker_cpus_used": 2, "gpus_waiting": 0.5}, "actors"
+    requested = {**nothing, "gpus_requested": 3, "cpus_requested": 2}
+    assert found[3] == requested, "what a program requests, and nothing that has ended"
     assert found[4] == ["ALIVE", []], "the dashboard tells of nodes and GPUs though the Prometheus servers are shut"
+
+
+def test_ray_data_that_is_short_of_cpus_asks_for_more_of_them_until_it_ends(environment: dict[str, str]) -> None:
+    done = _run(PIPELINE, environment={**environment, **TOKEN, "PYTHONPATH": str(REPOSITORY / "docker")})
+    [(there, needed), afterwards] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert there == 2
+    assert needed > 2, "the helpers that are there are too few for it"
+    assert afterwards == [2, 0], "a request that stayed would keep helpers for nobody"
 
 
 def _run(script: str, *arguments: str, environment: dict[str, str]) -> Run:

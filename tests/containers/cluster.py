@@ -12,6 +12,7 @@ from typing import Any
 
 from infra.definitions import commands, containers
 from infra.definitions.sizing import TaskSize
+from infra.definitions.user_data import INSTANCE_FILE
 from tests.containers.engine import Engine, arguments
 from tests.waiting import until
 
@@ -19,10 +20,20 @@ ROOT = Path(__file__).parents[2]
 HEAD_HOST = "head.ray.internal"
 BUCKET = "training"
 METRICS = "ray-on-ecs/test"
-PRICE = "worker-price"
+WORKERS_PARAMETER = "workers"
 S3 = "s3"
 AWS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_ENDPOINT_URL": f"http://{S3}:5000"}
 SIZE = TaskSize(vcpus=1, memory_mib=3072, gpus=0)
+# What the stack says of the workers, and what an instance says of itself: a dollar a second.
+WORKERS = {
+    "group": "workers",
+    "types": ["g5.xlarge"],
+    "zones": [{"zone": "us-east-1a", "subnet_id": "subnet-1", "placement_group": None}],
+    "spot": False,
+    "spread": False,
+    "prices": {"g5.xlarge": {"on_demand": 3600, "spot": None}},
+}
+INSTANCE = {"instance_type": "g5.xlarge", "zone": "us-east-1a", "market": "on-demand"}
 # A model of one's own, on every node: with it a run has many short epochs of four steps, and can be disturbed in its
 # middle. It takes its time until the file HURRY is there.
 MODELS, HURRY = "/opt/models", "/tmp/hurry"
@@ -60,8 +71,7 @@ print(first.keys() == second.keys() and all(torch.equal(first[name], second[name
 CREATE = """
 import boto3
 where = {{"endpoint_url": "http://127.0.0.1:5000", "region_name": "us-east-1"}}
-price = '{{"instance_type": "g5.xlarge", "hourly_usd": 3600}}'
-boto3.client("ssm", **where).put_parameter(Name="{price}", Type="String", Value=price, Overwrite=True)
+boto3.client("ssm", **where).put_parameter(Name="{name}", Type="String", Value={value!r}, Overwrite=True)
 boto3.client("s3", **where).create_bucket(Bucket="{bucket}")
 """
 # Without boto3, which takes a second of a core: runs are looked at again and again.
@@ -128,18 +138,26 @@ class Cluster:
         return self.head, *self.workers
 
     @property
+    def instance(self) -> Path:
+        """The folder with what the instance says of itself."""
+        return self.code.parent / "instance"
+
+    @property
     def storage(self) -> str:
         """The container of the S3."""
         return f"{self.network}-{S3}"
 
     def definition(self, kind: str) -> containers.Container:
-        """The stack's own definition of a head or a worker, of a size that fits here."""
+        """The stack's own definition of a head, a worker or a helper, of a size that fits here."""
         common = containers.ContainerDefaults(
             image=self.image, log_group="logs", region="us-east-1", token_arn="arn:token", size=SIZE
         )
         if kind == "head":
-            return containers.head(common, bucket=BUCKET, metrics_namespace=METRICS, price_parameter=PRICE)
-        return containers.worker(common, head_host=HEAD_HOST)
+            return containers.head(
+                common, bucket=BUCKET, metrics_namespace=METRICS, workers_parameter=WORKERS_PARAMETER, helpers=True
+            )
+        joining = containers.helper if kind == "helper" else containers.worker
+        return joining(common, head_host=HEAD_HOST)
 
     def state(self, name: str) -> str:
         """The volume that a head's container leaves behind."""
@@ -154,7 +172,7 @@ class Cluster:
         networks = () if any(each.startswith("--network=") for each in options) else (f"--network={self.network}",)
         folders = {Path(__file__).parent / "tiny.py": f"{MODELS}/tiny.py", self.code: CODE}
         volumes = (f"--volume={source}:{target}:ro" for source, target in folders.items())
-        kept = {containers.STATE_VOLUME: self.state(name)}
+        kept = {containers.STATE_VOLUME: self.state(name), containers.INSTANCE_VOLUME: str(self.instance)}
         given = arguments(definition, {**AWS, "PYTHONPATH": MODELS, "HURRY": HURRY, **variables}, kept)
         self.engine.run("run", "--detach", f"--name={name}", *networks, *volumes, *options, *given)
 
@@ -165,7 +183,7 @@ class Cluster:
             *(f"--env={name}={value}" for name, value in AWS.items() if name != "AWS_ENDPOINT_URL"),
             image,
         )  # fmt: skip
-        create = CREATE.format(bucket=BUCKET, price=PRICE)
+        create = CREATE.format(bucket=BUCKET, name=WORKERS_PARAMETER, value=json.dumps(WORKERS))
         until(lambda: self.engine.execute(self.storage, "python", "-c", create, check=False).returncode == 0, 180)
 
     def start_head(self) -> None:
@@ -325,6 +343,8 @@ def cluster_of(engine: Engine, image: str, s3_image: str, code: Path) -> Generat
     """A cluster with its S3; nodes come when it settles."""
     with engine.network(f"ray-{secrets.token_hex(3)}") as network:
         cluster = Cluster(engine, image, network, code)
+        cluster.instance.mkdir(exist_ok=True)
+        (cluster.instance / INSTANCE_FILE).write_text(json.dumps(INSTANCE))
         try:
             cluster.start_storage(s3_image)
             yield cluster
@@ -376,6 +396,7 @@ class Run:
         for name in self.cluster.workers:
             self.cluster.engine.execute(name, "rm", HURRY)
         assert self.epochs() == EPOCHS, self.log
+        assert self.cluster.read(f"runs/{self.name}/result.json"), self.log
 
     def addresses(self, epoch: int) -> set[str]:
         """Where the ranks trained an epoch, for the last time if it was repeated."""

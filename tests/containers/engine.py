@@ -113,7 +113,8 @@ def arguments(container: Container, extra: Mapping[str, str], kept: Mapping[str,
     Args:
         container: One of infra/containers.py.
         extra: More environment variables.
-        kept: The engine's name of each volume that outlives its task; the other volumes end with the container.
+        kept: The engine's name, or this machine's folder, of each volume that outlives its task; the other volumes end
+            with the container.
     """
     linux = container["linuxParameters"]
     assert set(container) <= TRANSLATED | set(LEFT_OUT), set(container)
@@ -142,6 +143,7 @@ def arguments(container: Container, extra: Mapping[str, str], kept: Mapping[str,
     ]
 
 
-def _volume(mount: Mapping[str, str], kept: Mapping[str, str]) -> str:
+def _volume(mount: Mapping[str, Any], kept: Mapping[str, str]) -> str:
     name, path = mount["sourceVolume"], mount["containerPath"]
-    return f"{kept[name]}:{path}" if name in kept else path
+    access = ":ro" if mount.get("readOnly") else ""
+    return f"{kept[name]}:{path}{access}" if name in kept else path

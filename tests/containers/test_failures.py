@@ -4,6 +4,7 @@ One run is disturbed by one test after the other. What needs no run happens mean
 is waiting.
 """
 
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.definitions.containers import WORKER_DRAIN_SECONDS
+from infra.definitions.containers import WORKER_DRAIN_SECONDS, WORKER_STOP_SECONDS
 from tests.containers.cluster import EPOCHS, GRACE_SECONDS, Cluster, Disturbed, Run, cluster_of
 from tests.containers.engine import Engine
 from tests.waiting import until
@@ -66,16 +67,36 @@ def disturbed(made: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_a_worker_that_trains_is_left_at_once_and_the_run_goes_on_elsewhere(
     cluster: Cluster, disturbed: Disturbed
 ) -> None:
+    """What ECS does to a task when EC2 reclaims its instance; docs/failures.md has the seconds that this prints."""
     run = disturbed.under_way()
     name = cluster.workers[0]
-    status, seconds = cluster.stop(name)
-    print(f"the worker left {seconds:.0f} s after SIGTERM")
+    began = time.monotonic()
+
+    def saw(what: str) -> None:
+        print(f"{what} {time.monotonic() - began:.1f} s after SIGTERM")
+
+    with ThreadPoolExecutor(1) as pool:
+        stopping = pool.submit(cluster.stop, name)
+        until(lambda: "received SIGTERM. Draining" in cluster.engine.logs(name), WORKER_STOP_SECONDS)
+        saw("Ray drained the node")
+        [step] = until(
+            lambda: re.findall(r"are being preempted; stopped after step (\d+)", run.log)[:1], WORKER_STOP_SECONDS
+        )
+        saw("the ranks had stored a checkpoint and stopped")
+        status, seconds = stopping.result()
+        saw("the worker was gone")
+    checkpoint = f"checkpoint_{int(step):08d}"
+    assert f"{checkpoint}/checkpoint.json" in cluster.keys(f"runs/{run.name}/"), "no step is lost"
     log = cluster.engine.logs(name)
     assert status == 0, log
     assert "Local node finished draining" in log, "it left because its work was done"
     assert seconds < WORKER_DRAIN_SECONDS / 2, "the run has stored a checkpoint and is gone"
+    began = time.monotonic()
+    cluster.settle()
+    print(f"another worker had joined {time.monotonic() - began:.1f} s after its container's start")
+    until(lambda: f"resuming from {checkpoint}: " in run.log, 180, lambda: run.log)
+    print(f"and the run went on {time.monotonic() - began:.1f} s after that start")
     run.goes_on()
-    assert "are being preempted; stopped after step" in run.log
 
 
 def test_a_head_in_the_middle_of_a_run(cluster: Cluster, disturbed: Disturbed) -> None:

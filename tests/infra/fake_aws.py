@@ -23,7 +23,7 @@ from pulumi.runtime import mocks
 
 from infra.config import prices
 from infra.definitions.sizing import InstanceType, TaskSize
-from infra.references import NodeSpec
+from infra.references import NodeSpec, Price
 from infra.tags import name_prefix
 
 PROJECT, STACK, REGION, ACCOUNT = "ray-on-ecs", "dev", "us-west-2", "123456789012"
@@ -70,7 +70,11 @@ class Cloud(mocks.Mocks):
     partition: str = "aws"
     security_groups: list[dict[str, Any]] = field(default_factory=list)
     prices: dict[str, float] | None = field(default_factory=lambda: {"m5.xlarge": 0.192, "g5.xlarge": 1.006})
+    spot_prices: dict[str, float] | None = field(default_factory=lambda: {"g5.xlarge": 0.4})
+    absent: tuple[str, ...] = ()
+    subnet_zones: dict[str, str] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
+    key: dict[str, Any] = field(default_factory=dict)
     vpc: dict[str, Any] = field(default_factory=dict)
     subnet: dict[str, Any] = field(default_factory=dict)
     resources: dict[str, Registered] = field(default_factory=dict)
@@ -91,7 +95,8 @@ class Cloud(mocks.Mocks):
             results.append(program())
 
         environment = mock.patch.dict(os.environ, {"PULUMI_CONFIG": json.dumps(config)})  # as the engine does
-        with environment, mock.patch.object(prices, "price_list", return_value=self):
+        clients = mock.patch.multiple(prices, price_list=lambda: self, ec2=lambda region: self)
+        with environment, clients:
             drained()
         return results[0]
 
@@ -102,6 +107,20 @@ class Cloud(mocks.Mocks):
         wanted = {each["Field"]: each["Value"] for each in Filters}
         price = self.prices.get(wanted["instanceType"])
         return {"PriceList": [] if price is None else [on_demand(price)]}
+
+    def describe_spot_price_history(self, **asked: Any) -> dict[str, Any]:
+        """Answer as EC2 does, with a price in each zone."""
+        if self.spot_prices is None:
+            raise EndpointConnectionError(endpoint_url=f"https://ec2.{REGION}.amazonaws.com/")
+        [zones] = [each["Values"] for each in asked["Filters"] if each["Name"] == "availability-zone"]
+        return {
+            "SpotPriceHistory": [
+                {"InstanceType": name, "AvailabilityZone": zone, "SpotPrice": str(self.spot_prices[name])}
+                for name in asked["InstanceTypes"]
+                for zone in zones
+                if name in self.spot_prices
+            ]
+        }
 
     def value(self, output: pulumi.Input[Any]) -> Any:
         """Value of an output, or None where it is unknown."""
@@ -146,6 +165,13 @@ class Cloud(mocks.Mocks):
         if asked in self.silent:
             return {}, [("", "AccessDenied: not authorized")]
         match asked:
+            case _ if asked in self.absent:
+                return {}, [("", f"NotFoundException: {asked[3:]} can't be found")]
+            case "getPolicy" | "getSecret":
+                return {"arn": args.args["arn"]}, []
+            case "getKey":
+                key = {"enabled": True, "keySpec": "SYMMETRIC_DEFAULT", "keyState": "Enabled"}
+                return {**key, **self.key}, []
             case "getRegion":
                 return {"region": REGION}, []
             case "getCallerIdentity":
@@ -179,7 +205,8 @@ class Cloud(mocks.Mocks):
                 [ami] = args.args["filters"][0]["values"]
                 return (self.amis[ami], []) if ami in self.amis else ({}, [("", "Your query returned no results")])
             case "getSubnet":
-                subnet = {"vpcId": "vpc-0a1b", "availabilityZone": "us-west-2b", "mapPublicIpOnLaunch": False}
+                zone = self.subnet_zones.get(args.args["id"], "us-west-2b")
+                subnet = {"vpcId": "vpc-0a1b", "availabilityZone": zone, "mapPublicIpOnLaunch": False}
                 return {"id": args.args["id"], **subnet, **self.subnet}, []
             case "getSecurityGroups":
                 return {"ids": [f"sg-{number}" for number, _ in enumerate(self.security_groups)]}, []
@@ -249,25 +276,35 @@ class _Recorder(mocks.MockMonitor):
 
     def _short(self, name: str) -> str:
         """Name of a resource without the beginning that all in a stack share."""
-        return name.removeprefix(f"{name_prefix(PROJECT, self._cloud.stack)}-")
+        return name.removeprefix(f"{name_prefix(f'{PROJECT}-{self._cloud.stack}')}-")
+
+
+def instance_type(name: str, vcpus: int = 4, gpus: int = 0) -> InstanceType:
+    """Facts of a type that is as good as any."""
+    return InstanceType(name=name, vcpus=vcpus, memory_mib=16384, architectures=("x86_64",), gpus=gpus)
 
 
 def node_spec(
-    instance_type: str = "g5.xlarge",
+    name: str = "g5.xlarge",
     count: int = 2,
     *,
     key: str = "workerInstanceType",
     vcpus: int = 4,
     gpus: int = 0,
     usd: float | None = None,
+    zones: tuple[str, ...] = ("us-west-2b",),
+    **more: Any,
 ) -> NodeSpec:
     """So many instances of a type."""
-    memory_mib, architectures = 16384, ("x86_64",)
-    instance = InstanceType(
-        name=instance_type, vcpus=vcpus, memory_mib=memory_mib, architectures=architectures, gpus=gpus
+    return NodeSpec(
+        key=key,
+        instances=(instance_type(name, vcpus, gpus),),
+        task=TaskSize(vcpus=vcpus, memory_mib=14336, gpus=gpus),
+        max_count=count,
+        prices=None if usd is None else {name: Price(on_demand=usd)},
+        zones=zones,
+        **more,
     )
-    task = TaskSize(vcpus=vcpus, memory_mib=14336, gpus=gpus)
-    return NodeSpec(key=key, instance=instance, task=task, max_count=count, usd=usd)
 
 
 def on_demand(price: float) -> str:

@@ -8,17 +8,27 @@ from dataclasses import replace
 from typing import Any
 
 import pulumi
+import pytest
 
 from infra.capacity import Capacity, CapacityArgs
 from infra.definitions import policies
 from infra.definitions.user_data import user_data
-from infra.references import Location, NetworkRef, ResourceRef
-from tests.infra.fake_aws import ACCOUNT, REGION, Cloud, node_spec
+from infra.references import AccountRules, Location, NetworkRef, ResourceRef
+from tests.infra.fake_aws import ACCOUNT, REGION, Cloud, instance_type, node_spec
 
 LOCATION = Location(
-    partition="aws", account=ACCOUNT, region=REGION, zone="us-west-2b", zones=("us-west-2a", "us-west-2b")
+    partition="aws",
+    account=ACCOUNT,
+    region=REGION,
+    worker_zones=("us-west-2b",),
+    zones=("us-west-2a", "us-west-2b"),
 )
-DEFAULTS: dict[str, Any] = {"location": LOCATION, "node": node_spec("m5.xlarge", 1), "root_volume_gib": 100}
+DEFAULTS: dict[str, Any] = {
+    "location": LOCATION,
+    "node": node_spec("m5.xlarge", 1),
+    "rules": AccountRules(),
+    "root_volume_gib": 100,
+}
 GPU = {**DEFAULTS, "node": node_spec("g5.xlarge", 2, gpus=1)}
 MANAGED = {**GPU, "managed_scaling": True}
 
@@ -27,8 +37,8 @@ def build(args: dict[str, Any] = DEFAULTS) -> Capacity:
     """Instances with valid defaults, in a network with a rule."""
     network = pulumi.ComponentResource("test:index:Network", "network")
     pulumi.CustomResource("test:index:Rule", "rule", {}, pulumi.ResourceOptions(parent=network))
-    subnet, group = pulumi.Output.from_input("subnet-private"), pulumi.Output.from_input("sg-1")
-    ref = NetworkRef(subnet_id=subnet, security_group_id=group, network=network)
+    subnets = {f"us-west-2{letter}": pulumi.Output.from_input(f"subnet-{letter}") for letter in "ab"}
+    ref = NetworkRef(subnets=subnets, security_group_id=pulumi.Output.from_input("sg-1"), network=network)
     cluster = ResourceRef(name=pulumi.Output.from_input("ray-cluster"), arn=pulumi.Output.from_input("arn:cluster"))
     return Capacity("head", CapacityArgs(cluster=cluster, network=ref, **args))
 
@@ -43,7 +53,7 @@ def test_the_group_has_a_fixed_number_in_the_one_subnet(cloud: Cloud) -> None:
     group = cloud.resources["head-group"].inputs
     sizes = {group["minSize"], group["maxSize"], group["desiredCapacity"]}
     assert sizes == {2.0}, "a range would let something else scale a running job"
-    assert group["vpcZoneIdentifiers"] == ["subnet-private"], "nothing runs in the public subnet"
+    assert group["vpcZoneIdentifiers"] == ["subnet-b"], "nothing runs in the public subnet"
     assert group["forceDelete"] is True, "`destroy` would wait for instances that nobody needs any more"
 
 
@@ -242,3 +252,72 @@ def test_a_machine_image_that_is_given_is_taken(cloud: Cloud) -> None:
     capacity(cloud, {**GPU, "node": given})
     assert cloud.resources["head-template"].inputs["imageId"] == "ami-0123456789abcdef0"
     assert not [args for token, args in cloud.calls if token.endswith(":getParameter")], "AWS's newest is not asked for"
+
+
+SEVERAL = (instance_type("g5.xlarge"), instance_type("g6.xlarge"))
+
+
+def test_of_several_types_the_first_that_ec2_has_is_taken(cloud: Cloud) -> None:
+    capacity(cloud, {**GPU, "node": replace(GPU["node"], instances=SEVERAL)})
+    group = cloud.resources["head-group"].inputs
+    assert "launchTemplate" not in group, "EC2 Auto Scaling refuses both"
+    policy = group["mixedInstancesPolicy"]
+    assert [each["instanceType"] for each in policy["launchTemplate"]["overrides"]] == ["g5.xlarge", "g6.xlarge"]
+    distribution = policy["instancesDistribution"]
+    assert distribution["onDemandAllocationStrategy"] == "prioritized", "the order is the preference"
+    assert distribution["onDemandPercentageAboveBaseCapacity"] == 100, "nobody has asked for spot"
+    assert group["capacityRebalance"] is False
+
+
+@pytest.mark.parametrize(("spot_count", "on_demand"), [(2, 0), (1, 1)])
+def test_spot_instances_are_cheap_ones_that_last(cloud: Cloud, spot_count: int, on_demand: int) -> None:
+    capacity(cloud, {**GPU, "node": replace(GPU["node"], spot_count=spot_count)})
+    group = cloud.resources["head-group"].inputs
+    distribution = group["mixedInstancesPolicy"]["instancesDistribution"]
+    assert distribution["spotAllocationStrategy"] == "price-capacity-optimized"
+    assert (distribution["onDemandBaseCapacity"], distribution["onDemandPercentageAboveBaseCapacity"]) == (on_demand, 0)
+    assert group["capacityRebalance"] is True, "the next one starts before EC2 takes this one"
+
+
+def test_workers_of_a_job_are_in_one_zone_and_may_move_on(cloud: Cloud) -> None:
+    zones = ("us-west-2b", "us-west-2a")
+    capacity(cloud, {**GPU, "node": replace(GPU["node"], zones=zones)})
+    group = cloud.resources["head-group"]
+    assert group.inputs["vpcZoneIdentifiers"] == ["subnet-b"], "between zones all-reduce is slow, and AWS charges it"
+    assert group.inputs["placementGroup"] == "head-placement-us-west-2b"
+    assert group.ignore_changes == ("vpcZoneIdentifiers", "placementGroup"), "`up --refresh` would move a job back"
+
+
+def test_workers_are_spread_over_zones_if_told_to(cloud: Cloud) -> None:
+    spread = replace(GPU["node"], zones=("us-west-2b", "us-west-2a"), spread=True)
+    capacity(cloud, {**GPU, "node": spread})
+    group = cloud.resources["head-group"]
+    assert group.inputs["vpcZoneIdentifiers"] == ["subnet-b", "subnet-a"]
+    assert "placementGroup" not in group.inputs, "a placement group is in one zone"
+    assert group.ignore_changes == (), "nobody moves them"
+
+
+def test_only_the_head_is_waited_for(cloud: Cloud) -> None:
+    capacity(cloud, {**DEFAULTS, "waits": True})
+    assert "waitForCapacityTimeout" not in cloud.resources["head-group"].inputs, "the commands need its instance"
+    other = Cloud()
+    capacity(other, GPU)
+    assert other.resources["head-group"].inputs["waitForCapacityTimeout"] == "0", (
+        "a shortage of GPUs would end `up` before there is a head that says so"
+    )
+
+
+def test_roles_and_disks_keep_the_accounts_rules(cloud: Cloud) -> None:
+    key = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1"
+    boundary = f"arn:aws:iam::{ACCOUNT}:policy/boundary"
+    rules = AccountRules(permissions_boundary=boundary, role_path="/teams/ml/", kms_key_arn=key)
+    capacity(cloud, {**DEFAULTS, "rules": rules})
+    role = cloud.resources["head-instance-role"].inputs
+    assert (role["permissionsBoundary"], role["path"]) == (boundary, "/teams/ml/")
+    (disk,) = cloud.resources["head-template"].inputs["blockDeviceMappings"]
+    assert disk["ebs"]["kmsKeyId"] == key
+    grant = cloud.resources["head-disk-key"].inputs
+    assert grant["granteePrincipal"].endswith(
+        ":role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"
+    )
+    assert "head-disk-key" in cloud.needs("head-group"), "instances would end as soon as they start"

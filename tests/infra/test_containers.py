@@ -6,6 +6,7 @@ from typing import Any
 
 from infra.definitions import containers
 from infra.definitions.sizing import TaskSize
+from infra.definitions.user_data import INSTANCE_FILE
 
 COMMON: dict[str, Any] = {
     "image": "registry/training@sha256:00",
@@ -22,7 +23,7 @@ def head() -> containers.Container:
         containers.ContainerDefaults(**COMMON, size=size),
         bucket="runs-bucket",
         metrics_namespace="ray/dev",
-        price_parameter="price",
+        workers_parameter="facts",
     )
 
 
@@ -69,7 +70,7 @@ def test_the_head_knows_where_runs_go_and_nothing_of_the_workers() -> None:
         "TRAINING_CLOUDWATCH_NAMESPACE": "ray/dev",
         "TRAINING_STORAGE_PATH": "s3://runs-bucket/runs",
         "TRAINING_WAIT_SECONDS": "1800",
-        "WORKER_PRICE_PARAMETER": "price",
+        "WORKERS_PARAMETER": "facts",
     }, "`python -m training` takes its default from here, and a change of workerCount must not restart the head"
 
 
@@ -78,6 +79,7 @@ def test_a_worker_finds_the_head_by_name() -> None:
         "AWS_DEFAULT_REGION": "us-west-2",
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_REGION": "us-west-2",
+        "INSTANCE_FILE": "/run/instance/instance.json",
         "RAY_AUTH_MODE": "token",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "90",
         "RAY_HEAD_HOST": "head.x.internal",
@@ -159,10 +161,56 @@ def mounts(container: containers.Container) -> dict[str, str]:
 
 
 def test_all_that_is_written_lies_on_a_volume_of_the_task() -> None:
-    assert mounts(worker()) == containers.TASK_VOLUMES == {"tmp": "/tmp", "home": "/home/ray"}
+    written = {name: path for name, path in mounts(worker()).items() if name not in read_only(worker())}
+    assert written == containers.TASK_VOLUMES == {"tmp": "/tmp", "home": "/home/ray"}
 
 
 def test_the_head_alone_keeps_its_state() -> None:
     assert mounts(head()) == {**containers.TASK_VOLUMES, "ray-head-state": "/var/lib/ray"}
     assert environment(head())["RAY_HEAD_STATE"] == mounts(head())["ray-head-state"], "it would be kept nowhere"
     assert "RAY_HEAD_STATE" not in environment(worker()), "a worker has no state"
+
+
+def read_only(container: containers.Container) -> set[str]:
+    """The volumes that the container can't write to."""
+    return {mount["sourceVolume"] for mount in container["mountPoints"] if mount.get("readOnly")}
+
+
+def test_a_node_reads_what_its_instance_says_of_itself() -> None:
+    for container in (worker(), helper()):
+        assert read_only(container) == {"instance"}, "the instance's disk is not the task's"
+        folder = mounts(container)["instance"]
+        assert environment(container)["INSTANCE_FILE"] == f"{folder}/{INSTANCE_FILE}", "its labels would be missing"
+
+
+def helper() -> containers.Container:
+    """A helper with valid defaults."""
+    size = TaskSize(vcpus=8, memory_mib=1000, gpus=0)
+    return containers.helper(containers.ContainerDefaults(**COMMON, size=size), head_host="head.x.internal")
+
+
+def test_a_helper_is_a_worker_without_gpus() -> None:
+    made, other = helper(), worker()
+    assert made["command"][:3] == ["ray-worker", "--num-cpus=8", "--num-gpus=0"]
+    assert "resourceRequirements" not in made
+    assert environment(made) == {**environment(other), "RAY_NODE_TYPE_NAME": "helpers"}, "pipelines ask for the label"
+    assert made["name"] == "ray-helper", "logs tell it from a worker"
+
+
+def test_the_head_is_told_whether_there_are_helpers() -> None:
+    size = TaskSize(vcpus=4, memory_mib=1000, gpus=0)
+    given = {"bucket": "runs-bucket", "metrics_namespace": "ray/dev", "workers_parameter": "facts"}
+    made = containers.head(containers.ContainerDefaults(**COMMON, size=size), **given, helpers=True)
+    assert environment(made)["HELPERS"] == "true", "work for CPUs would start GPUs"
+    assert "HELPERS" not in environment(head())
+
+
+def test_a_private_registry_gets_its_password_from_a_secret() -> None:
+    secret = "arn:aws:secretsmanager:us-west-2:123456789012:secret:registry"
+    common = containers.ContainerDefaults(
+        **COMMON, size=TaskSize(vcpus=4, memory_mib=1000, gpus=0), registry_secret_arn=secret
+    )
+    assert containers.helper(common, head_host="head.x.internal")["repositoryCredentials"] == {
+        "credentialsParameter": secret
+    }
+    assert "repositoryCredentials" not in worker(), "ECR needs none"

@@ -27,6 +27,11 @@ TRUST = json.dumps(policies.assumed_by("ecs-tasks.amazonaws.com"))
 POLICY = json.dumps(policies.tls_only(bucket_arn="arn:aws:s3:::b"))
 
 
+def prefix_of(tags: dict[str, str]) -> str:
+    """What the names of a stack's parts begin with."""
+    return name_prefix(f"{tags['project']}-{tags['stack']}")
+
+
 def pairs(tags: dict[str, str], *, lower: bool = False) -> list[dict[str, str]]:
     """Tags as most services take them."""
     key, value = ("key", "value") if lower else ("Key", "Value")
@@ -49,7 +54,7 @@ def tags() -> dict[str, str]:
 
 def make_stack(tags: dict[str, str]) -> dict[str, str]:
     """Make one of each kind, and return their IDs as Pulumi knows them."""
-    prefix = name_prefix(**tags)
+    prefix = prefix_of(tags)
     ec2 = boto3.client("ec2")
 
     def spec(kind: str) -> list[dict[str, Any]]:
@@ -188,7 +193,7 @@ NOT_IN_MOTO = {"capacity providers", "placement groups"}
 
 def report(tags: dict[str, str], capsys: pytest.CaptureFixture[str], known: set[str]) -> str:
     """What the command prints of the stack."""
-    stack = account.Stack(tags=tags, prefix=name_prefix(**tags), session=boto3.Session(region_name=REGION))
+    stack = account.Stack(tags=tags, prefix=prefix_of(tags), session=boto3.Session(region_name=REGION))
     listings = {kinds: listing for kinds, listing in account.listings().items() if kinds not in NOT_IN_MOTO}
     assert leftovers.report(stack, known, listings) == 0
     printed = capsys.readouterr()
@@ -278,7 +283,7 @@ def test_capacity_providers_are_listed_page_by_page(tags: dict[str, str]) -> Non
     rest = [provider("b", "other"), provider("c", tags["stack"]), provider("d", tags["stack"], "INACTIVE")]
     asked = {"include": ["TAGS"], "nextToken": "next"}
     session.stubs.add_response("describe_capacity_providers", {"capacityProviders": rest}, asked)
-    stack = account.Stack(tags=tags, prefix=name_prefix(**tags), session=session)  # ty: ignore[invalid-argument-type]
+    stack = account.Stack(tags=tags, prefix=prefix_of(tags), session=session)  # ty: ignore[invalid-argument-type]
     found = list(account.listings()["capacity providers"](stack))
     assert [each.id.rpartition("/")[2] for each in found] == ["a", "c"]
     assert found[0].commands == (f"ecs delete-capacity-provider --capacity-provider {found[0].id}",)
@@ -291,7 +296,7 @@ def test_placement_groups_are_listed_by_tag(tags: dict[str, str]) -> None:
     groups += [{"GroupName": "gone", "State": "deleted", "Tags": pairs(tags)}]
     filters = [{"Name": f"tag:{key}", "Values": [value]} for key, value in tags.items()]
     session.stubs.add_response("describe_placement_groups", {"PlacementGroups": groups}, {"Filters": filters})
-    stack = account.Stack(tags=tags, prefix=name_prefix(**tags), session=session)  # ty: ignore[invalid-argument-type]
+    stack = account.Stack(tags=tags, prefix=prefix_of(tags), session=session)  # ty: ignore[invalid-argument-type]
     [found] = account.listings()["placement groups"](stack)
     assert (found.id, found.commands) == ("one", ("ec2 delete-placement-group --group-name one",))
 
@@ -301,7 +306,7 @@ def test_what_can_not_be_listed_is_said_and_no_reason_to_say_nothing(
 ) -> None:
     session = Stubbed("sns")
     session.stubs.add_client_error("list_topics", "AccessDenied", "not for you")
-    stack = account.Stack(tags=tags, prefix=name_prefix(**tags), session=session)  # ty: ignore[invalid-argument-type]
+    stack = account.Stack(tags=tags, prefix=prefix_of(tags), session=session)  # ty: ignore[invalid-argument-type]
     assert leftovers.report(stack, set(), {"topics": account.listings()["topics"]}) == 2
     printed = capsys.readouterr()
     assert printed.out == "", "nobody knows whether there is nothing"

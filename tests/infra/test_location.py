@@ -13,12 +13,13 @@ from infra.errors import SettingError
 from infra.references import ExistingNetwork, Location
 from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
 
-EXISTING = {"vpc_id": "vpc-0a1b", "subnet_id": "subnet-0c2d"}
+EXISTING: dict[str, Any] = {"vpc_id": "vpc-0a1b", "subnet_ids": ("subnet-0c2d",)}
+PREFIX = "ray-on-ecs-dev"
 
 
-def location(cloud: Cloud, **settings: str | int) -> Location:
+def location(cloud: Cloud, **settings: Any) -> Location:
     """The location that follows from otherwise default settings."""
-    return cloud.run(lambda: locate(Settings(**settings), ask_caller(), remember()))  # ty: ignore[invalid-argument-type]
+    return cloud.run(lambda: locate(Settings(**settings), ask_caller(), remember(PREFIX), None))
 
 
 def test_the_zone_offers_both_types(cloud: Cloud) -> None:
@@ -37,7 +38,7 @@ def test_a_new_stack_goes_where_its_name_leads_and_stays_able_to_move(cloud: Clo
 def up(zone: str = "us-west-2b", zones: str = "us-west-2a us-west-2b", vpc_id: str = "vpc-0a1b") -> dict[str, Any]:
     """The security group of a stack that is up, as EC2 tells of it."""
     where = {"zone": zone, "zones": zones}
-    tags = {"Name": "network-security-group", **{name: value for name, value in where.items() if value}}
+    tags = {"Name": f"{PREFIX}-network-security-group", **{name: value for name, value in where.items() if value}}
     return {"id": f"sg-of-{vpc_id}", "vpcId": vpc_id, "tags": tags}
 
 
@@ -51,9 +52,9 @@ def test_a_stack_that_is_up_stays_where_it_is(cloud: Cloud) -> None:
 
 def test_it_moves_to_a_zone_in_which_it_has_subnets_and_to_no_other(cloud: Cloud) -> None:
     cloud.security_groups = [up()]
-    assert location(cloud, availability_zone="us-west-2a").zone == "us-west-2a"
+    assert location(cloud, availability_zones=("us-west-2a",)).zone == "us-west-2a"
     with pytest.raises(SettingError) as refused:
-        location(cloud, availability_zone="us-west-2c")
+        location(cloud, availability_zones=("us-west-2c",))
     assert str(refused.value) == (
         "availabilityZone: 'us-west-2c' is none of the zones that the stack has subnets in, us-west-2a, us-west-2b; "
         "give one of us-west-2a, us-west-2b"
@@ -89,7 +90,7 @@ OWN, OTHERS = "a VPC of its own", "vpc-0a1b"
     ids=["to another's", "to its own", "to a third", "addresses"],
 )
 def test_a_stack_that_is_up_keeps_its_network(
-    cloud: Cloud, group: dict[str, Any], settings: dict[str, str], line: str
+    cloud: Cloud, group: dict[str, Any], settings: dict[str, Any], line: str
 ) -> None:
     cloud.security_groups = [group]
     with pytest.raises(SettingError) as refused:
@@ -146,13 +147,13 @@ def test_a_caller_who_may_not_ask_where_the_stack_is_is_told_so(cloud: Cloud) ->
 
 
 def test_a_zone_that_is_asked_for_is_taken(cloud: Cloud) -> None:
-    assert location(cloud, availability_zone="us-west-2b").zone == "us-west-2b", "capacity differs between zones"
+    assert location(cloud, availability_zones=("us-west-2b",)).zone == "us-west-2b", "capacity differs between zones"
 
 
 def test_a_zone_without_the_gpus_is_refused_with_those_that_have_them(cloud: Cloud) -> None:
     cloud.not_offered = {"g5.xlarge": ("us-west-2b",)}
     with pytest.raises(SettingError) as refused:
-        location(cloud, availability_zone="us-west-2b")
+        location(cloud, availability_zones=("us-west-2b",))
     assert str(refused.value) == (
         "availabilityZone: 'us-west-2b' does not offer g5.xlarge and m5.xlarge; "
         "give one of us-west-2a, us-west-2c, or leave it empty to have one chosen"
@@ -173,11 +174,11 @@ def test_one_type_for_both_kinds_needs_one_zone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "field"), [("headInstanceType", "head_instance_type"), ("workerInstanceType", "worker_instance_type")]
+    ("key", "field"), [("headInstanceType", "head_instance_type"), ("workerInstanceType", "worker_instance_types")]
 )
 def test_a_type_that_the_region_does_not_offer_is_refused(cloud: Cloud, key: str, field: str) -> None:
     with pytest.raises(SettingError) as refused:
-        location(cloud, **{field: "g99.huge"})
+        location(cloud, **{field: ("g99.huge",) if field.endswith("s") else "g99.huge"})
     assert str(refused.value) == f"{key}: 'g99.huge' is not offered in us-west-2; give another type or another region"
 
 
@@ -186,9 +187,9 @@ def test_an_existing_subnet_decides_the_zone(cloud: Cloud) -> None:
         partition="aws",
         account=ACCOUNT,
         region=REGION,
-        zone="us-west-2b",
+        worker_zones=("us-west-2b",),
         zones=("us-west-2a", "us-west-2b", "us-west-2c"),
-        existing=ExistingNetwork(vpc_id="vpc-0a1b", subnet_id="subnet-0c2d", zone="us-west-2b"),
+        existing=ExistingNetwork(vpc_id="vpc-0a1b", subnets={"us-west-2b": "subnet-0c2d"}),
     )
 
 
@@ -203,7 +204,7 @@ ELSEWHERE = (
     "give a subnet in one of us-west-2a, us-west-2b, us-west-2c"
 )
 OTHER_ZONE = (
-    "availabilityZone: 'us-west-2a' is not the zone of subnet-0c2d, us-west-2b; give that one, or leave it empty"
+    "availabilityZone: 'us-west-2a' is not the zone of the given subnets, us-west-2b; give that one, or leave it empty"
 )
 
 
@@ -215,12 +216,12 @@ OTHER_ZONE = (
         ({"enableDnsSupport": False}, {}, {}, NO_DNS),
         ({}, {"vpcId": "vpc-2"}, {}, "subnetId: 'subnet-0c2d' is part of vpc-2; give a subnet of vpc-0a1b"),
         ({}, {"availabilityZone": "us-west-2d"}, {}, ELSEWHERE),
-        ({}, {}, {"availability_zone": "us-west-2a"}, OTHER_ZONE),
+        ({}, {}, {"availability_zones": ("us-west-2a",)}, OTHER_ZONE),
     ],
     ids=["unknown", "no-host-names", "no-dns", "foreign-subnet", "zone-without-the-types", "another-zone"],
 )
 def test_a_network_that_will_not_do_is_refused_in_one_line(
-    cloud: Cloud, vpc: dict[str, Any], subnet: dict[str, Any], settings: dict[str, str], line: str
+    cloud: Cloud, vpc: dict[str, Any], subnet: dict[str, Any], settings: dict[str, Any], line: str
 ) -> None:
     cloud.vpc, cloud.subnet = vpc, subnet
     with pytest.raises(SettingError) as refused:
@@ -234,9 +235,9 @@ def test_a_subnet_for_public_addresses_is_pointed_out(cloud: Cloud, warnings: li
     assert "subnet-0c2d is meant for public addresses" in warnings[0]
 
 
-@pytest.mark.parametrize("given", [{"availability_zone": "us-west-2b"}, EXISTING])
+@pytest.mark.parametrize("given", [{"availability_zones": ("us-west-2b",)}, EXISTING])
 def test_a_caller_who_may_not_ask_for_zones_goes_on_in_the_one_that_is_given(
-    cloud: Cloud, warnings: list[str], given: dict[str, str]
+    cloud: Cloud, warnings: list[str], given: dict[str, Any]
 ) -> None:
     cloud.silent = ("getInstanceTypeOfferings",)
     assert location(cloud, **given).zone == "us-west-2b"
@@ -275,3 +276,43 @@ def test_dns_servers_that_cannot_be_asked_for_stop_nobody(cloud: Cloud, warnings
     assert location(cloud, **EXISTING).existing
     [line] = warnings
     assert "AccessDenied" in line
+
+
+SEVERAL: dict[str, Any] = {"worker_instance_types": ("p4d.24xlarge", "g5.xlarge")}
+
+
+def test_a_zone_with_one_of_several_types_will_do_and_more_are_better(cloud: Cloud) -> None:
+    cloud.not_offered = {"p4d.24xlarge": ("us-west-2a", "us-west-2c"), "g5.xlarge": ("us-west-2c",)}
+    made = location(cloud, **SEVERAL)
+    assert made.zones == ("us-west-2a", "us-west-2b"), "in the third there is neither"
+    assert made.zone == "us-west-2b", "there are both"
+
+
+def test_several_zones_keep_their_order(cloud: Cloud) -> None:
+    made = location(cloud, availability_zones=("us-west-2c", "us-west-2a"))
+    assert (made.zone, made.worker_zones) == ("us-west-2c", ("us-west-2c", "us-west-2a")), "the first is preferred"
+
+
+def test_several_subnets_are_of_several_zones(cloud: Cloud) -> None:
+    cloud.subnet_zones = {"subnet-0e": "us-west-2a"}
+    made = location(cloud, vpc_id="vpc-0a1b", subnet_ids=("subnet-0e", "subnet-0c2d"))
+    assert made.worker_zones == ("us-west-2a", "us-west-2b")
+    cloud.subnet_zones = {}
+    with pytest.raises(SettingError) as refused:
+        location(cloud, vpc_id="vpc-0a1b", subnet_ids=("subnet-0e", "subnet-0c2d"))
+    assert str(refused.value) == (
+        "subnetId: 'subnet-0c2d' lies in us-west-2b, and so does subnet-0e; give one subnet of each zone"
+    )
+
+
+def test_helpers_are_where_the_head_is(cloud: Cloud) -> None:
+    cloud.not_offered = {"c6i.2xlarge": ("us-west-2a", "us-west-2b")}
+    assert location(cloud, helper_count=1).zones == ("us-west-2c",)
+    assert len(location(cloud).zones) == 3, "without helpers their type does not count"
+
+
+def test_another_cluster_of_the_stack_is_not_this_one(cloud: Cloud) -> None:
+    other = up(zone="us-west-2a")
+    other["tags"]["Name"] = "second-network-security-group"
+    cloud.security_groups = [other, up()]
+    assert location(cloud).zone == "us-west-2b"

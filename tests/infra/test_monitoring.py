@@ -13,15 +13,15 @@ from infra.monitoring import Monitoring, MonitoringArgs
 from infra.references import ServiceRef
 from tests.infra.fake_aws import REGION, Cloud
 
-NAMES = {"cluster": "ray", "head": "ray-head", "workers": "ray-workers"}
-BODY = dashboard.body(region=REGION, namespace="ray-on-ecs/ray", **NAMES)
+SERVICES = {"head": "ray-head", "workers": "ray-workers"}
+BODY = dashboard.body(region=REGION, namespace="ray-on-ecs/ray", cluster="ray", services=SERVICES)
 
 
 def monitoring(cloud: Cloud, email: str = "") -> Cloud:
     """Monitoring with valid defaults."""
 
     def program() -> None:
-        cluster, head, workers = (pulumi.Output.from_input(each) for each in NAMES.values())
+        cluster, head, workers = (pulumi.Output.from_input(each) for each in ("ray", *SERVICES.values()))
         args = MonitoringArgs(
             region=REGION,
             head=ServiceRef(cluster=cluster, name=head),
@@ -113,3 +113,11 @@ def test_alarms_and_costs_reach_the_address(cloud: Cloud) -> None:
     told = {(each["notificationType"], each["threshold"]) for each in budget["notifications"]}
     assert told == {("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100)}, "before, at and ahead of the limit"
     assert all(each["subscriberEmailAddresses"] == ["team@example.com"] for each in budget["notifications"])
+
+
+def test_helpers_have_a_graph_of_their_own() -> None:
+    services = {**SERVICES, "helpers": "ray-helpers"}
+    body = dashboard.body(region=REGION, namespace="ray-on-ecs/ray", cluster="ray", services=services)
+    assert [widget["properties"]["title"] for widget in body["widgets"][9:]] == ["CPUs of the helpers"]
+    tasks = next(each for each in body["widgets"] if each["properties"]["title"] == "Tasks")["properties"]["metrics"]
+    assert {line[5] for line in tasks} == {"ray-head", "ray-workers", "ray-helpers"}

@@ -6,13 +6,14 @@ import ipaddress
 
 import pytest
 
-from infra.network import Network, NetworkArgs
+from infra.network import INTERFACE_ENDPOINTS, Network, NetworkArgs
 from infra.references import ExistingNetwork, Location
 from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
 
 SHARED_TAGS = {"project": "ray-on-ecs", "stack": "dev"}
 
 
+EXISTING = ExistingNetwork(vpc_id="vpc-0a1b", subnets={"us-west-2b": "subnet-0c2d"})
 ZONES = ("us-west-2a", "us-west-2b", "us-west-2c")
 
 
@@ -21,12 +22,14 @@ def network(
     vpc_cidr: str = "10.0.0.0/16",
     existing: ExistingNetwork | None = None,
     zones: tuple[str, ...] = ZONES,
+    worker_zones: tuple[str, ...] = ("us-west-2b",),
+    nat_gateway: bool = True,
 ) -> Network:
     """A network with valid defaults."""
     location = Location(
-        partition="aws", account=ACCOUNT, region=REGION, zone="us-west-2b", zones=zones, existing=existing
+        partition="aws", account=ACCOUNT, region=REGION, worker_zones=worker_zones, zones=zones, existing=existing
     )
-    args = NetworkArgs(vpc_cidr=vpc_cidr, location=location)
+    args = NetworkArgs(vpc_cidr=vpc_cidr, location=location, nat_gateway=nat_gateway)
     return cloud.run(lambda: Network("network", args))
 
 
@@ -95,7 +98,7 @@ def test_everything_may_be_reached_from_inside(cloud: Cloud) -> None:
 
 def test_the_subnet_that_is_handed_out_is_the_private_one(cloud: Cloud) -> None:
     made = network(cloud)
-    assert cloud.value(made.ref.subnet_id) == "subnet-private-us-west-2b", (
+    assert cloud.value(made.ref.subnets["us-west-2b"]) == "subnet-private-us-west-2b", (
         "in the public subnet an instance has no route out"
     )
     assert cloud.value(made.vpc_id) == "vpc-1", "the DNS namespace belongs to this VPC"
@@ -104,9 +107,9 @@ def test_the_subnet_that_is_handed_out_is_the_private_one(cloud: Cloud) -> None:
 
 
 def test_of_an_existing_network_nothing_is_made_or_changed(cloud: Cloud) -> None:
-    made = network(cloud, existing=ExistingNetwork(vpc_id="vpc-0a1b", subnet_id="subnet-0c2d", zone="us-west-2a"))
+    made = network(cloud, existing=EXISTING)
     assert cloud.value(made.vpc_id) == "vpc-0a1b"
-    assert cloud.value(made.ref.subnet_id) == "subnet-0c2d"
+    assert made.ref.subnets == {"us-west-2b": "subnet-0c2d"}
     assert cloud.resources.keys() == {"network", "network-security-group", "network-ingress", "network-egress"}, (
         "others live there, too: its routes, endpoints and default group are theirs"
     )
@@ -120,7 +123,25 @@ def test_the_security_group_remembers_where_the_stack_is(cloud: Cloud) -> None:
 
 
 def test_of_an_existing_network_it_remembers_no_zones(cloud: Cloud) -> None:
-    network(cloud, existing=ExistingNetwork(vpc_id="vpc-0a1b", subnet_id="subnet-0c2d", zone="us-west-2b"))
+    network(cloud, existing=EXISTING)
     tags = cloud.resources["network-security-group"].inputs["tags"]
     assert tags["zone"] == "us-west-2b"
     assert "zones" not in tags, "there are no subnets of the stack's own to move to"
+
+
+def test_without_a_nat_gateway_every_service_has_an_address_in_the_nodes_zones(cloud: Cloud) -> None:
+    network(cloud, worker_zones=("us-west-2b", "us-west-2a"), nat_gateway=False)
+    with_gateway = Cloud()
+    network(with_gateway)
+    vpc, other = (each.resources["network-vpc"].inputs for each in (cloud, with_gateway))
+    assert vpc["natGateways"] == {"strategy": "None"}
+    assert vpc["subnetSpecs"] == other["subnetSpecs"], "a stack that is up keeps its subnets"
+    endpoints = cloud.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")
+    assert {each.inputs["serviceName"] for each in endpoints} == {
+        f"com.amazonaws.us-west-2.{service}" for service in INTERFACE_ENDPOINTS
+    }
+    for each in endpoints:
+        assert each.inputs["privateDnsEnabled"] is True, "agents call the services by their usual names"
+        assert each.inputs["securityGroupIds"] == ["network-security-group-id"], "the nodes' own lets them in"
+        assert each.inputs["subnetIds"] == ["subnet-private-us-west-2b", "subnet-private-us-west-2a"]
+    assert not with_gateway.of_type("aws:ec2/vpcEndpoint:VpcEndpoint"), "they cost more than the gateway"

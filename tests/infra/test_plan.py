@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from infra.config import docker
 from infra.config.plan import Plan, get_instance_type, make_plan
-from infra.config.settings import Settings
+from infra.config.settings import Settings, key_of
 from infra.definitions.sizing import TaskSize
 from infra.errors import SettingError, error_reason
-from tests.infra.fake_aws import REGION, Cloud
+from infra.references import Price
+from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
+
+PREFIX = "ray-on-ecs-dev"
 
 
-def plan(cloud: Cloud, **settings: str | int | float | bool) -> Plan:
+def plan(cloud: Cloud, **settings: Any) -> Plan:
     """The plan that follows from otherwise default settings."""
-    return cloud.run(lambda: make_plan(Settings(**settings)))  # ty: ignore[invalid-argument-type]
+    return cloud.run(lambda: make_plan(Settings(**settings), PREFIX))
 
 
 def test_the_defaults_give_two_gpus_in_one_of_three_zones(cloud: Cloud) -> None:
@@ -23,16 +28,19 @@ def test_the_defaults_give_two_gpus_in_one_of_three_zones(cloud: Cloud) -> None:
     assert made.location.zones == ("us-west-2a", "us-west-2b", "us-west-2c"), (
         "local zones lack NAT gateways, so a zone is a region and a letter"
     )
-    assert (made.head.instance_type, made.head.max_count, made.head.usd) == ("m5.xlarge", 1, 0.192)
+    assert (made.head.instance_types, made.head.max_count) == (("m5.xlarge",), 1)
+    assert made.head.prices == {"m5.xlarge": Price(on_demand=0.192)}
     assert made.head.task == TaskSize(vcpus=4, memory_mib=14336, gpus=0)
-    assert (made.worker.instance_type, made.worker.max_count, made.worker.usd) == ("g5.xlarge", 2, 1.006)
+    assert (made.worker.instance_types, made.worker.max_count) == (("g5.xlarge",), 2)
+    assert made.worker.prices == {"g5.xlarge": Price(on_demand=1.006)}, "the price of spot is not asked for"
+    assert made.helper is None
     assert made.worker.task == TaskSize(vcpus=4, memory_mib=14336, gpus=1)
     assert made.gpus == 2
     assert made.hourly_usd == pytest.approx(0.192 + 2 * 1.006)
 
 
 def test_gpus_are_counted_over_all_workers_of_a_job(cloud: Cloud) -> None:
-    made = plan(cloud, worker_instance_type="g5.12xlarge", worker_count=4, check_quotas=False)
+    made = plan(cloud, worker_instance_types=("g5.12xlarge",), worker_count=4, check_quotas=False)
     assert (made.worker.task.gpus, made.gpus) == (4, 16), "the training job starts one worker on each"
     assert plan(cloud, min_workers=0, max_workers=8).gpus == 2, "a job that wants more says so"
 
@@ -81,7 +89,7 @@ def test_docker_is_asked_in_a_preview_where_the_image_is_built(cloud: Cloud, mon
     plan(cloud, image_uri="public.example/ray:1")
     assert asked == [], "nothing is built"
     plan(cloud)
-    tags = {"Name": "network-security-group", "zone": "us-west-2a", "zones": "us-west-2a"}
+    tags = {"Name": f"{PREFIX}-network-security-group", "zone": "us-west-2a", "zones": "us-west-2a"}
     cloud.security_groups = [{"id": "sg-1", "vpcId": "vpc-0a1b", "tags": tags}]
     plan(cloud)
     assert asked == [False, True], "with the image of a stack that is up there may be nothing to build"
@@ -103,7 +111,7 @@ def test_a_network_without_addresses_for_all_nodes_is_refused(cloud: Cloud, work
 
 def test_more_vcpus_than_the_quota_are_refused_with_every_way_out(cloud: Cloud) -> None:
     with pytest.raises(SettingError) as refused:
-        plan(cloud, worker_instance_type="g5.12xlarge", worker_count=4)
+        plan(cloud, worker_instance_types=("g5.12xlarge",), worker_count=4)
     assert str(refused.value) == (
         "workerInstanceType: 'g5.12xlarge' needs 192 vCPUs for 4 x g5.12xlarge, and the quota 'Running On-Demand G and "
         "VT instances' of this account in us-west-2 is 64; ask for more under Service Quotas (L-DB2E81BA), give fewer "
@@ -112,7 +120,7 @@ def test_more_vcpus_than_the_quota_are_refused_with_every_way_out(cloud: Cloud) 
 
 
 def test_quotas_that_are_not_to_be_checked_are_not_asked_for(cloud: Cloud) -> None:
-    plan(cloud, worker_instance_type="p4d.24xlarge", check_quotas=False)
+    plan(cloud, worker_instance_types=("p4d.24xlarge",), check_quotas=False)
     assert not [token for token, _ in cloud.calls if token.endswith(":getServiceQuota")]
 
 
@@ -131,7 +139,7 @@ def test_a_type_that_ec2_does_not_describe_is_refused_with_its_cause(cloud: Clou
 )
 def test_a_worker_type_without_usable_gpus_is_refused(cloud: Cloud, worker: str, rule: str) -> None:
     with pytest.raises(SettingError, match=rule):
-        plan(cloud, worker_instance_type=worker)
+        plan(cloud, worker_instance_types=(worker,))
 
 
 @pytest.mark.parametrize(
@@ -182,3 +190,72 @@ def test_a_new_stack_needs_room_for_its_network_and_one_that_has_it_does_not(clo
         plan(cloud)
     cloud.own_vpcs = 1
     assert plan(cloud).head.max_count == 1, "one that failed half-way has its own already"
+
+
+def test_spot_is_estimated_at_what_ec2_asks_now(cloud: Cloud, warnings: list[str]) -> None:
+    made = plan(cloud, spot=True)
+    assert (made.worker.spot_count, made.worker.on_demand_count) == (2, 0)
+    assert made.hourly_usd == pytest.approx(0.192 + 2 * 0.4)
+    assert plan(cloud, spot=True, on_demand_workers=1).hourly_usd == pytest.approx(0.192 + 1.006 + 0.4)
+    cloud.spot_prices = None
+    assert plan(cloud, spot=True).hourly_usd == pytest.approx(0.192 + 2 * 1.006), "no dearer than that"
+    assert "ec2:DescribeSpotPriceHistory" in warnings[0]
+
+
+def test_spot_has_quotas_of_its_own(cloud: Cloud) -> None:
+    cloud.quotas = {"L-DB2E81BA": 0.0}
+    assert plan(cloud, spot=True), "nothing is started on demand"
+    cloud.quotas = {"L-3819A6DF": 7.0}
+    with pytest.raises(
+        SettingError, match=r"8 vCPUs for 2 x g5\.xlarge \(2 on spot\), .*Service Quotas \(L-3819A6DF\)"
+    ):
+        plan(cloud, spot=True)
+
+
+def test_helpers_are_planned_and_paid_for_like_the_rest(cloud: Cloud) -> None:
+    assert cloud.prices is not None
+    cloud.prices["c6i.2xlarge"] = 0.34
+    made = plan(cloud, max_helpers=3, helper_count=1)
+    assert made.helper is not None
+    assert (made.helper.max_count, made.helper.task.vcpus, made.helper.task.gpus) == (3, 8, 0)
+    assert made.hourly_usd == pytest.approx(0.192 + 2 * 1.006 + 3 * 0.34)
+    cloud.quotas = {"L-1216C47A": 4.0}
+    with pytest.raises(
+        SettingError, match=r"^helperInstanceType: 'c6i\.2xlarge' needs 28 vCPUs for 1 x m5\.xlarge and 3 x"
+    ):
+        plan(cloud, helper_count=3)
+
+
+ARNS = {
+    "permissions_boundary": f"arn:aws:iam::{ACCOUNT}:policy/boundary",
+    "registry_secret_arn": f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:registry",
+    "kms_key_arn": f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1",
+}
+QUESTIONS = dict(zip(ARNS, ("getPolicy", "getSecret", "getKey"), strict=True))
+IMAGE = {"image_uri": "registry.example/ray@sha256:" + "a" * 64}
+
+
+@pytest.mark.parametrize("field", ARNS)
+def test_what_a_companys_arn_names_has_to_be_there(cloud: Cloud, field: str, warnings: list[str]) -> None:
+    given = {**IMAGE, field: ARNS[field]}
+    assert plan(cloud, **given)
+    cloud.silent = (QUESTIONS[field],)
+    assert plan(cloud, **given), "not everybody may ask"
+    [line] = warnings
+    assert line.startswith(f"{key_of(field)}: {ARNS[field]} can't be looked up with ")
+    cloud.silent, cloud.absent = (), (QUESTIONS[field],)
+    with pytest.raises(SettingError, match=f"^{key_of(field)}: '{ARNS[field]}' could not be found "):
+        plan(cloud, **given)
+
+
+@pytest.mark.parametrize("field", ["registry_secret_arn", "kms_key_arn"])
+def test_what_belongs_to_another_region_is_refused(cloud: Cloud, field: str) -> None:
+    arn = ARNS[field].replace(REGION, "eu-west-1")
+    with pytest.raises(SettingError, match="is in eu-west-1, and the stack in us-west-2; "):
+        plan(cloud, **IMAGE, **{field: arn})
+
+
+def test_a_key_that_encrypts_nothing_is_refused(cloud: Cloud) -> None:
+    cloud.key = {"enabled": False, "keyState": "PendingDeletion"}
+    with pytest.raises(SettingError, match="is PendingDeletion and of type SYMMETRIC_DEFAULT; "):
+        plan(cloud, kms_key_arn=ARNS["kms_key_arn"])

@@ -93,10 +93,38 @@ def test_only_who_has_to_publishes_metrics_and_into_one_namespace() -> None:
     assert len(policies.training(partition="aws", bucket_arn=BUCKET)["Statement"]) == 2, "a worker publishes nothing"
 
 
-def test_only_who_tells_costs_reads_the_price() -> None:
-    price = TOKEN.replace("auth", "price")
-    *_, read = policies.training(partition="aws", bucket_arn=BUCKET, price_arn=price)["Statement"]
-    assert read == {"Effect": "Allow", "Action": ["ssm:GetParameter"], "Resource": price}, "and no other parameter"
+def test_only_who_waits_for_workers_looks_at_them() -> None:
+    facts = TOKEN.replace("auth", "facts")
+    *_, read, look = policies.training(partition="aws", bucket_arn=BUCKET, parameter_arn=facts)["Statement"]
+    assert read == {"Effect": "Allow", "Action": ["ssm:GetParameter"], "Resource": facts}, "and no other parameter"
+    assert look == {"Effect": "Allow", "Action": list(policies.LOOK_AT_GROUPS), "Resource": "*"}
+
+
+def test_only_workers_that_may_move_are_moved() -> None:
+    group = "arn:aws:autoscaling:us-west-2:123456789012:autoScalingGroup:1:autoScalingGroupName/workers"
+    *_, move = policies.training(partition="aws", bucket_arn=BUCKET, group_arn=group)["Statement"]
+    assert move == {"Effect": "Allow", "Action": list(policies.MOVE_GROUP), "Resource": group}, "and no other group"
+
+
+KEY = "arn:aws:kms:us-west-2:123456789012:key/1"
+SECRET = "arn:aws:secretsmanager:us-west-2:123456789012:secret:registry"
+
+
+def test_a_key_of_ones_own_is_used_through_the_services_that_need_it() -> None:
+    _, _, use = policies.training(partition="aws", bucket_arn=BUCKET, kms_key_arn=KEY)["Statement"]
+    assert (use["Action"], use["Resource"]) == (["kms:Decrypt", "kms:GenerateDataKey"], KEY)
+    assert use["Condition"] == {"StringLike": {"kms:ViaService": ["s3.us-west-2.amazonaws.com*"]}}, "and by no other"
+
+
+def test_a_registrys_password_is_read_by_who_pulls() -> None:
+    given = {"partition": "aws", "image_uri": "registry.example/ray:1", "log_group_arn": LOGS, "token_arn": TOKEN}
+    *_, secret, use = policies.execution(**given, registry_secret_arn=SECRET, kms_key_arn=KEY)["Statement"]
+    assert secret == {"Effect": "Allow", "Action": ["secretsmanager:GetSecretValue"], "Resource": SECRET}
+    assert use["Action"] == ["kms:Decrypt"], "nothing is encrypted here"
+    assert [each.split(".")[0] for each in use["Condition"]["StringLike"]["kms:ViaService"]] == [
+        "ssm",
+        "secretsmanager",
+    ]
 
 
 def test_every_action_without_a_resource_says_why() -> None:

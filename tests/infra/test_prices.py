@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import boto3
 import pytest
-from botocore.stub import Stubber
+from botocore.stub import ANY, Stubber
 
 from infra.config import prices
+from infra.references import Price
 from tests.infra.fake_aws import REGION, node_spec, on_demand
 
 QUESTION = {
@@ -27,6 +29,7 @@ QUESTION = {
         }.items()
     ],
 }
+WORKER = node_spec()
 RESERVED_ONLY = json.dumps({"terms": {"Reserved": {}}})
 
 
@@ -54,13 +57,13 @@ def test_no_price_or_two_are_no_estimate(
     products: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, warnings: list[str]
 ) -> None:
     monkeypatch.setattr(prices, "price_list", lambda: answering(*products))
-    assert prices.look_up(REGION, {"g5.xlarge"}) == {}, "a wrong number would be worse than none"
+    assert prices.look_up(REGION, WORKER) == [WORKER], "a wrong number would be worse than none"
     assert "prices of g5.xlarge in us-west-2" in warnings[0]
 
 
 def test_missing_credentials_are_no_traceback(monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody-has-this-profile")
-    assert prices.look_up(REGION, {"g5.xlarge"}) == {}
+    assert prices.look_up(REGION, WORKER) == [WORKER]
     assert "nobody-has-this-profile" in warnings[0], "the line says why"
 
 
@@ -74,3 +77,29 @@ def test_the_list_is_asked_where_it_is_served(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(("usd", "limit"), [(None, 0.0), (2.5, 0.0), (2.5, 5.0)])
 def test_no_estimate_no_limit_and_a_limit_that_is_just_kept_pass(usd: float | None, limit: float) -> None:
     prices.check(limit, node_spec(usd=usd))
+
+
+def test_a_spot_instance_costs_what_ec2_asks_now_in_the_dearest_zone() -> None:
+    client = boto3.client("ec2", region_name=REGION, aws_access_key_id="x", aws_secret_access_key="x")
+    stub = Stubber(client)
+    history = [
+        {"InstanceType": name, "AvailabilityZone": zone, "SpotPrice": price}
+        for name, zone, price in (("g5.xlarge", "a", "0.39"), ("g5.xlarge", "b", "0.41"), ("g6.xlarge", "a", "0.3"))
+    ]
+    asked = {
+        "InstanceTypes": ["g5.xlarge", "g6.xlarge", "p5.48xlarge"],
+        "ProductDescriptions": ["Linux/UNIX"],
+        "Filters": [{"Name": "availability-zone", "Values": ["a", "b"]}],
+        "StartTime": ANY,
+    }
+    stub.add_response("describe_spot_price_history", {"SpotPriceHistory": history}, asked)
+    with stub:
+        found = prices.spot_usd(client, asked["InstanceTypes"], ("a", "b"))
+    assert found == {"g5.xlarge": 0.41, "g6.xlarge": 0.3}, "of the third EC2 says nothing"
+
+
+def test_the_estimate_takes_the_dearest_type_and_each_market_at_its_price() -> None:
+    two = {"g5.xlarge": Price(on_demand=1.0, spot=0.4), "g6.xlarge": Price(on_demand=0.8, spot=None)}
+    node = replace(node_spec(count=3, spot_count=2), prices=two)
+    assert prices.estimate(node) == 1.0 + 2 * 0.8, "a spot price that nobody knows is at most the one on demand"
+    assert prices.estimate(node, node_spec()) is None, "half of an estimate is none"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from infra.config import quotas
 from infra.config.quotas import quota_of
 from infra.errors import SettingError
 from infra.references import NodeSpec
-from tests.infra.fake_aws import REGION, Cloud, instance_types, node_spec
+from tests.infra.fake_aws import REGION, Cloud, instance_type, instance_types, node_spec
 
-G, P, STANDARD = (quota.code for quota in quotas.QUOTAS)
+G, P, STANDARD, SPOT_G, SPOT_P5, SPOT_P, SPOT_STANDARD = (quota.code for quota in quotas.QUOTAS)
 
 
 def check(cloud: Cloud, *nodes: NodeSpec) -> None:
@@ -95,3 +97,29 @@ def test_every_gpu_type_of_nvidia_has_a_quota() -> None:
         gpus = facts.get("GpuInfo", {}).get("Gpus", [])
         if gpus and gpus[0]["Manufacturer"] == "NVIDIA":
             assert quota_of(name) in quotas.QUOTAS[:2], f"{name} would go unchecked"
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "code"),
+    [("g4dn.xlarge", SPOT_G), ("gr6.4xlarge", SPOT_G), ("p4d.24xlarge", SPOT_P), ("p5en.48xlarge", SPOT_P5),
+     ("c7i.xlarge", SPOT_STANDARD)],
+)  # fmt: skip
+def test_a_spot_instance_counts_against_a_quota_of_its_own(instance_type: str, code: str) -> None:
+    quota = quota_of(instance_type, spot=True)
+    assert quota is not None
+    assert quota.code == code
+
+
+def test_each_market_is_held_against_its_quota(cloud: Cloud) -> None:
+    cloud.quotas = {G: 4.0, SPOT_G: 8.0}
+    check(cloud, node_spec("g5.xlarge", 3, spot_count=2))
+    cloud.quotas = {G: 4.0, SPOT_G: 7.0}
+    with pytest.raises(SettingError, match=r"8 vCPUs for 3 x g5\.xlarge \(2 on spot\), .*All G and VT Spot"):
+        check(cloud, node_spec("g5.xlarge", 3, spot_count=2))
+
+
+def test_of_several_types_the_largest_has_to_fit(cloud: Cloud) -> None:
+    cloud.quotas = {G: 8.0}
+    types = (instance_type("g5.xlarge"), instance_type("g5.2xlarge", vcpus=8))
+    with pytest.raises(SettingError, match=r"^workerInstanceType: 'g5\.xlarge,g5\.2xlarge' needs 16 vCPUs"):
+        check(cloud, replace(workers(), instances=types))

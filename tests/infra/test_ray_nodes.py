@@ -11,16 +11,18 @@ import pytest
 
 from infra.definitions import containers, policies
 from infra.definitions.sizing import TaskSize
+from infra.definitions.user_data import INSTANCE_DIR
 from infra.ray_nodes import TaskDefaults
 from infra.ray_service import RayService, RayServiceArgs
 from infra.ray_task import RayTask
-from infra.references import Location, NetworkRef, ResourceRef
+from infra.references import AccountRules, Location, NetworkRef, ResourceRef
 from tests.infra.fake_aws import ACCOUNT, DIGEST, REGION, REGISTRY, Cloud
 
 IMAGE = f"{REGISTRY}/training@{DIGEST}"
 LOGS = "arn:aws:logs:us-west-2:123456789012:log-group:ray-logs"
 TOKEN = "arn:aws:ssm:us-west-2:123456789012:parameter/auth"
-PRICE = "arn:aws:ssm:us-west-2:123456789012:parameter/worker-price"
+FACTS = "arn:aws:ssm:us-west-2:123456789012:parameter/worker-facts"
+GROUP = "arn:aws:autoscaling:us-west-2:123456789012:autoScalingGroup:1:autoScalingGroupName/workers-group"
 BUCKET = "arn:aws:s3:::training-bucket"
 HEAD_SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=0)
 WORKER_SIZE = TaskSize(vcpus=48, memory_mib=185600, gpus=4)
@@ -43,7 +45,10 @@ def tasks() -> TaskDefaults:
     """What both kinds have in common, with valid defaults."""
     return TaskDefaults(
         cluster=cluster(),
-        location=Location(partition="aws", account=ACCOUNT, region=REGION, zone="us-west-2a", zones=("us-west-2a",)),
+        location=Location(
+            partition="aws", account=ACCOUNT, region=REGION, worker_zones=("us-west-2a",), zones=("us-west-2a",)
+        ),
+        rules=AccountRules(),
         image_uri=IMAGE,
         logs=ResourceRef(name=known("ray-logs"), arn=known(LOGS)),
         token_parameter_arn=TOKEN,
@@ -54,12 +59,14 @@ def tasks() -> TaskDefaults:
 def service(name: str, task: RayTask, after: Sequence[pulumi.Resource], **args: Any) -> RayService:
     """A service with valid defaults, in a network of its own."""
     network = pulumi.CustomResource("test:index:Network", f"{name}-network", {})
-    ref = NetworkRef(subnet_id=known("subnet-private"), security_group_id=known("sg-1"), network=network)
+    subnets = {"us-west-2a": known("subnet-private"), "us-west-2b": known("subnet-other")}
+    ref = NetworkRef(subnets=subnets, security_group_id=known("sg-1"), network=network)
     return RayService(
         name,
         RayServiceArgs(
             cluster=cluster(),
             network=ref,
+            zones=("us-west-2a",),
             task_definition_arn=task.definition_arn,
             capacity_provider=f"{name}-provider",
             after=after,
@@ -79,8 +86,10 @@ def nodes(cloud: Cloud) -> Cloud:
 
     def program() -> None:
         association = pulumi.CustomResource("test:index:Association", "association", {})
-        price = ResourceRef(name=known("worker-price"), arn=known(PRICE))
-        head = RayTask("ray-on-ecs-dev-ray-head-task", tasks().head(HEAD_SIZE, price))
+        facts = ResourceRef(name=known("worker-facts"), arn=known(FACTS))
+        group = ResourceRef(name=known("workers-group"), arn=known(GROUP))
+        head_args = tasks().head(HEAD_SIZE, workers_parameter=facts, group=group, moves=True, helpers=False)
+        head = RayTask("ray-on-ecs-dev-ray-head-task", head_args)
         worker = RayTask("ray-on-ecs-dev-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
         needed = [association, *head.role_policies, *worker.role_policies]
         service("ray-head", head, needed, count=1, registry_arn="arn:registry")
@@ -92,7 +101,11 @@ def nodes(cloud: Cloud) -> Cloud:
 
 def test_the_head_runs_its_container(nodes: Cloud) -> None:
     (container,) = json.loads(nodes.resources["ray-head-task-definition"].inputs["containerDefinitions"])
-    given = {"bucket": "training-bucket", "metrics_namespace": NAMESPACE, "price_parameter": "worker-price"}
+    given: dict[str, Any] = {
+        "bucket": "training-bucket",
+        "metrics_namespace": NAMESPACE,
+        "workers_parameter": "worker-facts",
+    }
     expected = containers.head(common(HEAD_SIZE), **given)
     assert container == expected, "what is tested as data is what is deployed"
 
@@ -118,9 +131,9 @@ def test_only_the_heads_state_outlives_its_task(nodes: Cloud) -> None:
     assert state == {"name": "ray-head-state", "dockerVolumeConfiguration": shared}, (
         "on the instance's disk, which the next task there finds and `destroy` leaves nothing of"
     )
-    assert (
-        others == nodes.resources["ray-worker-task-definition"].inputs["volumes"] == [{"name": "tmp"}, {"name": "home"}]
-    ), "what a job writes goes with the task"
+    *of_worker, instance = nodes.resources["ray-worker-task-definition"].inputs["volumes"]
+    assert others == of_worker == [{"name": "tmp"}, {"name": "home"}], "what a job writes goes with the task"
+    assert instance == {"name": "instance", "hostPath": INSTANCE_DIR}, "which the instance has written"
 
 
 @pytest.mark.parametrize(("kind", "size"), [("ray-head", HEAD_SIZE), ("ray-worker", WORKER_SIZE)], ids=TASKS)
@@ -181,7 +194,7 @@ def test_each_kind_has_roles_of_its_own_with_no_more_than_it_needs(nodes: Cloud,
         partition="aws", image_uri=IMAGE, log_group_arn=LOGS, token_arn=TOKEN
     )
     training = nodes.resources[f"{kind}-task-role-policy"].inputs
-    of_head = {"metrics_namespace": NAMESPACE, "price_arn": PRICE} if kind == "ray-head" else {}
+    of_head = {"metrics_namespace": NAMESPACE, "parameter_arn": FACTS, "group_arn": GROUP} if kind == "ray-head" else {}
     expected = policies.training(partition="aws", bucket_arn=BUCKET, **of_head)
     assert json.loads(training["policy"]) == expected, "its runs, the head the stack's metrics, and nothing else"
     trusted = json.loads(nodes.resources[f"{kind}-task-role"].inputs["assumeRolePolicy"])

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from infra import config
-from infra.config.settings import Alerts, Settings, WorkerScale
+from infra.config.settings import Alerts, Scale, Settings, key_of
 from infra.config.validation import RETENTION_DAYS
 from infra.errors import SettingError
 from tests.infra.fake_aws import Cloud
@@ -20,6 +20,7 @@ from tests.infra.fake_aws import Cloud
 ROOT = Path(__file__).parents[2]
 PROJECT = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
 DEV = yaml.safe_load((ROOT / "Pulumi.dev.yaml").read_text())
+SECRET = "arn:aws:secretsmanager:us-west-2:123456789012:secret"
 BAD = [
     ("headAmiId", "ami-1", "no ID of a machine image"),
     ("workerAmiId", "al2023", "no ID of a machine image"),
@@ -60,6 +61,25 @@ BAD = [
     ("alertEmail", "team", "is no e-mail address"),
     ("alertEmail", "team@example", "is no e-mail address"),
     ("alertEmail", "a@example.com, b@example.com", "is no e-mail address"),
+    ("workerInstanceType", "g5.xlarge,g5.xlarge", "names g5.xlarge twice"),
+    ("helperInstanceType", "c6i", "is no EC2 instance type"),
+    ("helperCount", "-1", "is below 0"),
+    ("minHelpers", "1", "is above helperCount, which is 0"),
+    ("maxHelpers", "-1", "is below 0"),
+    ("spot", "often", "is neither true nor false"),
+    ("onDemandWorkers", "1", "comes without spot"),
+    ("onDemandWorkers", "-1", "is below 0"),
+    ("spreadZones", "true", "has one zone to spread workers over"),
+    ("natGateway", "no", "is neither true nor false"),
+    ("registrySecretArn", "my-secret", "is no ARN of a secret"),
+    ("registrySecretArn", f"{SECRET}:registry", "is of no use, as imageUri is empty"),
+    ("tags", "team", "has no ="),
+    ("tags", "stack=mine", "has a key that the stack needs"),
+    ("tags", "aws:team=vision", "begins with aws:"),
+    ("tags", "team=a|b", "is no tag that all of AWS's services take"),
+    ("permissionsBoundary", "boundary", "is no ARN of an IAM policy"),
+    ("rolePath", "teams", "is no IAM path"),
+    ("kmsKeyArn", "alias/company", "is no ARN of a KMS key"),
     ("monthlyBudgetUsd", "0", "is below 1"),
     ("monthlyBudgetUsd", "12.5", "is no whole number"),
     ("availabilityZone", "us west 2a", "is no name of an availability zone"),
@@ -87,18 +107,20 @@ def load(cloud: Cloud, **config: str) -> Settings:
     return cloud.run(Settings.load)
 
 
-def snake(key: str) -> str:
-    """The name of a key's field."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", key).lower()
-
-
 def test_the_defaults_are_those_of_the_project_file() -> None:
-    declared = {snake(key): entry["default"] for key, entry in PROJECT["config"].items()}
-    # Pulumi.yaml knows no type for fractions.
-    assert declared.pop("max_hourly_usd") == f"{Settings().max_hourly_usd:g}"
-    assert declared.pop("data_buckets") == ",".join(Settings().data_buckets)
-    rest = {name: value for name, value in asdict(Settings()).items() if name in declared}
-    assert rest == declared, "the file is what people read, the class is what runs"
+    declared = {key: entry["default"] for key, entry in PROJECT["config"].items()}
+    defaults = {key_of(name): as_declared(value) for name, value in asdict(Settings()).items()}
+    assert defaults == declared, "the file is what people read, the class is what runs"
+
+
+def as_declared(value: Any) -> Any:
+    """A default as Pulumi.yaml has it, which knows no type for fractions, lists and pairs."""
+    match value:
+        case float():
+            return f"{value:g}"
+        case tuple() | dict():
+            return ",".join(value)
+    return value
 
 
 @pytest.mark.parametrize("key", PROJECT["config"])
@@ -122,19 +144,28 @@ def test_an_empty_configuration_is_the_default_one(cloud: Cloud) -> None:
 def test_every_key_is_read(cloud: Cloud) -> None:
     given = {
         "headInstanceType": "m5.large",
-        "workerInstanceType": "g5.12xlarge",
+        "workerInstanceType": "g5.12xlarge, g6.12xlarge",
         "headAmiId": "ami-0123456789abcdef0",
         "workerAmiId": "ami-01234567",
         "workerCount": "0",
         "minWorkers": "0",
         "maxWorkers": "4",
         "idleTimeoutMinutes": "60",
+        "spot": "true",
+        "onDemandWorkers": "1",
+        "helperInstanceType": "c6i.large",
+        "helperCount": "1",
+        "minHelpers": "0",
+        "maxHelpers": "3",
         "redeployWorkers": "again",
         "vpcCidr": "192.168.0.0/20",
         "vpcId": "vpc-0a1b",
-        "subnetId": "subnet-0c2d",
-        "availabilityZone": "us-west-2b",
+        "subnetId": "subnet-0c2d,subnet-0e",
+        "availabilityZone": "us-west-2b,us-west-2a",
+        "spreadZones": "true",
+        "natGateway": "true",
         "imageUri": "public.example/ray@sha256:" + "0" * 64,
+        "registrySecretArn": f"{SECRET}:registry",
         "retainBucket": "true",
         "dataBuckets": "my-data, other.data/images/2026,",
         "rootVolumeGiB": "200",
@@ -143,23 +174,36 @@ def test_every_key_is_read(cloud: Cloud) -> None:
         "maxHourlyUsd": "12.5",
         "alertEmail": "team@example.com",
         "monthlyBudgetUsd": "900",
+        "tags": "team=vision, cost-center=42",
+        "permissionsBoundary": "arn:aws:iam::123456789012:policy/boundary",
+        "rolePath": "/teams/ml/",
+        "kmsKeyArn": "arn:aws:kms:us-west-2:123456789012:key/1a2b",
     }
     assert given.keys() == PROJECT["config"].keys(), "a new key belongs here"
     expected = Settings(
         head_instance_type="m5.large",
-        worker_instance_type="g5.12xlarge",
+        worker_instance_types=("g5.12xlarge", "g6.12xlarge"),
         head_ami_id="ami-0123456789abcdef0",
         worker_ami_id="ami-01234567",
         worker_count=0,
         min_workers=0,
         max_workers=4,
         idle_timeout_minutes=60,
+        spot=True,
+        on_demand_workers=1,
+        helper_instance_types=("c6i.large",),
+        helper_count=1,
+        min_helpers=0,
+        max_helpers=3,
         redeploy_workers="again",
         vpc_cidr="192.168.0.0/20",
         vpc_id="vpc-0a1b",
-        subnet_id="subnet-0c2d",
-        availability_zone="us-west-2b",
+        subnet_ids=("subnet-0c2d", "subnet-0e"),
+        availability_zones=("us-west-2b", "us-west-2a"),
+        spread_zones=True,
+        nat_gateway=True,
         image_uri=given["imageUri"],
+        registry_secret_arn=given["registrySecretArn"],
         retain_bucket=True,
         data_buckets=("my-data", "other.data/images/2026"),
         root_volume_gib=200,
@@ -168,6 +212,10 @@ def test_every_key_is_read(cloud: Cloud) -> None:
         max_hourly_usd=12.5,
         alert_email="team@example.com",
         monthly_budget_usd=900,
+        tags={"team": "vision", "cost-center": "42"},
+        permissions_boundary=given["permissionsBoundary"],
+        role_path="/teams/ml/",
+        kms_key_arn=given["kmsKeyArn"],
     )
     assert load(cloud, **given) == expected, "a key that is declared and not read does nothing"
 
@@ -254,8 +302,8 @@ def test_the_fewest_above_the_most_is_told_from_the_other_mistakes(cloud: Cloud)
     assert str(refused.value) == ("minWorkers: 5 is above maxWorkers, which is 4; give 4 or less, or raise maxWorkers")
 
 
-def scale(min_count: int, max_count: int, default_job_count: int, idle_minutes: int) -> WorkerScale:
-    return WorkerScale(
+def scale(min_count: int, max_count: int, default_job_count: int, idle_minutes: int) -> Scale:
+    return Scale(
         min_count=min_count, max_count=max_count, default_job_count=default_job_count, idle_minutes=idle_minutes
     )
 
@@ -295,7 +343,7 @@ def scale(min_count: int, max_count: int, default_job_count: int, idle_minutes: 
     ],
 )
 def test_the_number_of_workers_is_fixed_unless_there_is_room_to_move(
-    cloud: Cloud, config: dict[str, str], workers: WorkerScale, elastic: bool
+    cloud: Cloud, config: dict[str, str], workers: Scale, elastic: bool
 ) -> None:
     made = load(cloud, **config).workers
     assert (made, made.autoscaled) == (workers, elastic)
@@ -304,3 +352,44 @@ def test_the_number_of_workers_is_fixed_unless_there_is_room_to_move(
 def test_the_address_and_the_budget_go_together(cloud: Cloud) -> None:
     made = load(cloud, alertEmail=" team+gpu@mail.example.co.uk ", monthlyBudgetUsd="900").alerts
     assert made == Alerts(email="team+gpu@mail.example.co.uk", monthly_usd=900)
+
+
+ECR = "123456789012.dkr.ecr.us-west-2.amazonaws.com/ray:1"
+ELSEWHERE = "registry.example/ray:1"
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        ({"natGateway": "false", "vpcId": "vpc-0a1b", "subnetId": "subnet-0c2d"}, "natGateway: 'false' is of a VPC of"),
+        (
+            {"natGateway": "false", "imageUri": ELSEWHERE},
+            "natGateway: 'false' leaves no way to the registry of imageUri",
+        ),
+        (
+            {"registrySecretArn": f"{SECRET}:x", "imageUri": ECR},
+            f"registrySecretArn: '{SECRET}:x' is of no use, as image",
+        ),
+        ({"spot": "true", "onDemandWorkers": "3"}, "onDemandWorkers: 3 is more than all 2 workers"),
+        (
+            {"minHelpers": "-2"},
+            "minHelpers: -2 is below 0; give a number of instances, or `pulumi config rm minHelpers`",
+        ),
+        ({"helperCount": "2", "maxHelpers": "1"}, "maxHelpers: 1 is below helperCount, which is 2"),
+        ({"subnetId": "subnet-0c2d,subnet-0c2d", "vpcId": "vpc-0a1b"}, "subnetId: 'subnet-0c2d,subnet-0c2d' names"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(cloud: Cloud, config: dict[str, str], line: str) -> None:
+    with pytest.raises(SettingError) as refused:
+        load(cloud, **config)
+    assert str(refused.value).startswith(line)
+
+
+def test_without_a_nat_gateway_the_image_comes_from_ecr(cloud: Cloud) -> None:
+    assert not load(cloud, natGateway="false", imageUri=ECR).nat_gateway, "which has its endpoints"
+    assert not load(cloud, natGateway="false").nat_gateway, "docker/ is pushed to ECR"
+
+
+def test_helpers_scale_as_workers_do(cloud: Cloud) -> None:
+    made = load(cloud, helperCount="1", minHelpers="0", maxHelpers="3", idleTimeoutMinutes="30").helpers
+    assert made == scale(0, 3, 1, 30)

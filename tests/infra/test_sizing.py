@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from infra.definitions.sizing import GPUS_TOO_OLD, InstanceType, TaskSize, head_size, task_memory_mib, worker_size
+from infra.definitions.sizing import (
+    GPUS_TOO_OLD,
+    InstanceType,
+    TaskSize,
+    head_size,
+    helper_size,
+    task_memory_mib,
+    worker_size,
+)
 from infra.errors import SettingError
 from tests.infra.fake_aws import instance_types
 
@@ -31,7 +39,7 @@ def nominal_sizes() -> list[int]:
 
 
 def test_a_worker_takes_its_whole_instance() -> None:
-    size = worker_size(WORKER, G5_XLARGE)
+    size = worker_size(WORKER, [G5_XLARGE])
     assert size == TaskSize(vcpus=4, memory_mib=14336, gpus=1), "what is left over is paid for and idle"
     assert size.cpu_units == 4096, "ECS counts 1024 to a vCPU"
     assert size.shared_memory_mib == 4300, "30 % of the task's memory"
@@ -39,14 +47,12 @@ def test_a_worker_takes_its_whole_instance() -> None:
 
 
 def test_a_worker_with_four_gpus_asks_for_four() -> None:
-    size = worker_size(
-        "workerInstanceType", replace(G5_XLARGE, name="g5.12xlarge", vcpus=48, memory_mib=196608, gpus=4)
-    )
+    size = worker_size(WORKER, [replace(G5_XLARGE, name="g5.12xlarge", vcpus=48, memory_mib=196608, gpus=4)])
     assert (size.gpus, size.vcpus) == (4, 48), "the task's numbers follow from the type alone"
 
 
 def test_a_head_takes_no_gpu_even_where_its_type_has_one() -> None:
-    assert head_size(HEAD, G5_XLARGE).gpus == 0, "the head's image has no driver, and ECS would find no such instance"
+    assert head_size(HEAD, [G5_XLARGE]).gpus == 0, "the head's image has no driver, and ECS would find no such instance"
 
 
 @pytest.mark.parametrize(("nominal", "most"), [(16384, 14541), (8192, 7168)])
@@ -84,7 +90,7 @@ def test_on_every_type_of_ec2_the_object_store_fits_into_shared_memory() -> None
 )
 def test_a_worker_type_that_pytorch_cannot_use_is_refused(change: dict, rule: str) -> None:
     with pytest.raises(SettingError, match=rule) as refused:
-        worker_size(WORKER, replace(G5_XLARGE, **change))
+        worker_size(WORKER, [replace(G5_XLARGE, **change)])
     assert str(refused.value).startswith("workerInstanceType: 'g5.xlarge' "), "the line names key and value"
 
 
@@ -97,7 +103,7 @@ def test_a_worker_type_that_pytorch_cannot_use_is_refused(change: dict, rule: st
 )
 def test_a_head_type_that_cannot_carry_ray_is_refused(change: dict, rule: str) -> None:
     with pytest.raises(SettingError, match=rule) as refused:
-        head_size(HEAD, replace(M5_XLARGE, **change))
+        head_size(HEAD, [replace(M5_XLARGE, **change)])
     assert str(refused.value).startswith("headInstanceType: 'm5.xlarge' "), "the line names key and value"
 
 
@@ -125,7 +131,7 @@ def test_every_size_of_every_gpu_family_carries_a_worker_with_room_for_the_agent
     types = [each for name, each in gpu_types().items() if name.split(".")[0] == family]
     assert types, f"EC2's catalogue has no {family} any more"
     for instance in types:
-        size = worker_size(WORKER, instance)
+        size = worker_size(WORKER, [instance])
         assert size.gpus == instance.gpus, f"{instance.name}: a GPU is paid for and idle"
         assert size.cpu_units == 1024 * instance.vcpus, f"{instance.name}: so is a CPU"
         assert size.memory_mib <= instance.memory_mib * 97 // 100 - 256, f"{instance.name}: the task is never placed"
@@ -136,8 +142,8 @@ def test_the_whole_catalogue_is_sized_or_refused_in_one_line() -> None:
     too_old = {name: instance for name, instance in gpu_types().items() if instance.gpu_name in GPUS_TOO_OLD}
     for instance in too_old.values():
         with pytest.raises(SettingError, match="too old"):
-            worker_size(WORKER, instance)
-    sized = {name: worker_size(WORKER, instance) for name, instance in gpu_types().items() if name not in too_old}
+            worker_size(WORKER, [instance])
+    sized = {name: worker_size(WORKER, [instance]) for name, instance in gpu_types().items() if name not in too_old}
     for name, size in sized.items():
         assert 0 < size.object_store_bytes < size.shared_memory_mib * MIB < size.memory_mib * MIB, name
     assert len(sized) > 40, "the catalogue has moved, and nothing was checked"
@@ -145,6 +151,27 @@ def test_the_whole_catalogue_is_sized_or_refused_in_one_line() -> None:
 
 @pytest.mark.parametrize("gpu", ["T4", "A10G", "L4", "L40S", "A100", "H100", "H200", "B200", "RTX PRO Server 6000"])
 def test_every_gpu_since_turing_is_taken(gpu: str) -> None:
-    assert worker_size(WORKER, replace(G5_XLARGE, gpu_name=gpu)).gpus == 1, (
+    assert worker_size(WORKER, [replace(G5_XLARGE, gpu_name=gpu)]).gpus == 1, (
         "a newer GPU than this list must work as well"
     )
+
+
+def test_one_task_fits_on_every_type() -> None:
+    larger = replace(G5_XLARGE, name="g6.2xlarge", vcpus=8, memory_mib=32768)
+    assert worker_size(WORKER, [larger, G5_XLARGE]) == worker_size(WORKER, [G5_XLARGE]), "ECS has one task for all"
+
+
+def test_types_with_unlike_numbers_of_gpus_are_refused() -> None:
+    four = replace(G5_XLARGE, name="g5.12xlarge", gpus=4)
+    with pytest.raises(SettingError) as refused:
+        worker_size(WORKER, [G5_XLARGE, four])
+    assert str(refused.value) == (
+        "workerInstanceType: 'g5.12xlarge' has 4 GPUs, and g5.xlarge has 1; give types with as many GPUs each"
+    ), "GPUs that no task asks for would be paid for"
+
+
+def test_a_helper_takes_any_type_that_the_image_runs_on() -> None:
+    small = replace(M5_XLARGE, name="c6i.large", vcpus=2, memory_mib=4096)
+    assert helper_size("helperInstanceType", [small, M5_XLARGE]) == TaskSize(vcpus=2, memory_mib=2816, gpus=0)
+    with pytest.raises(SettingError, match="arm64"):
+        helper_size("helperInstanceType", [replace(small, architectures=("arm64",))])

@@ -20,7 +20,7 @@ from infra.tags import LONGEST_PREFIX, name_prefix
     ],
 )
 def test_a_prefix_is_read_as_project_and_stack(project: str, stack: str, pattern: str) -> None:
-    made = name_prefix(project, stack)
+    made = name_prefix(f"{project}-{stack}")
     assert re.fullmatch(pattern, made), made
     assert "--" not in made
     assert len(made) <= LONGEST_PREFIX
@@ -30,5 +30,5 @@ def test_a_prefix_is_read_as_project_and_stack(project: str, stack: str, pattern
     ("one", "other"), [("dev", "Dev"), ("a.b", "a-b"), (f"{'long-' * 12}a", f"{'long-' * 12}b"), ("dev-", "dev")]
 )
 def test_stacks_with_like_names_have_prefixes_of_their_own(one: str, other: str) -> None:
-    first, second = (name_prefix("ray-on-ecs", stack) for stack in (one, other))
+    first, second = (name_prefix(f"ray-on-ecs-{stack}") for stack in (one, other))
     assert first != second, "in one network they would answer for each other"

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
 import pytest
 
-from infra.definitions.user_data import ami_parameter, user_data
+from infra.definitions.user_data import INSTANCE_DIR, INSTANCE_FILE, ami_parameter, user_data
 
 
 def test_the_agent_joins_the_cluster_and_keeps_tasks_from_the_instances_role() -> None:
-    assert user_data("ray-cluster").splitlines() == [
+    assert user_data("ray-cluster").splitlines()[:10] == [
         "#!/bin/bash",
         "cat >> /etc/ecs/ecs.config <<'EOF'",
         "ECS_CLUSTER=ray-cluster",
@@ -17,8 +23,52 @@ def test_the_agent_joins_the_cluster_and_keeps_tasks_from_the_instances_role() -
         "ECS_IMAGE_PULL_BEHAVIOR=once",
         "ECS_ENGINE_TASK_CLEANUP_WAIT_DURATION=10m",
         "ECS_RESERVED_MEMORY=256",
+        "ECS_ENABLE_SPOT_INSTANCE_DRAINING=true",
         "EOF",
     ], "an instance that joins no cluster is paid for and does nothing"
+
+
+METADATA = {
+    "api/token": "token",
+    "meta-data/instance-type": "g5.xlarge",
+    "meta-data/placement/availability-zone": "us-west-2b",
+    "meta-data/instance-life-cycle": "spot",
+}
+
+
+class Metadata(BaseHTTPRequestHandler):
+    """The instance metadata service, which wants its token."""
+
+    def do_PUT(self) -> None:
+        """Hand out the token."""
+        assert self.headers["X-aws-ec2-metadata-token-ttl-seconds"]
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        """Answer for one path."""
+        path = self.path.removeprefix("/latest/")
+        allowed = path == "api/token" or self.headers["X-aws-ec2-metadata-token"] == "token"
+        self.send_response(200 if allowed and path in METADATA else 404)
+        self.end_headers()
+        self.wfile.write(METADATA.get(path, "").encode() if allowed else b"")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+def test_the_instance_says_what_it_is(tmp_path: Path) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    script = user_data("ray-cluster").replace("169.254.169.254", f"127.0.0.1:{server.server_port}")
+    script = script.replace("/etc/ecs/ecs.config", f"{tmp_path}/ecs.config").replace(INSTANCE_DIR, str(tmp_path))
+    try:
+        subprocess.run(["bash", "-eu", "-c", script], check=True, timeout=60)
+    finally:
+        server.shutdown()
+        server.server_close()
+    said = json.loads((tmp_path / INSTANCE_FILE).read_text())
+    assert said == {"instance_type": "g5.xlarge", "zone": "us-west-2b", "market": "spot"}
+    assert "ECS_CLUSTER=ray-cluster" in (tmp_path / "ecs.config").read_text()
 
 
 @pytest.mark.parametrize(("gpu", "variant"), [(False, ""), (True, "gpu/")])

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from botocore.exceptions import BotoCoreError
 
 from raynode import demand, metrics
-from raynode.demand import GpuDemand
+from raynode.demand import Demand
 from tests.aws import metric_totals
 from tests.raynode.conftest import Head
 from tests.raynode.test_process import fake_ray
@@ -34,8 +35,10 @@ def summary(*nodes: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def ray(head: Head, monkeypatch: pytest.MonkeyPatch) -> Head:
-    """A head whose cluster has three GPUs and needs five."""
-    monkeypatch.setattr(demand, "read", lambda gcs: GpuDemand(gpus=3, gpus_used=3, gpus_waiting=2))
+    """A head whose cluster has three GPUs and needs five, and a helper with eight CPUs and needs ten."""
+    found = Demand(gpus=3, gpus_used=3, gpus_waiting=2, helper_cpus=8, helper_cpus_used=8, cpus_waiting=2)
+    monkeypatch.setattr(demand, "read", lambda gcs, *, has_helpers: replace(found, has_helpers=has_helpers))
+    monkeypatch.delenv(metrics.HELPERS, raising=False)
     head.answer = summary(node(), node(gpu(97, 11514)), node(gpu(3, 11514), gpu(97, 23028)))
     return head
 
@@ -54,6 +57,15 @@ def test_the_gpus_that_there_are_those_needed_and_their_utilization_are_publishe
 def test_a_metric_has_no_dimension(ray: Head, cloudwatch: Any) -> None:
     metrics.publish("head-b")
     assert all(not each["Dimensions"] for each in cloudwatch.list_metrics(Namespace="head-b")["Metrics"])
+
+
+def test_where_there_can_be_helpers_their_cpus_are_published_as_well(
+    ray: Head, cloudwatch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(metrics.HELPERS, "true")
+    metrics.publish("head-f")
+    published = metric_totals(cloudwatch, "head-f")
+    assert (published["CPUs"], published["CPUsRequested"]) == ((1, 8, "Count"), (1, 10, "Count"))
 
 
 def test_without_gpus_no_utilization_is_published(ray: Head, cloudwatch: Any) -> None:

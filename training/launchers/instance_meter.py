@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections import defaultdict
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 
-from training.launchers.ray_cluster import nodes_with_workers
+from training.launchers.ray_cluster import instances_with_workers
 from training.periodic import every
+from training.run.cost import InstanceKind
 
 POLL_SECONDS = 2.0
 
@@ -16,16 +18,16 @@ class InstanceMeter:
     """Adds up the hours of the instances on which this driver's workers have a place, whether they run or start.
 
     Args:
-        count: Returns the number of these instances now.
+        count: Returns the number of these instances now, by kind.
 
     Attributes:
-        hours: The sum so far.
+        hours: The sum so far, by kind.
     """
 
-    def __init__(self, count: Callable[[], int] = nodes_with_workers) -> None:
+    def __init__(self, count: Callable[[], Mapping[InstanceKind, int]] = instances_with_workers) -> None:
         self._count = count
         self._read_at: float | None = None
-        self.hours = 0.0
+        self.hours: dict[InstanceKind, float] = defaultdict(float)
 
     @contextmanager
     def running(self) -> Generator[None]:
@@ -42,5 +44,6 @@ class InstanceMeter:
             now: `time.monotonic`.
         """
         if self._read_at is not None:
-            self.hours += self._count() * (now - self._read_at) / 3600
+            for kind, number in self._count().items():
+                self.hours[kind] += number * (now - self._read_at) / 3600
         self._read_at = now

@@ -135,6 +135,7 @@ class Launch:
             cloudwatch.publish_metrics(self.monitor, namespace, names, self.console),
             self.monitor.polling(bar.draw),
             self.meter.running(),
+            ray_cluster.watching_capacity(self.console),
         ):
             return self._fit_until_done(folder)
 

@@ -5,7 +5,8 @@ import math
 import os
 import socket
 import time
-from collections.abc import Generator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,19 +14,33 @@ from typing import Any
 
 import ray
 from ray import PlacementGroupID, cloudpickle
+from ray._private.state import available_resources_per_node
 from ray.exceptions import AuthenticationError, RayError
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.placement_group import PlacementGroup
 from rich.console import Console
+from rich.markup import escape
 
 from training.config import RunConfig
 from training.errors import ResourceError, UsageError
 from training.launchers import network_interface
+from training.launchers.capacity import CapacityWatch
+from training.periodic import every
+from training.run.cost import InstanceKind
+from training.run.workers_parameter import PARAMETER_VARIABLE, read_workers
 
 CPU_WORKERS = 2
 POLL_SECONDS = 2.0
 CONNECT_SECONDS = 5.0
 LOOPBACK = "127.0.0.1"
+SMALLEST_SHARE = 1e-4  # of a CPU or GPU, that Ray counts
+# Labels that `ray-worker` gives its node: our own and Ray's.
+INSTANCE_TYPE_LABEL = "instance-type"
+MARKET_LABEL = "ray.io/market-type"
+GOES_ON = (
+    "the stack goes on asking EC2 for instances when no job waits: `pulumi config set workerCount 0` and `pulumi up` "
+    "withdraw that"
+)
 
 Resources = dict[str, float]
 
@@ -114,14 +129,52 @@ def wait_for_workers(config: RunConfig, seconds: float, console: Console) -> Wor
     if not seconds:
         raise ResourceError(_shortage_message(config, nodes, seconds))
     with _pending_placement_group(config), console.status("looking for workers") as status:
+        capacity = _watch_capacity(console)
         deadline = time.monotonic() + seconds
         while not (allocation := allocate_workers(config, nodes := _nodes())):
             left = deadline - time.monotonic()
             if left <= 0:
-                raise ResourceError(_shortage_message(config, nodes, seconds))
-            status.update(f"{_describe_resources(nodes)}; waiting up to {left:.0f} s for more")
+                raise ResourceError(_shortage_message(config, nodes, seconds, capacity))
+            if capacity:
+                capacity.look_if_due()  # before the sleep: the nodes that it may move away don't suffice
+            lacking = f": {escape(capacity.shortage)}" if capacity and capacity.shortage else ""
+            status.update(f"{_describe_resources(nodes)}; waiting up to {left:.0f} s for more{lacking}")
             time.sleep(min(POLL_SECONDS, left))
     return allocation
+
+
+@contextmanager
+def watching_capacity(console: Console) -> Generator[None]:
+    """Look at what EC2 has for the workers whenever this driver's job waits for some, until the block ends.
+
+    Workers that were lost in the middle of a run, as spot instances are, may have no successors in their zone.
+    """
+    waiting: list[CapacityWatch] = []
+
+    def look() -> None:
+        if not _is_waiting():
+            waiting.clear()  # the next wait may try each zone again
+            return
+        if not waiting:
+            waiting.extend(filter(None, [_watch_capacity(console)]))
+        for watch in waiting:
+            watch.look_if_due()
+
+    if PARAMETER_VARIABLE not in os.environ:
+        yield
+        return
+    with every(POLL_SECONDS, look, "capacity watch"):
+        yield
+
+
+def _is_waiting() -> bool:
+    """Whether this driver's job waits for workers and has none at all; not if Ray doesn't answer."""
+    try:
+        groups = list(_placement_groups().values())
+    except (RayError, RuntimeError, ValueError):
+        return False
+    # A group that lost one of its nodes may still run on the others.
+    return bool(groups) and all(group["state"] == "PENDING" for group in groups)
 
 
 def release_workers() -> None:
@@ -134,13 +187,44 @@ def release_workers() -> None:
         remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group_id)))
 
 
-def nodes_with_workers() -> int:
-    """Return on how many nodes this driver's job has a place for workers; 0 if the cluster doesn't answer."""
+def instances_with_workers() -> Counter[InstanceKind]:
+    """Return on how many instances of each kind this driver's job has a place; none if the cluster doesn't answer."""
     try:
-        groups = _placement_groups().values()
+        labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
+        return Counter(instance_kind(labels.get(node, {})) for node in {node for node, _ in _places()})
     except (RayError, RuntimeError, ValueError):
-        return 0
-    return len({node for group in groups for node in group["bundles_to_node_id"].values() if node})
+        return Counter()
+
+
+def instance_kind(labels: Mapping[str, str]) -> InstanceKind:
+    """Return what a node's labels say of its instance."""
+    return InstanceKind(labels.get(INSTANCE_TYPE_LABEL), labels.get(MARKET_LABEL))
+
+
+def gpus_are_idle() -> bool:
+    """Return whether the nodes with GPUs run nothing, and hold no place but for this driver's job.
+
+    A placement group that waits holds nothing; the one of this driver that has its place is not in use yet.
+    """
+    free: dict[str, Resources] = available_resources_per_node()
+    own: dict[str, Counter[str]] = defaultdict(Counter)
+    for node, bundle in _places():
+        own[node].update(bundle)
+    nodes = [(each["NodeID"], each["Resources"]) for each in ray.nodes() if each["Alive"]]
+    return all(
+        total.get(kind, 0) - free.get(node, {}).get(kind, 0) - own[node][kind] < SMALLEST_SHARE
+        for node, total in nodes
+        if total.get("GPU")
+        for kind in ("CPU", "GPU")
+    )
+
+
+def _places() -> Iterator[tuple[str, Resources]]:
+    """Yield the nodes on which this driver's job has places, each with the resources that it holds there."""
+    for group in _placement_groups().values():
+        for index, node in group["bundles_to_node_id"].items():
+            if node:
+                yield node, group["bundles"][index]
 
 
 def _placement_groups() -> dict[str, Any]:
@@ -214,10 +298,24 @@ def _describe_resources(nodes: list[Resources]) -> str:
     return f"the cluster has {len(nodes)} node{plural} with {cpus} CPUs and {gpus} GPUs"
 
 
-def _shortage_message(config: RunConfig, nodes: list[Resources], seconds: float) -> str:
+def _watch_capacity(console: Console) -> CapacityWatch | None:
+    """Watch what EC2 has for the workers, if a stack says which they are."""
+
+    def say(line: str) -> None:
+        console.print(escape(f"training: {line}"), highlight=False, soft_wrap=True)
+
+    workers = read_workers()
+    return CapacityWatch(workers, gpus_are_idle, say) if workers else None
+
+
+def _shortage_message(
+    config: RunConfig, nodes: list[Resources], seconds: float, capacity: CapacityWatch | None = None
+) -> str:
     wanted = f"--num-workers {config.num_workers}" if config.num_workers else "the run"
     on = {"cuda": "a GPU and a CPU", "cpu": "a CPU", "auto": "a GPU or a CPU"}[config.device]
+    way_out = (capacity.shortage if capacity else "") or "ask for fewer workers, another --device, or add nodes"
+    goes_on = f"; {GOES_ON}" if capacity and capacity.asks_on else ""
     return (
         f"{wanted} needs {on} for each worker, but {_describe_resources(nodes)}, after a wait of {seconds:.0f} s; "
-        "ask for fewer workers, another --device, or add nodes"
+        f"{way_out}{goes_on}"
     )

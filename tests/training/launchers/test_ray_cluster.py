@@ -1,12 +1,20 @@
+import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
 import psutil
 import pytest
 from ray.exceptions import AuthenticationError
 from rich.console import Console
 
+from tests.waiting import LIMIT_SECONDS
 from training.errors import ResourceError, UsageError
 from training.launchers import network_interface, ray_cluster
 from training.launchers.ray_cluster import WorkerAllocation, allocate_workers
 from training.recipes.images.config import ImageConfig
+from training.run.cost import InstanceKind
+from training.run.workers_parameter import PARAMETER_VARIABLE
 
 HEAD = {"CPU": 0.0, "memory": 1e9}
 G5_XLARGE = {"CPU": 4.0, "GPU": 1.0}
@@ -99,3 +107,168 @@ def test_without_a_wait_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD])
     with pytest.raises(ResourceError):
         ray_cluster.wait_for_workers(ImageConfig(), 0, Console())
+
+
+@pytest.fixture
+def nothing_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster of a head alone, to which nothing is added."""
+    monkeypatch.setattr(ray_cluster, "_pending_placement_group", lambda config: nullcontext())
+    monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD])
+    monkeypatch.setattr(ray_cluster, "POLL_SECONDS", 0.01)
+
+
+class Capacity:
+    """A watch that finds out what is lacking at its first look."""
+
+    def __init__(self) -> None:
+        self.shortage = ""
+        self.asks_on = False
+        self.looks = 0
+
+    def look_if_due(self) -> None:
+        self.looks += 1
+        self.shortage = "EC2 has no g5.xlarge [at all]"
+        self.asks_on = True
+
+
+@pytest.mark.usefixtures("nothing_to_join")
+def test_a_wait_in_vain_says_what_ec2_lacks_and_what_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "_watch_capacity", lambda console: Capacity())
+    console = Console(record=True, force_terminal=True, width=200)
+    with pytest.raises(ResourceError) as error:
+        ray_cluster.wait_for_workers(ImageConfig(), 0.3, console)
+    assert str(error.value) == (
+        "the run needs a GPU or a CPU for each worker, but the cluster has 1 node with 0 CPUs and 0 GPUs, after a wait "
+        "of 0 s; EC2 has no g5.xlarge [at all]; the stack goes on asking EC2 for instances when no job waits: "
+        "`pulumi config set workerCount 0` and `pulumi up` withdraw that"
+    )
+    assert "for more: EC2 has no g5.xlarge [at all]" in console.export_text(), "who waits sees it meanwhile"
+
+
+@pytest.mark.usefixtures("nothing_to_join")
+def test_workers_that_have_joined_are_not_moved_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    capacity = Capacity()
+    monkeypatch.setattr(ray_cluster, "_watch_capacity", lambda console: capacity)
+    seen = iter([[HEAD], [HEAD], [HEAD, G5_XLARGE]])
+    monkeypatch.setattr(ray_cluster, "_nodes", lambda: next(seen))
+    assert ray_cluster.wait_for_workers(ImageConfig(), 60, Console()) == WorkerAllocation(1, True, 4)
+    assert capacity.looks == 1, "a look may end instances, so there is none between their coming and the run"
+
+
+@pytest.mark.usefixtures("nothing_to_join")
+def test_without_a_stack_a_wait_asks_no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PARAMETER_VARIABLE, raising=False)
+    with pytest.raises(ResourceError, match=r"; ask for fewer workers, another --device, or add nodes$"):
+        ray_cluster.wait_for_workers(ImageConfig(), 0.05, Console())
+
+
+OWN_JOB, OTHER_JOB = "01000000", "02000000"
+LABELS = {"instance-type": "g5.xlarge", "ray.io/market-type": "spot", "ray.io/node-id": "a"}
+
+
+class Cluster:
+    """What Ray says of a cluster with a head, a helper without GPUs, and two workers, a and b."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.free = {"head": HEAD, "helper": {"CPU": 8.0}, "a": dict(G5_XLARGE), "b": dict(G5_XLARGE)}
+        self.nodes = [
+            {"NodeID": name, "Alive": True, "Resources": dict(total), "Labels": LABELS if name == "a" else {}}
+            for name, total in self.free.items()
+        ]
+        self.groups: dict[str, Any] = {}
+        context = SimpleNamespace(get_job_id=lambda: OWN_JOB)
+        monkeypatch.setattr(ray_cluster.ray, "nodes", lambda: self.nodes)
+        monkeypatch.setattr(ray_cluster.ray, "get_runtime_context", lambda: context)
+        monkeypatch.setattr(ray_cluster, "available_resources_per_node", lambda: self.free)
+        monkeypatch.setattr(ray_cluster, "placement_group_table", lambda: self.groups)
+
+    def place(self, job: str, *nodes: str) -> None:
+        """Place a group of a job, a CPU and a GPU on each node; it waits if there is none."""
+        bundle = {"CPU": 1.0, "GPU": 1.0}
+        self.groups[f"6885d6fc52fa502fbbe7eea350cf{job}"] = {
+            "state": "CREATED" if nodes else "PENDING",
+            "bundles": dict.fromkeys(range(len(nodes) or 1), bundle),
+            "bundles_to_node_id": dict(enumerate(nodes or [""])),
+        }
+        for node in nodes:
+            self.use(node, bundle)
+
+    def use(self, node: str, resources: dict[str, float]) -> None:
+        for kind, number in resources.items():
+            self.free[node][kind] -= number
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    return Cluster(monkeypatch)
+
+
+def test_gpus_that_wait_for_this_job_alone_are_idle(cluster: Cluster) -> None:
+    assert ray_cluster.gpus_are_idle()
+    cluster.place(OTHER_JOB)
+    assert ray_cluster.gpus_are_idle(), "a group that waits holds nothing"
+    cluster.place(OWN_JOB, "a")
+    assert ray_cluster.gpus_are_idle(), "what this job holds waits with it"
+    cluster.use("helper", {"CPU": 4.0})
+    assert ray_cluster.gpus_are_idle(), "a node without GPUs does not move with the workers"
+
+
+@pytest.mark.parametrize("used", [{"GPU": 1.0}, {"GPU": 0.5}, {"CPU": 1.0}])
+def test_gpus_with_anything_else_on_their_nodes_are_not_idle(used: dict[str, float], cluster: Cluster) -> None:
+    cluster.place(OWN_JOB, "a")
+    cluster.use("b", used)
+    assert not ray_cluster.gpus_are_idle(), "its work would be lost"
+
+
+def test_gpus_that_another_job_holds_are_not_idle(cluster: Cluster) -> None:
+    cluster.place(OTHER_JOB, "a")
+    assert not ray_cluster.gpus_are_idle()
+
+
+def test_instances_count_once_and_by_what_their_nodes_say(cluster: Cluster) -> None:
+    assert ray_cluster.instances_with_workers() == {}
+    cluster.place(OTHER_JOB, "b")
+    cluster.place(OWN_JOB, "a", "a", "b")
+    assert ray_cluster.instances_with_workers() == {InstanceKind("g5.xlarge", "spot"): 1, InstanceKind(): 1}
+
+
+def test_a_cluster_that_does_not_answer_has_no_instances(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("Ray has not been started")
+
+    monkeypatch.setattr(ray_cluster.ray, "nodes", fail)
+    assert ray_cluster.instances_with_workers() == {}
+
+
+def test_only_a_job_without_any_worker_waits(cluster: Cluster) -> None:
+    assert not ray_cluster._is_waiting(), "it has asked for none yet"
+    cluster.place(OWN_JOB)
+    assert ray_cluster._is_waiting()
+    cluster.place(OWN_JOB, "a", "b")
+    assert not ray_cluster._is_waiting(), "its workers run"
+    next(iter(cluster.groups.values()))["state"] = "RESCHEDULING"
+    assert not ray_cluster._is_waiting(), "the workers that are left may be saving a checkpoint"
+
+
+def test_a_run_that_waits_for_lost_workers_looks_what_ec2_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = iter([False, True, True, False, True])
+    over = threading.Event()
+    watches: list[Capacity] = []
+
+    def is_waiting() -> bool:
+        found = next(waits, None)
+        if found is None:
+            over.set()
+        return bool(found)
+
+    def watch(console: Console) -> Capacity:
+        watches.append(Capacity())
+        return watches[-1]
+
+    monkeypatch.setenv(PARAMETER_VARIABLE, "worker-facts")
+    monkeypatch.setattr(ray_cluster, "_is_waiting", is_waiting)
+    monkeypatch.setattr(ray_cluster, "_watch_capacity", watch)
+    monkeypatch.setattr(ray_cluster, "POLL_SECONDS", 0.01)
+    with ray_cluster.watching_capacity(Console()):
+        assert over.wait(LIMIT_SECONDS)
+    assert [each.looks for each in watches] == [2, 1], "the next wait may try each zone again"

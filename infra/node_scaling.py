@@ -1,4 +1,4 @@
-"""The number of workers, moved by AWS: up to what Ray is short of, down when no job wants any or makes no progress.
+"""The number of workers or helpers, moved by AWS: up to what Ray is short of, down when no job wants or uses any.
 
 Three alarms watch the metrics of head, job and instances, and each sets the service's number through Application Auto
 Scaling; the capacity provider starts and stops instances to match. None of it needs the laptop, and going down needs no
@@ -16,10 +16,10 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions.metrics import AUTO_SCALING, Metric, of_service
-from infra.references import ServiceRef, WorkerScale
+from infra.references import Scale, ServiceRef
 from infra.tags import metrics_namespace, tags
 
-# How long nobody has to want the workers before they go: the next run often follows soon.
+# How long nobody has to want the nodes before they go: the next run often follows soon.
 UNUSED_MINUTES = 10
 # A change is over when its tasks are, not after ECS's usual five minutes.
 COOLDOWN_SECONDS = 60
@@ -29,33 +29,39 @@ MAX_STEPS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerScalingArgs:
-    """Inputs of WorkerScaling: the workers' service and the group of their instances, each of which has `gpus`."""
+class NodeScalingArgs:
+    """Inputs of NodeScaling: the nodes' service, and the group of their instances.
+
+    They are what Ray is asked for: each has `units` of a `resource`, GPUs or CPUs, by which the head's metrics are
+    called. `kind` is the nodes' name for people, such as workers.
+    """
 
     service: ServiceRef
     group_name: pulumi.Input[str]
-    workers: WorkerScale
-    gpus: int
+    scale: Scale
+    kind: str
+    resource: str
+    units: int
 
 
-class WorkerScaling(pulumi.ComponentResource):
-    """The policies and alarms that move the number of worker tasks."""
+class NodeScaling(pulumi.ComponentResource):
+    """The policies and alarms that move the number of one kind of task."""
 
-    def __init__(self, name: str, args: WorkerScalingArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("ray-on-ecs:infra:WorkerScaling", name, None, opts)
-        workers = args.workers
+    def __init__(self, name: str, args: NodeScalingArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("ray-on-ecs:infra:NodeScaling", name, None, opts)
+        scale, units = args.scale, args.units
         self._args = args
         self._target = self._scalable_target(name)
         self._metrics = _metrics(args)
         self._scale_out_alarm(name)
-        if workers.min_count < workers.max_count:
+        if scale.min_count < scale.max_count:
             needed = "FILL(requested, 0) > 0"
-            self._scale_in_alarm(name, "unused", needed, minutes=UNUSED_MINUTES, number=workers.min_count)
-        if workers.idle_minutes:
+            self._scale_in_alarm(name, "unused", needed, minutes=UNUSED_MINUTES, number=scale.min_count)
+        if scale.idle_minutes:
             # More than there can be is no reason to keep what idles meanwhile.
-            waits = f"FILL(requested, 0) > FILL(available, 0) && FILL(available, 0) < {workers.max_count * args.gpus}"
+            waits = f"FILL(requested, 0) > FILL(available, 0) && FILL(available, 0) < {scale.max_count * units}"
             alive = f"FILL(progress, 0) > 0 || ({waits})"
-            self._scale_in_alarm(name, "idle", alive, minutes=workers.idle_minutes, number=0)
+            self._scale_in_alarm(name, "idle", alive, minutes=scale.idle_minutes, number=0)
         self.register_outputs({})
 
     def _scalable_target(self, name: str) -> aws.appautoscaling.Target:
@@ -65,8 +71,8 @@ class WorkerScaling(pulumi.ComponentResource):
             service_namespace="ecs",
             scalable_dimension="ecs:service:DesiredCount",
             resource_id=pulumi.Output.concat("service/", self._args.service.cluster, "/", self._args.service.name),
-            min_capacity=self._args.workers.initial_count,
-            max_capacity=self._args.workers.max_count,
+            min_capacity=self._args.scale.initial_count,
+            max_capacity=self._args.scale.max_count,
             opts=pulumi.ResourceOptions(parent=self),
         )
 
@@ -77,13 +83,13 @@ class WorkerScaling(pulumi.ComponentResource):
         service without tasks has no such metric, hence the 0; where it is late, the last number holds. The others are
         not filled: a minute that comes late is no minute in which nobody wants anything.
         """
-        workers, gpus = self._args.workers, self._args.gpus
-        steps = scaling_steps(gpus=gpus, min_count=workers.min_count, max_count=workers.max_count)
-        short = f"requested > available && available < {workers.max_count * gpus}"
+        scale, units = self._args.scale, self._args.units
+        steps = scaling_steps(units=units, min_count=scale.min_count, max_count=scale.max_count)
+        short = f"requested > available && available < {scale.max_count * units}"
         self._alarm(
             f"{name}-short",
-            "Jobs of the Ray cluster wait for GPUs",
-            expression=f"IF({short}, MAX([requested, FILL(FILL(tasks, REPEAT), 0) * {gpus}]), 0)",
+            f"Jobs of the Ray cluster wait for {self._args.resource}",
+            expression=f"IF({short}, MAX([requested, FILL(FILL(tasks, REPEAT), 0) * {units}]), 0)",
             above=0,
             minutes=1,
             policy=self._policy(f"{name}-short", steps),
@@ -99,7 +105,7 @@ class WorkerScaling(pulumi.ComponentResource):
         )
         self._alarm(
             f"{name}-{kind}",
-            f"More than {number} workers of the Ray cluster, {kind} for {minutes} minutes",
+            f"More than {number} {self._args.kind} of the Ray cluster, {kind} for {minutes} minutes",
             expression=f"IF({needed}, 0, instances)",
             above=number,
             minutes=minutes,
@@ -154,9 +160,9 @@ class WorkerScaling(pulumi.ComponentResource):
         )
 
 
-def _metrics(args: WorkerScalingArgs) -> dict[str, Metric]:
+def _metrics(args: NodeScalingArgs) -> dict[str, Metric]:
     """What the alarms' expressions speak of."""
-    own = {"requested": "GPUsRequested", "available": "GPUs", "progress": "RunProgress"}
+    own = {"requested": f"{args.resource}Requested", "available": args.resource, "progress": "RunProgress"}
     namespace, group = metrics_namespace(args.service.cluster), {"AutoScalingGroupName": args.group_name}
     return {
         **{key: Metric(namespace=namespace, name=name, stat="Maximum") for key, name in own.items()},
@@ -180,16 +186,16 @@ def _query(query_id: str, metric: Metric) -> aws.cloudwatch.MetricAlarmMetricQue
 
 
 def scaling_steps(
-    *, gpus: int, min_count: int, max_count: int
+    *, units: int, min_count: int, max_count: int
 ) -> list[aws.appautoscaling.PolicyStepScalingPolicyConfigurationStepAdjustmentArgs]:
-    """The number of workers for each number of GPUs that are requested, of which each worker has `gpus`.
+    """The number of nodes for each number of GPUs or CPUs that is requested, of which each node has `units`.
 
     A policy has at most 20 steps; for more workers than that, a step stands for several and takes the largest of them.
     """
     stride = -(-max_count // MAX_STEPS)
     numbers = [min(number, max_count) for number in range(stride, max_count + stride, stride)]
-    # Half a GPU beside the whole numbers, as a step begins at its lower bound and ends before its upper one.
-    edges = ["0", *(str(number * gpus + 0.5) for number in numbers[:-1]), None]
+    # Half a unit beside the whole numbers, as a step begins at its lower bound and ends before its upper one.
+    edges = ["0", *(str(number * units + 0.5) for number in numbers[:-1]), None]
     return [
         aws.appautoscaling.PolicyStepScalingPolicyConfigurationStepAdjustmentArgs(
             metric_interval_lower_bound=lower,

@@ -7,25 +7,27 @@ from typing import Any
 import pulumi
 import pytest
 
-from infra.references import ServiceRef, WorkerScale
-from infra.worker_scaling import MAX_STEPS, WorkerScaling, WorkerScalingArgs, scaling_steps
+from infra.node_scaling import MAX_STEPS, NodeScaling, NodeScalingArgs, scaling_steps
+from infra.references import Scale, ServiceRef
 from tests.infra.fake_aws import Cloud
 
-ELASTIC = WorkerScale(min_count=0, max_count=4, default_job_count=2, idle_minutes=0)
-IDLE = WorkerScale(min_count=2, max_count=2, default_job_count=2, idle_minutes=60)
-BOTH = WorkerScale(min_count=1, max_count=4, default_job_count=2, idle_minutes=60)
+ELASTIC = Scale(min_count=0, max_count=4, default_job_count=2, idle_minutes=0)
+IDLE = Scale(min_count=2, max_count=2, default_job_count=2, idle_minutes=60)
+BOTH = Scale(min_count=1, max_count=4, default_job_count=2, idle_minutes=60)
 REPEAT = object()
 KINDS = ["elastic", "idle", "both"]
 
 
-def scaling(cloud: Cloud, workers: WorkerScale, gpus: int = 1) -> Cloud:
+def scaling(cloud: Cloud, workers: Scale, gpus: int = 1, kind: str = "workers", resource: str = "GPUs") -> Cloud:
     """A scaler with valid defaults."""
 
     def program() -> None:
         cluster, name = (pulumi.Output.from_input(each) for each in ("ray", "ray-workers"))
         service = ServiceRef(cluster=cluster, name=name)
-        args = WorkerScalingArgs(service=service, group_name="workers-group", workers=workers, gpus=gpus)
-        WorkerScaling("scaling", args)
+        args = NodeScalingArgs(
+            service=service, group_name="workers-group", scale=workers, kind=kind, resource=resource, units=gpus
+        )
+        NodeScaling("scaling", args)
 
     cloud.run(program)
     return cloud
@@ -73,7 +75,7 @@ def number(cloud: Cloud, kind: str, above_threshold: float) -> int:
 
 
 @pytest.mark.parametrize(("workers", "bounds"), [(ELASTIC, (0, 4)), (IDLE, (0, 2)), (BOTH, (0, 4))], ids=KINDS)
-def test_the_number_stays_within_its_bounds(cloud: Cloud, workers: WorkerScale, bounds: tuple[int, int]) -> None:
+def test_the_number_stays_within_its_bounds(cloud: Cloud, workers: Scale, bounds: tuple[int, int]) -> None:
     target = scaling(cloud, workers).resources["scaling-target"].inputs
     assert (target["minCapacity"], target["maxCapacity"]) == bounds, "an idle stop goes to 0 whatever minWorkers says"
     assert target["resourceId"] == "service/ray/ray-workers"
@@ -84,9 +86,7 @@ def test_the_number_stays_within_its_bounds(cloud: Cloud, workers: WorkerScale, 
     [(ELASTIC, {"short", "unused"}), (IDLE, {"short", "idle"}), (BOTH, {"short", "unused", "idle"})],
     ids=KINDS,
 )
-def test_each_alarm_is_there_only_where_it_has_something_to_do(
-    cloud: Cloud, workers: WorkerScale, alarms: set[str]
-) -> None:
+def test_each_alarm_is_there_only_where_it_has_something_to_do(cloud: Cloud, workers: Scale, alarms: set[str]) -> None:
     made = {each.name for each in scaling(cloud, workers).of_type("aws:cloudwatch/metricAlarm:MetricAlarm")}
     assert made == {f"scaling-{kind}-alarm" for kind in alarms}
 
@@ -104,7 +104,7 @@ def test_a_job_that_waits_gets_workers_and_one_that_runs_is_left_alone(cloud: Cl
 
 
 def test_a_smaller_wish_takes_no_running_worker_away(cloud: Cloud) -> None:
-    scaling(cloud, WorkerScale(min_count=0, max_count=8, default_job_count=2, idle_minutes=0), gpus=4)
+    scaling(cloud, Scale(min_count=0, max_count=8, default_job_count=2, idle_minutes=0), gpus=4)
     found = value(cloud, "short", requested=12, available=8, tasks=4)
     assert found is not None
     assert number(cloud, "short", found) == 4, "one of the four may be the one that works, and has joined a moment ago"
@@ -122,7 +122,7 @@ def test_from_zero_a_job_for_one_worker_gets_one(cloud: Cloud) -> None:
 @pytest.mark.parametrize("gpus", [1, 4, 8])
 @pytest.mark.parametrize(("fewest", "most"), [(0, 1), (0, 4), (2, 4), (0, 20), (3, 20)])
 def test_as_many_workers_are_started_as_hold_the_gpus(cloud: Cloud, gpus: int, fewest: int, most: int) -> None:
-    scaling(cloud, WorkerScale(min_count=fewest, max_count=most, default_job_count=most, idle_minutes=0), gpus)
+    scaling(cloud, Scale(min_count=fewest, max_count=most, default_job_count=most, idle_minutes=0), gpus)
     for wanted in range(1, gpus * most + 5):
         needed = -(-wanted // gpus)
         assert number(cloud, "short", wanted) == min(max(needed, fewest), most), f"{wanted} GPUs"
@@ -130,7 +130,7 @@ def test_as_many_workers_are_started_as_hold_the_gpus(cloud: Cloud, gpus: int, f
 
 @pytest.mark.parametrize("most", [21, 40, 64, 100])
 def test_many_workers_share_the_steps_that_a_policy_may_have(most: int) -> None:
-    steps = scaling_steps(gpus=8, min_count=0, max_count=most)
+    steps = scaling_steps(units=8, min_count=0, max_count=most)
     assert len(steps) <= MAX_STEPS, "AWS refuses more"
     assert max(step.scaling_adjustment for step in steps) == most, "no more than maxWorkers"  # ty: ignore
 
@@ -193,3 +193,14 @@ def test_each_alarm_moves_the_service_through_its_own_policy(cloud: Cloud) -> No
         actions = cloud.resources[f"scaling-{kind}-alarm"].inputs["alarmActions"]
         assert [action.rpartition(":")[2] for action in actions] == [f"scaling-{kind}-policy"]
         assert "scaling-target" in cloud.needs(f"scaling-{kind}-policy"), "AWS refuses a policy without its target"
+
+
+def test_helpers_go_by_cpus(cloud: Cloud) -> None:
+    scaling(cloud, ELASTIC, gpus=8, kind="helpers", resource="CPUs")
+    alarm = cloud.resources["scaling-short-alarm"].inputs
+    metrics = {query["id"]: query["metric"]["metricName"] for query in alarm["metricQueries"] if "metric" in query}
+    assert (metrics["requested"], metrics["available"]) == ("CPUsRequested", "CPUs")
+    assert alarm["alarmDescription"] == "Jobs of the Ray cluster wait for CPUs"
+    found = value(cloud, "short", requested=9, available=0, tasks=0)
+    assert found is not None
+    assert number(cloud, "short", found) == 2, "the ninth CPU is on a second helper"

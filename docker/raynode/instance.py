@@ -1,0 +1,53 @@
+"""What kind of instance a worker runs on, as labels of its Ray node: drivers tell by them what a run has cost.
+
+The instance itself knows it when it starts, and leaves it in a file; a task can't ask the instance's metadata service.
+"""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+# The name of a file with {"instance_type": "g5.xlarge", "zone": "us-west-2a", "market": "spot" or "on-demand"}.
+VARIABLE = "INSTANCE_FILE"
+# Zone and market have labels of Ray's own.
+# https://docs.ray.io/en/latest/ray-core/scheduling/labels.html
+LABELS = {
+    "instance_type": "instance-type",
+    "zone": "ray.io/availability-zone",
+    "market": "ray.io/market-type",
+}
+LABEL_VALUE = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+
+
+def flags() -> list[str]:
+    """Return the labels as an argument of `ray start`; none, and a line that says why, if the file can't be used."""
+    name = os.environ.get(VARIABLE)
+    if not name:
+        return []
+    try:
+        labels = read(Path(name))
+    except (OSError, ValueError) as cause:
+        reason = " ".join(str(cause).split())
+        print(f"ray-worker: {VARIABLE}: {reason}; this node gets no labels", file=sys.stderr, flush=True)
+        return []
+    return [f"--labels={','.join(f'{label}={value}' for label, value in labels.items())}"]
+
+
+def read(file: Path) -> dict[str, str]:
+    """Read the labels.
+
+    Raises:
+        OSError: The file can't be read.
+        ValueError: It says something else, or what Ray would refuse as a label.
+    """
+    try:
+        document = json.loads(file.read_text())
+        labels = {label: document[key] for key, label in LABELS.items()}
+    except (KeyError, TypeError, ValueError) as cause:
+        raise ValueError(f"{file} does not say what instance this is ({cause!r})") from cause
+    for label, value in labels.items():
+        if not isinstance(value, str) or not re.fullmatch(LABEL_VALUE, value):
+            raise ValueError(f"{file} has no value for {label} that Ray would take: {value!r}")
+    return labels

@@ -1,0 +1,47 @@
+"""A Ray cluster in a VPC that this program makes, beside whatever else runs there.
+
+cd examples/own_vpc && pulumi stack init dev && pulumi config set aws:region us-west-2 && pulumi up
+"""
+
+import sys
+from pathlib import Path
+
+import pulumi
+import pulumi_aws as aws
+import pulumi_awsx as awsx
+
+sys.path.append(str(Path(__file__).parents[2]))  # where infra/ is
+
+from infra.ray_cluster import RayCluster
+
+# Known while Pulumi plans: in which zones the subnets are decides what the cluster asks AWS.
+zones = [f"{aws.get_region().region}{letter}" for letter in "ab"]
+
+vpc = awsx.ec2.Vpc(
+    "company",
+    cidr_block="10.1.0.0/16",
+    availability_zone_names=zones,
+    subnet_strategy=awsx.ec2.SubnetAllocationStrategy.AUTO,
+    nat_gateways=awsx.ec2.NatGatewayConfigurationArgs(strategy=awsx.ec2.NatGatewayStrategy.SINGLE),
+    # The workers find the head by a private name.
+    enable_dns_hostnames=True,
+)
+cluster = RayCluster(
+    f"vision-{pulumi.get_stack()}",
+    {
+        "vpc_id": vpc.vpc_id,
+        "subnet_ids": [vpc.private_subnet_ids[index] for index, _ in enumerate(zones)],
+        "availability_zones": zones,
+        "worker_instance_types": ["g5.xlarge", "g6.xlarge"],
+        "min_workers": 0,
+        "max_workers": 4,
+        "spot": True,
+        "tags": {"team": "vision"},
+    },
+    # What runs in the VPC starts after all of it, and goes before any of it.
+    pulumi.ResourceOptions(depends_on=[vpc]),
+)
+
+pulumi.export("bucket", cluster.bucket)
+pulumi.export("head_instance_id", cluster.head_instance_id)
+pulumi.export("train_command", cluster.train_command)

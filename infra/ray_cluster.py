@@ -1,0 +1,322 @@
+"""A Ray cluster on ECS as one component, for this project's program, for others, and for other languages.
+
+Pulumi reads the annotations of RayClusterArgs as they stand for the schema that it offers other languages, and their
+docstrings: this module can't postpone annotations.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, TypedDict
+
+import pulumi
+
+from infra import config
+from infra.auth import AuthToken, AuthTokenArgs
+from infra.capacity import Capacity, CapacityArgs
+from infra.cluster import Cluster, ClusterArgs
+from infra.config.settings import Settings
+from infra.definitions import commands
+from infra.discovery import Discovery, DiscoveryArgs
+from infra.errors import SettingError
+from infra.image import Image, ImageArgs
+from infra.monitoring import Monitoring, MonitoringArgs
+from infra.network import Network, NetworkArgs
+from infra.node_scaling import NodeScaling, NodeScalingArgs
+from infra.ray_nodes import TaskDefaults
+from infra.ray_service import RayService, RayServiceArgs
+from infra.ray_task import RayTask
+from infra.references import AccountRules, ExistingNetwork, NodeSpec, Scale, ServiceRef
+from infra.storage import Storage, StorageArgs
+from infra.tags import company_tags, name_prefix
+from infra.worker_facts import WorkerFacts, WorkerFactsArgs
+
+ROOT = Path(__file__).parents[1]
+
+
+class RayClusterArgs(TypedDict, total=False):
+    """Inputs of RayCluster. Each is a key of Pulumi.yaml, which has its default; README.md explains them all.
+
+    What AWS is asked about while the cluster is planned has to be known then, and is no Input.
+    """
+
+    head_instance_type: str
+    """EC2 type of the Ray head, which schedules and trains nothing; x86_64 with at least 8 GiB."""
+    worker_instance_types: list[str]
+    """EC2 types of the Ray workers, the preferred one first; x86_64 with NVIDIA GPUs."""
+    head_ami_id: str
+    """Machine image of the instances without GPUs; by default AWS's newest for ECS."""
+    worker_ami_id: str
+    """Machine image of the workers' instances; by default AWS's newest for ECS with the NVIDIA driver."""
+    worker_count: int
+    """Number of GPU instances, one Ray worker on each; with autoscaling, what a job requests by default."""
+    min_workers: int
+    """GPU instances that stay when no job needs more; by default worker_count."""
+    max_workers: int
+    """Most GPU instances that jobs may request; 0 is worker_count."""
+    idle_timeout_minutes: int
+    """Stop the GPU instances after so many minutes without a training run; 0 never does."""
+    spot: bool
+    """Take the workers' instances from EC2's spare capacity."""
+    on_demand_workers: int
+    """With spot, so many workers are on-demand instances all the same."""
+    helper_instance_types: list[str]
+    """EC2 types of the CPU helpers; x86_64."""
+    helper_count: int
+    """Number of CPU helpers, one on each instance."""
+    min_helpers: int
+    """CPU helpers that stay when no job needs more; by default helper_count."""
+    max_helpers: int
+    """Most CPU helpers that jobs may request; 0 is helper_count."""
+    redeploy_workers: str
+    """Any word; changing it restarts all workers and helpers."""
+    vpc_cidr: str
+    """Addresses of the cluster's own VPC, /16 to /24."""
+    vpc_id: pulumi.Input[str]
+    """A VPC to use instead of one of its own. One that the same program makes needs availability_zones, too."""
+    subnet_ids: list[pulumi.Input[str]]
+    """Private subnets of that VPC, each in a zone of its own, in the order of availability_zones."""
+    availability_zones: list[str]
+    """Zone of every instance; workers go on to the next of several. By default one is chosen."""
+    spread_zones: bool
+    """Let the workers of one job stand in several of those zones."""
+    nat_gateway: bool
+    """Lead the cluster's own VPC to the internet; false makes interface endpoints to AWS's services instead."""
+    image_uri: str
+    """A ready training image instead of the one in docker/."""
+    registry_secret_arn: str
+    """Secret in AWS Secrets Manager with the user name and password of image_uri's registry."""
+    retain_bucket: bool
+    """Keep the bucket and its runs when the cluster is destroyed."""
+    data_buckets: list[str]
+    """Buckets that training may also read, each as bucket or bucket/prefix."""
+    root_volume_gib: int
+    """Root disk of each instance in GiB."""
+    log_retention_days: int
+    """Days that CloudWatch keeps the containers' logs."""
+    check_quotas: bool
+    """Refuse more vCPUs than the account's EC2 quotas allow."""
+    max_hourly_usd: float
+    """Refuse a cluster whose instances would cost more USD an hour; 0 is no limit."""
+    alert_email: str
+    """Address that hears of alarms, and of the account's costs by an AWS budget."""
+    monthly_budget_usd: int
+    """The budget of the whole account in USD a month, for alert_email."""
+    tags: dict[str, str]
+    """Tags for everything."""
+    permissions_boundary: str
+    """ARN of the policy that bounds every role."""
+    role_path: str
+    """IAM path of every role."""
+    kms_key_arn: str
+    """ARN of a KMS key of your own for bucket, disks, logs, token and repository."""
+
+
+class RayCluster(pulumi.ComponentResource):
+    """Ray on Amazon ECS for distributed PyTorch: network, bucket, image, head, GPU workers, CPU helpers, monitoring.
+
+    The names of all its parts in the account begin with its own name, which is therefore cut where it is long. It is
+    made in the account and region of the default AWS provider (`aws:region`).
+    """
+
+    bucket: pulumi.Output[str]
+    """Name of the bucket that keeps the runs."""
+    head_instance_id: pulumi.Output[str]
+    """ID of the head's instance, which Session Manager reaches."""
+    cluster_name: pulumi.Output[str]
+    """Name of the ECS cluster."""
+    image_uri: pulumi.Output[str]
+    """The training image."""
+    log_group: pulumi.Output[str]
+    """Name of the CloudWatch log group of all containers."""
+    metrics_dashboard: pulumi.Output[str]
+    """Name of the CloudWatch dashboard."""
+    estimated_hourly_usd: pulumi.Output[float | None]
+    """What the instances cost an hour at most; none where AWS would not say."""
+    train_command: pulumi.Output[str]
+    """Shell line that trains."""
+    shell_command: pulumi.Output[str]
+    """Shell line that opens a shell in the head's container."""
+    dashboard_command: pulumi.Output[str]
+    """Shell line that forwards Ray's dashboard to this machine."""
+    token_command: pulumi.Output[str]
+    """Shell line that prints Ray's token."""
+
+    def __init__(self, name: str, args: RayClusterArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        if opts and (opts.provider or opts.providers):
+            raise pulumi.RunError(
+                f"{name}: is made by the default AWS provider alone; set aws:region and aws:profile, and give no other"
+            )
+        settings, given_network = _read(args)
+        prefix = name_prefix(name)
+        plan = config.plan(settings, prefix, given_network)
+        tagged = pulumi.ResourceOptions(transformations=[company_tags(settings.tags)])
+        super().__init__("ray-on-ecs:index:RayCluster", name, None, pulumi.ResourceOptions.merge(opts, tagged))
+        rules = AccountRules(
+            permissions_boundary=settings.permissions_boundary,
+            role_path=settings.role_path,
+            kms_key_arn=settings.kms_key_arn,
+        )
+        key = rules.kms_key_arn
+        opts = pulumi.ResourceOptions(parent=self)
+
+        network = Network(
+            f"{prefix}-network",
+            NetworkArgs(vpc_cidr=settings.vpc_cidr, location=plan.location, nat_gateway=settings.nat_gateway),
+            opts,
+        )
+        storage = Storage(f"{prefix}-storage", StorageArgs(retain=settings.retain_bucket, kms_key_arn=key), opts)
+        image_uri = pulumi.Output.from_input(
+            settings.image_uri or Image(f"{prefix}-image", _image_args(key), opts).image_uri
+        )
+        auth = AuthToken(f"{prefix}-auth", AuthTokenArgs(kms_key_arn=key), opts)
+        discovery = Discovery(f"{prefix}-discovery", DiscoveryArgs(namespace=prefix, vpc_id=network.vpc_id), opts)
+        cluster = Cluster(
+            f"{prefix}-ray", ClusterArgs(log_retention_days=settings.log_retention_days, kms_key_arn=key), opts
+        )
+
+        def capacity(kind: str, node: NodeSpec, scale: Scale | None = None) -> Capacity:
+            args = CapacityArgs(
+                location=plan.location,
+                cluster=cluster.ref,
+                network=network.ref,
+                node=node,
+                rules=rules,
+                managed_scaling=scale is not None and scale.autoscaled,
+                # Commands need the head's instance; workers and helpers may come when EC2 has some.
+                waits=scale is None,
+                root_volume_gib=settings.root_volume_gib,
+            )
+            return Capacity(f"{prefix}-{kind}", args, opts)
+
+        head_capacity = capacity("head", plan.head)
+        worker_capacity = capacity("workers", plan.worker, settings.workers)
+        helper_capacity = capacity("helpers", plan.helper, settings.helpers) if plan.helper else None
+        facts = WorkerFacts(
+            f"{prefix}-worker-facts",
+            WorkerFactsArgs(
+                worker=plan.worker,
+                helper=plan.helper,
+                group_name=worker_capacity.group.name,
+                subnets=network.ref.subnets,
+                placement_groups=worker_capacity.placement_groups,
+            ),
+            opts,
+        )
+
+        tasks = TaskDefaults(
+            cluster=cluster.ref,
+            location=plan.location,
+            rules=rules,
+            image_uri=image_uri,
+            registry_secret_arn=settings.registry_secret_arn,
+            logs=cluster.logs,
+            token_parameter_arn=auth.parameter_arn,
+            bucket=storage.bucket,
+            data_buckets=settings.data_buckets,
+        )
+        head_args = tasks.head(
+            plan.head.task,
+            workers_parameter=facts.parameter,
+            group=worker_capacity.group,
+            moves=plan.worker.moves,
+            helpers=plan.helper is not None,
+        )
+        head_task = RayTask(f"{prefix}-head-task", head_args, opts)
+        worker_task = RayTask(f"{prefix}-worker-task", tasks.worker(plan.worker.task, discovery.head_host), opts)
+        made = [(head_capacity, head_task), (worker_capacity, worker_task)]
+        if plan.helper and helper_capacity:
+            helper_args = tasks.helper(plan.helper.task, discovery.head_host)
+            made.append((helper_capacity, RayTask(f"{prefix}-helper-task", helper_args, opts)))
+        association = cluster.associate([each.provider_name for each, _ in made])
+        # A run needs all kinds of nodes till its end.
+        needed = [association, *(policy for _, task in made for policy in task.role_policies)]
+
+        def service(kind: str, node: NodeSpec, index: int, scale: Scale | None = None) -> ServiceRef:
+            capacity, task = made[index]
+            args = RayServiceArgs(
+                cluster=cluster.ref,
+                network=network.ref,
+                zones=node.zones,
+                task_definition_arn=task.definition_arn,
+                capacity_provider=capacity.provider_name,
+                count=scale.initial_count if scale else 1,
+                autoscaled=scale is not None and scale.autoscaled,
+                redeploy=settings.redeploy_workers if scale else "",
+                registry_arn=None if scale else discovery.registry_arn,
+                after=needed,
+            )
+            return RayService(f"{prefix}-ray-{kind}", args, opts).ref
+
+        def scaling(
+            name: str, kind: str, service: ServiceRef, capacity: Capacity, node: NodeSpec, scale: Scale
+        ) -> None:
+            resource, units = ("GPUs", node.task.gpus) if node.task.gpus else ("CPUs", node.task.vcpus)
+            args = NodeScalingArgs(
+                service=service,
+                group_name=capacity.group.name,
+                scale=scale,
+                kind=kind,
+                resource=resource,
+                units=units,
+            )
+            if scale.autoscaled:
+                NodeScaling(f"{prefix}-{name}", args, opts)
+
+        head = service("head", plan.head, 0)
+        workers = service("workers", plan.worker, 1, settings.workers)
+        scaling("scaling", "workers", workers, worker_capacity, plan.worker, settings.workers)
+        helpers = None
+        if plan.helper and helper_capacity:
+            helpers = service("helpers", plan.helper, 2, settings.helpers)
+            scaling("helper-scaling", "helpers", helpers, helper_capacity, plan.helper, settings.helpers)
+        monitoring = Monitoring(
+            f"{prefix}-monitoring",
+            MonitoringArgs(region=plan.region, head=head, workers=workers, helpers=helpers, alerts=settings.alerts),
+            opts,
+        )
+
+        head_id = head_capacity.instance_id()
+        reach = pulumi.Output.all(head_id, discovery.head_host)
+        outputs: dict[str, pulumi.Output[Any]] = {
+            "bucket": storage.bucket.name,
+            "head_instance_id": head_id,
+            "cluster_name": cluster.ref.name,
+            "image_uri": image_uri,
+            "log_group": cluster.logs.name,
+            "metrics_dashboard": monitoring.dashboard_name,
+            "estimated_hourly_usd": pulumi.Output.from_input(plan.hourly_usd),
+            "train_command": head_id.apply(lambda head: commands.train(plan.region, plan.gpus, head)),
+            "shell_command": head_id.apply(lambda head: commands.shell(plan.region, head)),
+            "dashboard_command": reach.apply(lambda known: commands.dashboard(plan.region, *known)),
+            "token_command": auth.parameter_name.apply(lambda name: commands.token(plan.region, name)),
+        }
+        vars(self).update(outputs)
+        self.register_outputs(outputs)
+
+
+def _read(args: RayClusterArgs) -> tuple[Settings, ExistingNetwork | None]:
+    """The arguments as settings, and the network if it is one that nobody can be asked about yet.
+
+    Raises:
+        RunError: One cannot work.
+    """
+    given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in args.items()}
+    network = None
+    if isinstance(given.get("vpc_id"), pulumi.Output):
+        vpc_id, subnets, zones = given.pop("vpc_id"), given.pop("subnet_ids", ()), given.get("availability_zones", ())
+        if not subnets or len(subnets) != len(zones):
+            raise pulumi.RunError(
+                f"availability_zones: {', '.join(zones) or 'none'} for {len(subnets)} subnet_ids of a VPC that the "
+                "same program makes; give the zone of each, in their order"
+            )
+        network = ExistingNetwork(vpc_id=vpc_id, subnets=dict(zip(zones, subnets, strict=True)))
+    try:
+        return Settings(**given), network
+    except SettingError as error:
+        raise pulumi.RunError(str(error)) from error
+
+
+def _image_args(kms_key_arn: str) -> ImageArgs:
+    """The image of docker/. awsx hashes the path as it stands: it has to be the same on every machine."""
+    context = os.path.relpath(ROOT)
+    return ImageArgs(context=context, dockerfile=f"{context}/docker/Dockerfile", kms_key_arn=kms_key_arn)

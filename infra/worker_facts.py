@@ -1,0 +1,71 @@
+"""What the workers are, where they may be, and what they cost, where runs find it.
+
+See training/run/cost.py and training/launchers/capacity.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.references import NodeSpec, ResourceRef
+from infra.tags import tags
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerFactsArgs:
+    """Inputs of WorkerFacts: a worker's node, its group, and by zone the group's subnets and placement groups.
+
+    A run without GPUs may have workers on the helpers, and pay for those.
+    """
+
+    worker: NodeSpec
+    helper: NodeSpec | None = None
+    group_name: pulumi.Input[str]
+    subnets: Mapping[str, pulumi.Input[str]]
+    placement_groups: Mapping[str, pulumi.Input[str]]
+
+
+class WorkerFacts(pulumi.ComponentResource):
+    """A parameter in SSM: a task definition that held the same would replace the head at each change to the workers."""
+
+    parameter: ResourceRef
+
+    def __init__(self, name: str, args: WorkerFactsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("ray-on-ecs:infra:WorkerFacts", name, None, opts)
+        parameter = aws.ssm.Parameter(
+            f"{name}-parameter",
+            description="The types, zones and prices of the workers, for runs that wait for them and what they cost",
+            type="String",
+            value=pulumi.Output.json_dumps(_facts(args)),
+            tags=tags(f"{name}-parameter"),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        self.parameter = ResourceRef(name=parameter.name, arn=parameter.arn)
+        self.register_outputs({"parameter_name": parameter.name})
+
+
+def _facts(args: WorkerFactsArgs) -> dict[str, pulumi.Input[object]]:
+    worker = args.worker
+    nodes = [node for node in (args.helper, worker) if node]
+    known = all(node.prices is not None for node in nodes)
+    prices = {name: asdict(price) for node in nodes for name, price in (node.prices or {}).items()} if known else None
+    alone = worker.max_count < 2
+    return {
+        "group": args.group_name,
+        "types": list(worker.instance_types),
+        "zones": [
+            {
+                "zone": zone,
+                "subnet_id": args.subnets[zone],
+                "placement_group": None if alone else args.placement_groups.get(zone),
+            }
+            for zone in worker.zones
+        ],
+        "spot": worker.spot_count > 0,
+        "spread": worker.spread,
+        "prices": prices,
+    }

@@ -1,0 +1,143 @@
+"""The cluster as a component: in programs of others, two in one, and in other languages."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import runpy
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pulumi
+import pytest
+from pulumi.runtime.proto import provider_pb2, provider_pb2_grpc
+
+from infra.config.settings import Settings
+from infra.ray_cluster import RayCluster, RayClusterArgs
+from infra.tags import name_prefix
+from tests.infra.fake_aws import Cloud
+
+ROOT = Path(__file__).parents[2]
+IMAGE = "public.example/ray@sha256:" + "a" * 64
+
+
+def test_its_arguments_are_the_settings() -> None:
+    settings = {each.name for each in dataclasses.fields(Settings)}
+    assert RayClusterArgs.__annotations__.keys() == settings, "a key of the stack would be missing elsewhere"
+
+
+def test_two_in_one_program_do_not_collide(cloud: Cloud) -> None:
+    def program() -> None:
+        for name in ("vision", "language"):
+            RayCluster(name, {"image_uri": IMAGE, "helper_count": 1, "min_workers": 0, "tags": {"team": name}})
+
+    cloud.run(program)  # refuses two resources of one name and type
+    parts = [made for made in cloud.resources.values() if made.type.startswith("aws")]
+    of = {name: [each for each in parts if each.name.startswith(f"{name}-")] for name in ("vision", "language")}
+    assert len(of["vision"]) == len(of["language"]) == len(parts) / 2, "one would take the other's"
+    tagged = [each for each in of["vision"] if isinstance(each.inputs.get("tags"), dict)]
+    assert {each.inputs["tags"]["team"] for each in tagged} == {"vision"}, "each has its own tags"
+    hosts = [
+        each.inputs["name"] for each in cloud.of_type("aws:servicediscovery/privateDnsNamespace:PrivateDnsNamespace")
+    ]
+    assert hosts == ["vision.internal", "language.internal"]
+
+
+def given_network(zones: list[str]) -> RayClusterArgs:
+    """A VPC that the same program makes."""
+    subnets: list[pulumi.Input[str]] = [pulumi.Output.from_input(f"subnet-{letter}") for letter in "ab"]
+    return {
+        "vpc_id": pulumi.Output.from_input("vpc-new"),
+        "subnet_ids": subnets,
+        "availability_zones": zones,
+        "image_uri": IMAGE,
+    }
+
+
+def test_a_network_of_the_same_program_is_asked_nothing(cloud: Cloud) -> None:
+    cloud.run(lambda: RayCluster("vision", given_network(["us-west-2a", "us-west-2b"])))
+    asked = {token.rpartition(":")[2] for token, _ in cloud.calls}
+    assert asked.isdisjoint({"getVpc", "getSubnet"}), "it is not there yet"
+    assert cloud.resources["vision-workers-group"].inputs["vpcZoneIdentifiers"] == ["subnet-a"]
+    assert cloud.resources["vision-network-security-group"].inputs["vpcId"] == "vpc-new"
+    assert not cloud.of_type("awsx:ec2:Vpc"), "there is one"
+
+
+@pytest.mark.parametrize(
+    ("zones", "line"),
+    [
+        (["us-west-2a"], "availability_zones: us-west-2a for 2 subnet_ids of a VPC that the same program makes; give"),
+        (["us-west-2a", "us-west-2z"], "subnetId: 'us-west-2z' lies in us-west-2z, which does not offer"),
+    ],
+)
+def test_zones_that_do_not_fit_the_subnets_are_refused(cloud: Cloud, zones: list[str], line: str) -> None:
+    with pytest.raises(pulumi.RunError) as refused:
+        cloud.run(lambda: RayCluster("vision", given_network(zones)))
+    assert str(refused.value).startswith(line)
+    assert cloud.resources == {}, "nothing is made"
+
+
+def test_another_provider_is_refused(cloud: Cloud) -> None:
+    def program() -> None:
+        other = pulumi.ProviderResource("aws", "other", {})
+        RayCluster("vision", {"image_uri": IMAGE}, pulumi.ResourceOptions(providers={"aws": other}))
+
+    with pytest.raises(pulumi.RunError, match=r"^vision: .* the default AWS provider"):
+        cloud.run(program)
+
+
+def test_the_example_makes_a_vpc_and_a_cluster_in_it(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = ROOT / "examples" / "own_vpc"
+    exported: dict[str, Any] = {}
+    monkeypatch.setattr(pulumi, "export", exported.__setitem__)
+    monkeypatch.chdir(folder)
+    cloud.run(lambda: runpy.run_path(str(folder / "__main__.py")) and None)
+    prefix = name_prefix("vision-dev")
+    group = cloud.resources[f"{prefix}-workers-group"].inputs
+    assert group["vpcZoneIdentifiers"] == ["subnet-private-us-west-2a"]
+    build = cloud.resources[f"{prefix}-image-build"].inputs
+    assert (folder / build["dockerfile"]).is_file(), "awsx builds from the program's folder"
+    assert cloud.value(exported["bucket"]) == "training-bucket"
+
+
+@pytest.fixture(scope="module")
+def schema() -> Generator[dict[str, Any]]:
+    """What the hosted component tells Pulumi of itself."""
+    command = [sys.executable, str(ROOT / "component" / "__main__.py"), "127.0.0.1:1"]
+    with subprocess.Popen(command, cwd=ROOT / "component", stdout=subprocess.PIPE, text=True) as host:
+        try:
+            assert host.stdout is not None
+            port = int(host.stdout.readline())  # the engine, too, reads it there
+            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+                answer = provider_pb2_grpc.ResourceProviderStub(channel).GetSchema(provider_pb2.GetSchemaRequest())
+            yield json.loads(answer.schema)
+        finally:
+            host.kill()
+
+
+def test_other_languages_are_offered_the_cluster(schema: dict[str, Any]) -> None:
+    assert schema["name"] == "ray-on-ecs"
+    [(token, component)] = schema["resources"].items()
+    assert token == "ray-on-ecs:index:RayCluster"
+    assert component["isComponent"] is True
+    assert not component.get("requiredInputs"), "every argument has a default"
+    assert all(each.get("description") for each in component["inputProperties"].values()), "people read these"
+
+
+def test_what_aws_is_asked_while_planning_is_plain(schema: dict[str, Any]) -> None:
+    inputs = schema["resources"]["ray-on-ecs:index:RayCluster"]["inputProperties"]
+    assert len(inputs) == len(dataclasses.fields(Settings))
+    later = {name for name, each in inputs.items() if not each.get("plain") or not each.get("items", each).get("plain")}
+    assert later == {"vpcId", "subnetIds"}, "an Input is known too late to be asked about"
+    assert inputs["workerInstanceTypes"]["items"]["type"] == "string"
+    assert inputs["tags"]["additionalProperties"]["type"] == "string"
+
+
+def test_its_outputs_are_the_stacks(schema: dict[str, Any]) -> None:
+    outputs = schema["resources"]["ray-on-ecs:index:RayCluster"]["properties"]
+    assert {"bucket", "headInstanceId", "trainCommand", "estimatedHourlyUsd"} <= outputs.keys()
+    assert all(each.get("description") for each in outputs.values())

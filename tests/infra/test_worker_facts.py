@@ -1,0 +1,64 @@
+"""The parameter with what the workers are: in the clear, and there whether or not AWS has said a price."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from infra.references import NodeSpec
+from infra.worker_facts import WorkerFacts, WorkerFactsArgs
+from tests.infra.fake_aws import Cloud, node_spec
+
+
+def facts(cloud: Cloud, worker: NodeSpec) -> Any:
+    """The document in the parameter."""
+    args = WorkerFactsArgs(
+        worker=worker,
+        group_name="workers-group",
+        subnets={"us-west-2a": "subnet-a", "us-west-2b": "subnet-b"},
+        placement_groups={"us-west-2a": "pg-a", "us-west-2b": "pg-b"},
+    )
+    made = cloud.run(lambda: WorkerFacts("worker-facts", args))
+    parameter = cloud.resources["worker-facts-parameter"].inputs
+    assert parameter["type"] == "String", "no key is needed to read it"
+    assert cloud.value(made.parameter.name) == "worker-facts-parameter"
+    return json.loads(parameter["value"]["value"])  # the SDK makes a secret of any parameter's value
+
+
+@pytest.mark.parametrize("usd", [1.006, None])
+def test_runs_find_the_price_or_that_there_is_none(cloud: Cloud, usd: float | None) -> None:
+    prices = facts(cloud, node_spec("g5.xlarge", gpus=1, usd=usd))["prices"]
+    assert prices == ({"g5.xlarge": {"on_demand": 1.006, "spot": None}} if usd else None)
+
+
+def test_runs_find_where_the_workers_may_go(cloud: Cloud) -> None:
+    found = facts(cloud, node_spec("g5.xlarge", gpus=1, zones=("us-west-2b", "us-west-2a"), spot_count=2))
+    assert found == {
+        "group": "workers-group",
+        "types": ["g5.xlarge"],
+        "zones": [
+            {"zone": "us-west-2b", "subnet_id": "subnet-b", "placement_group": "pg-b"},
+            {"zone": "us-west-2a", "subnet_id": "subnet-a", "placement_group": "pg-a"},
+        ],
+        "spot": True,
+        "spread": False,
+        "prices": None,
+    }, "in the order of preference"
+
+
+def test_a_single_worker_has_no_placement_group_anywhere(cloud: Cloud) -> None:
+    [zone] = facts(cloud, node_spec("g5.xlarge", 1, gpus=1))["zones"]
+    assert zone["placement_group"] is None
+
+
+def test_a_run_on_helpers_finds_their_price(cloud: Cloud) -> None:
+    worker, helper = node_spec("g5.xlarge", gpus=1, usd=1.0), node_spec("c6i.2xlarge", 1, usd=0.34)
+    args = WorkerFactsArgs(
+        worker=worker, helper=helper, group_name="g", subnets={"us-west-2b": "subnet-b"}, placement_groups={}
+    )
+    cloud.run(lambda: WorkerFacts("worker-facts", args))
+    found = json.loads(cloud.resources["worker-facts-parameter"].inputs["value"]["value"])
+    assert found["prices"].keys() == {"g5.xlarge", "c6i.2xlarge"}
+    assert found["types"] == ["g5.xlarge"], "what its job waits for"

@@ -1,0 +1,65 @@
+"""What the stack tells a run of its workers: an SSM parameter, which the head's environment names."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TypedDict
+
+PARAMETER_VARIABLE = "WORKERS_PARAMETER"
+CONNECT_SECONDS = 2
+READ_SECONDS = 3
+ATTEMPTS = 2
+
+
+class Zone(TypedDict):
+    """Where the workers may be: an availability zone, its subnet and, if there is one, its placement group."""
+
+    zone: str
+    subnet_id: str
+    placement_group: str | None
+
+
+class Price(TypedDict):
+    """What an instance costs, in dollars an hour; on spot it may not be known."""
+
+    on_demand: float
+    spot: float | None
+
+
+class Workers(TypedDict):
+    """The workers as the stack has them.
+
+    Attributes:
+        group: Their Auto Scaling group.
+        types: The instance types that it may start, the preferred one first.
+        zones: The zones that they may be in, the preferred one first.
+        spot: Whether it starts spot instances.
+        spread: Whether the workers of one job may be in several zones.
+        prices: By instance type; None if the stack knows none.
+    """
+
+    group: str
+    types: list[str]
+    zones: list[Zone]
+    spot: bool
+    spread: bool
+    prices: dict[str, Price] | None
+
+
+def read_workers() -> Workers | None:
+    """Return what the stack says, or None where there is no stack or its parameter can't be read: a run goes on."""
+    if not (name := os.environ.get(PARAMETER_VARIABLE)):
+        return None
+    import boto3
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    retries = {"total_max_attempts": ATTEMPTS}
+    config = Config(connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS, retries=retries)
+    try:
+        document = json.loads(boto3.client("ssm", config=config).get_parameter(Name=name)["Parameter"]["Value"])
+    except (BotoCoreError, ClientError, ValueError):
+        return None
+    is_complete = isinstance(document, dict) and Workers.__required_keys__ <= document.keys()
+    return document if is_complete else None
