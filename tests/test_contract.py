@@ -18,7 +18,7 @@ import training
 from infra.definitions import commands, containers
 from infra.definitions.policies import RUNS_PREFIX
 from infra.definitions.sizing import TaskSize
-from raynode import instance, jobs, ports, state, worker
+from raynode import instance, jobs, metrics, ports, state, worker
 from raynode.errors import StartError
 from tests.containers import cluster
 from training import job
@@ -110,6 +110,18 @@ def test_workers_are_told_the_head_by_the_variable_that_they_read(monkeypatch: p
     monkeypatch.delenv(name, raising=False)
     with pytest.raises(StartError, match=f"{name} is not set"):
         worker.start()
+
+
+def test_the_head_is_told_of_helpers_by_the_variable_that_it_reads() -> None:
+    given = {"bucket": "b", "metrics_namespace": "n", "workers_parameter": "p"}
+    told = variables(containers.head(COMMON, **given, helpers=True))  # ty: ignore[invalid-argument-type]
+    assert set(told) - set(variables(HEAD)) == {metrics.HELPERS}, "work for CPUs alone would start GPUs"
+
+
+def test_an_example_asks_for_helpers_by_the_label_that_they_have() -> None:
+    helper = variables(containers.helper(COMMON, head_host="head.internal"))
+    example = (ROOT / "examples" / "ray_data.py").read_text()
+    assert f'"ray.io/node-group", "{helper[containers.NODE_GROUP]}"' in example, "its data would wait for ever"
 
 
 def test_the_forwarded_port_is_the_dashboards() -> None:
