@@ -113,8 +113,8 @@ def test_workers_are_told_the_head_by_the_variable_that_they_read(monkeypatch: p
 
 
 def test_the_head_is_told_of_helpers_by_the_variable_that_it_reads() -> None:
-    given = {"bucket": "b", "metrics_namespace": "n", "workers_parameter": "p"}
-    told = variables(containers.head(COMMON, **given, helpers=True))  # ty: ignore[invalid-argument-type]
+    given: dict[str, Any] = {"bucket": "b", "metrics_namespace": "n", "workers_parameter": "p"}
+    told = variables(containers.head(COMMON, **given, helpers=True))
     assert set(told) - set(variables(HEAD)) == {metrics.HELPERS}, "work for CPUs alone would start GPUs"
 
 
