@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pulumi
@@ -22,13 +23,19 @@ IDLE_PERCENT = 5
 
 @dataclass(frozen=True, kw_only=True)
 class MonitoringArgs:
-    """Inputs of Monitoring; without an address nobody is written to, and there is no budget."""
+    """Inputs of Monitoring: the services of "head", "workers" and, if there are any, "helpers".
+
+    Without an address nobody is written to, and there is no budget.
+    """
 
     region: str
-    head: ServiceRef
-    workers: ServiceRef
-    helpers: ServiceRef | None = None
+    services: Mapping[str, ServiceRef]
     alerts: Alerts
+
+    @property
+    def head(self) -> ServiceRef:
+        """The head's service."""
+        return self.services["head"]
 
 
 class Monitoring(pulumi.ComponentResource):
@@ -134,13 +141,10 @@ class Monitoring(pulumi.ComponentResource):
         )
 
     def _dashboard(self, name: str, args: MonitoringArgs) -> aws.cloudwatch.Dashboard:
-        services = {"head": args.head.name, "workers": args.workers.name}
-        if args.helpers:
-            services["helpers"] = args.helpers.name
         names = pulumi.Output.all(
             namespace=metrics_namespace(args.head.cluster),
             cluster=args.head.cluster,
-            services=pulumi.Output.all(**services),
+            services=pulumi.Output.all(**{kind: each.name for kind, each in args.services.items()}),
         )
         body = names.apply(lambda known: json.dumps(dashboard.body(region=args.region, **known)))
         return aws.cloudwatch.Dashboard(

@@ -16,7 +16,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions.metrics import AUTO_SCALING, Metric, of_service
-from infra.references import Scale, ServiceRef
+from infra.references import NodeSpec, Scale, ServiceRef
 from infra.tags import metrics_namespace, tags
 
 # How long nobody has to want the nodes before they go: the next run often follows soon.
@@ -30,18 +30,23 @@ MAX_STEPS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class NodeScalingArgs:
-    """Inputs of NodeScaling: the nodes' service, and the group of their instances.
-
-    They are what Ray is asked for: each has `units` of a `resource`, GPUs or CPUs, by which the head's metrics are
-    called. `kind` is the nodes' name for people, such as workers.
-    """
+    """Inputs of NodeScaling: the nodes' service, the group of their instances, and what people call them."""
 
     service: ServiceRef
     group_name: pulumi.Input[str]
     scale: Scale
     kind: str
-    resource: str
-    units: int
+    node: NodeSpec
+
+    @property
+    def resource(self) -> str:
+        """What jobs ask Ray for, and what the head's metrics are called by."""
+        return "GPUs" if self.node.task.gpus else "CPUs"
+
+    @property
+    def units(self) -> int:
+        """How many of these each node has."""
+        return self.node.task.gpus or self.node.task.vcpus
 
 
 class NodeScaling(pulumi.ComponentResource):

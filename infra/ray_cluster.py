@@ -174,31 +174,39 @@ class RayCluster(pulumi.ComponentResource):
             f"{prefix}-ray", ClusterArgs(log_retention_days=settings.log_retention_days, kms_key_arn=key), opts
         )
 
-        def capacity(kind: str, node: NodeSpec, scale: Scale | None = None) -> Capacity:
-            args = CapacityArgs(
-                location=plan.location,
-                cluster=cluster.ref,
-                network=network.ref,
-                node=node,
-                rules=rules,
-                managed_scaling=scale is not None and scale.autoscaled,
-                # Commands need the head's instance; workers and helpers may come when EC2 has some.
-                waits=scale is None,
-                root_volume_gib=settings.root_volume_gib,
+        kinds: dict[str, tuple[NodeSpec, Scale | None]] = {
+            "head": (plan.head, None),
+            "workers": (plan.worker, settings.workers),
+        }
+        if plan.helper:
+            kinds["helpers"] = plan.helper, settings.helpers
+        capacities = {
+            kind: Capacity(
+                f"{prefix}-{kind}",
+                CapacityArgs(
+                    location=plan.location,
+                    cluster=cluster.ref,
+                    network=network.ref,
+                    node=node,
+                    rules=rules,
+                    managed_scaling=scale is not None and scale.autoscaled,
+                    # Commands need the head's instance; workers and helpers may come when EC2 has some.
+                    waits=scale is None,
+                    root_volume_gib=settings.root_volume_gib,
+                ),
+                opts,
             )
-            return Capacity(f"{prefix}-{kind}", args, opts)
-
-        head_capacity = capacity("head", plan.head)
-        worker_capacity = capacity("workers", plan.worker, settings.workers)
-        helper_capacity = capacity("helpers", plan.helper, settings.helpers) if plan.helper else None
+            for kind, (node, scale) in kinds.items()
+        }
+        association = cluster.associate([each.provider_name for each in capacities.values()])
         facts = WorkerFacts(
             f"{prefix}-worker-facts",
             WorkerFactsArgs(
                 worker=plan.worker,
                 helper=plan.helper,
-                group_name=worker_capacity.group.name,
+                group_name=capacities["workers"].group.name,
                 subnets=network.ref.subnets,
-                placement_groups=worker_capacity.placement_groups,
+                placement_groups=capacities["workers"].placement_groups,
             ),
             opts,
         )
@@ -217,65 +225,52 @@ class RayCluster(pulumi.ComponentResource):
         head_args = tasks.head(
             plan.head.task,
             workers_parameter=facts.parameter,
-            group=worker_capacity.group,
+            group=capacities["workers"].group,
             moves=plan.worker.moves,
             helpers=plan.helper is not None,
         )
-        head_task = RayTask(f"{prefix}-head-task", head_args, opts)
-        worker_task = RayTask(f"{prefix}-worker-task", tasks.worker(plan.worker.task, discovery.head_host), opts)
-        made = [(head_capacity, head_task), (worker_capacity, worker_task)]
-        if plan.helper and helper_capacity:
-            helper_args = tasks.helper(plan.helper.task, discovery.head_host)
-            made.append((helper_capacity, RayTask(f"{prefix}-helper-task", helper_args, opts)))
-        association = cluster.associate([each.provider_name for each, _ in made])
+        of_kind = {"head": RayTask(f"{prefix}-head-task", head_args, opts)}
+        of_kind["workers"] = RayTask(f"{prefix}-worker-task", tasks.worker(plan.worker.task, discovery.head_host), opts)
+        if plan.helper:
+            of_kind["helpers"] = RayTask(
+                f"{prefix}-helper-task", tasks.helper(plan.helper.task, discovery.head_host), opts
+            )
         # A run needs all kinds of nodes till its end.
-        needed = [association, *(policy for _, task in made for policy in task.role_policies)]
-
-        def service(kind: str, node: NodeSpec, index: int, scale: Scale | None = None) -> ServiceRef:
-            capacity, task = made[index]
-            args = RayServiceArgs(
+        needed = [association, *(policy for task in of_kind.values() for policy in task.role_policies)]
+        services: dict[str, ServiceRef] = {}
+        for kind, (node, scale) in kinds.items():
+            service_args = RayServiceArgs(
                 cluster=cluster.ref,
                 network=network.ref,
                 zones=node.zones,
-                task_definition_arn=task.definition_arn,
-                capacity_provider=capacity.provider_name,
+                task_definition_arn=of_kind[kind].definition_arn,
+                capacity_provider=capacities[kind].provider_name,
                 count=scale.initial_count if scale else 1,
                 autoscaled=scale is not None and scale.autoscaled,
                 redeploy=settings.redeploy_workers if scale else "",
                 registry_arn=None if scale else discovery.registry_arn,
                 after=needed,
             )
-            return RayService(f"{prefix}-ray-{kind}", args, opts).ref
-
-        def scaling(
-            name: str, kind: str, service: ServiceRef, capacity: Capacity, node: NodeSpec, scale: Scale
-        ) -> None:
-            resource, units = ("GPUs", node.task.gpus) if node.task.gpus else ("CPUs", node.task.vcpus)
-            args = NodeScalingArgs(
-                service=service,
-                group_name=capacity.group.name,
-                scale=scale,
-                kind=kind,
-                resource=resource,
-                units=units,
-            )
-            if scale.autoscaled:
-                NodeScaling(f"{prefix}-{name}", args, opts)
-
-        head = service("head", plan.head, 0)
-        workers = service("workers", plan.worker, 1, settings.workers)
-        scaling("scaling", "workers", workers, worker_capacity, plan.worker, settings.workers)
-        helpers = None
-        if plan.helper and helper_capacity:
-            helpers = service("helpers", plan.helper, 2, settings.helpers)
-            scaling("helper-scaling", "helpers", helpers, helper_capacity, plan.helper, settings.helpers)
+            services[kind] = RayService(f"{prefix}-ray-{kind}", service_args, opts).ref
+            if scale and scale.autoscaled:
+                NodeScaling(
+                    f"{prefix}-{kind}-scaling",
+                    NodeScalingArgs(
+                        service=services[kind],
+                        group_name=capacities[kind].group.name,
+                        scale=scale,
+                        kind=kind,
+                        node=node,
+                    ),
+                    opts,
+                )
         monitoring = Monitoring(
             f"{prefix}-monitoring",
-            MonitoringArgs(region=plan.region, head=head, workers=workers, helpers=helpers, alerts=settings.alerts),
+            MonitoringArgs(region=plan.region, services=services, alerts=settings.alerts),
             opts,
         )
 
-        head_id = head_capacity.instance_id()
+        head_id = capacities["head"].instance_id()
         reach = pulumi.Output.all(head_id, discovery.head_host)
         outputs: dict[str, pulumi.Output[Any]] = {
             "bucket": storage.bucket.name,

@@ -170,7 +170,7 @@ def test_every_name_says_whose_it_is_and_fits(monkeypatch: pytest.MonkeyPatch, n
 
 
 # Settings of something that carries the tags itself, and free of charge.
-UNTAGGED = {"scaling-target", "helper-scaling-target", "monitoring-budget"}
+UNTAGGED = {"workers-scaling-target", "helpers-scaling-target", "monitoring-budget"}
 
 
 def test_everything_that_takes_tags_has_them(everything: Cloud) -> None:
@@ -240,11 +240,14 @@ EDGES = {
     ("ray-cluster", "ray-insights"): "Container Insights makes the log group anew, and it stays",
     ("storage-tls-only", "storage-public-access-block"): "S3 answers 409 to both at once",
     (
-        "scaling-target",
+        "workers-scaling-target",
         "ray-workers-service",
     ): "a target without its service is refused, and one that outlives it stays",
-    **{(f"scaling-{kind}-policy", "scaling-target"): "a policy needs its target" for kind in SCALERS},
-    **{(f"scaling-{kind}-alarm", f"scaling-{kind}-policy"): "an alarm needs what it applies" for kind in SCALERS},
+    **{(f"workers-scaling-{kind}-policy", "workers-scaling-target"): "a policy needs its target" for kind in SCALERS},
+    **{
+        (f"workers-scaling-{kind}-alarm", f"workers-scaling-{kind}-policy"): "an alarm needs what it applies"
+        for kind in SCALERS
+    },
 }
 
 
@@ -430,7 +433,7 @@ def test_nothing_of_the_program_holds_a_number_that_the_scaler_moves(
     assert (service.inputs["desiredCount"], service.ignore_changes) == (first, ("desiredCount",))
     assert "desiredCapacity" not in group.inputs, "ECS moves it"
     assert group.inputs["maxSize"] == most
-    assert cloud.resources["scaling-target"].inputs["maxCapacity"] == most
+    assert cloud.resources["workers-scaling-target"].inputs["maxCapacity"] == most
     assert cloud.resources["head-group"].inputs["desiredCapacity"] == 1, "the head stays"
     assert "--num-workers 2" in cloud.exports["train_command"], "workerCount is what a job asks for"
 
@@ -594,7 +597,7 @@ def test_helpers_are_workers_without_gpus(everything: Cloud) -> None:
     assert environment(everything, HEAD_TASK)["HELPERS"] == "true"
     group = everything.resources["helpers-group"].inputs
     assert (group["minSize"], group["maxSize"]) == (0, 3), "ECS starts them for their tasks"
-    assert everything.resources["helper-scaling-target"].inputs["maxCapacity"] == 3
+    assert everything.resources["helpers-scaling-target"].inputs["maxCapacity"] == 3
     association = everything.resources["ray-capacity-providers"].inputs["capacityProviders"]
     assert "ray-on-ecs-dev-helpers-capacity-provider" in association
 

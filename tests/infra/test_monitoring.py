@@ -24,8 +24,10 @@ def monitoring(cloud: Cloud, email: str = "") -> Cloud:
         cluster, head, workers = (pulumi.Output.from_input(each) for each in ("ray", *SERVICES.values()))
         args = MonitoringArgs(
             region=REGION,
-            head=ServiceRef(cluster=cluster, name=head),
-            workers=ServiceRef(cluster=cluster, name=workers),
+            services={
+                "head": ServiceRef(cluster=cluster, name=head),
+                "workers": ServiceRef(cluster=cluster, name=workers),
+            },
             alerts=Alerts(email=email, monthly_usd=500),
         )
         Monitoring("monitoring", args)

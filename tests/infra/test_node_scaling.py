@@ -9,7 +9,7 @@ import pytest
 
 from infra.node_scaling import MAX_STEPS, NodeScaling, NodeScalingArgs, scaling_steps
 from infra.references import Scale, ServiceRef
-from tests.infra.fake_aws import Cloud
+from tests.infra.fake_aws import Cloud, node_spec
 
 ELASTIC = Scale(min_count=0, max_count=4, default_job_count=2, idle_minutes=0)
 IDLE = Scale(min_count=2, max_count=2, default_job_count=2, idle_minutes=60)
@@ -18,14 +18,18 @@ REPEAT = object()
 KINDS = ["elastic", "idle", "both"]
 
 
-def scaling(cloud: Cloud, workers: Scale, gpus: int = 1, kind: str = "workers", resource: str = "GPUs") -> Cloud:
+def scaling(cloud: Cloud, workers: Scale, gpus: int = 1, kind: str = "workers", vcpus: int = 4) -> Cloud:
     """A scaler with valid defaults."""
 
     def program() -> None:
         cluster, name = (pulumi.Output.from_input(each) for each in ("ray", "ray-workers"))
         service = ServiceRef(cluster=cluster, name=name)
         args = NodeScalingArgs(
-            service=service, group_name="workers-group", scale=workers, kind=kind, resource=resource, units=gpus
+            service=service,
+            group_name="workers-group",
+            scale=workers,
+            kind=kind,
+            node=node_spec(vcpus=vcpus, gpus=gpus),
         )
         NodeScaling("scaling", args)
 
@@ -196,7 +200,7 @@ def test_each_alarm_moves_the_service_through_its_own_policy(cloud: Cloud) -> No
 
 
 def test_helpers_go_by_cpus(cloud: Cloud) -> None:
-    scaling(cloud, ELASTIC, gpus=8, kind="helpers", resource="CPUs")
+    scaling(cloud, ELASTIC, gpus=0, kind="helpers", vcpus=8)
     alarm = cloud.resources["scaling-short-alarm"].inputs
     metrics = {query["id"]: query["metric"]["metricName"] for query in alarm["metricQueries"] if "metric" in query}
     assert (metrics["requested"], metrics["available"]) == ("CPUsRequested", "CPUs")
