@@ -190,8 +190,11 @@ class Capacity(pulumi.ComponentResource):
                     min_healthy_percentage=0, scale_in_protected_instances="Refresh"
                 ),
             ),
-            # Free of charge, and what is paid for, whatever runs on the instances.
-            enabled_metrics=[aws.autoscaling.Metric.GROUP_IN_SERVICE_INSTANCES],
+            # Free of charge: what is paid for, whatever runs on the instances, and what EC2 is asked for.
+            enabled_metrics=[
+                aws.autoscaling.Metric.GROUP_IN_SERVICE_INSTANCES,
+                aws.autoscaling.Metric.GROUP_DESIRED_CAPACITY,
+            ],
             force_delete=True,
             tags=[
                 # The template tags the instances themselves.
@@ -288,7 +291,7 @@ def _launched_from(template: aws.ec2.LaunchTemplate, node: NodeSpec) -> dict[str
     policy = aws.autoscaling.GroupMixedInstancesPolicyArgs(
         instances_distribution=distribution, launch_template=of_template
     )
-    # A new instance is started as soon as EC2 says that one is likely to be interrupted.
+    # As soon as EC2 says that one is likely to be interrupted, another is started, and takes its place.
     return {"mixed_instances_policy": policy, "capacity_rebalance": node.spot_count > 0}
 
 

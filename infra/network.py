@@ -27,7 +27,6 @@ INTERFACE_ENDPOINTS = (
     "monitoring",
     "ssm",
     "ssmmessages",
-    "ec2messages",
     "autoscaling",
 )
 

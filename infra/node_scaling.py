@@ -103,7 +103,8 @@ class NodeScaling(pulumi.ComponentResource):
     def _scale_in_alarm(self, name: str, kind: str, needed: str, *, minutes: int, number: int) -> None:
         """Set the number, once there have been more instances all the time that were not `needed`.
 
-        Instances are counted, for they are what is paid for, also where no task comes to run on them.
+        Instances are counted, for they are what is paid for, also where no task comes to run on them. So are those that
+        EC2 is asked for and has not: they would start when nobody looks any more.
         """
         step = aws.appautoscaling.PolicyStepScalingPolicyConfigurationStepAdjustmentArgs(
             metric_interval_lower_bound="0", scaling_adjustment=number
@@ -111,7 +112,7 @@ class NodeScaling(pulumi.ComponentResource):
         self._alarm(
             f"{name}-{kind}",
             f"More than {number} {self._args.kind} of the Ray cluster, {kind} for {minutes} minutes",
-            expression=f"IF({needed}, 0, instances)",
+            expression=f"IF({needed}, 0, MAX([instances, FILL(wanted, 0)]))",
             above=number,
             minutes=minutes,
             policy=self._policy(f"{name}-{kind}", [step]),
@@ -173,6 +174,7 @@ def _metrics(args: NodeScalingArgs) -> dict[str, Metric]:
         **{key: Metric(namespace=namespace, name=name, stat="Maximum") for key, name in own.items()},
         "tasks": of_service("RunningTaskCount", args.service.cluster, args.service.name, "Maximum"),
         "instances": Metric(namespace=AUTO_SCALING, name="GroupInServiceInstances", stat="Maximum", dimensions=group),
+        "wanted": Metric(namespace=AUTO_SCALING, name="GroupDesiredCapacity", stat="Maximum", dimensions=group),
     }
 
 

@@ -5,6 +5,7 @@ docstrings: this module can't postpone annotations.
 """
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -60,7 +61,7 @@ class RayClusterArgs(TypedDict, total=False):
     on_demand_workers: int
     """With spot, so many workers are on-demand instances all the same."""
     helper_instance_types: list[str]
-    """EC2 types of the CPU helpers; x86_64."""
+    """EC2 types of the CPU helpers, x86_64; none for a cluster without helpers."""
     helper_count: int
     """Number of CPU helpers, one on each instance."""
     min_helpers: int
@@ -78,9 +79,9 @@ class RayClusterArgs(TypedDict, total=False):
     availability_zones: list[str]
     """Zone of every instance; workers go on to the next of several. By default one is chosen."""
     spread_zones: bool
-    """Let the workers of one job stand in several of those zones."""
+    """Let the workers of one job be in several of those zones."""
     nat_gateway: bool
-    """Lead the cluster's own VPC to the internet; false makes interface endpoints to AWS's services instead."""
+    """Give the cluster's own VPC a way to the internet; false makes interface endpoints to AWS's services instead."""
     image_uri: str
     """A ready training image instead of the one in docker/."""
     registry_secret_arn: str
@@ -157,7 +158,9 @@ class RayCluster(pulumi.ComponentResource):
             kms_key_arn=settings.kms_key_arn,
         )
         key = rules.kms_key_arn
-        opts = pulumi.ResourceOptions(parent=self)
+        # A stack from before there was this component keeps what it has: its parts stood at the top.
+        was_at_the_top = pulumi.Alias(parent=pulumi.ROOT_STACK_RESOURCE)
+        opts = pulumi.ResourceOptions(parent=self, aliases=[was_at_the_top])
 
         network = Network(
             f"{prefix}-network",
@@ -242,7 +245,8 @@ class RayCluster(pulumi.ComponentResource):
             service_args = RayServiceArgs(
                 cluster=cluster.ref,
                 network=network.ref,
-                zones=node.zones,
+                # Wherever a job has moved the group: ECS places tasks in the service's subnets alone.
+                zones=tuple(network.ref.subnets) if node.moves else node.zones,
                 task_definition_arn=of_kind[kind].definition_arn,
                 capacity_provider=capacities[kind].provider_name,
                 count=scale.initial_count if scale else 1,
@@ -295,20 +299,43 @@ def _read(args: RayClusterArgs) -> tuple[Settings, ExistingNetwork | None]:
     Raises:
         RunError: One cannot work.
     """
-    given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in args.items()}
+    defaults = {each.name: getattr(Settings(), each.name) for each in fields(Settings)}
+    if unknown := args.keys() - defaults.keys():
+        raise pulumi.RunError(f"{', '.join(sorted(unknown))}: is no argument of RayCluster; see RayClusterArgs")
+    given = {key: _as(defaults[key], value) for key, value in args.items()}
     network = None
-    if isinstance(given.get("vpc_id"), pulumi.Output):
-        vpc_id, subnets, zones = given.pop("vpc_id"), given.pop("subnet_ids", ()), given.get("availability_zones", ())
-        if not subnets or len(subnets) != len(zones):
-            raise pulumi.RunError(
-                f"availability_zones: {', '.join(zones) or 'none'} for {len(subnets)} subnet_ids of a VPC that the "
-                "same program makes; give the zone of each, in their order"
-            )
-        network = ExistingNetwork(vpc_id=vpc_id, subnets=dict(zip(zones, subnets, strict=True)))
+    subnets = given.get("subnet_ids", ())
+    asked_about = [given.get("vpc_id"), *(subnets if isinstance(subnets, tuple) else [subnets])]
+    if any(isinstance(each, pulumi.Output) for each in asked_about):
+        network = _given_network(given)
     try:
         return Settings(**given), network
     except SettingError as error:
         raise pulumi.RunError(str(error)) from error
+
+
+def _as(default: object, value: Any) -> Any:
+    """The value as Settings has it: a tuple of a list, and an integer of the float that other languages hand over."""
+    if isinstance(default, int) and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _given_network(given: dict[str, Any]) -> ExistingNetwork:
+    """Take a network of the same program out of the arguments."""
+    vpc_id, subnets, zones = given.pop("vpc_id", ""), given.pop("subnet_ids", ()), given.get("availability_zones", ())
+    if isinstance(subnets, pulumi.Output):
+        raise pulumi.RunError("subnet_ids: is an Output; give a list with one for each zone, such as [subnet.id]")
+    if not (vpc_id and subnets and len(subnets) == len(zones)):
+        raise pulumi.RunError(
+            f"availability_zones: {', '.join(zones) or 'none'} for {len(subnets)} subnet_ids of a VPC that the "
+            "same program makes; give vpc_id, and the zone of each subnet in their order"
+        )
+    if not given.get("nat_gateway", True):
+        raise pulumi.RunError(
+            "nat_gateway: False is of a VPC of the cluster's own; give this VPC its endpoints yourself"
+        )
+    return ExistingNetwork(vpc_id=vpc_id, subnets=dict(zip(zones, subnets, strict=True)))
 
 
 def _image_args(kms_key_arn: str) -> ImageArgs:

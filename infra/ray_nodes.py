@@ -35,7 +35,7 @@ class TaskDefaults:
     ) -> RayTaskArgs:
         """Inputs of the head's task; none tells how many workers there are, so that it survives a change to them.
 
-        Its jobs look at the workers' Auto Scaling group, and if it `moves`, they lead it on to another zone.
+        Its jobs look at the workers' Auto Scaling group, and if it `moves`, they move it to another zone.
         """
         namespace = metrics_namespace(self.cluster.name)
         known = pulumi.Output.all(

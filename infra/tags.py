@@ -64,10 +64,11 @@ def company_tags(given: Mapping[str, str]) -> Callable[[pulumi.ResourceTransform
     def add(args: pulumi.ResourceTransformationArgs) -> pulumi.ResourceTransformationResult | None:
         props: dict[str, Any] = dict(args.props)
         if args.type_ == "aws:autoscaling/group:Group":
-            more = {**defaults, **given}
+            own = {each.key for each in props["tags"]}
             tags = [
                 aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=False)
-                for key, value in more.items()
+                for key, value in {**defaults, **given}.items()
+                if key not in own
             ]
             changed = {"tags": [*props["tags"], *tags]}
         elif args.type_ == "aws:ec2/launchTemplate:LaunchTemplate":

@@ -46,6 +46,7 @@ EVERYTHING = {
     "maxWorkers": "4",
     "spot": "true",
     "onDemandWorkers": "1",
+    "helperInstanceType": "c6i.2xlarge",
     "helperCount": "1",
     "maxHelpers": "3",
     "idleTimeoutMinutes": "60",
@@ -607,12 +608,12 @@ def test_workers_may_go_where_the_head_is_not(everything: Cloud) -> None:
         return everything.resources[name].inputs["networkConfiguration"]["subnets"]
 
     here, there = "subnet-private-us-west-2c", "subnet-private-us-west-2a"
-    assert subnets("ray-workers-service") == [here, there], "ECS would not place their tasks after a move"
+    assert set(subnets("ray-workers-service")) >= {here, there}, "ECS would not place their tasks after a move"
     assert subnets("ray-head-service") == subnets("ray-helpers-service") == [here]
     facts = json.loads(everything.resources["worker-facts-parameter"].inputs["value"]["value"])
     assert [each["subnet_id"] for each in facts["zones"]] == [here, there]
     policy = everything.resources["head-task-role-policy"].inputs["policy"]
-    moved = [each for each in statements(policy) if each["Action"] == list(MOVE_GROUP)]
+    moved = [each for each in statements(policy) if each["Action"] == [MOVE_GROUP]]
     assert [each["Resource"].endswith(":ray-on-ecs-dev-workers-group") for each in moved] == [True]
 
 

@@ -1,4 +1,4 @@
-"""What a company's account asks for by ARN: whether it is there, and of this region."""
+"""What a company's account asks for: whether it is there, and of this region."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.config.settings import Settings
+from infra.definitions.policies import ECR_IMAGE
 from infra.errors import SettingError, error_reason
 
 # How AWS's services and the AWS provider say that something is not there.
@@ -17,6 +18,10 @@ ABSENT = ("NoSuchEntity", "NotFound", "not found", "couldn't find", "no matching
 
 def check(settings: Settings, region: str) -> None:
     """Refuse with a SettingError what is not there; where AWS does not tell the caller, say so and go on."""
+    image = ECR_IMAGE.match(settings.image_uri)
+    if image and not settings.nat_gateway and image["region"] != region:
+        problem = f"leaves no way to the image in {image['region']}: endpoints are of {region} alone"
+        raise SettingError("natGateway", "false", problem, f"give one in {region}, or leave natGateway at true")
     boundary, secret, key = settings.permissions_boundary, settings.registry_secret_arn, settings.kms_key_arn
     if boundary:
         _ask("permissionsBoundary", boundary, "iam:GetPolicy", lambda: aws.iam.get_policy(arn=boundary))

@@ -294,16 +294,14 @@ def _check_subnets_zones(settings: Settings, existing: ExistingNetwork, zones: S
             which = subnet_id if isinstance(subnet_id, str) else zone
             raise SettingError("subnetId", which, problem, f"give a subnet in one of {', '.join(zones)}")
     if settings.availability_zones not in ((), tuple(existing.subnets)):
-        many = len(existing.subnets) > 1
-        which = f"{'are' if many else 'is'} not the zone{'s' if many else ''} of the given subnets"
-        problem = f"{which}, {', '.join(existing.subnets)}"
-        hint = "give that one, or leave it empty"
+        problem = f"does not fit the given subnets, which are in {', '.join(existing.subnets)}"
+        hint = "give their zones in their order, or leave it empty"
         raise SettingError("availabilityZone", ",".join(settings.availability_zones), problem, hint)
 
 
 def _kinds(settings: Settings) -> dict[str, tuple[str, ...]]:
     """The instance types of each kind of node, by their keys."""
-    helpers = {"helperInstanceType": settings.helper_instance_types} if settings.helpers.max_count else {}
+    helpers = {"helperInstanceType": settings.helper_instance_types} if settings.helper_instance_types else {}
     return {
         "headInstanceType": (settings.head_instance_type,),
         "workerInstanceType": settings.worker_instance_types,

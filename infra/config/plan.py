@@ -74,10 +74,11 @@ def make_plan(settings: Settings, prefix: str, network: ExistingNetwork | None =
     account.check(settings, region)
     location = locate(settings, caller, at_present, network)
     nodes = [_head(settings, location), _worker(settings, location)]
-    if settings.helpers.max_count:
+    if settings.helper_instance_types:
         nodes.append(_helper(settings, location))
     if settings.check_quotas:
-        quotas.check(region, *nodes, new_network=not (at_present or location.existing))
+        new_network = not (at_present or location.existing)
+        quotas.check(region, *nodes, new_network=new_network, nat_gateway=settings.nat_gateway)
     head, worker, *helpers = nodes = prices.look_up(region, *nodes)
     prices.check(settings.max_hourly_usd, *nodes)
     _check_room(settings, location, sum(node.max_count for node in nodes))
@@ -162,7 +163,7 @@ def _worker(settings: Settings, location: Location) -> NodeSpec:
         max_count=most,
         zones=location.worker_zones,
         spread=settings.spread_zones,
-        spot_count=most - settings.on_demand_workers if settings.spot else 0,
+        spot_count=max(most - settings.on_demand_workers, 0) if settings.spot else 0,
         ami_id=settings.worker_ami_id,
     )
 

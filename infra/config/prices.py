@@ -36,7 +36,7 @@ PRODUCT = {
 def look_up(region: str, *nodes: NodeSpec) -> list[NodeSpec]:
     """The nodes with their prices, on demand and, where they have spot instances, on spot.
 
-    Where a price can't be asked for, or is not known, it says so once, and that node is left as it is.
+    Where a price on demand can't be asked for, or is not known, it says so once, and all are left as they are.
     """
     names = sorted({name for node in nodes for name in node.instance_types})
     try:
@@ -87,7 +87,7 @@ def check(limit: float, *nodes: NodeSpec) -> None:
         raise SettingError("maxHourlyUsd", limit, "can't be checked, as AWS gives no price", hint)
     instances = " and ".join(str(node) for node in nodes if node.max_count)
     problem = f"is below the {estimated:g} USD an hour that {instances} cost"
-    hint = "raise it, or give fewer (workerCount, maxWorkers) or smaller instances"
+    hint = "raise it, or give fewer (workerCount, maxWorkers, helperCount, maxHelpers) or smaller instances"
     raise SettingError("maxHourlyUsd", limit, problem, hint)
 
 

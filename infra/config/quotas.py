@@ -53,19 +53,22 @@ QUOTAS = (
 )
 # What the VPC of a stack needs one of, and how many there are.
 # https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html
+VPCS = Quota(code="L-F678F1CE", name="VPCs per Region", service="vpc")
+ADDRESSES = Quota(code="L-0263D0A3", name="EC2-VPC Elastic IPs")
 NETWORK_QUOTAS: dict[Quota, Callable[[], int]] = {
-    Quota(code="L-F678F1CE", name="VPCs per Region", service="vpc"): lambda: len(aws.ec2.get_vpcs().ids),
-    Quota(code="L-0263D0A3", name="EC2-VPC Elastic IPs"): lambda: len(aws.ec2.get_eips().allocation_ids),
+    VPCS: lambda: len(aws.ec2.get_vpcs().ids),
+    ADDRESSES: lambda: len(aws.ec2.get_eips().allocation_ids),
 }
 
 
-def check(region: str, *nodes: NodeSpec, new_network: bool) -> None:
+def check(region: str, *nodes: NodeSpec, new_network: bool, nat_gateway: bool = True) -> None:
     """Refuse with a SettingError what the quotas don't allow; where one can't be read, say so once and go on.
 
     Args:
         region: The region.
         nodes: The kinds of nodes.
-        new_network: Whether a VPC is to be made, with an Elastic IP address for its NAT gateway.
+        new_network: Whether a VPC is to be made.
+        nat_gateway: Whether it has a NAT gateway, with an Elastic IP address.
     """
     unread: list[str] = []
     for quota in QUOTAS:
@@ -77,6 +80,8 @@ def check(region: str, *nodes: NodeSpec, new_network: bool) -> None:
             if (needed := sum(vcpus for _, vcpus in counted)) > allowed:
                 _refuse(counted, quota, region, needed, allowed)
     for quota, count in NETWORK_QUOTAS.items() if new_network else ():
+        if quota is ADDRESSES and not nat_gateway:
+            continue
         with _noted(quota, unread):
             allowed = _allowed(quota)
             if (there := count()) >= allowed and not _has_network():
@@ -134,7 +139,7 @@ def _refuse(counted: list[tuple[NodeSpec, int]], quota: Quota, region: str, need
         f"needs {needed} vCPUs for {instances}, and the quota {quota.name!r} of this account in {region} is {allowed:g}"
     )
     hint = (
-        f"ask for more under Service Quotas ({quota.code}), give fewer (workerCount, maxWorkers) or smaller "
-        "instances, or set checkQuotas to false to go on"
+        f"ask for more under Service Quotas ({quota.code}), give fewer (workerCount, maxWorkers, helperCount, "
+        "maxHelpers) or smaller instances, or set checkQuotas to false to go on"
     )
     raise SettingError(most.key, ",".join(most.instance_types), problem, hint)

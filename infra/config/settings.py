@@ -42,7 +42,7 @@ class Settings:
     idle_timeout_minutes: int = 0
     spot: bool = False
     on_demand_workers: int = 0
-    helper_instance_types: tuple[str, ...] = ("c6i.2xlarge",)
+    helper_instance_types: tuple[str, ...] = ()
     helper_count: int = 0
     min_helpers: int = -1
     max_helpers: int = 0
@@ -77,8 +77,10 @@ class Settings:
         validation.counts("Worker", self.worker_count, self.min_workers, self.max_workers)
         validation.idle_timeout_minutes(self.idle_timeout_minutes)
         validation.on_demand_workers(self.on_demand_workers, self.workers.max_count, spot=self.spot)
-        validation.instance_types("helperInstanceType", self.helper_instance_types)
+        if self.helper_instance_types:
+            validation.instance_types("helperInstanceType", self.helper_instance_types)
         validation.counts("Helper", self.helper_count, self.min_helpers, self.max_helpers)
+        validation.helpers(self.helper_instance_types, self.helpers.max_count)
         validation.redeploy_workers(self.redeploy_workers)
         validation.vpc_cidr(self.vpc_cidr)
         validation.existing_network(self.vpc_id, self.subnet_ids)
@@ -101,12 +103,12 @@ class Settings:
     @property
     def workers(self) -> Scale:
         """The range that workerCount, minWorkers, maxWorkers and idleTimeoutMinutes describe together."""
-        return self._scale(self.worker_count, self.min_workers, self.max_workers)
+        return _scale(self.worker_count, self.min_workers, self.max_workers, self.idle_timeout_minutes)
 
     @property
     def helpers(self) -> Scale:
-        """The same of the CPU helpers."""
-        return self._scale(self.helper_count, self.min_helpers, self.max_helpers)
+        """The same of the CPU helpers, who may work for jobs that publish no progress."""
+        return _scale(self.helper_count, self.min_helpers, self.max_helpers, idle_minutes=0)
 
     @property
     def alerts(self) -> Alerts:
@@ -122,13 +124,14 @@ class Settings:
         read.refuse_unknown_keys()
         return cls(**given)
 
-    def _scale(self, count: int, fewest: int, most: int) -> Scale:
-        return Scale(
-            min_count=count if fewest < 0 else fewest,
-            max_count=most or count,
-            default_job_count=count or most,
-            idle_minutes=self.idle_timeout_minutes,
-        )
+
+def _scale(count: int, fewest: int, most: int, idle_minutes: int) -> Scale:
+    return Scale(
+        min_count=count if fewest < 0 else fewest,
+        max_count=most or count,
+        default_job_count=count or most,
+        idle_minutes=idle_minutes,
+    )
 
 
 def key_of(field_name: str) -> str:

@@ -80,8 +80,15 @@ def on_demand_workers(value: int, most: int, *, spot: bool) -> None:
     if value and not spot:
         hint = "give spot, too, or leave it at 0: without spot all workers are on-demand instances"
         raise SettingError("onDemandWorkers", value, "comes without spot", hint)
-    if value > most:
+    if most and value > most:
         raise SettingError("onDemandWorkers", value, f"is more than all {most} workers", f"give {most} or less")
+
+
+def helpers(instance_types: Sequence[str], most: int) -> None:
+    """Helpers have a type."""
+    if most and not instance_types:
+        hint = "give one, such as c6i.2xlarge, or set helperCount and maxHelpers to 0"
+        raise SettingError("helperInstanceType", "", f"is empty, and there are up to {most} helpers", hint)
 
 
 def vpc_cidr(value: str) -> None:

@@ -24,7 +24,7 @@ SESSION_MANAGER = (
 )
 # What a job that waits for workers asks, to say why there are none, and does, where they may go to another zone.
 LOOK_AT_GROUPS = ("autoscaling:DescribeAutoScalingGroups", "autoscaling:DescribeScalingActivities")
-MOVE_GROUP = ("autoscaling:UpdateAutoScalingGroup", "autoscaling:TerminateInstanceInAutoScalingGroup")
+MOVE_GROUP, END_INSTANCE = "autoscaling:UpdateAutoScalingGroup", "autoscaling:TerminateInstanceInAutoScalingGroup"
 # Actions that IAM lets nobody restrict to a resource, and what holds them instead.
 # https://docs.aws.amazon.com/service-authorization/latest/reference/
 WILDCARD_ACTIONS = {
@@ -111,7 +111,7 @@ def training(
     """What the training job may do: read and write its runs in the stack's bucket, and what else it is given.
 
     That is a namespace for its metrics; the parameter with what the workers are and cost, and with it a look at their
-    Auto Scaling group; that group itself, to lead it on to another zone; and other buckets to read from, each as
+    Auto Scaling group; that group itself, to move it to another zone; and other buckets to read from, each as
     `bucket` or `bucket/prefix`.
 
     Two calls carry no prefix: HeadBucket, and S3's own check whether a missing key may be told as 404 instead of 403.
@@ -122,7 +122,7 @@ def training(
     runs = _allow(objects, f"{bucket_arn}/{RUNS_PREFIX}/*")
     data = [statement for each in data_buckets for statement in _read(partition, each)]
     workers = [_allow(["ssm:GetParameter"], parameter_arn), _allow(list(LOOK_AT_GROUPS), "*")] if parameter_arn else []
-    move = [_allow(list(MOVE_GROUP), group_arn)] if group_arn else []
+    move = _move(group_arn) if group_arn else []
     return _policy(
         _listing(bucket_arn, RUNS_PREFIX),
         runs,
@@ -145,6 +145,12 @@ def tls_only(*, bucket_arn: str) -> Policy:
             "Condition": {"Bool": {"aws:SecureTransport": "false"}},
         }
     )
+
+
+def _move(group_arn: str) -> list[dict[str, Any]]:
+    """Statements that let a group be moved to another zone, but not resized: its size is what it costs."""
+    of_size = {"Null": {"autoscaling:MaxSize": "true", "autoscaling:MinSize": "true"}}
+    return [{**_allow([MOVE_GROUP], group_arn), "Condition": of_size}, _allow([END_INSTANCE], group_arn)]
 
 
 def _use_key(key_arn: str, actions: list[str], *services: str) -> list[dict[str, Any]]:

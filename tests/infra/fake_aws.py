@@ -49,6 +49,7 @@ class Registered:
     delete_timeout: str
     ignore_changes: tuple[str, ...]
     replace_on_changes: tuple[str, ...]
+    aliases: tuple[str, ...]
 
 
 @dataclass
@@ -84,7 +85,7 @@ class Cloud(mocks.Mocks):
     def run(self, program: Callable[[], Any]) -> Any:
         """Run a program to its end and return its result; an exported value that stays unknown is missing."""
         asyncio.set_event_loop(_LOOP)
-        config = {f"{PROJECT}:{key}": value for key, value in self.config.items()}
+        config = {key if ":" in key else f"{PROJECT}:{key}": value for key, value in self.config.items()}
         pulumi.runtime.set_all_config(config)
         monitor = _Recorder(self)
         pulumi.runtime.set_mocks(self, project=PROJECT, stack=self.stack, preview=self.preview, monitor=monitor)
@@ -268,6 +269,7 @@ class _Recorder(mocks.MockMonitor):
             delete_timeout=request.customTimeouts.delete,
             ignore_changes=tuple(request.ignoreChanges),
             replace_on_changes=tuple(request.replaceOnChanges),
+            aliases=tuple("at the top" if each.spec.noParent else str(each) for each in request.aliases),
         )
         return response
 

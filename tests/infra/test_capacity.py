@@ -192,7 +192,10 @@ def test_the_tag_that_ecs_adds_is_there_from_the_start(cloud: Cloud) -> None:
 
 def test_what_is_paid_for_is_counted(cloud: Cloud) -> None:
     capacity(cloud)
-    assert cloud.resources["head-group"].inputs["enabledMetrics"] == ["GroupInServiceInstances"], "scaling reads it"
+    assert cloud.resources["head-group"].inputs["enabledMetrics"] == [
+        "GroupInServiceInstances",
+        "GroupDesiredCapacity",
+    ], "scaling reads them"
 
 
 def test_ecs_does_not_scale_a_fixed_number_and_drains_what_leaves(cloud: Cloud) -> None:
@@ -320,4 +323,8 @@ def test_roles_and_disks_keep_the_accounts_rules(cloud: Cloud) -> None:
     assert grant["granteePrincipal"].endswith(
         ":role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"
     )
+    assert {"CreateGrant", "GenerateDataKeyWithoutPlaintext", "Decrypt"} <= set(grant["operations"])
     assert "head-disk-key" in cloud.needs("head-group"), "instances would end as soon as they start"
+    other = Cloud()
+    capacity(other)
+    assert not other.of_type("aws:kms/grant:Grant"), "AWS's own key lets the account use it"

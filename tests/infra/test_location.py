@@ -204,7 +204,8 @@ ELSEWHERE = (
     "give a subnet in one of us-west-2a, us-west-2b, us-west-2c"
 )
 OTHER_ZONE = (
-    "availabilityZone: 'us-west-2a' is not the zone of the given subnets, us-west-2b; give that one, or leave it empty"
+    "availabilityZone: 'us-west-2a' does not fit the given subnets, which are in us-west-2b; give their zones in their "
+    "order, or leave it empty"
 )
 
 
@@ -307,7 +308,7 @@ def test_several_subnets_are_of_several_zones(cloud: Cloud) -> None:
 
 def test_helpers_are_where_the_head_is(cloud: Cloud) -> None:
     cloud.not_offered = {"c6i.2xlarge": ("us-west-2a", "us-west-2b")}
-    assert location(cloud, helper_count=1).zones == ("us-west-2c",)
+    assert location(cloud, helper_instance_types=("c6i.2xlarge",)).zones == ("us-west-2c",)
     assert len(location(cloud).zones) == 3, "without helpers their type does not count"
 
 

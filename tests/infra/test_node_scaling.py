@@ -146,6 +146,7 @@ def test_workers_that_nobody_wants_go_down_to_the_fewest(cloud: Cloud) -> None:
     assert not rings(cloud, "unused", requested=2, instances=3), "a job runs on them"
     assert not rings(cloud, "unused", requested=0, instances=1), "the fewest stay, and the alarm is silent"
     assert not rings(cloud, "unused", requested=0), "there is no group"
+    assert rings(cloud, "unused", requested=0, instances=0, wanted=2), "EC2 has none, and would start them later"
     assert number(cloud, "unused", 0.5) == 1
     assert cloud.resources["scaling-unused-alarm"].inputs["evaluationPeriods"] == 10, "the next run follows soon"
 

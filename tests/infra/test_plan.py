@@ -61,7 +61,7 @@ def test_what_costs_more_than_the_limit_is_refused(cloud: Cloud) -> None:
         plan(cloud, max_hourly_usd=2.2)
     assert str(refused.value) == (
         "maxHourlyUsd: 2.2 is below the 2.204 USD an hour that 1 x m5.xlarge and 2 x g5.xlarge cost; "
-        "raise it, or give fewer (workerCount, maxWorkers) or smaller instances"
+        "raise it, or give fewer (workerCount, maxWorkers, helperCount, maxHelpers) or smaller instances"
     )
     assert plan(cloud, max_hourly_usd=2.21).hourly_usd == pytest.approx(2.204), "a limit that is kept stops nothing"
 
@@ -115,7 +115,7 @@ def test_more_vcpus_than_the_quota_are_refused_with_every_way_out(cloud: Cloud) 
     assert str(refused.value) == (
         "workerInstanceType: 'g5.12xlarge' needs 192 vCPUs for 4 x g5.12xlarge, and the quota 'Running On-Demand G and "
         "VT instances' of this account in us-west-2 is 64; ask for more under Service Quotas (L-DB2E81BA), give fewer "
-        "(workerCount, maxWorkers) or smaller instances, or set checkQuotas to false to go on"
+        "(workerCount, maxWorkers, helperCount, maxHelpers) or smaller instances, or set checkQuotas to false to go on"
     )
 
 
@@ -212,10 +212,13 @@ def test_spot_has_quotas_of_its_own(cloud: Cloud) -> None:
         plan(cloud, spot=True)
 
 
+HELPERS: dict[str, Any] = {"helper_instance_types": ("c6i.2xlarge",)}
+
+
 def test_helpers_are_planned_and_paid_for_like_the_rest(cloud: Cloud) -> None:
     assert cloud.prices is not None
     cloud.prices["c6i.2xlarge"] = 0.34
-    made = plan(cloud, max_helpers=3, helper_count=1)
+    made = plan(cloud, **HELPERS, max_helpers=3, helper_count=1)
     assert made.helper is not None
     assert (made.helper.max_count, made.helper.task.vcpus, made.helper.task.gpus) == (3, 8, 0)
     assert made.hourly_usd == pytest.approx(0.192 + 2 * 1.006 + 3 * 0.34)
@@ -223,7 +226,7 @@ def test_helpers_are_planned_and_paid_for_like_the_rest(cloud: Cloud) -> None:
     with pytest.raises(
         SettingError, match=r"^helperInstanceType: 'c6i\.2xlarge' needs 28 vCPUs for 1 x m5\.xlarge and 3 x"
     ):
-        plan(cloud, helper_count=3)
+        plan(cloud, **HELPERS, helper_count=3)
 
 
 ARNS = {
@@ -259,3 +262,11 @@ def test_a_key_that_encrypts_nothing_is_refused(cloud: Cloud) -> None:
     cloud.key = {"enabled": False, "keyState": "PendingDeletion"}
     with pytest.raises(SettingError, match="is PendingDeletion and of type SYMMETRIC_DEFAULT; "):
         plan(cloud, kms_key_arn=ARNS["kms_key_arn"])
+
+
+def test_without_a_nat_gateway_no_address_is_needed_and_no_image_of_another_region_reached(cloud: Cloud) -> None:
+    cloud.quotas, cloud.addresses = {"L-0263D0A3": 5.0}, 5
+    assert plan(cloud, nat_gateway=False), "there is none to give it to"
+    uri = f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com/ray@sha256:" + "a" * 64
+    with pytest.raises(SettingError, match=r"^natGateway: 'false' leaves no way to the image in eu-west-1"):
+        plan(cloud, nat_gateway=False, image_uri=uri)

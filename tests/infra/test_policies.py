@@ -102,8 +102,12 @@ def test_only_who_waits_for_workers_looks_at_them() -> None:
 
 def test_only_workers_that_may_move_are_moved() -> None:
     group = "arn:aws:autoscaling:us-west-2:123456789012:autoScalingGroup:1:autoScalingGroupName/workers"
-    *_, move = policies.training(partition="aws", bucket_arn=BUCKET, group_arn=group)["Statement"]
-    assert move == {"Effect": "Allow", "Action": list(policies.MOVE_GROUP), "Resource": group}, "and no other group"
+    *_, move, end = policies.training(partition="aws", bucket_arn=BUCKET, group_arn=group)["Statement"]
+    assert (move["Action"], move["Resource"]) == ([policies.MOVE_GROUP], group), "and no other group"
+    assert move["Condition"] == {"Null": {"autoscaling:MaxSize": "true", "autoscaling:MinSize": "true"}}, (
+        "a job could start more instances than the stack may cost"
+    )
+    assert (end["Action"], end["Resource"]) == ([policies.END_INSTANCE], group)
 
 
 KEY = "arn:aws:kms:us-west-2:123456789012:key/1"

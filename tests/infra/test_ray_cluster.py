@@ -33,7 +33,8 @@ def test_its_arguments_are_the_settings() -> None:
 def test_two_in_one_program_do_not_collide(cloud: Cloud) -> None:
     def program() -> None:
         for name in ("vision", "language"):
-            RayCluster(name, {"image_uri": IMAGE, "helper_count": 1, "min_workers": 0, "tags": {"team": name}})
+            helpers: RayClusterArgs = {"helper_instance_types": ["c6i.large"], "helper_count": 1}
+            RayCluster(name, {**helpers, "image_uri": IMAGE, "min_workers": 0, "tags": {"team": name}})
 
     cloud.run(program)  # refuses two resources of one name and type
     parts = [made for made in cloud.resources.values() if made.type.startswith("aws")]
@@ -79,6 +80,67 @@ def test_zones_that_do_not_fit_the_subnets_are_refused(cloud: Cloud, zones: list
         cloud.run(lambda: RayCluster("vision", given_network(zones)))
     assert str(refused.value).startswith(line)
     assert cloud.resources == {}, "nothing is made"
+
+
+def with_subnets(subnets: Any) -> Any:
+    """The same VPC with other subnets."""
+    return {**given_network(["us-west-2a"]), "subnet_ids": subnets}
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (lambda: {"worker_cout": 2}, "worker_cout: is no argument of RayCluster"),
+        (lambda: with_subnets(pulumi.Output.from_input(["subnet-a"])), "subnet_ids: is an Output; give a list"),
+        (
+            lambda: {**given_network(["us-west-2a", "us-west-2b"]), "nat_gateway": False},
+            "nat_gateway: False is of a VPC",
+        ),
+        (lambda: {"worker_count": -1}, "workerCount: -1 is below 0"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused_in_one_line(cloud: Cloud, args: Any, line: str) -> None:
+    with pytest.raises(pulumi.RunError) as refused:
+        cloud.run(lambda: RayCluster("vision", args()))
+    assert str(refused.value).startswith(line)
+    assert cloud.resources == {}, "nothing is made"
+
+
+def test_a_subnet_of_the_same_program_in_a_vpc_that_is_there_is_enough(cloud: Cloud) -> None:
+    args = with_subnets([pulumi.Output.from_input("subnet-new")])
+    cloud.run(lambda: RayCluster("vision", {**args, "vpc_id": "vpc-0a1b"}))
+    assert cloud.resources["vision-workers-group"].inputs["vpcZoneIdentifiers"] == ["subnet-new"]
+
+
+def test_numbers_of_other_languages_are_whole_again(cloud: Cloud) -> None:
+    counts: Any = {"min_workers": 0.0, "max_workers": 4.0, "worker_count": 2.0, "max_hourly_usd": 99.0}
+    made: list[RayCluster] = []
+    cloud.run(lambda: made.append(RayCluster("vision", {"image_uri": IMAGE, **counts})))
+    assert "--num-workers 2" in cloud.value(made[0].train_command)
+    assert "--num-workers 2.0" not in cloud.value(made[0].train_command), "Pulumi hands integers over as floats"
+
+
+def test_what_stood_at_the_top_of_a_stack_is_kept(cloud: Cloud) -> None:
+    cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE}))
+    parts = [made for made in cloud.resources.values() if made.parent == "vision"]
+    assert len(parts) > 10
+    assert {made.aliases for made in parts} == {("at the top",)}, "a bucket would go with its runs"
+
+
+def test_the_providers_default_tags_reach_what_it_leaves_out(cloud: Cloud) -> None:
+    cloud.config = {"aws:defaultTags": json.dumps({"tags": {"team": "vision", "stack": "theirs"}})}
+    cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE}))
+    group = [(tag["key"], tag["value"]) for tag in cloud.resources["vision-workers-group"].inputs["tags"]]
+    assert ("team", "vision") in group, "the AWS provider leaves groups out"
+    assert [value for key, value in group if key == "stack"] == ["dev"], "of two tags of one key AWS refuses one"
+    [instance, *_] = cloud.resources["vision-workers-template"].inputs["tagSpecifications"]
+    assert instance["tags"] == {
+        "Name": "vision-workers-instance",
+        "project": "ray-on-ecs",
+        "stack": "dev",
+        "team": "vision",
+    }
+    assert "team" not in cloud.resources["vision-storage-bucket"].inputs["tags"], "the provider adds them itself"
 
 
 def test_another_provider_is_refused(cloud: Cloud) -> None:

@@ -372,6 +372,10 @@ ELSEWHERE = "registry.example/ray:1"
         ),
         ({"spot": "true", "onDemandWorkers": "3"}, "onDemandWorkers: 3 is more than all 2 workers"),
         (
+            {"helperCount": "2"},
+            "helperInstanceType: '' is empty, and there are up to 2 helpers; give one, such as c6i.2xlarge",
+        ),
+        (
             {"minHelpers": "-2"},
             "minHelpers: -2 is below 0; give a number of instances, or `pulumi config rm minHelpers`",
         ),
@@ -391,5 +395,10 @@ def test_without_a_nat_gateway_the_image_comes_from_ecr(cloud: Cloud) -> None:
 
 
 def test_helpers_scale_as_workers_do(cloud: Cloud) -> None:
-    made = load(cloud, helperCount="1", minHelpers="0", maxHelpers="3", idleTimeoutMinutes="30").helpers
-    assert made == scale(0, 3, 1, 30)
+    given = {"helperInstanceType": "c6i.large", "helperCount": "1", "minHelpers": "0", "maxHelpers": "3"}
+    made = load(cloud, **given, idleTimeoutMinutes="30").helpers
+    assert made == scale(0, 3, 1, 0), "jobs that use helpers alone publish no progress"
+
+
+def test_workers_can_be_withdrawn_whatever_their_market(cloud: Cloud) -> None:
+    assert load(cloud, workerCount="0", spot="true", onDemandWorkers="1").workers.max_count == 0, "jobs advise it"

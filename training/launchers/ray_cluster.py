@@ -32,6 +32,7 @@ from training.run.workers_parameter import PARAMETER_VARIABLE, read_workers
 CPU_WORKERS = 2
 POLL_SECONDS = 2.0
 CONNECT_SECONDS = 5.0
+SETTLE_SECONDS = 30.0  # a run has no workers for a moment whenever it starts some, and at its end
 LOOPBACK = "127.0.0.1"
 SMALLEST_SHARE = 1e-4  # of a CPU or GPU, that Ray counts
 # Labels that `ray-worker` gives its node: our own and Ray's.
@@ -145,20 +146,21 @@ def wait_for_workers(config: RunConfig, seconds: float, console: Console) -> Wor
 
 @contextmanager
 def watching_capacity(console: Console) -> Generator[None]:
-    """Look at what EC2 has for the workers whenever this driver's job waits for some, until the block ends.
+    """Until the block ends, look at what EC2 has for the workers when this driver's job has waited for some a while.
 
     Workers that were lost in the middle of a run, as spot instances are, may have no successors in their zone.
     """
-    waiting: list[CapacityWatch] = []
+    waiting: list[tuple[float, CapacityWatch]] = []
 
     def look() -> None:
         if not _is_waiting():
             waiting.clear()  # the next wait may try each zone again
             return
-        if not waiting:
-            waiting.extend(filter(None, [_watch_capacity(console)]))
-        for watch in waiting:
-            watch.look_if_due()
+        if not waiting and (watch := _watch_capacity(console)):
+            waiting.append((time.monotonic(), watch))
+        for since, watch in waiting:
+            if time.monotonic() - since >= SETTLE_SECONDS:
+                watch.look_if_due()
 
     if PARAMETER_VARIABLE not in os.environ:
         yield
@@ -168,13 +170,15 @@ def watching_capacity(console: Console) -> Generator[None]:
 
 
 def _is_waiting() -> bool:
-    """Whether this driver's job waits for workers and has none at all; not if Ray doesn't answer."""
+    """Whether this driver's job has no worker at all, and no place for one; not if Ray doesn't answer.
+
+    An elastic run doesn't even ask for places before it has room for its fewest workers. A group that lost one of its
+    nodes may still run on the others.
+    """
     try:
-        groups = list(_placement_groups().values())
+        return all(group["state"] == "PENDING" for group in _placement_groups().values())
     except (RayError, RuntimeError, ValueError):
         return False
-    # A group that lost one of its nodes may still run on the others.
-    return bool(groups) and all(group["state"] == "PENDING" for group in groups)
 
 
 def release_workers() -> None:
