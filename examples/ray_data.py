@@ -1,6 +1,6 @@
 """Ray Data and Ray Train: CPU helpers prepare the batches on which the workers train.
 
-ray job submit --working-dir examples -- python ray_data.py --num-workers 2 --helpers
+ray job submit --working-dir examples -- python ray_data.py --num-workers 2 --gpus --helpers
 
 It is a driver as in Ray's own documents, and needs no launcher. Without --helpers the CPUs of all nodes do it, as on a
 laptop: python examples/ray_data.py
@@ -85,6 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--num-workers", type=int, default=1)
+    parser.add_argument("--gpus", action="store_true", help="a GPU for each worker; instances are started if needed")
     parser.add_argument("--helpers", action="store_true", help="prepare on the helpers alone; one is started if needed")
     parser.add_argument("--run-name", default="ray-data")
     args = parser.parse_args()
@@ -100,7 +101,7 @@ def main() -> None:
         ),
         scaling_config=ray.train.ScalingConfig(
             num_workers=args.num_workers,
-            use_gpu=bool(ray.cluster_resources().get("GPU")),
+            use_gpu=args.gpus,
             label_selector={NODE_GROUP: f"!{HELPERS}"},
         ),
         # Under this name and path the same command goes on from the last checkpoint.

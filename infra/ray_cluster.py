@@ -57,9 +57,9 @@ class RayClusterArgs(TypedDict, total=False):
     idle_timeout_minutes: int
     """Stop the GPU instances after so many minutes without a training run; 0 never does."""
     spot: bool
-    """Take the workers' instances from EC2's spare capacity."""
+    """Run the workers on spot instances."""
     on_demand_workers: int
-    """With spot, so many workers are on-demand instances all the same."""
+    """With spot, the number of workers that stay on demand."""
     helper_instance_types: list[str]
     """EC2 types of the CPU helpers, x86_64; none for a cluster without helpers."""
     helper_count: int
@@ -132,7 +132,7 @@ class RayCluster(pulumi.ComponentResource):
     metrics_dashboard: pulumi.Output[str]
     """Name of the CloudWatch dashboard."""
     estimated_hourly_usd: pulumi.Output[float | None]
-    """What the instances cost an hour at most; none where AWS would not say."""
+    """What all instances cost an hour, at present spot prices; none where AWS would not say."""
     train_command: pulumi.Output[str]
     """Shell line that trains."""
     shell_command: pulumi.Output[str]

@@ -64,11 +64,11 @@ def company_tags(given: Mapping[str, str]) -> Callable[[pulumi.ResourceTransform
     def add(args: pulumi.ResourceTransformationArgs) -> pulumi.ResourceTransformationResult | None:
         props: dict[str, Any] = dict(args.props)
         if args.type_ == "aws:autoscaling/group:Group":
-            own = {each.key for each in props["tags"]}
+            own = {each.key.lower() for each in props["tags"]}
             tags = [
                 aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=False)
                 for key, value in {**defaults, **given}.items()
-                if key not in own
+                if key.lower() not in own
             ]
             changed = {"tags": [*props["tags"], *tags]}
         elif args.type_ == "aws:ec2/launchTemplate:LaunchTemplate":

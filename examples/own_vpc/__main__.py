@@ -1,6 +1,6 @@
 """A Ray cluster in a VPC that this program makes, beside whatever else runs there.
 
-cd examples/own_vpc && pulumi stack init dev && pulumi config set aws:region us-west-2 && pulumi up
+pulumi install && cd examples/own_vpc && pulumi stack init dev && pulumi config set aws:region us-west-2 && pulumi up
 """
 
 import sys
@@ -14,8 +14,9 @@ sys.path.append(str(Path(__file__).parents[2]))  # where infra/ is
 
 from infra.ray_cluster import RayCluster
 
-# Known while Pulumi plans: in which zones the subnets are decides what the cluster asks AWS.
-zones = [f"{aws.get_region().region}{letter}" for letter in "ab"]
+# Known while Pulumi plans: AWS is asked whether these zones offer the instance types.
+region = aws.get_region().region
+zones = [f"{region}{letter}" for letter in "ab"]
 
 vpc = awsx.ec2.Vpc(
     "company",
@@ -23,6 +24,12 @@ vpc = awsx.ec2.Vpc(
     availability_zone_names=zones,
     subnet_strategy=awsx.ec2.SubnetAllocationStrategy.AUTO,
     nat_gateways=awsx.ec2.NatGatewayConfigurationArgs(strategy=awsx.ec2.NatGatewayStrategy.SINGLE),
+    # Checkpoints and image layers pass it free of charge.
+    vpc_endpoint_specs=[
+        awsx.ec2.VpcEndpointSpecArgs(
+            service_name=f"com.amazonaws.{region}.s3", vpc_endpoint_type="Gateway", tags={"Name": "company-s3"}
+        )
+    ],
     # The workers find the head by a private name.
     enable_dns_hostnames=True,
 )

@@ -33,7 +33,7 @@ IMAGE = rf"([\w.-]+(:\d+)?/)?[a-z0-9][a-z0-9._/-]*({TAG}|({TAG})?{DIGEST})"
 SHORTEST_IDLE_MINUTES = 15
 ARN = "arn:aws[a-z-]*"
 # What the stack finds itself by, and its parts, and ECS its instances.
-OWN_TAGS = {"Name", "project", "stack", "zone", "zones", "AmazonECSManaged"}
+OWN_TAGS = {"name", "project", "stack", "zone", "zones", "amazonecsmanaged"}
 TAG_TEXT = r"[\w .:/=+\-@]{{{},{}}}"
 # Our roles' names begin at the end of it.
 LONGEST_ROLE_PATH = 512
@@ -248,8 +248,12 @@ def tags(values: Mapping[str, str]) -> None:
     https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html
     """
     hint = "give key=value of letters, digits, blanks and _.:/=+-@, several with commas between them"
+    folded = [key.lower() for key in values]
     for key, value in values.items():
-        if key in OWN_TAGS:
+        if folded.count(key.lower()) > 1:
+            problem = "has a key that differs from another's in case alone, which IAM takes for the same"
+            raise SettingError("tags", f"{key}={value}", problem, "give each key once")
+        if key.lower() in OWN_TAGS:
             raise SettingError("tags", f"{key}={value}", f"has a key that the stack needs ({key})", "give another key")
         if not re.fullmatch(TAG_TEXT.format(1, 128), key) or not re.fullmatch(TAG_TEXT.format(0, 256), value):
             raise SettingError("tags", f"{key}={value}", "is no tag that all of AWS's services take", hint)

@@ -75,6 +75,7 @@ BAD = [
     ("registrySecretArn", f"{SECRET}:registry", "is of no use, as imageUri is empty"),
     ("tags", "team", "has no ="),
     ("tags", "stack=mine", "has a key that the stack needs"),
+    ("tags", "Project=mine", "has a key that the stack needs"),
     ("tags", "aws:team=vision", "begins with aws:"),
     ("tags", "team=a|b", "is no tag that all of AWS's services take"),
     ("permissionsBoundary", "boundary", "is no ARN of an IAM policy"),
@@ -374,6 +375,10 @@ ELSEWHERE = "registry.example/ray:1"
         (
             {"helperCount": "2"},
             "helperInstanceType: '' is empty, and there are up to 2 helpers; give one, such as c6i.2xlarge",
+        ),
+        (
+            {"tags": "team=a,Team=b"},
+            "tags: 'team=a' has a key that differs from another's in case alone",
         ),
         (
             {"minHelpers": "-2"},

@@ -243,7 +243,7 @@ class CapacityWatch:
             return f"{problem}; the workers move to {target['zone']} as soon as no GPU is in use"
         on_demand = ", or take them on demand: `pulumi config set spot false`" if failure.is_on_spot else ""
         more = f"`pulumi config set workerInstanceType {','.join(self._workers['types'])},TYPE`"
-        return f"{problem}; add zones, or types: {more}{on_demand}"
+        return f"{problem}; add zones (availabilityZone or subnetId), or types: {more}{on_demand}"
 
     def _types(self, failure: Failure) -> str:
         return f"{' or '.join(self._workers['types'])}{' on spot' if failure.is_on_spot else ''}"

@@ -180,7 +180,7 @@ class Watch:
 
 
 IN_A = "EC2 has no g5.xlarge in us-east-1a at the moment (InsufficientInstanceCapacity)"
-MORE_TYPES = "add zones, or types: `pulumi config set workerInstanceType g5.xlarge,TYPE`"
+MORE_TYPES = "add zones (availabilityZone or subnetId), or types: `pulumi config set workerInstanceType g5.xlarge,TYPE`"
 
 
 @pytest.mark.parametrize(
