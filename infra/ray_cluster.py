@@ -5,7 +5,6 @@ docstrings: this module can't postpone annotations.
 """
 
 import os
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -18,7 +17,6 @@ from infra.cluster import Cluster, ClusterArgs
 from infra.config.settings import Settings
 from infra.definitions import commands
 from infra.discovery import Discovery, DiscoveryArgs
-from infra.errors import SettingError
 from infra.image import Image, ImageArgs
 from infra.monitoring import Monitoring, MonitoringArgs
 from infra.network import Network, NetworkArgs
@@ -299,7 +297,7 @@ def _read(args: RayClusterArgs) -> tuple[Settings, ExistingNetwork | None]:
     Raises:
         RunError: One cannot work.
     """
-    defaults = {each.name: getattr(Settings(), each.name) for each in fields(Settings)}
+    defaults = vars(Settings())
     if unknown := args.keys() - defaults.keys():
         raise pulumi.RunError(f"{', '.join(sorted(unknown))}: is no argument of RayCluster; see RayClusterArgs")
     given = {key: _as(defaults[key], value) for key, value in args.items()}
@@ -308,10 +306,7 @@ def _read(args: RayClusterArgs) -> tuple[Settings, ExistingNetwork | None]:
     asked_about = [given.get("vpc_id"), *(subnets if isinstance(subnets, tuple) else [subnets])]
     if any(isinstance(each, pulumi.Output) for each in asked_about):
         network = _given_network(given)
-    try:
-        return Settings(**given), network
-    except SettingError as error:
-        raise pulumi.RunError(str(error)) from error
+    return config.in_one_line(lambda: Settings(**given)), network
 
 
 def _as(default: object, value: Any) -> Any:

@@ -23,6 +23,7 @@ from raynode.errors import StartError
 from tests.containers import cluster
 from training import job
 from training.config import ENVIRONMENT_PREFIX, environment_variable, parse
+from training.launchers import ray_cluster
 from training.recipes.images.config import ImageConfig
 
 ROOT = Path(__file__).parents[1]
@@ -122,6 +123,11 @@ def test_an_example_asks_for_helpers_by_the_label_that_they_have() -> None:
     helper = variables(containers.helper(COMMON, head_host="head.internal"))
     example = (ROOT / "examples" / "ray_data.py").read_text()
     assert f'"ray.io/node-group", "{helper[containers.NODE_GROUP]}"' in example, "its data would wait for ever"
+
+
+def test_a_run_tells_instances_by_the_labels_that_their_nodes_give_themselves() -> None:
+    read = {"instance_type": ray_cluster.INSTANCE_TYPE_LABEL, "market": ray_cluster.MARKET_LABEL}
+    assert read.items() <= instance.LABELS.items(), "each would cost what the first type does"
 
 
 def test_the_forwarded_port_is_the_dashboards() -> None:

@@ -28,13 +28,13 @@ class Demand:
         gpus_used: GPUs that run work, or that a placement group reserves.
         gpus_waiting: GPUs of all pending tasks, actors and placement groups.
         gpus_requested: GPUs that a program requests whatever is pending: `ray.autoscaler.sdk.request_resources`. Ray
-            Data does so, too, for pipelines that keep half of it busy.
+            Data does so, too, for pipelines that keep half of their resources busy.
         worker_cpus_used: CPUs of nodes with GPUs, used in the same way.
         helper_cpus: CPUs of all other nodes.
         helper_cpus_used: Those of them that are used.
         cpus_waiting: CPUs of all that is pending and needs no GPU, each bundle of a placement group by itself.
-        cpus_requested: CPUs that a program requests in bundles without a GPU. Ray Data requests
-            what would double a busy pipeline's throughput, again and again.
+        cpus_requested: CPUs that a program requests in bundles without a GPU. Ray Data requests what would
+            double a busy pipeline's throughput, again and again.
         has_helpers: Whether the stack can have helpers.
     """
 

@@ -20,15 +20,16 @@ T = TypeVar("T")
 
 def load() -> Settings:
     """Read the stack's configuration, and end the program with one line if it cannot work."""
-    return _in_one_line(Settings.load)
+    return in_one_line(Settings.load)
 
 
 def plan(settings: Settings, prefix: str, network: ExistingNetwork | None = None) -> Plan:
     """Ask AWS about settings, as make_plan does, and end the program with one line if they cannot work."""
-    return _in_one_line(lambda: make_plan(settings, prefix, network))
+    return in_one_line(lambda: make_plan(settings, prefix, network))
 
 
-def _in_one_line(work: Callable[[], T]) -> T:
+def in_one_line(work: Callable[[], T]) -> T:
+    """Do what refuses settings, and end the program with that one line if it does."""
     try:
         return work()
     except SettingError as error:

@@ -32,7 +32,7 @@ from training.run.workers_parameter import PARAMETER_VARIABLE, read_workers
 CPU_WORKERS = 2
 POLL_SECONDS = 2.0
 CONNECT_SECONDS = 5.0
-SETTLE_SECONDS = 30.0  # a run has no workers for a moment whenever it starts some, and at its end
+WATCH_SECONDS = 20.0
 LOOPBACK = "127.0.0.1"
 SMALLEST_SHARE = 1e-4  # of a CPU or GPU, that Ray counts
 # Labels that `ray-worker` gives its node: our own and Ray's.
@@ -150,22 +150,23 @@ def watching_capacity(console: Console) -> Generator[None]:
 
     Workers that were lost in the middle of a run, as spot instances are, may have no successors in their zone.
     """
-    waiting: list[tuple[float, CapacityWatch]] = []
+    has_waited = False
+    watch: CapacityWatch | None = None
 
     def look() -> None:
-        if not _is_waiting():
-            waiting.clear()  # the next wait may try each zone again
-            return
-        if not waiting and (watch := _watch_capacity(console)):
-            waiting.append((time.monotonic(), watch))
-        for since, watch in waiting:
-            if time.monotonic() - since >= SETTLE_SECONDS:
-                watch.look_if_due()
+        nonlocal has_waited, watch
+        is_waiting = _is_waiting()
+        if not is_waiting:
+            watch = None  # the next wait may try each zone again
+        # A run has no workers for a moment whenever it starts some, and at its end.
+        elif has_waited and (watch := watch or _watch_capacity(console)):
+            watch.look_if_due()
+        has_waited = is_waiting
 
     if PARAMETER_VARIABLE not in os.environ:
         yield
         return
-    with every(POLL_SECONDS, look, "capacity watch"):
+    with every(WATCH_SECONDS, look, "capacity watch"):
         yield
 
 

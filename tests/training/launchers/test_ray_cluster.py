@@ -268,8 +268,7 @@ def test_a_run_that_waits_for_lost_workers_looks_what_ec2_has(monkeypatch: pytes
     monkeypatch.setenv(PARAMETER_VARIABLE, "worker-facts")
     monkeypatch.setattr(ray_cluster, "_is_waiting", is_waiting)
     monkeypatch.setattr(ray_cluster, "_watch_capacity", watch)
-    monkeypatch.setattr(ray_cluster, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(ray_cluster, "SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr(ray_cluster, "WATCH_SECONDS", 0.01)
     with ray_cluster.watching_capacity(Console()):
         assert over.wait(LIMIT_SECONDS)
     first, second = watches
