@@ -13,7 +13,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,8 @@ RESUBMISSION_SECONDS = 30.0
 POLL_SECONDS = 1.0
 LAUNCH = "--launch"
 SUBMIT_ATTEMPTS = 3
+# Parts of Ray's client that log each package, and how a log was closed.
+NOISY = ("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging")
 # How long a head that has just started may need until its agent accepts jobs.
 AGENT_SECONDS = 60.0
 
@@ -73,10 +75,10 @@ def main(arguments: list[str] | None = None) -> int:
 def _submit_and_follow(given: Sequence[str]) -> int:
     if not {"-h", "--help"}.isdisjoint(given):
         print(ABOUT)
-    max_resubmissions, work = _parse(given)
-    client = _connect()
+    max_resubmissions, work = parse_arguments(given)
+    client = connect()
     metadata = {**work.run, MAX_RESUBMISSIONS: str(max_resubmissions)}
-    return _follow(client, work.run, _find_or_submit(client, work, metadata))
+    return _follow(client, work.run, find_or_submit(client, work, metadata))
 
 
 @dataclass(frozen=True)
@@ -143,8 +145,12 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message.removeprefix('argument ')}; see python -m training.job --help")
 
 
-def _parse(given: Sequence[str]) -> tuple[int, Submission]:
-    """Return the value of --max-resubmissions, and what the rest says is to be submitted."""
+def parse_arguments(given: Sequence[str]) -> tuple[int, Submission]:
+    """Return the value of --max-resubmissions, and what the rest says is to be submitted.
+
+    Raises:
+        UsageError: An argument can't be used.
+    """
     position = list(given).index(LAUNCH) if LAUNCH in given else len(given)
     default = os.environ.get(environment_variable(MAX_RESUBMISSIONS)) or DEFAULT_MAX_RESUBMISSIONS
     parser = _Parser(add_help=False, allow_abbrev=False)
@@ -163,7 +169,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _connect() -> "JobSubmissionClient":
+def connect() -> "JobSubmissionClient":
     """Connect to the Jobs API of the head's dashboard; Ray reads address and token from the environment.
 
     Raises:
@@ -173,7 +179,8 @@ def _connect() -> "JobSubmissionClient":
     from ray.exceptions import AuthenticationError  # takes seconds: not for --help or a mistyped flag
     from ray.job_submission import JobSubmissionClient
 
-    logging.getLogger(JobSubmissionClient.__module__).setLevel(logging.WARNING)  # it logs how a log was closed
+    for name in NOISY:
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         return JobSubmissionClient(DASHBOARD)
     except AuthenticationError as cause:
@@ -186,15 +193,20 @@ def _connect() -> "JobSubmissionClient":
         ) from cause
 
 
-def _find_or_submit(client: "JobSubmissionClient", work: Submission, metadata: dict[str, str]) -> str:
-    """Return the ID of the run's job that is under way, or else submit a new one; print which."""
+def find_or_submit(client: "JobSubmissionClient", work: Submission, metadata: dict[str, str]) -> str:
+    """Return the ID of the run's job that is under way, or else submit a new one; print which.
+
+    Raises:
+        UsageError: The folder with the code is too large.
+        ResourceError: The head accepts no job.
+    """
     name = work.run["run_name"]
     attempts = SUBMIT_ATTEMPTS
     deadline = time.monotonic() + AGENT_SECONDS
     while True:
         try:
-            jobs = _submitted(client.list_jobs())
-            if job_id := _under_way(jobs, work.run):
+            jobs = submitted(client.list_jobs())
+            if job_id := under_way(jobs, work.run):
                 _say(f"run {name} is under way as job {job_id}: its log from the start")
                 return job_id
             job_id = free_id(jobs, name)
@@ -215,19 +227,19 @@ def _find_or_submit(client: "JobSubmissionClient", work: Submission, metadata: d
         return job_id
 
 
-def _submitted(listed: list[Any]) -> dict[str, Any]:
+def submitted(listed: list[Any]) -> dict[str, Any]:
     """Return the jobs by ID. Ray lists every driver; one that was not submitted has no ID."""
     return {job.submission_id: job for job in listed if job.submission_id}
 
 
-def _of_run(jobs: dict[str, Any], run: dict[str, str]) -> dict[str, Any]:
+def of_run(jobs: dict[str, Any], run: dict[str, str]) -> dict[str, Any]:
     """Return the jobs of a run by ID."""
     return {job_id: job for job_id, job in jobs.items() if run.items() <= (job.metadata or {}).items()}
 
 
-def _under_way(jobs: dict[str, Any], run: dict[str, str]) -> str | None:
+def under_way(jobs: dict[str, Any], run: dict[str, str]) -> str | None:
     """Return the ID of the run's job that is pending or running, or None."""
-    mine = _of_run(jobs, run)
+    mine = of_run(jobs, run)
     return next((job_id for job_id, job in mine.items() if not job.status.is_terminal()), None)
 
 
@@ -240,11 +252,7 @@ def _follow(client: "JobSubmissionClient", run: dict[str, str], job_id: str) -> 
     """
     again = f"the same command with --run-name {run['run_name']}"
     try:
-        job = _follow_to_end(client, job_id)
-        while successor := _resubmitted(client, run, job):
-            _say(f"job {job_id} lost its driver; the head has submitted run {run['run_name']} again as job {successor}")
-            job_id = successor
-            job = _follow_to_end(client, job_id)
+        job_id, job = follow_to_end(client, run, job_id, _show_log)
     except KeyboardInterrupt as stop:
         raise Interrupted(f"job {job_id} keeps running; {again} follows it, ray job stop {job_id} stops it") from stop
     except (OSError, RuntimeError, aiohttp.ClientError) as cause:
@@ -252,12 +260,32 @@ def _follow(client: "JobSubmissionClient", run: dict[str, str], job_id: str) -> 
             f"lost the connection to job {job_id} ({one_line(cause)}); {again} follows it, or resumes the run if the "
             "head has lost it"
         ) from cause
-    return _exit_status(job_id, job, again)
+    return driver_exit_status(job_id, job, again)
 
 
-def _follow_to_end(client: "JobSubmissionClient", job_id: str) -> Any:
-    """Show the job's log from its start to its end; return what Ray reports of the ended job."""
-    asyncio.run(_show_log(client, job_id))
+# Shows a job's log, until it ends.
+ShowLog = Callable[["JobSubmissionClient", str], Coroutine[Any, Any, None]]
+
+
+def follow_to_end(client: "JobSubmissionClient", run: dict[str, str], job_id: str, show: ShowLog) -> tuple[str, Any]:
+    """Show the logs of the job and of those that the head submits in its place.
+
+    Returns:
+        The ID of the last one, and what Ray reports of it.
+
+    Raises:
+        OSError, RuntimeError, aiohttp.ClientError: The connection was lost.
+    """
+    job = _show_to_end(client, job_id, show)
+    while successor := _resubmitted(client, run, job):
+        _say(f"job {job_id} lost its driver; the head has submitted run {run['run_name']} again as job {successor}")
+        job_id = successor
+        job = _show_to_end(client, job_id, show)
+    return job_id, job
+
+
+def _show_to_end(client: "JobSubmissionClient", job_id: str, show: ShowLog) -> Any:
+    asyncio.run(show(client, job_id))
     job: Any = client.get_job_info(job_id)
     if not job.status.is_terminal():
         raise ConnectionError("the log ended before the job")
@@ -275,7 +303,7 @@ def _resubmitted(client: "JobSubmissionClient", run: dict[str, str], lost: Any) 
         return None
     deadline = time.monotonic() + RESUBMISSION_SECONDS
     while time.monotonic() < deadline:
-        jobs = _of_run(_submitted(client.list_jobs()), run)
+        jobs = of_run(submitted(client.list_jobs()), run)
         later = {job_id: job.start_time for job_id, job in jobs.items() if job.start_time > lost.start_time}
         if later:
             return min(later, key=lambda job_id: later[job_id])
@@ -289,7 +317,7 @@ def _lost_driver(job: Any) -> bool:
     return job.status == "FAILED" and (status is None or status < 0 or status > Interrupted.exit_status)
 
 
-def _exit_status(job_id: str, job: Any, again: str) -> int:
+def driver_exit_status(job_id: str, job: Any, again: str) -> int:
     """Return the driver's exit status; print a line if a signal ended it, because then the log doesn't say why.
 
     Raises:

@@ -9,14 +9,18 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def every(seconds: float, call: Callable[[], None], name: str) -> Generator[None]:
+def every(seconds: float, call: Callable[[], None], name: str, *, at_once: bool = False) -> Generator[None]:
     """Call a function every so many seconds until the block ends, on a daemon thread of this name.
+
+    With `at_once` the first call is at the block's start.
 
     The block's end waits for a call in progress, unless the user interrupts the block.
     """
     stop = threading.Event()
 
     def loop() -> None:
+        if at_once:
+            call()
         while not stop.wait(seconds):
             call()
 

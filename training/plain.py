@@ -33,6 +33,7 @@ from training.filesystem import short_reason
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.recipe import IMAGES
 from training.run import results
+from training.run.card import try_write_card
 from training.run.lock import hold_lock
 from training.run.storage import RunStorage
 
@@ -140,6 +141,7 @@ def _train(recipe: Recipe, config: TrainingConfig, device: torch.device) -> None
     if trainer.rank == 0:
         summary = results.run_summary(trainer, checkpoints.summary)
         document = results.write_results(storage, recipe, config, summary, lines.first_step)
+        try_write_card(storage, lambda line: print(f"training: {line}", flush=True))
         Console().print(results.table(document, recipe, trainer.history))
         print(f"results in {storage.uri}")
 

@@ -75,6 +75,20 @@ def test_everything_promised_is_in_the_storage_path(run_folder: Path) -> None:
         assert picture.size > (600, 200), "a picture large enough to read"
 
 
+def test_the_folder_says_how_the_run_has_ended_and_has_a_card_of_it(run_folder: Path) -> None:
+    status = json.loads((run_folder / "status.json").read_text())
+    known = {"state": "finished", "kind": "images", "epoch": 3, "epochs": 3, "step": 33, "steps_per_epoch": 11}
+    assert known.items() <= status.items()
+    assert status["loss"] == _history(run_folder)[-1]["train_loss"]
+    assert (status["workers"], status["job"], status["cost_usd"]) == (2, None, None)
+    card = (run_folder / "card.html").read_text()
+    for metrics in _history(run_folder):
+        assert f"<td>{metrics['test_accuracy']:.4f}</td>" in card
+    best = json.loads((run_folder / "result.json").read_text())["best"]
+    assert f"test accuracy {best['test_accuracy']:.4f} in epoch {best['epoch'] + 1} of 3" in card
+    assert not (run_folder / "logs").exists(), "what went into a pipe can't be read again"
+
+
 def test_cloudwatch_has_every_step_and_epoch(run_folder: Path, cloudwatch_client: Any) -> None:
     history, found = _history(run_folder), metric_totals(cloudwatch_client, "runs/of the tests")
     progress = found["RunProgress"]
@@ -120,20 +134,27 @@ def test_an_interrupted_run_in_a_bucket_continues_under_its_name(
     variables = {**head.variables, **price_variables, "TRAINING_STORAGE_PATH": f"s3://{BUCKET}/runs"}
     process = start(*command, **variables)
     until(lambda: process.poll() is not None or len(_lines(s3_client, "metrics.jsonl")) == 4)
+    assert _status(s3_client)["state"] == "training"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 130, err
     assert "continue with --run-name cut" in err.splitlines()[-1], "the user learns how to go on"
+    interrupted = _status(s3_client)
+    assert interrupted["state"] == "interrupted"
+    assert "--run-name cut" in interrupted["next"]
     hold.unlink()
     other = train(*command, "--lr", "0.5", **variables)
     assert other.returncode == 2, "a run with another learning rate is another run"
     assert "--lr 0.003 (now 0.5)" in other.stderr
+    assert _status(s3_client) == interrupted, "a command that is refused leaves the run's status alone"
     rest = train(*command, **variables)
     assert rest.returncode == 0, rest.stderr
     assert "[Epoch 0 |" not in rest.stdout, "it goes on from the checkpoint instead of starting anew"
     epochs = [json.loads(line)["epoch"] for line in _lines(s3_client, "metrics.jsonl")]
     assert epochs == list(range(6)), "every epoch is in the metrics once"
     result = json.loads(s3_client.get_object(Bucket=BUCKET, Key="runs/cut/result.json")["Body"].read())
+    status = _status(s3_client)
+    assert (status["state"], status["cost_usd"]) == ("finished", result["cost"]["usd"])
     assert 1 < result["cost"]["usd"] <= result["times"]["total_seconds"], "one node at a dollar a second"
     assert f" s in total, {result['cost']['usd']:.2f} USD for 0.0" in rest.stdout
 
@@ -147,6 +168,7 @@ def test_a_run_into_a_bucket_leaves_everything_there(s3_client: Any) -> None:
         "model.pt",
         "best/model.pt",
         "checkpoint_00000012/checkpoint.json",
+        "card.html",
     }
     assert wanted <= found, f"missing in the bucket: {wanted - found}"
     kept = {name.partition("/")[0] for name in found if name.startswith("checkpoint_")}
@@ -162,6 +184,12 @@ def test_a_model_that_fails_is_reported_in_one_line_with_the_way_on(train: Train
     assert last.startswith("training: training failed on rank"), run.stderr
     assert "RuntimeError" in last, "the cause is named"
     assert "--run-name bad" in last, "and how to go on"
+    status = json.loads((head.storage / "bad" / "status.json").read_text())
+    assert (status["state"], f"training: {status['error']}") == ("failed", last)
+    card = (head.storage / "bad" / "card.html").read_text()
+    assert '<span class="state failed">failed</span>' in card
+    assert "RuntimeError" in card
+    assert "python -m training --run-name bad" in card, "and so do those who read the card"
 
 
 def test_gpus_that_are_not_there_are_an_error_after_the_wait_not_a_hang(train: Train, tmp_path: Path) -> None:
@@ -214,6 +242,10 @@ def _objects(client: Any) -> set[str]:
     """What the bucket holds of the run, by name."""
     found = client.list_objects_v2(Bucket=BUCKET, Prefix="runs/cut/").get("Contents", [])
     return {each["Key"].removeprefix("runs/cut/") for each in found if each["Size"]}
+
+
+def _status(client: Any) -> dict[str, Any]:
+    return json.loads("".join(_lines(client, "status.json")))
 
 
 def _lines(client: Any, name: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Runs as jobs of a Ray head: a user who lost the connection finds them again."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -72,7 +73,13 @@ def test_a_run_is_followed_to_its_end_and_a_second_time_under_another_id(
     assert "[Epoch 1 | CPU: Process rank 1" in out, "the log of the job is shown"
     assert "Training result: short" in out, "to its last line"
     assert err == "", "nothing of Ray's beside it"
-    assert (head.storage / "short" / "result.json").exists(), "the head's environment says where results go"
+    folder = head.storage / "short"
+    assert (folder / "result.json").exists(), "the head's environment says where results go"
+    status = json.loads((folder / "status.json").read_text())
+    assert (status["state"], status["job"]) == ("finished", "short")
+    [log] = (folder / "logs").iterdir()
+    assert log.read_text() == out.partition("\n")[2], "what was shown can be read when the head is gone"
+    assert "Training result: short" in (folder / "card.html").read_text()
     again = follow(*TINY, "--epochs", "2", "--run-name", "short")
     out, err = again.communicate(timeout=SECONDS)
     assert again.returncode == 2, "the exit status is the driver's own"
@@ -122,6 +129,8 @@ def test_a_lost_connection_is_one_line_and_a_stopped_job_another(
     _, err = whole.communicate(timeout=SECONDS)
     assert whole.returncode == 1, "it is not finished"
     assert err == f"training: job {long_run} was stopped; the same command with --run-name long resumes the run\n"
+    status = json.loads((head.storage / "long" / "status.json").read_text())
+    assert status["state"] == "interrupted", "the end of the job was the user's"
 
 
 def test_a_run_gets_a_name_that_the_user_can_give_again(
@@ -237,14 +246,14 @@ class Refusing:
 def test_a_head_whose_agent_has_not_started_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "POLL_SECONDS", 0.01)
     api: Any = Refusing(*["No available agent to submit job, please try again later."] * 5)
-    assert job._find_or_submit(api, job.submission_of_training(["--run-name", "mine"]), {}) == "mine"
+    assert job.find_or_submit(api, job.submission_of_training(["--run-name", "mine"]), {}) == "mine"
     assert api.submitted == ["mine"]
 
 
 def test_a_lost_race_is_not_run_for_ever() -> None:
     api: Any = Refusing(*["Job with submission_id mine already exists."] * job.SUBMIT_ATTEMPTS)
     with pytest.raises(ResourceError, match="the Ray head accepted no job"):
-        job._find_or_submit(api, job.submission_of_training(["--run-name", "mine"]), {})
+        job.find_or_submit(api, job.submission_of_training(["--run-name", "mine"]), {})
 
 
 def _followed(

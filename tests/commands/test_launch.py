@@ -93,6 +93,9 @@ def test_a_torchrun_script_is_resumed_after_a_rank_was_killed(launch: Start, hea
     assert result["metrics"] == records[-1]
     assert result["command"] == ["held.py", "--epochs", "6"]
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    card = (folder / "card.html").read_text()
+    assert f"loss {records[-1]['loss']:.4g}" in card
+    assert '<img alt="The metrics by epoch or step" src="data:image/png;base64,iVBOR' in card
     assert not scripts("held.py")
     status, _, err = end(launch("--num-workers", "2", "--run-name", "mine", "held.py"))
     assert (status, err.count("\n")) == (2, 1)
@@ -145,6 +148,11 @@ def test_a_job_has_the_code_that_was_there_when_it_was_submitted(submit: Start, 
     assert {each["folder"] for each in shown}.isdisjoint({str(code)})
     metrics = [json.loads(line) for line in (head.storage / "job" / "metrics.jsonl").read_text().splitlines()]
     assert [(each["step"], each["loss"]) for each in metrics] == [(1, 1.0), (2, 0.5)]
+    last = json.loads((head.storage / "job" / "status.json").read_text())
+    known = {"state": "finished", "kind": "script", "epoch": None, "step": 2, "loss": 0.5, "job": "job", "workers": 2}
+    assert known.items() <= last.items()
+    [log] = (head.storage / "job" / "logs").iterdir()
+    assert log.read_text().splitlines()[-1].startswith("results in ")
 
 
 @pytest.mark.parametrize("module", ["launch", "submit"])
@@ -160,7 +168,7 @@ def test_a_folder_that_is_too_large_is_one_line(request: pytest.FixtureRequest, 
     assert ".rayignore" in err
 
 
-def test_ctrl_c_leaves_nothing_running(launch: Start) -> None:
+def test_ctrl_c_leaves_nothing_running(launch: Start, head: Head) -> None:
     process = launch("--num-workers", "1", "--run-name", "interrupted", "stuck.py")
     until(lambda: scripts("stuck.py"))
     process.send_signal(signal.SIGINT)
@@ -168,6 +176,9 @@ def test_ctrl_c_leaves_nothing_running(launch: Start) -> None:
     assert status == 130, err
     assert err == "training: interrupted; continue with --run-name interrupted\n"
     until(lambda: not scripts("stuck.py"))
+    folder = head.storage / "interrupted"
+    assert json.loads((folder / "status.json").read_text())["state"] == "interrupted"
+    assert "--run-name interrupted stuck.py" in (folder / "card.html").read_text()
 
 
 @pytest.mark.parametrize(

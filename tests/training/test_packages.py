@@ -16,10 +16,11 @@ def test_the_wheel_has_every_module(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*command, "--wheel-dir", str(tmp_path), str(source)], check=True, capture_output=True)
     [wheel] = tmp_path.glob("*.whl")
-    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith((".py", ".j2"))}
     written = {
         str(path.relative_to(base))
         for base, package in ((ROOT, "training"), (ROOT / "docker", "raynode"))
-        for path in (base / package).rglob("*.py")
+        for path in (base / package).rglob("*.*")
+        if path.suffix in (".py", ".j2")
     }
     assert packed == written, "the image is built from the wheel: what is missing here is missing there"

@@ -29,6 +29,7 @@ class Recipe:
     """One kind of training.
 
     Attributes:
+        name: What it trains, in a word.
         prepare: Checks a config as far as possible without a cluster and returns it with the data set resolved. Raises
             UsageError.
         build: Builds this rank's trainer from a config and a device.
@@ -37,6 +38,7 @@ class Recipe:
         score: The metric that decides which checkpoint is the best; higher is better.
     """
 
+    name: str
     prepare: Callable[[Any], Any]
     build: Callable[[Any, torch.device], Trainer]
     describe: Callable[[Any, Any], dict[str, str]]

@@ -8,7 +8,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ from training.monitoring import cloudwatch, failure_report, post_mortem
 from training.monitoring.failure_report import Failure
 from training.monitoring.progress_bar import ProgressBar
 from training.monitoring.run_monitor import RunMonitor
+from training.monitoring.run_record import RunRecord
 from training.run.lock import hold_lock
 from training.run.storage import RunStorage
 
@@ -41,13 +42,18 @@ MIN_START_SECONDS = 60.0
 
 @contextmanager
 def hold_run(
-    config: settings.RunConfig, storage: RunStorage, console: Console, runtime_env: Mapping[str, Any] | None = None
+    config: settings.RunConfig,
+    storage: RunStorage,
+    record: RunRecord,
+    console: Console,
+    runtime_env: Mapping[str, Any] | None = None,
 ) -> Generator[WorkerAllocation]:
     """Hold a run's lock and its place on a cluster, until the block ends.
 
     Args:
         config: The run's settings.
         storage: The run's folder.
+        record: Says in that folder that the run waits, and at the end how it has ended.
         console: Shows what the run waits for.
         runtime_env: Ray's runtime environment of the workers on a cluster that is not this machine alone.
 
@@ -60,10 +66,14 @@ def hold_run(
         StorageError: The storage failed within the block.
         Interrupted: The user stopped it.
     """
+
+    def say(line: str) -> None:
+        console.print(escape(f"training: {line}"), highlight=False, soft_wrap=True)
+
     try:
-        with hold_lock(storage, lambda line: console.print(f"training: {line}", highlight=False, soft_wrap=True)):
+        with hold_lock(storage, say) as lock, record.closing(lambda: lock.is_held, say):
             is_alone = ray_cluster.connect(config, runtime_env or {})
-            yield ray_cluster.wait_for_workers(config, 0 if is_alone else config.wait_seconds, console)
+            yield _wait_for_workers(config, 0 if is_alone else config.wait_seconds, record, console)
     except OSError as cause:
         raise StorageError(
             f"{storage.uri} can't be read or written ({short_reason(cause)}); "
@@ -73,6 +83,20 @@ def hold_run(
         raise Interrupted(f"interrupted; continue with --run-name {config.run_name}") from stop
     finally:
         ray.shutdown()
+
+
+def _wait_for_workers(
+    config: settings.RunConfig, seconds: float, record: RunRecord, console: Console
+) -> WorkerAllocation:
+    """Wait until the cluster has room; the folder of a run for which it has room at once never says that it waits.
+
+    Raises:
+        ResourceError: The cluster has no room after `seconds`.
+    """
+    with suppress(ResourceError):
+        return ray_cluster.wait_for_workers(config, 0, console)
+    with record.waiting() if seconds else nullcontext():
+        return ray_cluster.wait_for_workers(config, seconds, console)
 
 
 @dataclass(frozen=True)
@@ -110,6 +134,7 @@ class Launch:
         storage: The run's folder.
         allocation: The workers.
         monitor: Knows how far they are.
+        record: Says so in the run's folder.
         console: Shows the progress, and each failure.
         meter: Counts the hours of their instances.
     """
@@ -119,6 +144,7 @@ class Launch:
     storage: RunStorage
     allocation: WorkerAllocation
     monitor: RunMonitor
+    record: RunRecord
     console: Console
     meter: InstanceMeter = field(default_factory=InstanceMeter)
 
@@ -135,6 +161,7 @@ class Launch:
             cloudwatch.publish_metrics(self.monitor, namespace, names, self.console),
             self.monitor.polling(bar.draw),
             self.meter.running(),
+            self.record.training(self.monitor, self.meter.hours, self.allocation.num_workers),
             ray_cluster.watching_capacity(self.console),
         ):
             return self._fit_until_done(folder)

@@ -24,6 +24,7 @@ from training.launchers.launch import Launch, Work, hold_run
 from training.launchers.ray_cluster import WorkerAllocation
 from training.monitoring.cloudwatch import metric_names
 from training.monitoring.run_monitor import RunMonitor
+from training.monitoring.run_record import RunRecord
 from training.monitoring.run_state import create_run_state
 from training.run import layout, results
 from training.run.cost import cost_line, cost_of
@@ -47,7 +48,8 @@ def run(recipe: Recipe, config: TrainingConfig, console: Console) -> dict[str, A
     requested = config
     config, storage = _prepare(recipe, config)
     config = keep_device(config, storage)
-    with hold_run(config, storage, console) as allocation:
+    record = RunRecord(storage, recipe.name, requested, config, config.epochs)
+    with hold_run(config, storage, record, console) as allocation:
         config = _begin(config, storage, allocation)
         _print_header(recipe, requested, config, storage, allocation, console)
         run_state = create_run_state()
@@ -61,11 +63,11 @@ def run(recipe: Recipe, config: TrainingConfig, console: Console) -> dict[str, A
             partial(_epoch_line, epochs=config.epochs, qualities=recipe.qualities),
             metric_names(recipe.qualities),
         )
-        launch = Launch(work, config, storage, allocation, monitor, console)
+        launch = Launch(work, config, storage, allocation, monitor, record, console)
         summary = launch.fit()
         cost = cost_of(launch.meter.hours)
         document = results.write_results(storage, recipe, config, summary, monitor.first_step_at, cost)
-    _print_summary(recipe, document, summary["history"], console)
+        _print_summary(recipe, document, summary["history"], console)
     return document
 
 

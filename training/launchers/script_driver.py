@@ -18,6 +18,7 @@ from training.launchers.rendezvous import create_rendezvous
 from training.launchers.script_backend import ScriptBackend
 from training.launchers.script_worker import run_script
 from training.monitoring.run_monitor import RunMonitor
+from training.monitoring.run_record import JOB_VARIABLE, SCRIPT, RunRecord
 from training.monitoring.run_state import create_run_state
 from training.run import layout
 from training.run.cost import cost_line, cost_of
@@ -29,8 +30,6 @@ from training.scripts.config import ScriptConfig
 LOGS = (".log", ".txt", ".out", ".err")
 EVENTS = "events.out.tfevents"
 PROGRESS = "a new file in $RUN_DIR"
-# Ray sets this for the driver of a job, whose working directory it has uploaded.
-JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
@@ -44,9 +43,11 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
         ResourceError: The cluster has no room for the workers.
         TrainingError: The script failed; what it stored in `$RUN_DIR` is kept, and `error.json` says what happened.
     """
+    requested = config
     config, storage = _prepare(config)
+    record = RunRecord(storage, SCRIPT, requested, config)
     found = {name: inputs.resolve(name, source, storage) for name, source in config.inputs.items()}
-    with _uploaded(config) as runtime_env, hold_run(config, storage, console, runtime_env) as allocation:
+    with _uploaded(config) as runtime_env, hold_run(config, storage, record, console, runtime_env) as allocation:
         config = _begin(config, storage, allocation)
         _print_header(config, storage, allocation, console)
         run_state = create_run_state()
@@ -62,10 +63,10 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
             "inputs": found,
         }
         work = Work(run_script, settings, ScriptBackend(), lambda: newest_file(storage), progress=PROGRESS)
-        launch = Launch(work, config, storage, allocation, monitor, console)
+        launch = Launch(work, config, storage, allocation, monitor, record, console)
         summary = launch.fit()
         document = results.write_results(storage, config, summary, cost_of(launch.meter.hours))
-    _print_summary(document, console)
+        _print_summary(document, console)
     return document
 
 
@@ -107,7 +108,7 @@ def _check_unfinished(storage: RunStorage) -> None:
 
 @contextmanager
 def _uploaded(config: ScriptConfig) -> Generator[dict[str, Any]]:
-    """Yield what Ray does for the workers of a cluster: it uploads the code, unless the job command has done so.
+    """Yield what Ray does for the workers of a cluster: it uploads the code, unless that of a job is there already.
 
     Raises:
         UsageError: There is too much of it.

@@ -5,11 +5,15 @@ METRICS = "metrics.jsonl"
 EVENTS = "tensorboard/events.out.tfevents.training"
 RESULT = "result.json"
 ERROR = "error.json"
+STATUS = "status.json"
+CARD = "card.html"
 LOCK = "run.lock"
 CURVES = "curves.png"
 WEIGHTS = "model.pt"
 BEST_WEIGHTS = "best/model.pt"
 STACKS_FOLDER = "stalls"
+# What each command on the run has printed, as a file named after the moment when it began.
+LOGS = "logs"
 # What a user's script has written to $RUN_DIR.
 FILES_FOLDER = "files"
 

@@ -34,7 +34,7 @@ NOT_THIS_VERSION = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchK
 
 
 @contextmanager
-def hold_lock(storage: RunStorage, say: Callable[[str], None]) -> Generator[None]:
+def hold_lock(storage: RunStorage, say: Callable[[str], None]) -> Generator[RunLock]:
     """Hold the lock of a run and keep refreshing it, until the block ends.
 
     If another command takes the run over, because this one was silent for too long, this process gets SIGTERM.
@@ -42,6 +42,9 @@ def hold_lock(storage: RunStorage, say: Callable[[str], None]) -> Generator[None
     Args:
         storage: The run's folder.
         say: Told why this command waits or ends.
+
+    Yields:
+        The lock.
 
     Raises:
         UsageError: Another command trains the run.
@@ -53,7 +56,7 @@ def hold_lock(storage: RunStorage, say: Callable[[str], None]) -> Generator[None
             os.kill(os.getpid(), signal.SIGTERM)
 
     with RunLock(storage, say) as lock, every(REFRESH_SECONDS, refresh, "run lock"):
-        yield
+        yield lock
 
 
 class RunLock:
@@ -86,6 +89,11 @@ class RunLock:
         if self._version:
             with suppress(OSError):  # it goes stale
                 self._file.delete(self._version)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no other command has taken it over, as far as is known here."""
+        return self._version is not None
 
     def refresh(self) -> bool:
         """Show that the owner is alive; returns False if another command has taken the lock over.

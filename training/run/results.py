@@ -137,6 +137,7 @@ def write_results(
         "storage_path": storage.uri,
         "metrics": history[-1],
         "best": history[checkpoints["best_epoch"]],
+        "score": recipe.score,
         "checkpoints": checkpoints,
         "data": summary["data"],
         "hardware": summary["hardware"],
@@ -154,6 +155,7 @@ def write_results(
             "curves": layout.CURVES,
             "events": layout.EVENTS,
             "best_weights": layout.BEST_WEIGHTS,
+            "card": layout.CARD,
         },
     }
     storage.write_json(layout.RESULT, document)

@@ -1,10 +1,11 @@
-"""What the stack tells a run of its workers: an SSM parameter, which the head's environment names."""
+"""What the stack tells a run, and a laptop, of its workers: an SSM parameter, which the head's environment names.
 
-from __future__ import annotations
+Python sees which keys of a TypedDict are not required where its annotations are not postponed.
+"""
 
 import json
 import os
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 PARAMETER_VARIABLE = "WORKERS_PARAMETER"
 CONNECT_SECONDS = 2
@@ -27,6 +28,22 @@ class Price(TypedDict):
     spot: float | None
 
 
+class Scaling(TypedDict):
+    """How many nodes of a kind there are, and what changes their number.
+
+    Attributes:
+        min: So many are there when no job requests any.
+        max: So many there are at most.
+        autoscaled: Whether AWS changes the number; otherwise it is `max`.
+        idle_minutes: After so many minutes without a training run there are none; 0 leaves them.
+    """
+
+    min: int
+    max: int
+    autoscaled: bool
+    idle_minutes: int
+
+
 class Workers(TypedDict):
     """The workers as the stack has them.
 
@@ -37,6 +54,8 @@ class Workers(TypedDict):
         spot: Whether it starts spot instances.
         spread: Whether the workers of one job may be in several zones.
         prices: By instance type; None if the stack knows none.
+        head_usd: What the head's instance costs, in dollars an hour, or None; a stack of an older version has no key.
+        scaling: By kind of node, `workers` and, if there can be any, `helpers`; a stack of an older version has no key.
     """
 
     group: str
@@ -45,6 +64,8 @@ class Workers(TypedDict):
     spot: bool
     spread: bool
     prices: dict[str, Price] | None
+    head_usd: NotRequired[float | None]
+    scaling: NotRequired[dict[str, Scaling]]
 
 
 def read_workers() -> Workers | None:
@@ -58,8 +79,17 @@ def read_workers() -> Workers | None:
     retries = {"total_max_attempts": ATTEMPTS}
     config = Config(connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS, retries=retries)
     try:
-        document = json.loads(boto3.client("ssm", config=config).get_parameter(Name=name)["Parameter"]["Value"])
-    except (BotoCoreError, ClientError, ValueError):
+        text = boto3.client("ssm", config=config).get_parameter(Name=name)["Parameter"]["Value"]
+    except (BotoCoreError, ClientError):
+        return None
+    return parse_workers(text)
+
+
+def parse_workers(text: str) -> Workers | None:
+    """Return what the parameter says, or None if it is not what a stack writes."""
+    try:
+        document = json.loads(text)
+    except ValueError:
         return None
     is_complete = isinstance(document, dict) and Workers.__required_keys__ <= document.keys()
     return document if is_complete else None

@@ -34,7 +34,9 @@ def write_results(
         OSError: A file could not be written.
     """
     records = read_metrics(storage)
-    files = {"files": layout.FILES_FOLDER} if storage.files(layout.FILES_FOLDER) else {}
+    files = {"card": layout.CARD}
+    if storage.files(layout.FILES_FOLDER):
+        files["files"] = layout.FILES_FOLDER
     if names := metric_names(records):
         storage.write(layout.CURVES, plot(records, names))
         storage.write(layout.EVENTS, event_file(records, names))

@@ -44,6 +44,7 @@ def describe(requested: ImageConfig, config: ImageConfig) -> dict[str, str]:
 
 
 IMAGES = Recipe(
+    name="images",
     prepare=prepare,
     build=build,
     describe=describe,
