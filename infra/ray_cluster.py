@@ -131,6 +131,18 @@ class RayCluster(pulumi.ComponentResource):
     """Name of the CloudWatch dashboard."""
     estimated_hourly_usd: pulumi.Output[float | None]
     """What all instances cost an hour, at present spot prices; none where AWS would not say."""
+    region: pulumi.Output[str]
+    """The AWS region."""
+    head_host: pulumi.Output[str]
+    """Name of the Ray head in the VPC."""
+    token_parameter: pulumi.Output[str]
+    """Name of the SSM parameter with Ray's token."""
+    workers_parameter: pulumi.Output[str]
+    """Name of the SSM parameter with types, zones, prices and numbers of the workers."""
+    services: pulumi.Output[dict[str, str]]
+    """Name of the ECS service of each kind of node: head, workers and, if there are any, helpers."""
+    gpus: pulumi.Output[int]
+    """How many GPUs a job requests by default."""
     train_command: pulumi.Output[str]
     """Shell line that trains."""
     shell_command: pulumi.Output[str]
@@ -203,8 +215,10 @@ class RayCluster(pulumi.ComponentResource):
         facts = WorkerFacts(
             f"{prefix}-worker-facts",
             WorkerFactsArgs(
+                head=plan.head,
                 worker=plan.worker,
                 helper=plan.helper,
+                scales={kind: scale for kind, (_, scale) in kinds.items() if scale},
                 group_name=capacities["workers"].group.name,
                 subnets=network.ref.subnets,
                 placement_groups=capacities["workers"].placement_groups,
@@ -282,6 +296,12 @@ class RayCluster(pulumi.ComponentResource):
             "log_group": cluster.logs.name,
             "metrics_dashboard": monitoring.dashboard_name,
             "estimated_hourly_usd": pulumi.Output.from_input(plan.hourly_usd),
+            "region": pulumi.Output.from_input(plan.region),
+            "head_host": discovery.head_host,
+            "token_parameter": auth.parameter_name,
+            "workers_parameter": facts.parameter.name,
+            "services": pulumi.Output.from_input({kind: service.name for kind, service in services.items()}),
+            "gpus": pulumi.Output.from_input(plan.gpus),
             "train_command": head_id.apply(lambda head: commands.train(plan.region, plan.gpus, head)),
             "shell_command": head_id.apply(lambda head: commands.shell(plan.region, head)),
             "dashboard_command": reach.apply(lambda known: commands.dashboard(plan.region, *known)),

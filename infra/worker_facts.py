@@ -1,6 +1,6 @@
-"""What the workers are, where they may be, and what they cost, where runs find it.
+"""What the workers are, where they may be, what they cost and what ends them, where runs and laptops find it.
 
-See training/run/cost.py and training/launchers/capacity.py.
+See training/run/cost.py, training/launchers/capacity.py and ray_on_ecs/verbs/status.py.
 """
 
 from __future__ import annotations
@@ -11,19 +11,22 @@ from dataclasses import asdict, dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra.references import NodeSpec, ResourceRef
+from infra.references import NodeSpec, ResourceRef, Scale
 from infra.tags import tags
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerFactsArgs:
-    """Inputs of WorkerFacts: a worker's node, its group, and by zone the group's subnets and placement groups.
+    """Inputs of WorkerFacts: the kinds of nodes, the workers' group, and by zone its subnets and placement groups.
 
-    A run without GPUs may have workers on the helpers, and pay for those.
+    A run without GPUs may have workers on the helpers, and pay for those. `scales` says how many workers and helpers
+    there are.
     """
 
+    head: NodeSpec
     worker: NodeSpec
     helper: NodeSpec | None = None
+    scales: Mapping[str, Scale]
     group_name: pulumi.Input[str]
     subnets: Mapping[str, pulumi.Input[str]]
     placement_groups: Mapping[str, pulumi.Input[str]]
@@ -68,4 +71,15 @@ def _facts(args: WorkerFactsArgs) -> dict[str, pulumi.Input[object]]:
         "spot": worker.spot_count > 0,
         "spread": worker.spread,
         "prices": prices,
+        "head_usd": max((price.on_demand for price in (args.head.prices or {}).values()), default=None),
+        "scaling": {kind: _scaling(scale) for kind, scale in args.scales.items()},
+    }
+
+
+def _scaling(scale: Scale) -> dict[str, object]:
+    return {
+        "min": scale.min_count,
+        "max": scale.max_count,
+        "autoscaled": scale.autoscaled,
+        "idle_minutes": scale.idle_minutes,
     }

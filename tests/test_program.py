@@ -15,6 +15,7 @@ import pytest
 from infra.config import docker
 from infra.definitions.policies import ECS_AGENT_POLICY, LOOK_AT_GROUPS, MOVE_GROUP, SESSION_MANAGER, WILDCARD_ACTIONS
 from infra.tags import name_prefix
+from ray_on_ecs import aws
 from tests.infra.fake_aws import ACCOUNT, DIGEST, PROJECT, REGION, REGISTRY, SECRET, STACK, Cloud, Registered
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +28,12 @@ EXPORTS = {
     "log_group",
     "metrics_dashboard",
     "estimated_hourly_usd",
+    "region",
+    "head_host",
+    "token_parameter",
+    "workers_parameter",
+    "services",
+    "gpus",
     "train_command",
     "shell_command",
     "dashboard_command",
@@ -123,6 +130,12 @@ def test_the_exports_are_those_of_the_resources(stack: Cloud) -> None:
         "log_group": "ray-on-ecs-dev-ray-logs",
         "metrics_dashboard": "ray-on-ecs-dev-ray-c0ffee",
         "estimated_hourly_usd": 2.204,
+        "region": REGION,
+        "head_host": "head.ray-on-ecs-dev.internal",
+        "token_parameter": "ray-on-ecs-dev-auth-parameter",
+        "workers_parameter": "ray-on-ecs-dev-worker-facts-parameter",
+        "services": {kind: f"ray-on-ecs-dev-ray-{kind}-service" for kind in ("head", "workers")},
+        "gpus": 2,
     }
 
 
@@ -621,3 +634,10 @@ def test_without_options_nobody_moves_workers(stack: Cloud) -> None:
     assert "autoscaling:UpdateAutoScalingGroup" not in stack.resources["head-task-role-policy"].inputs["policy"]
     assert "HELPERS" not in environment(stack, HEAD_TASK)
     assert not [name for name in stack.resources if "helper" in name]
+
+
+def test_a_laptop_finds_the_alarms_that_stop_workers_by_the_beginning_of_their_names(everything: Cloud) -> None:
+    prefix = aws.scaling_prefix(everything.exports["cluster_name"], "workers")
+    names = [made.name for made in everything.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")]
+    found = {name.removeprefix(prefix).partition("-")[0] for name in names if name.startswith(prefix)}
+    assert found == set(SCALERS), "ray-on-ecs status would say that nothing stops them"

@@ -6,7 +6,7 @@ Arguments, such as --num-cpus=0, go to `ray start`. With RAY_HEAD_STATE it takes
 import os
 import sys
 
-from raynode import address, metrics, ports, process, state
+from raynode import address, labels, metrics, ports, process, state
 from raynode.jobs import JobRecovery
 
 # Seconds after which Ray kills a job that is stopped. Its default, 3, is too short for a driver to stop its workers.
@@ -33,6 +33,7 @@ def start() -> int:
         "--head",
         f"--node-ip-address={address.default_address()}",
         "--dashboard-host=0.0.0.0",
+        *labels.flags(),
         *ports.flags(ports.HEAD),
     ]
     return process.ray_start("ray-head", [*arguments, *sys.argv[1:]], before_stop=jobs.stop_jobs)

@@ -21,18 +21,17 @@ LABELS = {
 LABEL_VALUE = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 
 
-def flags() -> list[str]:
-    """Return the labels as an argument of `ray start`; none, and a line that says why, if the file can't be used."""
+def labels() -> dict[str, str]:
+    """Return the labels; none, and a line that says why, if the file can't be used."""
     name = os.environ.get(VARIABLE)
     if not name:
-        return []
+        return {}
     try:
-        labels = read(Path(name))
+        return read(Path(name))
     except (OSError, ValueError) as cause:
         reason = " ".join(str(cause).split())
-        print(f"ray-worker: {VARIABLE}: {reason}; this node gets no labels", file=sys.stderr, flush=True)
-        return []
-    return [f"--labels={','.join(f'{label}={value}' for label, value in labels.items())}"]
+        print(f"ray-worker: {VARIABLE}: {reason}; this node gets no labels of it", file=sys.stderr, flush=True)
+        return {}
 
 
 def read(file: Path) -> dict[str, str]:

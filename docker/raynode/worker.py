@@ -15,7 +15,7 @@ from functools import partial
 from importlib.metadata import version
 from urllib.error import HTTPError
 
-from raynode import address, api, gpus, instance, ports, process
+from raynode import address, api, gpus, labels, ports, process
 from raynode.errors import HeadError, StartError
 
 DEFAULT_WAIT_SECONDS = 300.0
@@ -49,7 +49,7 @@ def start() -> int:
         raise HeadError(f"{host} has no address any more, or no route leads there ({cause})") from cause
     os.environ.setdefault(RECONNECT, RECONNECT_SECONDS)
     # By name, not by address: Ray finds the next head by it, which may have another address.
-    arguments = [f"--address={host}:{ports.GCS}", f"--node-ip-address={own}", *instance.flags(), *sys.argv[1:]]
+    arguments = [f"--address={host}:{ports.GCS}", f"--node-ip-address={own}", *labels.flags(), *sys.argv[1:]]
     return process.ray_start("ray-worker", arguments, before_stop=partial(stop_signal, host))
 
 

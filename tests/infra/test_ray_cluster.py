@@ -201,5 +201,5 @@ def test_what_aws_is_asked_while_planning_is_plain(schema: dict[str, Any]) -> No
 
 def test_its_outputs_are_the_stacks(schema: dict[str, Any]) -> None:
     outputs = schema["resources"]["ray-on-ecs:index:RayCluster"]["properties"]
-    assert {"bucket", "headInstanceId", "trainCommand", "estimatedHourlyUsd"} <= outputs.keys()
+    assert {"bucket", "headInstanceId", "trainCommand", "estimatedHourlyUsd", "services"} <= outputs.keys()
     assert all(each.get("description") for each in outputs.values())

@@ -7,15 +7,20 @@ from typing import Any
 
 import pytest
 
-from infra.references import NodeSpec
+from infra.references import NodeSpec, Scale
 from infra.worker_facts import WorkerFacts, WorkerFactsArgs
 from tests.infra.fake_aws import Cloud, node_spec
 
+HEAD = node_spec("m5.xlarge", 1, usd=0.192)
+FIXED = Scale(min_count=2, max_count=2, default_job_count=2, idle_minutes=0)
 
-def facts(cloud: Cloud, worker: NodeSpec) -> Any:
+
+def facts(cloud: Cloud, worker: NodeSpec, head: NodeSpec = HEAD) -> Any:
     """The document in the parameter."""
     args = WorkerFactsArgs(
+        head=head,
         worker=worker,
+        scales={"workers": FIXED},
         group_name="workers-group",
         subnets={"us-west-2a": "subnet-a", "us-west-2b": "subnet-b"},
         placement_groups={"us-west-2a": "pg-a", "us-west-2b": "pg-b"},
@@ -45,6 +50,8 @@ def test_runs_find_where_the_workers_may_go(cloud: Cloud) -> None:
         "spot": True,
         "spread": False,
         "prices": None,
+        "head_usd": 0.192,
+        "scaling": {"workers": {"min": 2, "max": 2, "autoscaled": False, "idle_minutes": 0}},
     }, "in the order of preference"
 
 
@@ -55,10 +62,25 @@ def test_a_single_worker_has_no_placement_group_anywhere(cloud: Cloud) -> None:
 
 def test_a_run_on_helpers_finds_their_price(cloud: Cloud) -> None:
     worker, helper = node_spec("g5.xlarge", gpus=1, usd=1.0), node_spec("c6i.2xlarge", 1, usd=0.34)
+    come_and_go = Scale(min_count=0, max_count=4, default_job_count=2, idle_minutes=60)
     args = WorkerFactsArgs(
-        worker=worker, helper=helper, group_name="g", subnets={"us-west-2b": "subnet-b"}, placement_groups={}
+        head=HEAD,
+        worker=worker,
+        helper=helper,
+        scales={"workers": come_and_go, "helpers": FIXED},
+        group_name="g",
+        subnets={"us-west-2b": "subnet-b"},
+        placement_groups={},
     )
     cloud.run(lambda: WorkerFacts("worker-facts", args))
     found = json.loads(cloud.resources["worker-facts-parameter"].inputs["value"]["value"])
     assert found["prices"].keys() == {"g5.xlarge", "c6i.2xlarge"}
     assert found["types"] == ["g5.xlarge"], "what its job waits for"
+    assert found["scaling"] == {
+        "workers": {"min": 0, "max": 4, "autoscaled": True, "idle_minutes": 60},
+        "helpers": {"min": 2, "max": 2, "autoscaled": False, "idle_minutes": 0},
+    }, "a laptop says by it what stops by itself"
+
+
+def test_a_head_of_unknown_price_is_said_to_be_one(cloud: Cloud) -> None:
+    assert facts(cloud, node_spec("g5.xlarge", gpus=1), head=node_spec("m5.xlarge", 1))["head_usd"] is None

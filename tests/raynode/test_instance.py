@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ray._private.label_utils import parse_node_labels_string
 
-from raynode import instance, worker
+from raynode import code, instance, labels, worker
 from training.launchers import ray_cluster
 
 SPOT = {"instance_type": "g5.xlarge", "zone": "us-west-2a", "market": "spot"}
@@ -21,12 +21,18 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def as_ray_reads_them() -> dict[str, str]:
+    """The labels of a node that is started with our flags."""
+    [flag] = labels.flags()
+    name, _, value = flag.partition("=")
+    assert name == "--labels"
+    return parse_node_labels_string(value)
+
+
 @pytest.mark.usefixtures("file")
 def test_a_node_is_labelled_with_type_zone_and_market() -> None:
-    [flag] = instance.flags()
-    name, _, labels = flag.partition("=")
-    assert name == "--labels"
-    assert parse_node_labels_string(labels) == {  # as `ray start` reads them
+    assert as_ray_reads_them() == {
+        "code": code.fingerprint(),
         "instance-type": "g5.xlarge",
         "ray.io/availability-zone": "us-west-2a",
         "ray.io/market-type": "spot",
@@ -35,8 +41,9 @@ def test_a_node_is_labelled_with_type_zone_and_market() -> None:
 
 @pytest.mark.usefixtures("file")
 def test_a_run_reads_the_labels_that_a_worker_gets() -> None:
-    labels = parse_node_labels_string(instance.flags()[0].partition("=")[2])
-    assert ray_cluster.instance_kind(labels) == ("g5.xlarge", "spot"), "or the run's cost would be another one's"
+    assert ray_cluster.instance_kind(as_ray_reads_them()) == ("g5.xlarge", "spot"), (
+        "or the run's cost would be another one's"
+    )
 
 
 def test_ray_starts_with_the_labels(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +59,7 @@ def test_ray_starts_with_the_labels(file: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(worker, "join_blocker", lambda host: None)
     monkeypatch.setattr(worker.process, "ray_start", start)
     assert worker.start() == 0
-    assert started[2:] == [*instance.flags(), "--num-cpus=4"], "a --labels of the task's own comes last and wins"
+    assert started[2:] == [*labels.flags(), "--num-cpus=4"], "a --labels of the task's own comes last and wins"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +75,7 @@ def test_ray_starts_with_the_labels(file: Path, monkeypatch: pytest.MonkeyPatch)
 )
 def test_a_broken_file_is_one_line_and_no_label(text: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(text)
-    assert instance.flags() == [], "a worker without labels works; one that doesn't start does not"
+    assert instance.labels() == {}, "a worker without labels works; one that doesn't start does not"
     line = capsys.readouterr().err
     assert line.startswith(f"ray-worker: INSTANCE_FILE: {file} ")
     assert line.count("\n") == 1
@@ -76,13 +83,13 @@ def test_a_broken_file_is_one_line_and_no_label(text: str, file: Path, capsys: p
 
 def test_a_missing_file_is_one_line_and_no_label(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.unlink()
-    assert instance.flags() == []
+    assert instance.labels() == {}
     file.mkdir()  # what a container's engine mounts where there is no file
-    assert instance.flags() == []
-    assert capsys.readouterr().err.count("this node gets no labels\n") == 2
+    assert instance.labels() == {}
+    assert capsys.readouterr().err.count("this node gets no labels of it\n") == 2
 
 
 def test_without_a_file_nothing_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv(instance.VARIABLE, raising=False)
-    assert instance.flags() == []
+    assert instance.labels() == {}
     assert capsys.readouterr().err == ""
