@@ -15,16 +15,22 @@ import pytest
 import yaml
 
 import training
+from infra import node_scaling
 from infra.definitions import commands, containers
 from infra.definitions.policies import RUNS_PREFIX
 from infra.definitions.sizing import TaskSize
+from infra.references import Scale
+from infra.worker_facts import WorkerFacts, WorkerFactsArgs
+from ray_on_ecs.verbs import status
 from raynode import instance, jobs, metrics, ports, state, worker
 from raynode.errors import StartError
 from tests.containers import cluster
+from tests.infra.fake_aws import Cloud, node_spec
 from training import job
 from training.config import ENVIRONMENT_PREFIX, environment_variable, parse
 from training.launchers import ray_cluster
 from training.recipes.images.config import ImageConfig
+from training.run import workers_parameter
 
 ROOT = Path(__file__).parents[1]
 SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=1)
@@ -35,6 +41,7 @@ WORKER = containers.worker(COMMON, head_host="head.internal")
 LOCAL = dataclasses.replace(COMMON, region="us-east-1", size=cluster.SIZE)
 ONLY_LOCAL = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+TRAINING_PACKAGES = {*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["train"]}
 COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
 
 
@@ -249,7 +256,7 @@ def test_a_run_that_only_waits_for_workers_makes_no_progress() -> None:
 
 def test_the_lock_holds_the_versions_of_the_project() -> None:
     lock = (ROOT / "docker" / "requirements.lock").read_text()
-    pins = [re.sub(r"\[.*\]", "", each) for each in PROJECT["dependencies"] if "==" in each]
+    pins = {re.sub(r"\[.*\]", "", each) for each in TRAINING_PACKAGES if "==" in each}
     assert len(pins) == 3, "ray, torch and torchvision are exact"
     assert all(f"\n{pin} " in f"\n{lock}" for pin in pins), "make lock has not been run"
     requirements = re.findall(r"^[a-z0-9-]+==.*?(?=^[a-z0-9-]+==|\Z)", lock, flags=re.MULTILINE | re.DOTALL)
@@ -260,3 +267,37 @@ def test_token_authentication_is_on_everywhere() -> None:
     for service in ("head", "worker"):
         assert COMPOSE[service]["environment"]["RAY_AUTH_MODE"] == "token"
     assert variables(HEAD)["RAY_AUTH_MODE"] == variables(WORKER)["RAY_AUTH_MODE"] == "token"
+
+
+def test_runs_and_laptops_read_what_the_stack_writes_about_the_workers() -> None:
+    head, worker = node_spec("m5.xlarge", 1), node_spec("g5.xlarge", gpus=1)
+    scale = Scale(min_count=0, max_count=2, default_job_count=2, idle_minutes=60)
+    args = WorkerFactsArgs(
+        head=head,
+        worker=worker,
+        scales={"workers": scale},
+        group_name="g",
+        subnets={"us-west-2b": "subnet-b"},
+        placement_groups={},
+    )
+    cloud = Cloud()
+    cloud.run(lambda: WorkerFacts("worker-facts", args))
+    text = cloud.resources["worker-facts-parameter"].inputs["value"]["value"]
+    found = workers_parameter.parse_workers(text)
+    assert found is not None
+    assert found.keys() == workers_parameter.Workers.__annotations__.keys()
+    assert found["zones"][0].keys() == workers_parameter.Zone.__annotations__.keys()
+    assert found["scaling"]["workers"].keys() == workers_parameter.Scaling.__annotations__.keys()
+
+
+def test_a_laptop_says_of_the_workers_what_stops_them() -> None:
+    assert status.UNUSED_MINUTES == node_scaling.UNUSED_MINUTES
+    assert status.LABELS == instance.LABELS, "or a node's type, zone and market would be missing"
+    assert status.HELPERS == containers.HELPERS
+
+
+def test_the_parameter_of_an_older_stack_is_read() -> None:
+    older = {"group": "g", "types": ["g5.xlarge"], "zones": [], "spot": False, "spread": False, "prices": None}
+    assert workers_parameter.parse_workers(json.dumps(older)) == older, "its runs would not know their costs any more"
+    del older["group"]
+    assert workers_parameter.parse_workers(json.dumps(older)) is None

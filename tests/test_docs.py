@@ -4,9 +4,11 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
+from ray_on_ecs.__main__ import VERBS, ray_on_ecs
 from training import job
 from training.config import parse
 from training.recipes.images.config import ImageConfig
@@ -18,12 +20,10 @@ README = (ROOT / "README.md").read_text()
 PROGRAM = (ROOT / "__main__.py").read_text()
 CONFIG = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")))
+LAPTOP = (ROOT / "docs" / "laptop.md").read_text()
 TRAINING = (ROOT / "docs" / "training.md").read_text()
 FAILURES = (ROOT / "docs" / "failures.md").read_text()
-OF_OTHER_TOOLS = {"--build", "--exclude", "--file", "--follow", "--local", "--logdir", "--nproc-per-node", "--only"} | {
-    "--rm",
-    "--volumes",
-}
+OF_OTHER_TOOLS = {"--build", "--editable", "--exclude", "--file", "--logdir", "--nproc-per-node", "--rm", "--volumes"}
 
 
 def section(title: str) -> str:
@@ -67,8 +67,28 @@ def test_every_flag_that_is_mentioned_is_one_of_the_command(capsys: pytest.Captu
     with pytest.raises(SystemExit):
         parse(ImageConfig, ["--help"], {})
     known = capsys.readouterr().out + job.ABOUT
-    for flag in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README + TRAINING + FAILURES)) - OF_OTHER_TOOLS:
+    for flag in mentioned(README + TRAINING + FAILURES) - OF_OTHER_TOOLS - of_the_laptop():
         assert f"{flag} " in known, f"{flag} is no flag of python -m training"
+
+
+def test_every_flag_of_the_laptop_is_one_of_its_verbs() -> None:
+    assert mentioned(LAPTOP) - of_the_laptop() <= OF_OTHER_TOOLS | {"--head", "--help", "--launch"}
+    assert set(first_words(LAPTOP)) | {"completion"} == set(VERBS), "each verb is in the table"
+
+
+def mentioned(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+
+
+def of_the_laptop() -> set[str]:
+    """The flags of all verbs of ray-on-ecs."""
+    context = click.Context(ray_on_ecs)
+    commands = [ray_on_ecs.get_command(context, verb) for verb in VERBS]
+    return {name for command in commands if command for each in command.params for name in each.opts}
+
+
+def first_words(table: str) -> list[str]:
+    return [each.split()[0] for each in re.findall(r"^\| `([^`]+)` \| [a-z]+s ", table, flags=re.MULTILINE)]
 
 
 def test_the_training_s_defaults_are_those_of_its_settings() -> None:
@@ -123,7 +143,11 @@ def test_every_file_of_the_tree_exists_and_none_is_left_out() -> None:
         if name.endswith("/"):
             named |= {f"{name}{word.strip(',')}.py" for word in words}
         assert (ROOT / name).exists(), f"{name} is not there"
-    modules = {str(path.relative_to(ROOT)) for part in ("infra", "training") for path in (ROOT / part).rglob("*.py")}
+    modules = {
+        str(path.relative_to(ROOT))
+        for part in ("infra", "training", "ray_on_ecs")
+        for path in (ROOT / part).rglob("*.py")
+    }
     modules = {name for name in modules if not name.endswith("__init__.py")}
     assert modules <= named, f"not in the tree: {modules - named}"
 

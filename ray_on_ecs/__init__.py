@@ -1,0 +1,1 @@
+"""The command `ray-on-ecs`: everything between a laptop and the cluster, once `pulumi up` has ended."""

@@ -1,0 +1,85 @@
+"""`ray-on-ecs notebook`: Jupyter as a job of Ray, so that Ray chooses the node and keeps its GPU for it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+import click
+
+from ray_on_ecs.cluster import Cluster, on_cluster
+from ray_on_ecs.screen import note, out
+from ray_on_ecs.verbs.dashboard import wait_for_interrupt
+from training.errors import ResourceError, TrainingError, UsageError, one_line
+
+# A port that no server of a node has (docs/image.md).
+PORT = 8888
+PACKAGE = "jupyterlab"
+START_SECONDS = 900.0
+POLL_SECONDS = 1.0
+# Jupyter's line when it listens.
+LISTENS = "is running at"
+
+
+@click.command("notebook")
+@click.option("--worker", is_flag=True, help="On a worker, with one of its GPUs; with autoscaling it is started.")
+@click.option("--install", is_flag=True, help=f"Let Ray install {PACKAGE} there first, for this notebook alone.")
+@click.option("--no-browser", is_flag=True, help="Print the address only.")
+@on_cluster
+def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> int:
+    """Run Jupyter on the head, or on a worker's GPU, until Ctrl-C. Its files are gone with it."""
+    token = secrets.token_hex(16)
+    job_id = f"notebook-{secrets.token_hex(3)}"
+    environment: dict[str, Any] = {"env_vars": {"JUPYTER_TOKEN": token}}
+    if install:
+        environment["pip"] = [PACKAGE]
+    with cluster.connect() as head:
+        client = head.jobs
+        try:
+            client.submit_job(
+                entrypoint=f"python -m {PACKAGE} --no-browser --ip=0.0.0.0 --port={PORT} "
+                "--ServerApp.port_retries=0 --allow-root",
+                submission_id=job_id,
+                runtime_env=environment,
+                entrypoint_num_gpus=1 if worker else None,
+            )
+            try:
+                with out.status("waiting for a GPU, and for Jupyter" if worker else "waiting for Jupyter"):
+                    host = _wait_until_it_listens(client, job_id)
+                with cluster.forward(host, PORT) as port:
+                    url = f"http://127.0.0.1:{port}/lab?token={token}"
+                    out.print(url, markup=False)
+                    if not no_browser:
+                        click.launch(url)
+                    note("Ctrl-C ends it")
+                    wait_for_interrupt()
+            finally:
+                client.stop_job(job_id)
+        except (OSError, RuntimeError) as cause:
+            raise ResourceError(f"the Ray head can't run a notebook ({one_line(cause)})") from cause
+    return 0
+
+
+def _wait_until_it_listens(client: Any, job_id: str) -> str:
+    """Return the address of the node where it is."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        job = client.get_job_info(job_id)
+        log = client.get_job_logs(job_id) if job.status != "PENDING" else ""
+        if job.status.is_terminal():
+            raise _failed(f"{log} {job.message or ''}")
+        if LISTENS in log:
+            return job.driver_agent_http_address.split("//")[-1].rpartition(":")[0]
+        time.sleep(POLL_SECONDS)
+    raise ResourceError(
+        f"Jupyter has not started in {START_SECONDS / 60:.0f} minutes; ray-on-ecs status shows the queue"
+    )
+
+
+def _failed(log: str) -> TrainingError:
+    if f"No module named {PACKAGE}" in log:
+        return UsageError(f"there is no {PACKAGE} in the image; --install lets Ray install it on that node")
+    if "is already in use" in log:
+        return UsageError(f"port {PORT} is taken on that node, by another notebook; end that one first")
+    return TrainingError(f"Jupyter has ended ({one_line(log[-300:])})")

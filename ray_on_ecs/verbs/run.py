@@ -1,0 +1,194 @@
+"""`ray-on-ecs run`: submit a run as `python -m training.job` does, follow it from here, and bring its results."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import Field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+import training
+from ray_on_ecs.cluster import Cluster, Head, on_cluster
+from ray_on_ecs.nodes import head_code
+from ray_on_ecs.screen import note, print_json
+from raynode.code import fingerprint
+from training.config import GROUPS, environment_variable, flag
+from training.errors import TrainingError
+from training.job import DEFAULT_MAX_RESUBMISSIONS, LAUNCH, MAX_RESUBMISSIONS, Submission, parse_arguments
+from training.recipes.images.config import ImageConfig
+from training.scripts.config import ScriptConfig
+from training.scripts.upload import EXCLUDES
+
+ABOUT = """\
+Train on the cluster: the image classifier, or a SCRIPT of your own that torchrun or mpirun could start.
+
+A script's folder is uploaded (--working-dir; not what .gitignore or .rayignore name), and the flags behind SCRIPT are
+its own. The run goes on when this command ends, also by Ctrl-C; the same command with the same --run-name follows it,
+or resumes it if it was interrupted.
+
+\b
+  ray-on-ecs run --epochs 5 --fetch results
+  ray-on-ecs run --num-workers 4 --run-name first train.py --lr 0.1
+  ray-on-ecs run --detach -m my.package
+"""
+OWN = "this command"
+CODE = Path(training.__file__).parent
+# Settings that already say how many workers there shall be.
+WORKERS = ("num_workers", "nnodes", "nproc_per_node")
+
+
+def settings() -> dict[str, Field]:
+    """Return the settings of both kinds of runs by name, in the order of the help's sections."""
+    found: dict[str, Field] = {}
+    for config in (ScriptConfig, ImageConfig):
+        found.update({spec.name: spec for spec in fields(config) if spec.metadata and spec.name not in found})
+    return dict(sorted(found.items(), key=lambda item: GROUPS.index(item[1].metadata["group"])))
+
+
+class Setting(click.Option):
+    """A setting of a run as a flag. Its value is left to the run's own checks."""
+
+    def __init__(self, spec: Field) -> None:
+        given: dict[str, Any] = {"help": _help(spec)}
+        if spec.type == "bool":
+            given["is_flag"] = True
+        else:
+            choices = spec.metadata.get("choices")
+            given["metavar"] = "|".join(choices) if choices else spec.metadata.get("metavar", "VALUE")
+            given["multiple"] = bool(spec.metadata.get("repeated"))
+            given["shell_complete"] = lambda _c, _p, typed: [each for each in choices or () if each.startswith(typed)]
+        super().__init__([*(spec.metadata.get("flags") or (flag(spec.name),)), spec.name], **given)
+        self.section: str = spec.metadata["group"]
+
+
+class Run(click.Command):
+    """The command, whose help has the sections of the settings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a section for this command's own flags, and one for each group of settings."""
+        for section in (OWN, *GROUPS):
+            shown = [each for each in self.get_params(ctx) if getattr(each, "section", OWN) == section]
+            if records := [record for each in shown if (record := each.get_help_record(ctx))]:
+                with formatter.section(section.capitalize()):
+                    formatter.write_dl(records)
+
+
+def _help(spec: Field) -> str:
+    default = spec.default
+    shown = "" if default in (None, (), False) else f" (default: {default})"
+    return f"{spec.metadata['description']}{shown}"
+
+
+def _run(
+    cluster: Cluster,
+    detach: bool,
+    fetch: str | None,
+    as_json: bool,
+    max_resubmissions: int,
+    command: tuple[str, ...],
+    **given: Any,
+) -> int:
+    work = _submission(cluster, given, command, max_resubmissions)
+    name = work.run["run_name"]
+    metadata = {**work.run, MAX_RESUBMISSIONS: str(max_resubmissions)}
+    if given.get("storage_path"):
+        cluster.storage_path = str(given["storage_path"])
+    job_id = _submit(cluster, work, metadata, quiet=as_json)
+    if detach:
+        if as_json:
+            print_json({"run_name": name, "job": job_id, "storage_path": f"{cluster.storage_path}/{name}"})
+        note(f"ray-on-ecs logs --follow {name} shows its log, ray-on-ecs stop {name} stops it")
+        return 0
+    from ray_on_ecs.follow import Follower
+
+    status = Follower(cluster, work.run).follow(job_id)
+    if fetch is not None:
+        from ray_on_ecs.verbs.fetch import fetch_run
+
+        try:
+            fetch_run(cluster, name, fetch)
+        except TrainingError as cause:  # one that could not begin has no folder, and says itself why
+            if not status:
+                raise
+            note(str(cause))
+    else:
+        note(f"ray-on-ecs open {name} shows what came of it, ray-on-ecs fetch {name} brings it here")
+    return status
+
+
+def _submission(cluster: Cluster, given: dict[str, Any], command: Sequence[str], resubmissions: int) -> Submission:
+    """Return what is to be submitted.
+
+    Raises:
+        UsageError: A setting or a file can't be used.
+    """
+    defaults = cluster.run_flags()
+    if any(given.get(name) for name in WORKERS) or os.environ.get(environment_variable("num_workers")):
+        defaults.pop("num_workers", None)
+    typed = {**defaults, **{name: value for name, value in given.items() if value not in (None, False, ())}}
+    flags = list(_flags(typed))
+    own = [flag(MAX_RESUBMISSIONS), str(resubmissions)]
+    if command or given.get("module") or given.get("no_python") or given.get("mpi"):
+        return parse_arguments([*own, LAUNCH, *flags, *command])[1]
+    return parse_arguments([*own, *flags])[1]
+
+
+def _flags(typed: dict[str, Any]) -> Iterator[str]:
+    specs = settings()
+    for name, value in typed.items():
+        names = specs[name].metadata.get("flags") or (flag(name),)
+        for each in value if isinstance(value, tuple) else (value,):
+            yield names[-1]
+            if each is not True:
+                yield str(each)
+
+
+def _submit(cluster: Cluster, work: Submission, metadata: dict[str, str], *, quiet: bool) -> str:
+    from training.job import find_or_submit
+
+    with cluster.connect_when_up(note) as head:
+        if work.runtime_env:
+            note(f"uploading {work.runtime_env['working_dir']}")
+        elif _is_other_code(head):
+            note("the image has other code than is here: uploading the package training")
+            work = replace(work, runtime_env={"py_modules": [str(CODE)], "excludes": list(EXCLUDES)})
+        with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
+            return find_or_submit(head.jobs, work, metadata)
+
+
+def _is_other_code(head: Head) -> bool:
+    """Return whether the head says that its image has other code than is here; one that is no image's says nothing."""
+    there = head_code(head)
+    return there is not None and there != fingerprint()
+
+
+@on_cluster
+def _callback(**given: Any) -> int:
+    return _run(**given)
+
+
+_own = [
+    click.Option(["--detach"], is_flag=True, help="Submit, and leave the run to itself."),
+    click.Option(["--fetch"], metavar="DIR", help="Copy the results into DIR at the end, as ray-on-ecs fetch does."),
+    click.Option(["--json", "as_json"], is_flag=True, help="With --detach: print the run's name and job as JSON."),
+    click.Option(
+        [flag(MAX_RESUBMISSIONS)],
+        type=click.IntRange(min=0),
+        default=DEFAULT_MAX_RESUBMISSIONS,
+        show_default=True,
+        help="Times in a row that the head may submit the run again after losing its driver.",
+    ),
+    click.Argument(["command"], nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ITS FLAGS]]"),
+]
+command = Run(
+    "run",
+    callback=_callback,
+    help=ABOUT,
+    params=[*_own, *reversed(getattr(_callback, "__click_params__", [])), *map(Setting, settings().values())],
+    context_settings={"allow_interspersed_args": False},
+)

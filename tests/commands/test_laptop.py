@@ -1,0 +1,131 @@
+"""`ray-on-ecs --local` against a Ray head: the same verbs as on a stack."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.commands.head import SECONDS, Head, commands, read_until
+from tests.commands.test_job import CONNECTION
+from tests.waiting import free_ports, until
+
+TINY = ("--model", "own:build", "--dataset", "synthetic", "--samples", "256", "--num-workers", "2", "--epochs", "2")
+LONG = ("--model", "own:held", *TINY[2:8], "--epochs", "3")
+LOCAL = "--local"
+
+
+@pytest.fixture
+def laptop(environment: dict[str, str], head: Head, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start `ray-on-ecs` with these words, against the head of the tests."""
+    own = {**environment, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard}
+    with commands("ray_on_ecs", own, tmp_path) as start:
+        yield start
+
+
+def typed(
+    laptop: Callable[..., subprocess.Popen[str]], *words: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Type a command and wait for its end."""
+    process = laptop(*words, **variables)
+    out, err = process.communicate(timeout=SECONDS)
+    assert "Traceback" not in err, err
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def test_a_run_is_trained_listed_and_fetched(laptop: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    done = typed(laptop, "run", LOCAL, *TINY, "--run-name", "laptop", "--fetch", "here")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("run laptop is submitted as job laptop\n")
+    assert "Training result: laptop" in done.stdout, "the log, to its end"
+    fetched = tmp_path / "here" / "laptop"
+    assert {"result.json", "curves.png", "model.pt", "card.html", "logs"} <= {each.name for each in fetched.iterdir()}
+    listed = json.loads(typed(laptop, "runs", LOCAL, "--json").stdout)
+    [run] = [each for each in listed if each["name"] == "laptop"]
+    assert (run["state"], run["epoch"], run["epochs"], run["workers"]) == ("finished", 2, 2, 2)
+    assert "Training result: laptop" in typed(laptop, "logs", LOCAL, "laptop").stdout
+    last = typed(laptop, "logs", LOCAL, "laptop", "--tail", "1").stdout
+    assert last.startswith("results in ")
+    assert last.count("\n") == 1
+    refused = typed(laptop, "run", LOCAL, *TINY, "--run-name", "laptop")
+    assert refused.returncode == 2, "the run's own exit status"
+    assert "is finished (2 epochs" in refused.stdout
+
+
+def test_a_connection_that_is_cut_is_made_again_and_each_line_is_shown_once(
+    laptop: Callable[..., subprocess.Popen[str]], head: Head, hold: Path
+) -> None:
+    [port] = free_ports(1)
+
+    def connect() -> subprocess.Popen[str]:
+        there = head.dashboard.rpartition(":")[2]
+        command = [sys.executable, "-c", CONNECTION, there, str(port)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout
+        assert process.stdout.readline()
+        return process
+
+    connection = connect()
+    address = {"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{port}"}
+    follower = laptop("run", LOCAL, *LONG, "--run-name", "cut", **address)
+    seen = read_until(follower, "results")
+    connection.kill()
+    connection.communicate()
+    assert follower.stderr
+    assert "lost the connection" in follower.stderr.readline()
+    connection = connect()
+    hold.unlink()
+    out, err = follower.communicate(timeout=SECONDS)
+    connection.kill()
+    connection.communicate()
+    assert follower.returncode == 0, seen + out + err
+    log = seen + out
+    assert [log.count(f"[Epoch {epoch} |") for epoch in range(3)] == [2, 2, 2], log
+    assert log.count("Training result: cut") == 1
+
+
+def test_a_run_goes_on_without_its_command_and_is_stopped(
+    laptop: Callable[..., subprocess.Popen[str]], hold: Path
+) -> None:
+    started = typed(laptop, "run", LOCAL, "--detach", "--json", *LONG, "--run-name", "left")
+    assert started.returncode == 0, started.stderr
+    assert json.loads(started.stdout)["job"] == "left"
+    follower = laptop("logs", LOCAL, "--follow", "left")
+    read_until(follower, "Process rank" if not hold.exists() else "results")
+    follower.send_signal(signal.SIGINT)
+    _, err = follower.communicate(timeout=SECONDS)
+    assert follower.returncode == 130
+    assert err.splitlines()[-1].startswith("ray-on-ecs: run left goes on as job left; ray-on-ecs logs --follow left")
+    until(lambda: _state(laptop, "left") == "training", SECONDS)
+
+    stopped = typed(laptop, "stop", LOCAL, "left")
+    assert stopped.returncode == 0, stopped.stderr
+    assert "run left is stopped" in stopped.stderr
+    assert typed(laptop, "stop", LOCAL, "left").returncode == 2, "it is not under way any more"
+    assert _state(laptop, "left") == "interrupted"
+
+
+def test_what_can_not_be_done_is_one_line_and_a_status(laptop: Callable[..., subprocess.Popen[str]]) -> None:
+    [port] = free_ports(1)
+    for words, variables, status, line in (
+        (("run", LOCAL, "--epochs", "0"), {}, 2, "--epochs: 0 is not allowed"),
+        (("run", LOCAL, "missing.py"), {}, 2, "SCRIPT: there is no file 'missing.py'"),
+        (("run", LOCAL, "--lr", "1", "missing.py"), {}, 2, "unrecognized arguments: --lr"),
+        (("run", LOCAL, *TINY), {"RAY_AUTH_TOKEN": "another"}, 2, "the Ray head refuses the token"),
+        (("stop", LOCAL, "nobody"), {}, 2, "run nobody is not under way"),
+        (("logs", LOCAL, "nobody"), {}, 2, "there is no log of a run nobody"),
+        (("stop", LOCAL, "any"), {"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{port}"}, 3, "no Ray head answers"),
+        (("stop", LOCAL, "--compose", "any"), {}, 2, "give one of them"),
+    ):
+        done = typed(laptop, *words, **variables)
+        assert (done.returncode, done.stderr.count("\n")) == (status, 1), (words, done.stdout, done.stderr)
+        assert done.stderr.startswith("ray-on-ecs: ")
+        assert line in done.stderr
+
+
+def _state(laptop: Callable[..., subprocess.Popen[str]], name: str) -> str | None:
+    listed = json.loads(typed(laptop, "runs", LOCAL, "--json").stdout)
+    return next((each["state"] for each in listed if each["name"] == name), None)

@@ -1,0 +1,309 @@
+"""A laptop beside the cluster: `ray-on-ecs` reaches the head through Session Manager's stand-in, and nothing else is.
+
+The laptop is a container with the command and its own copy of training/. It has no Pulumi, so the stack's outputs are
+in a file.
+"""
+
+import json
+import secrets
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.containers.cluster import (
+    AWS,
+    BUCKET,
+    CODE,
+    HEAD_HOST,
+    HURRY,
+    LONG,
+    METRICS,
+    ROOT,
+    WORKERS_PARAMETER,
+    Cluster,
+)
+from tests.waiting import until
+
+HOME = "/laptop"
+TOKEN_PARAMETER = "token"
+OUTPUTS = {
+    "region": "us-east-1",
+    "bucket": BUCKET,
+    "cluster_name": "ray",
+    "head_instance_id": "i-0123456789abcdef0",
+    "head_host": HEAD_HOST,
+    "token_parameter": TOKEN_PARAMETER,
+    "workers_parameter": WORKERS_PARAMETER,
+    "services": {"head": "head", "workers": "workers"},
+    "gpus": 2,
+    "metrics_dashboard": METRICS,
+    "estimated_hourly_usd": 7200,
+}
+# A model that the image doesn't have.
+OWN_MODEL = """
+from torch import nn
+
+def build(channels, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * 28 * 28, classes))
+"""
+SETUP = """
+import boto3, os, sys
+boto3.client("ssm").put_parameter(Name={name!r}, Type="SecureString", Value={value!r}, Overwrite=True)
+ecs = boto3.client("ecs")
+ecs.create_cluster(clusterName="ray")
+container = {{"name": "ray-head", "image": "x", "memory": 128}}
+task = ecs.register_task_definition(family="head", containerDefinitions=[container])
+if not ecs.describe_services(cluster="ray", services=["head"])["services"]:
+    arn = task["taskDefinition"]["taskDefinitionArn"]
+    ecs.create_service(cluster="ray", serviceName="head", taskDefinition=arn, desiredCount=1)
+"""
+# Arguments: words of a command line, and a signal or 0. Prints the processes, and sends them the signal.
+PROCESSES = """
+import contextlib, os, pathlib, sys
+words, number = sys.argv[1], int(sys.argv[2])
+for folder in pathlib.Path("/proc").glob("[0-9]*"):
+    with contextlib.suppress(OSError):  # some end meanwhile
+        line = (folder / "cmdline").read_bytes().replace(b"\\0", b" ").decode()
+        if words in line and int(folder.name) != os.getpid():
+            os.kill(int(folder.name), number)
+            print(folder.name)
+"""
+SESSION = "ssm start-session"
+HOUR_AHEAD = "import time; now = time.time; time.time = lambda: now() + 3600\n"
+SECONDS = 300
+
+
+@dataclass
+class Laptop:
+    """The laptop's container."""
+
+    cluster: Cluster
+    name: str
+
+    def type(
+        self, *words: str, status: int = 0, outputs: str = "outputs.json", **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Type a command; it has to end with this status, and without a traceback."""
+        done = self.cluster.engine.run(
+            "exec", *self._variables(outputs, variables), self.name, "python", "-m", "ray_on_ecs", *words,
+            check=False, timeout=SECONDS,
+        )  # fmt: skip
+        assert done.returncode == status, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def line(self, *words: str, status: int, **given: str) -> str:
+        """The one line that a command which fails leaves."""
+        done = self.type(*words, status=status, **given)
+        [line] = done.stderr.splitlines()
+        assert line.startswith("ray-on-ecs: "), line
+        return line
+
+    def start(self, *words: str, output: Path) -> subprocess.Popen[str]:
+        """Type a command that goes on."""
+        return self.cluster.engine.start(
+            "exec", *self._variables("outputs.json", {}), self.name, "python", "-m", "ray_on_ecs", *words, output=output
+        )
+
+    def processes(self, words: str, number: int = 0) -> list[str]:
+        """The IDs of its processes whose command lines have these words; they get a signal."""
+        return self.cluster.engine.python(self.name, PROCESSES, words, str(number)).split()
+
+    @staticmethod
+    def _variables(outputs: str, variables: dict[str, str]) -> list[str]:
+        given = {"RAY_ON_ECS_OUTPUTS": f"{HOME}/{outputs}", **variables}
+        return [f"--env={name}={value}" for name, value in given.items()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is on the laptop: the command, its stand-ins, and code that is newer than the image's."""
+    folder = tmp_path_factory.mktemp("laptop") / "home"  # pytest's own folder is for its user alone
+    for package in ("ray_on_ecs", "training"):
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "training" / "mymodels.py").write_text(OWN_MODEL)
+    shutil.copytree(ROOT / "tests" / "ray_on_ecs" / "bin", folder / "bin")
+    (folder / "hour-ahead").mkdir()
+    (folder / "hour-ahead" / "sitecustomize.py").write_text(HOUR_AHEAD)
+    (folder / "outputs.json").write_text(json.dumps(OUTPUTS))
+    (folder / "down.json").write_text(json.dumps({**OUTPUTS, "token_parameter": "gone", "cluster_name": "gone"}))
+    (folder / "none.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def container(made: Cluster, folder: Path) -> Iterator[Laptop]:
+    made.settle()
+    name = f"{made.network}-laptop"
+    variables = {**AWS, "AWS_DEFAULT_REGION": "us-east-1", "PYTHONPATH": HOME, "COLUMNS": "120", "TERM": "dumb"}
+    made.engine.run(
+        "run", "--detach", "--init", f"--name={name}", f"--network={made.network}",
+        f"--volume={folder}:{HOME}:ro", f"--volume={made.code}:{CODE}:ro", "--volume=/tmp",
+        *(f"--env={key}={value}" for key, value in variables.items()),
+        f"--env=PATH={HOME}/bin:/usr/local/bin:/usr/bin:/bin", "--workdir=/tmp",
+        made.image, "sleep", "infinity",
+    )  # fmt: skip
+    yield Laptop(made, name)
+    made.engine.remove(name)
+
+
+@pytest.fixture
+def laptop(container: Laptop, cluster: Cluster) -> Laptop:
+    """The laptop beside a healthy cluster, with the cluster's token in the stack's parameter."""
+    set_token(container, cluster.engine.secrets["RAY_AUTH_TOKEN"])
+    return container
+
+
+def listed(laptop: Laptop, name: str, state: str) -> dict[str, Any] | None:
+    """What `runs` says of a run, if it is in this state."""
+    found = [each for each in json.loads(laptop.type("runs", "--json").stdout) if each["name"] == name]
+    return found[0] if found and found[0]["state"] == state else None
+
+
+def set_token(laptop: Laptop, token: str) -> None:
+    laptop.cluster.engine.python(laptop.name, SETUP.format(name=TOKEN_PARAMETER, value=token))
+
+
+def test_one_line_trains_and_brings_the_results(laptop: Laptop) -> None:
+    done = laptop.type("run", "--dataset=digits", "--epochs=3", "--run-name=from-laptop", "--fetch=/tmp/results")
+    assert "run from-laptop is submitted as job from-laptop" in done.stdout
+    assert "[Epoch 2 | CPU: Process rank 1" in done.stdout, "the log of both workers, one for each of the stack's GPUs"
+    assert "Training result: from-laptop" in done.stdout, "to its end"
+    assert not laptop.processes(SESSION), "what it opened it has closed"
+    kept = set(laptop.cluster.engine.execute(laptop.name, "ls", "/tmp/results/from-laptop").stdout.split())
+    assert kept >= {"result.json", "metrics.jsonl", "curves.png", "model.pt", "card.html", "status.json", "logs"}
+    card = laptop.cluster.read("runs/from-laptop/card.html")
+    assert "from-laptop" in card
+    assert "data:image/png;base64," in card, "the curves are in it"
+
+    [run] = [each for each in json.loads(laptop.type("runs", "--json").stdout) if each["name"] == "from-laptop"]
+    assert (run["state"], run["epoch"], run["epochs"]) == ("finished", 3, 3)
+    assert run["cost_usd"] > 2, "two instances at a dollar a second"
+    assert "from-laptop" in laptop.type("runs").stdout
+    assert "Training result: from-laptop" in laptop.type("logs", "from-laptop").stdout
+    assert "card.html" in laptop.type("open", "--no-browser", "from-laptop").stdout
+    again = laptop.type("run", "--dataset=digits", "--epochs=3", "--run-name=from-laptop", status=2)
+    assert "is finished" in again.stdout, "the exit status and the reason are the run's own"
+
+
+def test_code_that_the_image_has_not_is_uploaded(laptop: Laptop) -> None:
+    name = f"mine-{secrets.token_hex(2)}"
+    done = laptop.type(
+        "run", "--model=training.mymodels:build", "--dataset=synthetic", "--samples=256", "--epochs=1",
+        f"--run-name={name}",
+    )  # fmt: skip
+    assert "the image has other code than is here" in done.stderr
+    assert f"Training result: {name}" in done.stdout
+    assert "training.mymodels:build" in laptop.cluster.read(f"runs/{name}/config.json")
+
+
+def test_a_script_of_ones_own_runs_and_two_runs_are_compared(laptop: Laptop) -> None:
+    names = [f"script-{epochs}-{secrets.token_hex(2)}" for epochs in (2, 3)]
+    metric = "--metric=loss=loss ([0-9.]+)"
+    for epochs, name in zip((2, 3), names, strict=True):
+        done = laptop.type(
+            "run", f"--working-dir={CODE}", metric, f"--run-name={name}", "ddp_snapshot.py", "--epochs", str(epochs)
+        )
+        assert f"uploading {CODE}" in done.stderr
+        assert "epoch 1: loss" in done.stdout
+    compared = laptop.type("compare", *names, "--picture=/tmp/compare.png").stdout
+    assert all(name in compared for name in names)
+    assert laptop.cluster.engine.execute(laptop.name, "test", "-s", "/tmp/compare.png", check=False).returncode == 0
+
+
+def test_a_connection_that_breaks_is_made_again_and_no_line_is_lost(
+    laptop: Laptop, cluster: Cluster, tmp_path: Path
+) -> None:
+    name = f"cut-{secrets.token_hex(2)}"
+    output = tmp_path / "log"
+    process = laptop.start("run", f"--run-name={name}", *LONG, output=output)
+    try:
+        until(lambda: "[Epoch 1 |" in output.read_text(), SECONDS, output.read_text)
+        for cuts in (1, 2):
+            assert laptop.processes(SESSION, signal.SIGKILL)
+            until(lambda cuts=cuts: output.read_text().count("lost the connection") == cuts, SECONDS, output.read_text)
+            seen = len(output.read_text())
+            until(lambda seen=seen: "Process rank" in output.read_text()[seen:], SECONDS, output.read_text)
+        run = until(lambda: listed(laptop, name, "training"), SECONDS)
+        assert run["epochs"] > run["epoch"] >= 1
+        status = json.loads(laptop.type("status", "--json").stdout)
+        assert [len(status["nodes"]), status["jobs"]["running"]] == [3, 1]
+        assert f"run      {name}" in laptop.type("logs", name).stdout
+        for worker in cluster.workers:
+            cluster.engine.execute(worker, "touch", HURRY)
+        assert process.wait(SECONDS) == 0, output.read_text()
+    finally:
+        cluster.stop_jobs()
+        for worker in cluster.workers:
+            cluster.engine.execute(worker, "rm", "-f", HURRY)
+    log = output.read_text()
+    for epoch in range(run["epochs"]):
+        assert log.count(f"[Epoch {epoch} |") == 2, f"each rank's line of epoch {epoch}, once: {log}"
+
+
+def test_a_run_is_left_to_itself_followed_and_stopped(laptop: Laptop, tmp_path: Path) -> None:
+    name = f"left-{secrets.token_hex(2)}"
+    started = json.loads(laptop.type("run", "--detach", "--json", f"--run-name={name}", *LONG).stdout)
+    assert started == {"run_name": name, "job": name, "storage_path": f"s3://{BUCKET}/runs/{name}"}
+    output = tmp_path / "log"
+    follower = laptop.start("logs", "--follow", name, output=output)
+    try:
+        until(lambda: "[Epoch 0 |" in output.read_text(), SECONDS, output.read_text)
+    finally:
+        laptop.type("stop", name)
+    assert follower.wait(SECONDS) == 1, "as the run, which is not finished"
+    assert f"job {name} was stopped" in output.read_text()
+    assert f"run {name} is not under way" in laptop.line("stop", name, status=2)
+    assert listed(laptop, name, "interrupted")
+
+
+def test_the_dashboard_is_forwarded_until_it_is_interrupted(laptop: Laptop, tmp_path: Path) -> None:
+    output = tmp_path / "log"
+    laptop.start("dashboard", "--no-browser", output=output)
+    until(lambda: "Ctrl-C closes it" in output.read_text(), SECONDS, output.read_text)
+    url = output.read_text().split()[1]
+    ask = f"import urllib.request; print(urllib.request.urlopen({url!r}).status)"
+    assert laptop.cluster.engine.python(laptop.name, ask) == "200"
+    assert laptop.processes(SESSION)
+    laptop.processes("ray_on_ecs dashboard", signal.SIGINT)
+    until(lambda: not laptop.processes(SESSION), SECONDS)
+
+
+def test_a_notebook_without_its_packages_is_one_line(laptop: Laptop) -> None:
+    assert "--install lets Ray install it" in laptop.line("notebook", "--no-browser", status=2)
+
+
+def test_a_clock_that_is_wrong_stops_nothing_and_is_named(laptop: Laptop) -> None:
+    ahead = f"{HOME}/hour-ahead:{HOME}"
+    assert laptop.type("runs", PYTHONPATH=ahead).returncode == 0
+    done = laptop.type("doctor", status=1, PYTHONPATH=ahead)
+    assert "clock" in done.stdout
+
+
+def test_what_is_wrong_is_one_line(laptop: Laptop, cluster: Cluster) -> None:
+    assert "pulumi up creates it" in laptop.line("status", status=3, outputs="none.json")
+    assert "--outputs" in laptop.line("runs", status=2, outputs="missing.json")
+    assert "is down, or in another account" in laptop.line("stop", "any", status=3, outputs="down.json")
+    set_token(laptop, "another")
+    assert "refuses the token" in laptop.line("stop", "any", status=2)
+    set_token(laptop, cluster.engine.secrets["RAY_AUTH_TOKEN"])
+
+
+def test_a_head_that_is_replaced_is_one_line_and_a_new_run_waits_for_it(
+    laptop: Laptop, cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.engine.run("stop", cluster.head, timeout=180)
+    assert "being replaced" in laptop.line("stop", "any", status=3)
+    output = tmp_path / "log"
+    name = f"waits-{secrets.token_hex(2)}"
+    process = laptop.start("run", "--dataset=digits", "--epochs=1", f"--run-name={name}", output=output)
+    until(lambda: "waiting for the Ray head" in output.read_text(), SECONDS, output.read_text)
+    cluster.settle()
+    assert process.wait(SECONDS) == 0, output.read_text()
+    assert f"Training result: {name}" in output.read_text()
