@@ -265,14 +265,15 @@ def test_a_run_is_left_to_itself_followed_and_stopped(laptop: Laptop, tmp_path: 
 
 def test_the_dashboard_is_forwarded_until_it_is_interrupted(laptop: Laptop, tmp_path: Path) -> None:
     output = tmp_path / "log"
-    laptop.start("dashboard", "--no-browser", output=output)
+    process = laptop.start("dashboard", "--no-browser", output=output)
     until(lambda: "Ctrl-C closes it" in output.read_text(), SECONDS, output.read_text)
     url = output.read_text().split()[1]
     ask = f"import urllib.request; print(urllib.request.urlopen({url!r}).status)"
     assert laptop.cluster.engine.python(laptop.name, ask) == "200"
     assert laptop.processes(SESSION)
     laptop.processes("ray_on_ecs dashboard", signal.SIGINT)
-    until(lambda: not laptop.processes(SESSION), SECONDS)
+    assert process.wait(SECONDS) == 0
+    assert not laptop.processes(SESSION)
 
 
 def test_a_notebook_without_its_packages_is_one_line(laptop: Laptop) -> None:
