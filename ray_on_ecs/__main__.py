@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -57,6 +60,8 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a verb's command."""
         if cmd_name not in VERBS:
+            if nearest := get_close_matches(cmd_name, VERBS, n=1):
+                ctx.fail(f"No such command '{cmd_name}'. Did you mean {nearest[0]}?")
             return None
         return import_module(f"ray_on_ecs.verbs.{VERBS[cmd_name][0]}").command
 
@@ -74,16 +79,26 @@ def ray_on_ecs() -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; return the exit status."""
+    for number in (signal.SIGTERM, signal.SIGHUP):  # to close what is open, also when the terminal's window is closed
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
     try:
         return ray_on_ecs.main(arguments, prog_name="ray-on-ecs", standalone_mode=False) or 0
     except click.exceptions.Exit as end:
         return end.exit_code
+    except click.exceptions.NoArgsIsHelpError as bare:
+        click.echo(bare.format_message())
+        return 2
     except (click.Abort, KeyboardInterrupt):
         return _failed("interrupted", Interrupted.exit_status)
     except click.ClickException as error:
         return _failed(f"{error.format_message()} (see {_path(error)} --help)", 2)
     except TrainingError as error:
         return _failed(str(error), error.exit_status)
+
+
+def _end(number: int, frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def _failed(line: str, status: int) -> int:

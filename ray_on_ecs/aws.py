@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
+from ray_on_ecs.errors import HeadAway, StackGone
 from ray_on_ecs.stack import Stack
 from training.errors import ResourceError, TrainingError, UsageError, one_line
 from training.launchers.capacity import newest_failure
@@ -14,6 +18,11 @@ from training.run.workers_parameter import Workers, parse_workers
 
 # On the head's instance, the running head: infra/definitions/commands.py has the same.
 HEAD_CONTAINER = "sudo docker ps -qf label=com.amazonaws.ecs.container-name=ray-head -f health=healthy"
+# Codes with which services refuse credentials.
+BAD_CREDENTIALS = {
+    *("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException"),
+    *("RequestExpired", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthFailure"),
+}
 CONNECT_SECONDS = 10
 READ_SECONDS = 30
 ATTEMPTS = 3
@@ -38,26 +47,42 @@ def call(service: str, stack: Stack, method: str, **given: Any) -> Any:
         UsageError: There are no credentials, or they have expired.
         ResourceError: AWS can't be reached, or refuses; the message has its code.
     """
-    from botocore import exceptions
-    from botocore.exceptions import BotoCoreError, ClientError
+    with _translated(service):
+        return getattr(client(service, stack), method)(**given)
 
-    without_credentials = (
-        *(exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.CredentialRetrievalError),
-        *(exceptions.ProfileNotFound, exceptions.SSOError, exceptions.TokenRetrievalError),
+
+@contextmanager
+def _translated(service: str) -> Generator[None]:
+    """Raise what `call` raises in the place of boto3's errors."""
+    from botocore import exceptions
+
+    without_credentials = tuple(
+        found
+        for name in (
+            *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"),
+            *("SSOError", "TokenRetrievalError", "LoginError"),
+        )
+        if (found := getattr(exceptions, name, None))
     )
     try:
-        return getattr(client(service, stack), method)(**given)
+        yield
     except without_credentials as cause:
+        raise _no_credentials(one_line(cause)) from cause
+    except exceptions.MissingDependencyException as cause:
         raise UsageError(
-            f"AWS takes no credentials of yours ({one_line(cause)}); log in, or set AWS_PROFILE"
+            f"boto3 lacks a package for your login ({one_line(cause)}); pip install 'boto3[crt]'"
         ) from cause
-    except ClientError as cause:
+    except exceptions.ClientError as cause:
         code = cause.response.get("Error", {}).get("Code", "")
-        if code in ("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException"):
-            raise UsageError(f"AWS takes no credentials of yours ({code}); log in, or set AWS_PROFILE") from cause
+        if code in BAD_CREDENTIALS or (code == "AccessDenied" and cause.operation_name == "AssumeRole"):
+            raise _no_credentials(one_line(cause)) from cause
         raise Refused(code, f"{service}: {one_line(cause)}") from cause
-    except BotoCoreError as cause:
+    except exceptions.BotoCoreError as cause:
         raise ResourceError(f"AWS can't be reached ({one_line(cause)})") from cause
+
+
+def _no_credentials(reason: str) -> UsageError:
+    return UsageError(f"no AWS credentials that work ({reason}); log in, or set AWS_PROFILE")
 
 
 class Refused(ResourceError):
@@ -70,10 +95,6 @@ class Refused(ResourceError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
-
-
-class StackGone(ResourceError):
-    """The outputs of a stack are there, and nothing else of it."""
 
 
 def token(stack: Stack) -> str:
@@ -137,8 +158,8 @@ def explain_head(stack: Stack) -> ResourceError | None:
         return gone(stack)
     if not service["runningCount"]:
         last = next((one_line(event["message"]) for event in service.get("events", [])), "no event yet")
-        return ResourceError(f"the head's task is not running: it is starting or being replaced; ECS says: {last}")
-    return ResourceError(
+        return HeadAway(f"the head's task is not running: it is starting or being replaced; ECS says: {last}")
+    return HeadAway(
         "the head's task runs, and Ray doesn't answer yet: it is starting, or being replaced; try again in a minute"
     )
 
@@ -220,28 +241,29 @@ def instance(stack: Stack, instance_id: str) -> dict[str, Any]:
     return found[0]["Instances"][0]
 
 
-def export_credentials(stack: Stack) -> None:
-    """Put the credentials and the region into the environment, where pyarrow looks for them.
+def credentials() -> Any:
+    """Return the present credentials: `access_key`, `secret_key` and, if they are temporary, `token`.
 
     Raises:
         UsageError: There are none.
     """
-    from botocore.exceptions import BotoCoreError
-
-    os.environ.update(AWS_REGION=stack.region, AWS_DEFAULT_REGION=stack.region)
-    try:
+    with _translated("sts"):
         found = _session().get_credentials()
-        frozen = found.get_frozen_credentials() if found else None
-    except BotoCoreError as cause:
-        raise UsageError(
-            f"AWS takes no credentials of yours ({one_line(cause)}); log in, or set AWS_PROFILE"
-        ) from cause
-    if frozen is None:
-        raise UsageError("there are no AWS credentials here; log in, or set AWS_PROFILE")
-    os.environ.update(AWS_ACCESS_KEY_ID=frozen.access_key, AWS_SECRET_ACCESS_KEY=frozen.secret_key)
-    os.environ.pop("AWS_SESSION_TOKEN", None)
-    if frozen.token:
-        os.environ["AWS_SESSION_TOKEN"] = frozen.token
+        if found is None:
+            raise _no_credentials("there are none here")
+        return found.get_frozen_credentials()
+
+
+def variables() -> dict[str, str]:
+    """Return the environment in which another program has the same credentials.
+
+    Raises:
+        UsageError: There are none.
+    """
+    found = credentials()
+    given = {"AWS_ACCESS_KEY_ID": found.access_key, "AWS_SECRET_ACCESS_KEY": found.secret_key}
+    kept = {name: value for name, value in os.environ.items() if name not in ("AWS_PROFILE", "AWS_SESSION_TOKEN")}
+    return {**kept, **given, **({"AWS_SESSION_TOKEN": found.token} if found.token else {})}
 
 
 @cache
@@ -254,8 +276,6 @@ def _session() -> Any:
 
 def shell_command(stack: Stack) -> list[str]:
     """Return the command that opens a shell in the head's container."""
-    import json
-
     parameters = {"command": [f"sudo docker exec -it $({HEAD_CONTAINER}) bash"]}
     return [
         *("aws", "ssm", "start-session", "--region", stack.region, "--target", head_instance(stack)),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
@@ -13,7 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
+from ray_on_ecs.errors import HeadAway
+from ray_on_ecs.storage import S3Access
 from training.errors import ResourceError, UsageError, one_line
 
 if TYPE_CHECKING:
@@ -28,10 +33,11 @@ LOCAL_ADDRESS = f"http://127.0.0.1:{DASHBOARD_PORT}"
 COMPOSE_TOKEN = "only-for-this-laptop"
 COMPOSE_STORAGE = "s3://training/runs"
 COMPOSE_S3 = "http://127.0.0.1:5001"
+COMPOSE_PORTS = {8888: 18888}
 REQUEST_SECONDS = 20.0
 # A head that starts pulls its image first.
 HEAD_SECONDS = 1800.0
-RETRY_SECONDS = 2.0
+RETRY_SECONDS = 5.0
 WRONG_TOKEN = "the Ray head refuses the token"
 
 
@@ -71,6 +77,8 @@ class Head:
     def export(self) -> None:
         """Let Ray's own clients in this process find it: they read the environment."""
         os.environ["RAY_API_SERVER_ADDRESS"] = self.url
+        for name in ("NO_PROXY", "no_proxy"):  # a proxy would read the token, and can't reach this machine
+            os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
         if self.token:
             os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=self.token)
 
@@ -97,10 +105,17 @@ class Cluster(ABC):
     Attributes:
         name: What errors call it.
         storage_path: Where its runs are, seen from here.
+        typed: The flag that names it, with a space before it, if one was typed.
     """
 
     name: str
     storage_path: str
+    typed: str = ""
+
+    def command(self, words: str) -> str:
+        """Return another command on the same cluster, for hints: its verb, and what follows."""
+        verb, _, rest = words.partition(" ")
+        return f"ray-on-ecs {verb}{self.typed}{' ' if rest else ''}{rest}"
 
     @property
     def stack(self) -> Stack | None:
@@ -137,8 +152,8 @@ class Cluster(ABC):
             try:
                 head = opened.__enter__()
                 break
-            except ResourceError as cause:
-                if time.monotonic() > deadline or not self.may_start(cause):
+            except HeadAway as cause:
+                if time.monotonic() > deadline:
                     raise
                 if said != (said := str(cause)):
                     say(f"waiting for the Ray head: {cause}")
@@ -147,10 +162,6 @@ class Cluster(ABC):
             yield head
         finally:
             opened.__exit__(None, None, None)
-
-    def may_start(self, cause: ResourceError) -> bool:
-        """Return whether it is worth waiting for a head that can't be reached for this cause."""
-        return False
 
     @property
     def token_hint(self) -> str:
@@ -169,19 +180,31 @@ class Cluster(ABC):
         """
         from training.run.storage import RunStorage
 
-        self.prepare_storage()
+        if "://" in self.storage_path and (access := self.s3_access()):
+            return access.open(self.storage_path, run_name)
         return RunStorage.open(self.storage_path, run_name)
 
-    def prepare_storage(self) -> None:  # noqa: B027
-        """Set what this process needs to read the storage path."""
+    def s3_access(self) -> S3Access | None:
+        """Return how its bucket is reached, or None if the environment says so.
+
+        Raises:
+            UsageError: There are no credentials.
+        """
+        return None
 
     def run_flags(self) -> dict[str, Any]:
         """Return the settings, by name, that a run on this cluster has if nobody gives others."""
         return {}
 
     @contextmanager
-    def forward(self, host: str, port: int) -> Generator[int]:
-        """Make a port of a node reachable from here; yields the port of this machine."""
+    def forward(self, host: str, port: int, local: int | None = None) -> Generator[int]:
+        """Make a port of a node reachable from here; yields the port of this machine.
+
+        Args:
+            host: The node, as the others of the cluster know it.
+            port: Its port.
+            local: The port of this machine, or None for any.
+        """
         yield port
 
     @abstractmethod
@@ -198,7 +221,7 @@ class StackCluster(Cluster):
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self.name = f"stack {stack.name}".strip()
+        self.name = f"stack {stack.name}"
         self.storage_path = stack.storage_path
 
     @property
@@ -215,13 +238,14 @@ class StackCluster(Cluster):
             yield Head(f"http://127.0.0.1:{port}", token)
 
     @contextmanager
-    def forward(self, host: str, port: int) -> Generator[int]:
+    def forward(self, host: str, port: int, local: int | None = None) -> Generator[int]:
         """See Cluster: through the head's instance, as all nodes let each other in."""
         from ray_on_ecs import aws
         from ray_on_ecs.session import forwarded_port
 
-        with forwarded_port(self.stack.region, aws.head_instance(self.stack), host, port) as local:
-            yield local
+        instance_id = aws.head_instance(self.stack)
+        with forwarded_port(self.stack.region, instance_id, host, port, aws.variables(), local) as opened:
+            yield opened
 
     def run_flags(self) -> dict[str, Any]:
         """See Cluster: a worker for each GPU of the stack, which the run waits for."""
@@ -236,23 +260,18 @@ class StackCluster(Cluster):
             f"{stack.cluster_name} --service {stack.services.get('head')} --force-new-deployment gives it the stack's"
         )
 
-    def may_start(self, cause: ResourceError) -> bool:
-        """See Cluster: what is gone doesn't come by waiting."""
-        from ray_on_ecs import aws
-
-        return not isinstance(cause, aws.StackGone)
-
     def explain(self, cause: ResourceError) -> ResourceError:
         """See Cluster."""
         from ray_on_ecs import aws
 
         return aws.explain_head(self.stack) or cause
 
-    def prepare_storage(self) -> None:
-        """Give the credentials of the AWS SDK for Python to pyarrow, whose own SDK knows fewer ways to log in."""
+    def s3_access(self) -> S3Access:
+        """See Cluster: with boto3's credentials, as pyarrow's own SDK knows fewer ways to log in."""
         from ray_on_ecs import aws
 
-        aws.export_credentials(self.stack)
+        found = aws.credentials()
+        return S3Access(self.stack.region, found.access_key, found.secret_key, found.token)
 
     def shell(self) -> list[str]:
         """See Cluster."""
@@ -270,9 +289,8 @@ class LocalCluster(Cluster):
         given = os.environ.get("TRAINING_STORAGE_PATH") or "results"
         # A job starts in a folder of its own.
         self.storage_path = given if "://" in given else str(Path(given).expanduser().absolute())
-        self._head = Head(
-            os.environ.get("RAY_API_SERVER_ADDRESS", LOCAL_ADDRESS).rstrip("/"), os.environ.get("RAY_AUTH_TOKEN", "")
-        )
+        address = os.environ.get("RAY_API_SERVER_ADDRESS", LOCAL_ADDRESS).rstrip("/")
+        self._head = Head(address if "://" in address else f"http://{address}", _token_of_this_machine())
 
     @contextmanager
     def _reach(self) -> Generator[Head]:
@@ -292,7 +310,19 @@ class LocalCluster(Cluster):
     def shell(self) -> list[str]:
         """See Cluster."""
         self._head.export()
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         return [os.environ.get("SHELL", "sh")]
+
+
+def _token_of_this_machine() -> str:
+    """Return the token where Ray's own clients look for it, or nothing: Ray makes one for clusters of this machine."""
+    if token := os.environ.get("RAY_AUTH_TOKEN"):
+        return token
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
 
 
 class ComposeCluster(Cluster):
@@ -311,27 +341,27 @@ class ComposeCluster(Cluster):
             f"no Ray head answers at {LOCAL_ADDRESS}; docker compose --file docker/compose.yaml up --detach starts it"
         )
 
-    def prepare_storage(self) -> None:
-        """Set the address of compose's S3, and credentials that it takes."""
-        os.environ.update(
-            AWS_ENDPOINT_URL=COMPOSE_S3,
-            AWS_ACCESS_KEY_ID="local",
-            AWS_SECRET_ACCESS_KEY="local",
-            AWS_REGION="us-east-1",
-        )
+    @contextmanager
+    def forward(self, host: str, port: int, local: int | None = None) -> Generator[int]:
+        """See Cluster: compose publishes the notebook's port of the head, beside the dashboard's."""
+        yield COMPOSE_PORTS.get(port, port)
+
+    def s3_access(self) -> S3Access:
+        """See Cluster."""
+        return S3Access("us-east-1", "local", "local", endpoint=COMPOSE_S3)
 
     def shell(self) -> list[str]:
         """See Cluster."""
         return ["docker", "compose", "--file", "docker/compose.yaml", "exec", "head", "bash"]
 
 
-def choose(stack: str | None, outputs: str | None, *, local: bool, compose: bool) -> Cluster:
+def choose(stack: str | None, outputs: str | None, *, local: bool | None, compose: bool | None) -> Cluster:
     """Return the cluster that the flags name.
 
     Raises:
         TrainingError: There is none (see `stack.find`).
     """
-    if sum((local, compose, bool(stack or outputs))) > 1:
+    if sum(map(bool, (local, compose, stack, outputs))) > 1:
         raise UsageError("--stack, --outputs, --local and --compose: give one of them")
     if local:
         return LocalCluster()
@@ -340,6 +370,20 @@ def choose(stack: str | None, outputs: str | None, *, local: bool, compose: bool
     from ray_on_ecs.stack import find
 
     return StackCluster(find(stack, outputs))
+
+
+def chosen(flags: dict[str, Any]) -> Cluster:
+    """Return the cluster of the flags of `cluster_flags`, which its hints repeat.
+
+    Raises:
+        TrainingError: There is none (see `stack.find`).
+    """
+    cluster = choose(**flags)
+    source = click.get_current_context().get_parameter_source
+    for name, value in flags.items():
+        if value and source(name) is ParameterSource.COMMANDLINE:
+            cluster.typed = f" --{name}" if value is True else f" --{name} {shlex.quote(value)}"
+    return cluster
 
 
 CLUSTER_FLAGS = (
@@ -353,13 +397,24 @@ CLUSTER_FLAGS = (
     click.option("--local", is_flag=True, help="A Ray cluster on this machine, at RAY_API_SERVER_ADDRESS."),
     click.option("--compose", is_flag=True, help="The cluster of docker/compose.yaml."),
 )
+CLUSTER_NAMES = ("stack", "outputs", "local", "compose")
 
 
 def cluster_flags(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the flags that name a cluster: `stack`, `outputs`, `local` and `compose`."""
+    """Give a command the flags that name a cluster, as `flags`: what is typed goes before what the environment says."""
+
+    @wraps(function)
+    def called(*args: Any, **given: Any) -> Any:
+        flags = {name: given.pop(name) for name in CLUSTER_NAMES}
+        context = click.get_current_context()
+        typed = {name for name in flags if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+        if typed:
+            flags = {name: value if name in typed else None for name, value in flags.items()}
+        return function(*args, flags=flags, **given)
+
     for option in reversed(CLUSTER_FLAGS):
-        function = option(function)
-    return function
+        called = option(called)
+    return called
 
 
 def on_cluster(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -367,7 +422,7 @@ def on_cluster(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @cluster_flags
     @wraps(function)
-    def called(*args: Any, stack: str | None, outputs: str | None, local: bool, compose: bool, **given: Any) -> Any:
-        return function(*args, cluster=choose(stack, outputs, local=local, compose=compose), **given)
+    def called(*args: Any, flags: dict[str, Any], **given: Any) -> Any:
+        return function(*args, cluster=chosen(flags), **given)
 
     return called

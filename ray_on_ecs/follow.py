@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from rich.status import Status
+from rich.text import Text
 
-from ray_on_ecs.cluster import Cluster
+from ray_on_ecs.cluster import Cluster, Head
 from ray_on_ecs.screen import note, out
-from training.errors import Interrupted, ResourceError, TrainingError, one_line
+from training.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
 from training.job import driver_exit_status, follow_to_end, of_run, submitted, under_way
 from training.run import layout
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
-# How long to try before giving up, from the last time that the log could be read.
+# How long to try before giving up.
 LOST_SECONDS = 900.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
 PROGRESS_SECONDS = 5.0
+# After so long without a line the head is asked whether it is still there.
+SILENT_SECONDS = 30.0
 
 
 class Follower:
@@ -39,80 +45,120 @@ class Follower:
         # By job, the characters of its log that are shown.
         self._shown: dict[str, int] = {}
         self._line = ""
-        self._last_read = time.monotonic()
+        self._job = ""
+        # When the connection was lost, or None while the log is read.
+        self._lost_at: float | None = None
+        self._pause = FIRST_PAUSE
 
     def follow(self, job_id: str) -> int:
         """Show the log, also that of the jobs which the head submits in its place; return the driver's exit status.
 
         Raises:
             Interrupted: The user pressed Ctrl-C; the run goes on.
-            UsageError: The head takes the token no more.
+            UsageError: AWS or the head takes the credentials no more; the run goes on.
             ResourceError: The connection was lost, and could not be made again.
-            TrainingError: The job ended without an exit status of its own.
+            TrainingError: The job ended without an exit status of its own, or the head knows it no more.
         """
-        pause, job = FIRST_PAUSE, None
+        self._job, job = job_id, None
         try:
-            with _ProgressLine(self._cluster, self._name):
+            with _ProgressLine(self._cluster, self._name, lambda: self._job):
                 while job is None:
                     try:
                         with self._cluster.connect() as head:
-                            pause = FIRST_PAUSE
-                            client = head.jobs
-                            job_id, job = follow_to_end(client, self._run, self._current(client, job_id), self._show)
+                            job = self._follow_at(head)
                     except (OSError, RuntimeError, aiohttp.ClientError, ResourceError) as cause:
-                        self._wait(cause, pause)
-                        pause = min(2 * pause, LONGEST_PAUSE)
+                        self._wait(cause)
                 self._end_line()
         except KeyboardInterrupt as stop:
-            raise Interrupted(
-                f"run {self._name} goes on as job {job_id}; ray-on-ecs logs --follow {self._name} shows it, "
-                f"ray-on-ecs stop {self._name} stops it"
-            ) from stop
-        return driver_exit_status(job_id, job, f"the same command with --run-name {self._name}")
+            raise Interrupted(f"{self._goes_on}, {self._cluster.command(f'stop {self._name}')} stops it") from stop
+        except UsageError as cause:
+            raise UsageError(f"{cause}; {self._goes_on}") from cause
+        return driver_exit_status(self._job, job, f"the same command with --run-name {self._name}")
 
-    def _current(self, client: JobSubmissionClient, job_id: str) -> str:
-        """Return the job that has the run now: while nobody looked, the head may have submitted another one."""
+    @property
+    def _goes_on(self) -> str:
+        shows = self._cluster.command(f"logs --follow {self._name}")
+        return f"run {self._name} goes on as job {self._job}: {shows} shows it"
+
+    def _follow_at(self, head: Head) -> Any:
+        """Show the log as long as this head answers; return what Ray reports of the last job."""
+
+        async def show(client: JobSubmissionClient, job_id: str) -> None:
+            self._job = job_id
+            await self._show(client, job_id, head)
+
+        client = head.jobs
+        self._job, job = follow_to_end(client, self._run, self._current(client), show)
+        return job
+
+    def _current(self, client: JobSubmissionClient) -> str:
+        """Return the job that has the run now: while nobody looked, the head may have submitted another one.
+
+        Raises:
+            TrainingError: The head knows none.
+        """
         jobs = submitted(client.list_jobs())
         mine = of_run(jobs, self._run)
-        latest = max(mine, key=lambda each: mine[each].start_time or 0, default=job_id)
-        return under_way(jobs, self._run) or latest
+        if not mine:
+            raise TrainingError(
+                f"the head knows run {self._name} no more; the same command with --run-name {self._name} resumes it"
+            )
+        return under_way(jobs, self._run) or max(mine, key=lambda each: mine[each].start_time or 0)
 
-    async def _show(self, client: JobSubmissionClient, job_id: str) -> None:
-        read = 0
-        async for text in client.tail_job_logs(job_id):
+    async def _show(self, client: JobSubmissionClient, job_id: str, head: Head) -> None:
+        """Print what is new of a job's log until it ends.
+
+        A connection may lead nowhere and say nothing: where the log is silent, the head has to answer.
+        """
+        read, texts = 0, aiter(client.tail_job_logs(job_id))
+        while True:
+            waiting = asyncio.ensure_future(anext(texts, None))
+            while not (await asyncio.wait({waiting}, timeout=SILENT_SECONDS))[0]:
+                try:
+                    await asyncio.to_thread(head.get, "/api/version")
+                except BaseException:
+                    waiting.cancel()
+                    raise
+            if (text := waiting.result()) is None:
+                return
             new = text[max(self._shown.get(job_id, 0) - read, 0) :]
             read += len(text)
             self._shown[job_id] = max(self._shown.get(job_id, 0), read)
-            self._last_read = time.monotonic()
+            self._lost_at, self._pause = None, FIRST_PAUSE
             self._print(new)
 
     def _print(self, text: str) -> None:
         """Print whole lines: a line that is not complete yet would be cut by the progress line."""
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
-            out.out(line, highlight=False)
+            _show_line(line)
 
     def _end_line(self) -> None:
         if self._line:
-            out.out(self._line, highlight=False)
+            _show_line(self._line)
             self._line = ""
 
-    def _wait(self, cause: Exception, pause: float) -> None:
-        if time.monotonic() - self._last_read > LOST_SECONDS:
-            raise ResourceError(
-                f"lost the connection to run {self._name} ({one_line(cause)}); it goes on without one: "
-                f"ray-on-ecs logs --follow {self._name} shows its log"
-            ) from cause
-        if pause == FIRST_PAUSE:
+    def _wait(self, cause: Exception) -> None:
+        now = time.monotonic()
+        if self._lost_at is None:
+            self._lost_at = now
             note(f"lost the connection ({one_line(cause)}); the run goes on, connecting again")
-        time.sleep(pause)
+        if now - self._lost_at > LOST_SECONDS:
+            raise ResourceError(f"lost the connection ({one_line(cause)}); {self._goes_on}") from cause
+        time.sleep(self._pause)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+
+def _show_line(line: str) -> None:
+    """Print a line as it is; its colours are for terminals."""
+    out.out(line if out.is_terminal else Text.from_ansi(line).plain, highlight=False)
 
 
 class _ProgressLine:
     """On a terminal, the last line: how far the run is, by the status in its folder. A context."""
 
-    def __init__(self, cluster: Cluster, name: str) -> None:
-        self._cluster, self._name = cluster, name
+    def __init__(self, cluster: Cluster, name: str, job: Callable[[], str]) -> None:
+        self._cluster, self._name, self._job = cluster, name, job
         self._over = threading.Event()
         self._status = Status(f"{name}: starting", console=out)
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
@@ -128,12 +174,10 @@ class _ProgressLine:
 
     def _watch(self) -> None:
         while not self._over.wait(PROGRESS_SECONDS):
-            try:
+            with suppress(TrainingError, OSError, LookupError, TypeError, ValueError):
                 status = self._cluster.storage(self._name).read_json(layout.STATUS)
-            except (TrainingError, OSError):
-                continue
-            if status:
-                self._status.update(f"{self._name}: {progress_words(status)}")
+                if status and status["job"] == self._job():  # an earlier command's says nothing of this one
+                    self._status.update(f"{self._name}: {progress_words(status)}")
 
 
 def progress_words(status: dict[str, Any]) -> str:

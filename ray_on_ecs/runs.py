@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
+from ray_on_ecs.storage import S3Access
 from training.errors import ResourceError, UsageError, one_line
 from training.run import layout
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 # A driver writes its status every 10 s, and refreshes its lock every 15 s.
 LOST_SECONDS = 120.0
 READERS = 32
-CONNECT_SECONDS = 10
-ATTEMPTS = 2
 NEAREST_NAMES = 3
 
 UNDER_WAY = ("waiting", "training")
@@ -116,7 +115,7 @@ def find_run(cluster: Cluster, name: str) -> RunStorage:
     nearest = (
         get_close_matches(name, names, n=NEAREST_NAMES) or [each for each in names if name in each][:NEAREST_NAMES]
     )
-    hint = f"did you mean {' or '.join(nearest)}?" if nearest else "ray-on-ecs runs lists what is there"
+    hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"{cluster.command('runs')} lists what is there"
     raise UsageError(f"there is no run {name!r} in {cluster.storage_path}; {hint}")
 
 
@@ -253,22 +252,18 @@ def _bucket_time(cluster: Cluster, storage: RunStorage) -> float:
 
     Pyarrow lists a bucket that isn't there as an empty one, and tries for minutes to reach one that doesn't answer.
     """
-    import boto3
-    from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
-    retries = {"total_max_attempts": ATTEMPTS}
-    config = Config(connect_timeout=CONNECT_SECONDS, read_timeout=CONNECT_SECONDS, retries=retries)
+    access = cluster.s3_access() or S3Access(region=getattr(storage.filesystem, "region", None))
     bucket = storage.base.partition("/")[0]
     try:
-        s3 = boto3.client("s3", region_name=getattr(storage.filesystem, "region", None), config=config)
-        answer = s3.head_bucket(Bucket=bucket)
+        answer = access.client().head_bucket(Bucket=bucket)
     except ClientError as cause:
         answer = cause.response
         if answer["Error"]["Code"] == "404":
             raise _no_bucket(cluster, bucket) from cause
     except NoCredentialsError as cause:
-        raise UsageError("there are no AWS credentials here; log in, or set AWS_PROFILE") from cause
+        raise UsageError("no AWS credentials that work (there are none here); log in, or set AWS_PROFILE") from cause
     except BotoCoreError as cause:
         raise ResourceError(f"the runs in {cluster.storage_path} can't be reached ({one_line(cause)})") from cause
     said = answer["ResponseMetadata"]["HTTPHeaders"].get("date")

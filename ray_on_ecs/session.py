@@ -14,10 +14,11 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from typing import IO
 
+from ray_on_ecs.errors import HeadAway
 from training.errors import ResourceError, UsageError, one_line
 
 FORWARD = "AWS-StartPortForwardingSessionToRemoteHost"
@@ -29,15 +30,25 @@ PLUGIN = "https://docs.aws.amazon.com/systems-manager/latest/userguide/session-m
 
 
 @contextmanager
-def forwarded_port(region: str, instance_id: str, host: str, port: int) -> Generator[int]:
-    """Forward a free port of this machine to `host:port`, as the instance reaches it; yields the port here.
+def forwarded_port(
+    region: str, instance_id: str, host: str, port: int, environment: Mapping[str, str], local: int | None = None
+) -> Generator[int]:
+    """Forward a port of this machine to `host:port`, as the instance reaches it; yields the port here.
+
+    Args:
+        region: The region.
+        instance_id: The instance.
+        host: The name or address that leads to the port from there.
+        port: That port.
+        environment: The variables of the AWS CLI, with its credentials.
+        local: The port here, or None for a free one.
 
     Raises:
         UsageError: The AWS CLI or its plugin is not installed, or there are no credentials.
         ResourceError: Session Manager does not reach the instance.
     """
     check_installed()
-    local = _free_port()
+    local = local or _free_port()
     parameters = {"host": [host], "portNumber": [str(port)], "localPortNumber": [str(local)]}
     command = [
         *("aws", "ssm", "start-session", "--region", region, "--target", instance_id),
@@ -46,7 +57,12 @@ def forwarded_port(region: str, instance_id: str, host: str, port: int) -> Gener
     with tempfile.TemporaryFile("w+") as said:
         # A group of its own: Ctrl-C is for the command, which then closes the session.
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=dict(environment),
         )
         try:
             _wait_until_open(process, local, said)
@@ -70,19 +86,19 @@ def _wait_until_open(process: subprocess.Popen[bytes], port: int, said: IO[str])
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
         time.sleep(POLL_SECONDS)
-    raise ResourceError(f"Session Manager opened no port in {OPEN_SECONDS:.0f} s ({one_line(_read(said))})")
+    raise HeadAway(f"Session Manager opened no port in {OPEN_SECONDS:.0f} s ({one_line(_read(said))})")
 
 
 def _refused(said: str) -> Exception:
     """Return the error for what the AWS CLI has printed."""
     line = one_line(re.sub(r"^.*?An error occurred ", "", said, flags=re.DOTALL)) or "it said nothing"
     if "TargetNotConnected" in said:
-        return ResourceError(
+        return HeadAway(
             "the head's instance is not connected to Session Manager: it is starting, or was replaced; try again in a "
             "minute, and then pulumi up, which finds the new one"
         )
     if "credential" in said.lower() or "ExpiredToken" in said:
-        return UsageError(f"AWS takes no credentials of yours ({line}); log in, or set AWS_PROFILE")
+        return UsageError(f"no AWS credentials that work ({line}); log in, or set AWS_PROFILE")
     return ResourceError(f"Session Manager opened no session ({line}); ray-on-ecs doctor looks for the cause")
 
 
@@ -99,9 +115,19 @@ def _free_port() -> int:
 
 def _close(process: subprocess.Popen[bytes]) -> None:
     """End the session. The plugin closes it in AWS, too, when it is interrupted, and the AWS CLI waits for that."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(CLOSE_SECONDS)
-            return
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if _is_over(process, number, CLOSE_SECONDS):
+                return
+    finally:  # also when the user can't wait
+        _is_over(process, signal.SIGKILL, 0)
+
+
+def _is_over(process: subprocess.Popen[bytes], number: signal.Signals, seconds: float) -> bool:
+    """Send a signal to the session's processes, and return whether they end within some seconds."""
+    with suppress(ProcessLookupError, PermissionError):  # macOS refuses the signal once they have ended
+        os.killpg(process.pid, number)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+        return True
+    return False

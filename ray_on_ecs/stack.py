@@ -74,7 +74,7 @@ def find(name: str | None, outputs: str | None, seconds: float = PULUMI_SECONDS)
         return _read(Path(outputs).stem, _load(outputs), f"--outputs: {outputs}")
     folder = _project_folder()
     called = name or "the selected stack"
-    return _read(name or "", _ask_pulumi(folder, name, seconds), f"{called} of {folder}")
+    return _read(name or "(selected)", _ask_pulumi(folder, name, seconds), f"{called} of {folder}")
 
 
 def _project_folder() -> Path:
@@ -110,7 +110,10 @@ def _load(file: str) -> dict[str, Any]:
     try:
         outputs = json.loads(Path(file).expanduser().read_text())
     except (OSError, ValueError) as cause:
-        raise UsageError(f"--outputs: {file} can't be read ({cause}); make it by pulumi stack output --json") from cause
+        reason = "it is no JSON" if isinstance(cause, ValueError) else cause
+        raise UsageError(
+            f"--outputs: {file} can't be read ({reason}); make it by pulumi stack output --json"
+        ) from cause
     if not isinstance(outputs, dict):
         raise UsageError(f"--outputs: {file} has no outputs of a stack; make it by pulumi stack output --json")
     return outputs
@@ -118,7 +121,7 @@ def _load(file: str) -> dict[str, Any]:
 
 def _read(name: str, outputs: dict[str, Any], called: str) -> Stack:
     if not outputs:
-        raise ResourceError(f"{called} is not up; pulumi up creates it")
+        raise ResourceError(f"{called} has no outputs: the stack is not up; pulumi up creates it")
     known = {each.name for each in fields(Stack)} - {"name"}
     given = {key: value for key, value in outputs.items() if key in known}
     if not isinstance(given.get("estimated_hourly_usd"), int | float):
@@ -128,6 +131,6 @@ def _read(name: str, outputs: dict[str, Any], called: str) -> Stack:
     except TypeError as cause:
         missing = sorted(known - set(outputs) - {"services", "gpus", "log_group"})
         raise UsageError(
-            f"{called}: has no output {', '.join(missing)}; pulumi up brings the stack to this version of the project, "
-            "and --stack names another stack"
+            f"{called}: has no output {', '.join(missing)}; pulumi up brings the stack to this version of the project "
+            "(and replaces the head: not during a run); --stack names another stack"
         ) from cause

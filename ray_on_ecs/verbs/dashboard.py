@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import threading
+import socket
+import time
 
 import click
 
 from ray_on_ecs.cluster import Cluster, on_cluster
 from ray_on_ecs.screen import note, out
+from training.errors import ResourceError
+
+LOOK_SECONDS = 5.0
 
 
 @click.command("dashboard")
@@ -22,13 +26,22 @@ def command(cluster: Cluster, no_browser: bool) -> int:
         if not no_browser:
             click.launch(head.url)
         note("Ctrl-C closes it")
-        wait_for_interrupt()
+        hold_open(int(head.url.rpartition(":")[2]))
     return 0
 
 
-def wait_for_interrupt() -> None:
-    """Return when the user presses Ctrl-C."""
+def hold_open(port: int) -> None:
+    """Return when the user presses Ctrl-C. What is looked at now and then is also no session that AWS closes as idle.
+
+    Raises:
+        ResourceError: Nothing listens at this port of this machine any more.
+    """
     try:
-        threading.Event().wait()
+        while True:
+            time.sleep(LOOK_SECONDS)
+            with socket.create_connection(("127.0.0.1", port), timeout=LOOK_SECONDS):
+                pass
     except KeyboardInterrupt:
         click.echo(err=True)
+    except OSError as cause:
+        raise ResourceError("the session has ended; the same command opens another one") from cause

@@ -132,7 +132,7 @@ class Result:
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print the same for programs.")
 @cluster_flags
-def command(as_json: bool, **flags: Any) -> int:
+def command(as_json: bool, flags: dict[str, Any]) -> int:
     """Check everything between here and the cluster, and say what to type; exit status 1 if something is wrong."""
     for module, seconds in PATIENCE:
         vars(module).update(seconds)
@@ -467,7 +467,8 @@ def _nodes(found: Examined) -> str:
     known = nodes(_head(found))
     alive = [each for each in known if each["state"] == ALIVE]
     line = f"{len(alive) - 1} beside the head"
-    now = max((each["end_time_ms"] for each in known), default=0) / 1000
+    date = _head(found).date()
+    now = parsedate_to_datetime(date).timestamp() if date else time.time()
     gone = [each for each in known if each["state"] != ALIVE and now - each["end_time_ms"] / 1000 < EXITED_SECONDS]
     lost = [each for each in gone if "unexpected" in (each["state_message"] or "").lower()]
     if lost:

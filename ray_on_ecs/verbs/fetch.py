@@ -35,6 +35,8 @@ ATTEMPTS = 3
 # What runs leave in their folders for themselves: the lock, and files that are being written.
 INTERNAL = (layout.LOCK, f"{layout.LOCK}.*", ".write-check", "*.part")
 NAMES_SHOWN = 8
+# Of a folder that is made here: neither git nor the upload of a script's folder takes what was fetched.
+IGNORE = "*\n"
 
 
 @dataclass(frozen=True)
@@ -158,11 +160,19 @@ def _check_room(target: Path, needed: int) -> None:
         )
 
 
+def make_folder(target: Path) -> None:
+    """Make the folder of a run, in one that git and uploads ignore if there is none yet."""
+    if not target.parent.exists():
+        target.parent.mkdir(parents=True)
+        (target.parent / ".gitignore").write_text(IGNORE)
+    target.mkdir(exist_ok=True)
+
+
 def _copy_all(storage: RunStorage, target: Path, files: dict[str, FileInfo]) -> None:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    target.mkdir(parents=True, exist_ok=True)
+    make_folder(target)
     stop = threading.Event()
     with (
         Progress(*columns, TimeRemainingColumn(), console=notes, transient=True, disable=not notes.is_terminal) as bar,

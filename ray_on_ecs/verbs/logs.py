@@ -8,7 +8,7 @@ import click
 
 from ray_on_ecs.cluster import Cluster, on_cluster
 from ray_on_ecs.screen import note
-from training.errors import ResourceError, TrainingError, UsageError
+from training.errors import ResourceError, TrainingError, UsageError, one_line
 
 
 @click.command("logs")
@@ -39,10 +39,17 @@ def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
 
 
 def jobs_of(client: Any, run: str) -> dict[str, Any]:
-    """Return the jobs of a run by ID, in the order of their start."""
+    """Return the jobs of a run by ID, in the order of their start.
+
+    Raises:
+        ResourceError: The head doesn't answer, or not as Ray does.
+    """
     from training.job import of_run, submitted
 
-    mine = of_run(submitted(client.list_jobs()), {"run_name": run})
+    try:
+        mine = of_run(submitted(client.list_jobs()), {"run_name": run})
+    except (OSError, RuntimeError, TypeError, ValueError) as cause:
+        raise ResourceError(f"the Ray head doesn't list its jobs ({one_line(cause)}); try again in a minute") from cause
     return dict(sorted(mine.items(), key=lambda item: item[1].start_time or 0))
 
 
@@ -68,7 +75,9 @@ def _stored(cluster: Cluster, run: str) -> str:
     except OSError as cause:
         raise TrainingError(f"the logs of run {run} can't be read ({cause})") from cause
     if not texts:
-        raise UsageError(f"there is no log of a run {run} at {cluster.storage_path}; ray-on-ecs runs lists the runs")
+        raise UsageError(
+            f"there is no log of a run {run} at {cluster.storage_path}; {cluster.command('runs')} lists the runs"
+        )
     return "".join(texts)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
+from contextlib import suppress
 from typing import Any
 
 import click
 
-from ray_on_ecs.cluster import Cluster, on_cluster
+from ray_on_ecs.cluster import Cluster, ComposeCluster, on_cluster
 from ray_on_ecs.screen import note, out
-from ray_on_ecs.verbs.dashboard import wait_for_interrupt
+from ray_on_ecs.verbs.dashboard import hold_open
 from training.errors import ResourceError, TrainingError, UsageError, one_line
 
 # A port that no server of a node has (docs/image.md).
@@ -20,6 +21,13 @@ START_SECONDS = 900.0
 POLL_SECONDS = 1.0
 # Jupyter's line when it listens.
 LISTENS = "is running at"
+IDLE_SECONDS = 3600
+# Jupyter ends its kernels, and then itself, when nobody uses them: it holds a GPU.
+ENTRYPOINT = (
+    f"python -m {PACKAGE} --no-browser --ip=0.0.0.0 --port={PORT} --ServerApp.port_retries=0 --allow-root "
+    f"--MappingKernelManager.cull_idle_timeout={IDLE_SECONDS} "
+    f"--ServerApp.shutdown_no_activity_timeout={IDLE_SECONDS}"
+)
 
 
 @click.command("notebook")
@@ -29,6 +37,8 @@ LISTENS = "is running at"
 @on_cluster
 def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> int:
     """Run Jupyter on the head, or on a worker's GPU, until Ctrl-C. Its files are gone with it."""
+    if worker and isinstance(cluster, ComposeCluster):
+        raise UsageError("--worker: compose publishes the head's port alone; leave it out")
     token = secrets.token_hex(16)
     job_id = f"notebook-{secrets.token_hex(3)}"
     environment: dict[str, Any] = {"env_vars": {"JUPYTER_TOKEN": token}}
@@ -38,27 +48,43 @@ def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> 
         client = head.jobs
         try:
             client.submit_job(
-                entrypoint=f"python -m {PACKAGE} --no-browser --ip=0.0.0.0 --port={PORT} "
-                "--ServerApp.port_retries=0 --allow-root",
+                entrypoint=ENTRYPOINT,
                 submission_id=job_id,
+                # By this `stop` finds it; under a storage path of its own it is no run.
+                metadata={"run_name": job_id, "storage_path": PACKAGE},
                 runtime_env=environment,
                 entrypoint_num_gpus=1 if worker else None,
             )
-            try:
-                with out.status("waiting for a GPU, and for Jupyter" if worker else "waiting for Jupyter"):
-                    host = _wait_until_it_listens(client, job_id)
-                with cluster.forward(host, PORT) as port:
-                    url = f"http://127.0.0.1:{port}/lab?token={token}"
-                    out.print(url, markup=False)
-                    if not no_browser:
-                        click.launch(url)
-                    note("Ctrl-C ends it")
-                    wait_for_interrupt()
-            finally:
-                client.stop_job(job_id)
         except (OSError, RuntimeError) as cause:
-            raise ResourceError(f"the Ray head can't run a notebook ({one_line(cause)})") from cause
+            raise ResourceError(f"the Ray head accepts no notebook ({one_line(cause)})") from cause
+        try:
+            with out.status("waiting for a GPU, and for Jupyter" if worker else "waiting for Jupyter"):
+                host = _wait_until_it_listens(client, job_id)
+            with cluster.forward(host, PORT) as port:
+                url = f"http://127.0.0.1:{port}/lab?token={token}"
+                out.print(url, markup=False)
+                if not no_browser:
+                    click.launch(url)
+                note("Ctrl-C ends it")
+                hold_open(port)
+        except (OSError, RuntimeError) as cause:
+            raise ResourceError(f"lost the connection to the notebook ({one_line(cause)})") from cause
+        finally:
+            _stop(cluster, client, job_id)
     return 0
+
+
+def _stop(cluster: Cluster, client: Any, job_id: str) -> None:
+    """Stop the job, over a new connection if need be: it may hold a GPU."""
+    with suppress(OSError, RuntimeError):
+        client.stop_job(job_id)
+        return
+    try:
+        with cluster.connect() as head:
+            head.jobs.stop_job(job_id)
+    except (OSError, RuntimeError, TrainingError):
+        stop = cluster.command(f"stop {job_id}")
+        note(f"{job_id} could not be stopped, and ends after an hour without use; {stop} ends it now")
 
 
 def _wait_until_it_listens(client: Any, job_id: str) -> str:
@@ -79,7 +105,7 @@ def _wait_until_it_listens(client: Any, job_id: str) -> str:
 
 def _failed(log: str) -> TrainingError:
     if f"No module named {PACKAGE}" in log:
-        return UsageError(f"there is no {PACKAGE} in the image; --install lets Ray install it on that node")
+        return UsageError(f"there is no {PACKAGE} on that node; --install lets Ray install it, for this notebook alone")
     if "is already in use" in log:
         return UsageError(f"port {PORT} is taken on that node, by another notebook; end that one first")
     return TrainingError(f"Jupyter has ended ({one_line(log[-300:])})")

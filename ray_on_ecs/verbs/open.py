@@ -14,6 +14,7 @@ import click
 from ray_on_ecs.cluster import Cluster, on_cluster
 from ray_on_ecs.runs import find_run
 from ray_on_ecs.screen import note, out, print_json
+from ray_on_ecs.verbs.fetch import FOLDER, make_folder
 from training.errors import ResourceError, TrainingError, UsageError, one_line
 from training.run import layout
 
@@ -28,16 +29,17 @@ CONSOLE = "console.aws.amazon.com"
 
 @click.command("open")
 @click.argument("run")
+@click.argument("folder", metavar="[DIR]", default=FOLDER)
 @click.option("--no-browser", is_flag=True, help="Only print where the card is.")
 @click.option("--cloudwatch", is_flag=True, help="Open the stack's CloudWatch dashboard, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the paths and the address as JSON.")
 @on_cluster
-def command(cluster: Cluster, run: str, no_browser: bool, cloudwatch: bool, as_json: bool) -> None:
-    """Show RUN's card: one page with its results, curves, settings and the end of its log."""
+def command(cluster: Cluster, run: str, folder: str, no_browser: bool, cloudwatch: bool, as_json: bool) -> None:
+    """Copy RUN's card to DIR/RUN (default: runs/RUN) and show it: results, curves, settings, the end of the log."""
     address = dashboard(cluster.stack) if cluster.stack and cluster.stack.metrics_dashboard else None
     if cloudwatch and address is None:
         raise UsageError("--cloudwatch: only a stack has a dashboard there; give --stack or --outputs")
-    card, curves = _copy(find_run(cluster, run), _cache() / run)
+    card, curves = _copy(find_run(cluster, run), Path(folder).absolute() / run)
     if as_json:
         print_json({"run": run, "card": str(card), "curves": curves and str(curves), "cloudwatch": address})
     else:
@@ -53,17 +55,13 @@ def dashboard(stack: Stack) -> str:
     return f"https://{stack.region}.{host}/cloudwatch/home?region={stack.region}#dashboards/dashboard/{name}"
 
 
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "ray-on-ecs"
-
-
 def _copy(storage: RunStorage, folder: Path) -> tuple[Path, Path | None]:
     """Write the card and, if there are any, the curves into a folder; return their paths."""
     card, curves = folder / layout.CARD, folder / layout.CURVES
     try:
         page = storage.read(layout.CARD) if _has_last_card(storage) else _new_card(storage)
         picture = storage.read(layout.CURVES) if storage.exists(layout.CURVES) else None
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         card.write_bytes(page)
         curves.unlink(missing_ok=True)  # may be of a run of this name on another cluster
         if picture:

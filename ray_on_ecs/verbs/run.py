@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import Field, fields, replace
@@ -13,12 +14,12 @@ from typing import Any
 import click
 
 import training
-from ray_on_ecs.cluster import Cluster, Head, on_cluster
+from ray_on_ecs.cluster import Cluster, Head, chosen, cluster_flags
 from ray_on_ecs.nodes import head_code
 from ray_on_ecs.screen import note, print_json
 from raynode.code import fingerprint
 from training.config import GROUPS, environment_variable, flag
-from training.errors import TrainingError
+from training.errors import TrainingError, UsageError
 from training.job import DEFAULT_MAX_RESUBMISSIONS, LAUNCH, MAX_RESUBMISSIONS, Submission, parse_arguments
 from training.recipes.images.config import ImageConfig
 from training.scripts.config import ScriptConfig
@@ -28,8 +29,10 @@ ABOUT = """\
 Train on the cluster: the image classifier, or a SCRIPT of your own that torchrun or mpirun could start.
 
 A script's folder is uploaded (--working-dir; not what .gitignore or .rayignore name), and the flags behind SCRIPT are
-its own. The run goes on when this command ends, also by Ctrl-C; the same command with the same --run-name follows it,
-or resumes it if it was interrupted.
+its own. What it writes to the folder $RUN_DIR is kept; all else that it writes is lost.
+
+The run goes on when this command ends, also by Ctrl-C; the same command with the same --run-name follows it, or
+resumes it if it was interrupted.
 
 \b
   ray-on-ecs run --epochs 5 --fetch results
@@ -84,8 +87,9 @@ def _help(spec: Field) -> str:
     return f"{spec.metadata['description']}{shown}"
 
 
+@cluster_flags
 def _run(
-    cluster: Cluster,
+    flags: dict[str, Any],
     detach: bool,
     fetch: str | None,
     as_json: bool,
@@ -93,7 +97,13 @@ def _run(
     command: tuple[str, ...],
     **given: Any,
 ) -> int:
-    work = _submission(cluster, given, command, max_resubmissions)
+    if detach and fetch is not None:
+        raise UsageError("--fetch: a run that is left to itself is fetched later; leave out --fetch or --detach")
+    if as_json and not detach:
+        raise UsageError("--json: prints the name of a run that is left to itself; give --detach, too")
+    _submission({}, given, command, max_resubmissions)  # a mistake needs no cluster
+    cluster = chosen(flags)
+    work = _submission(cluster.run_flags(), given, command, max_resubmissions)
     name = work.run["run_name"]
     metadata = {**work.run, MAX_RESUBMISSIONS: str(max_resubmissions)}
     if given.get("storage_path"):
@@ -102,7 +112,8 @@ def _run(
     if detach:
         if as_json:
             print_json({"run_name": name, "job": job_id, "storage_path": f"{cluster.storage_path}/{name}"})
-        note(f"ray-on-ecs logs --follow {name} shows its log, ray-on-ecs stop {name} stops it")
+        shows, stops = cluster.command(f"logs --follow {name}"), cluster.command(f"stop {name}")
+        note(f"{shows} shows its log, {stops} stops it")
         return 0
     from ray_on_ecs.follow import Follower
 
@@ -116,26 +127,37 @@ def _run(
             if not status:
                 raise
             note(str(cause))
-    else:
-        note(f"ray-on-ecs open {name} shows what came of it, ray-on-ecs fetch {name} brings it here")
+    elif status in (0, TrainingError.exit_status):  # otherwise it has not begun
+        shows, brings = cluster.command(f"open {name}"), cluster.command(f"fetch {name}")
+        note(f"{shows} shows what came of it, {brings} brings it here")
     return status
 
 
-def _submission(cluster: Cluster, given: dict[str, Any], command: Sequence[str], resubmissions: int) -> Submission:
+def _submission(
+    defaults: dict[str, Any], given: dict[str, Any], command: Sequence[str], resubmissions: int
+) -> Submission:
     """Return what is to be submitted.
+
+    Args:
+        defaults: The cluster's own settings, which those that are given go before.
+        given: The settings by name.
+        command: A script and its flags, or nothing.
+        resubmissions: How often the head may submit the run again.
 
     Raises:
         UsageError: A setting or a file can't be used.
     """
-    defaults = cluster.run_flags()
+    defaults = dict(defaults)
     if any(given.get(name) for name in WORKERS) or os.environ.get(environment_variable("num_workers")):
         defaults.pop("num_workers", None)
     typed = {**defaults, **{name: value for name, value in given.items() if value not in (None, False, ())}}
     flags = list(_flags(typed))
     own = [flag(MAX_RESUBMISSIONS), str(resubmissions)]
-    if command or given.get("module") or given.get("no_python") or given.get("mpi"):
-        return parse_arguments([*own, LAUNCH, *flags, *command])[1]
-    return parse_arguments([*own, *flags])[1]
+    is_script = command or given.get("module") or given.get("no_python") or given.get("mpi")
+    try:
+        return parse_arguments([*own, *([LAUNCH] if is_script else []), *flags, *command])[1]
+    except UsageError as error:
+        raise UsageError(re.sub(r"see python -m [\w.]+ --help", "see ray-on-ecs run --help", str(error))) from error
 
 
 def _flags(typed: dict[str, Any]) -> Iterator[str]:
@@ -167,11 +189,6 @@ def _is_other_code(head: Head) -> bool:
     return there is not None and there != fingerprint()
 
 
-@on_cluster
-def _callback(**given: Any) -> int:
-    return _run(**given)
-
-
 _own = [
     click.Option(["--detach"], is_flag=True, help="Submit, and leave the run to itself."),
     click.Option(["--fetch"], metavar="DIR", help="Copy the results into DIR at the end, as ray-on-ecs fetch does."),
@@ -187,8 +204,8 @@ _own = [
 ]
 command = Run(
     "run",
-    callback=_callback,
+    callback=_run,
     help=ABOUT,
-    params=[*_own, *reversed(getattr(_callback, "__click_params__", [])), *map(Setting, settings().values())],
+    params=[*_own, *reversed(getattr(_run, "__click_params__", [])), *map(Setting, settings().values())],
     context_settings={"allow_interspersed_args": False},
 )

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LIMIT = 20
-# A pipe has no width: what reads it wants whole names.
-PIPE_WIDTH = 500
+# Names are there to be copied: where a row is too long, the terminal wraps it.
+WIDTH = 500
 # In a narrow terminal names are folded.
-NAME_WIDTH = 16
 COLOURS = {
     "finished": "green",
     "training": "bold cyan",
@@ -51,9 +50,9 @@ def command(cluster: Cluster, limit: int, as_json: bool, no_head: bool) -> None:
     if as_json:
         print_json([vars(run) for run in found[:limit]])
     elif not found:
-        note(f"there are no runs in {cluster.storage_path} yet; ray-on-ecs run starts one")
+        note(f"there are no runs in {cluster.storage_path} yet; {cluster.command('run')} starts one")
     else:
-        out.print(table(found[:limit]), width=None if out.is_terminal else PIPE_WIDTH)
+        out.print(table(found[:limit]), width=WIDTH)
     if len(found) > limit:
         note(f"there are more; --limit {2 * limit} shows them")
 
@@ -64,7 +63,7 @@ def table(found: list[RunInfo]) -> Table:
     from rich.table import Table
 
     shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    shown.add_column("run", overflow="fold", min_width=NAME_WIDTH)
+    shown.add_column("run", no_wrap=True)
     shown.add_column("state", no_wrap=True)
     for heading in ("progress", "loss", "started", "cost"):
         shown.add_column(heading, justify="right", no_wrap=True)

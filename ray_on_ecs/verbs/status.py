@@ -282,7 +282,8 @@ def _ray_lines(found: Document) -> Iterator[str]:
         instance = found.get("head") or {}
         place = _place(instance.get("instance_type"), instance.get("zone"))
         cpus = "" if "services" in found else _use([head])
-        parts = [place, f"Ray {found['ray_version']}", f"up {_age(head['up_seconds'])}", cpus]
+        unknown = _unknown(found["unknown"], "head") if "head" in found.get("unknown", {}) else ""
+        parts = [place or unknown, f"Ray {found['ray_version']}", f"up {_age(head['up_seconds'])}", cpus]
         yield _line("head", ", ".join(filter(None, parts)))
     for kind in (WORKERS, HELPERS):
         keys = ("instance_type", "market", "zone")

@@ -25,7 +25,7 @@ def command(cluster: Cluster, run: str) -> int:
         client = head.jobs
         under_way = [job_id for job_id, job in jobs_of(client, run).items() if not job.status.is_terminal()]
         if not under_way:
-            raise UsageError(f"run {run} is not under way; ray-on-ecs runs lists what is")
+            raise UsageError(f"run {run} is not under way; {cluster.command('runs')} lists what is")
         try:
             for job_id in under_way:
                 client.stop_job(job_id)
@@ -33,7 +33,9 @@ def command(cluster: Cluster, run: str) -> int:
                 _wait(client, under_way[-1])
         except (OSError, RuntimeError) as cause:
             raise ResourceError(f"run {run} could not be stopped ({one_line(cause)}); try again") from cause
-    note(f"run {run} is stopped; the same ray-on-ecs run with --run-name {run} resumes it from its last checkpoint")
+    note(
+        f"run {run} is stopped; the same ray-on-ecs run with --run-name {run} goes on from its last checkpoint, if any"
+    )
     return 0
 
 

@@ -78,13 +78,14 @@ def started(environment: Mapping[str, str], storage: Path) -> Generator[Head]:
 def commands(
     module: str, environment: Mapping[str, str], folder: Path
 ) -> Generator[Callable[..., subprocess.Popen[str]]]:
-    """What starts `python -m MODULE` with arguments, and variables beside the environment, and ends it at last."""
+    """What starts `python -m MODULE`, or some code, with arguments and more variables, and ends it at last."""
     begun: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+    def start(*arguments: str, code: str | None = None, **variables: str) -> subprocess.Popen[str]:
+        program = ["-m", module] if code is None else ["-c", code]
         begun.append(
             subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [sys.executable, *program, *arguments],
                 cwd=folder,
                 env={**environment, **variables},
                 stdout=subprocess.PIPE,

@@ -87,6 +87,35 @@ def test_a_connection_that_is_cut_is_made_again_and_each_line_is_shown_once(
     assert log.count("Training result: cut") == 1
 
 
+def test_a_connection_that_leads_nowhere_is_noticed(
+    laptop: Callable[..., subprocess.Popen[str]], head: Head, hold: Path
+) -> None:
+    """As when a laptop sleeps: nothing is closed, and nothing comes any more."""
+    [port] = free_ports(1)
+    command = [sys.executable, "-c", CONNECTION, head.dashboard.rpartition(":")[2], str(port)]
+    connection = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert connection.stdout
+    assert connection.stdout.readline()
+    patient = "import ray_on_ecs.follow as f, ray_on_ecs.cluster as c; f.SILENT_SECONDS, c.REQUEST_SECONDS = 2, 2"
+    code = f"{patient}\nfrom ray_on_ecs.__main__ import main; import sys; sys.exit(main(sys.argv[1:]))"
+    follower = laptop(
+        "run", LOCAL, *LONG, "--run-name", "asleep", code=code, RAY_API_SERVER_ADDRESS=f"http://127.0.0.1:{port}"
+    )
+    try:
+        read_until(follower, "results")
+        connection.send_signal(signal.SIGSTOP)
+        assert follower.stderr
+        assert "lost the connection" in follower.stderr.readline()
+        connection.send_signal(signal.SIGCONT)
+        hold.unlink()
+        out, err = follower.communicate(timeout=SECONDS)
+    finally:
+        connection.kill()
+        connection.communicate()
+    assert follower.returncode == 0, out + err
+    assert out.count("Training result: asleep") == 1
+
+
 def test_a_run_goes_on_without_its_command_and_is_stopped(
     laptop: Callable[..., subprocess.Popen[str]], hold: Path
 ) -> None:
@@ -98,7 +127,7 @@ def test_a_run_goes_on_without_its_command_and_is_stopped(
     follower.send_signal(signal.SIGINT)
     _, err = follower.communicate(timeout=SECONDS)
     assert follower.returncode == 130
-    assert err.splitlines()[-1].startswith("ray-on-ecs: run left goes on as job left; ray-on-ecs logs --follow left")
+    assert "run left goes on as job left: ray-on-ecs logs --local --follow left shows it" in err.splitlines()[-1]
     until(lambda: _state(laptop, "left") == "training", SECONDS)
 
     stopped = typed(laptop, "stop", LOCAL, "left")

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,9 +15,10 @@ import pytest
 from infra.definitions import commands
 from ray_on_ecs import aws
 from ray_on_ecs.__main__ import VERBS, main
-from ray_on_ecs.cluster import StackCluster
+from ray_on_ecs.cluster import LocalCluster, StackCluster
 from ray_on_ecs.stack import find
 from ray_on_ecs.verbs import run
+from tests.waiting import free_ports
 from training.errors import ResourceError, UsageError
 
 OUTPUTS = {
@@ -138,7 +141,7 @@ def test_what_is_no_stack_is_one_line(
         find(None, None)
     monkeypatch.setenv("SAYS", "")
     outputs.write_text("{}")
-    with pytest.raises(ResourceError, match=r"prod of .*project is not up; pulumi up creates it"):
+    with pytest.raises(ResourceError, match=r"prod of .*project has no outputs: .* not up; pulumi up creates it"):
         find("prod", None)
     outputs.write_text(json.dumps({"url": "http://another.project"}))
     with pytest.raises(UsageError, match="has no output bucket, cluster_name"):
@@ -157,7 +160,7 @@ def submitted(*words: str, gpus: int = 2) -> str:
     shutil.rmtree(folder)
     context = run.command.make_context("run", list(words))
     given = {key: value for key, value in context.params.items() if key in run.settings()}
-    return run._submission(StackCluster(stack), given, context.params["command"], 3).entrypoint
+    return run._submission(StackCluster(stack).run_flags(), given, context.params["command"], 3).entrypoint
 
 
 def test_flags_reach_the_run_as_they_were_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,3 +182,76 @@ def test_flags_reach_the_run_as_they_were_typed(tmp_path: Path, monkeypatch: pyt
 
 def test_the_heads_container_is_found_as_the_stacks_own_commands_find_it() -> None:
     assert commands.HEAD_CONTAINER == aws.HEAD_CONTAINER
+
+
+def test_what_is_typed_goes_before_what_the_environment_says(
+    outputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_ON_ECS_OUTPUTS", "/nowhere")
+    main(["stop", "--outputs", str(outputs), "first"])
+    assert "/nowhere" not in capsys.readouterr().err
+    [port] = free_ports(1)
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"127.0.0.1:{port}")
+    assert main(["stop", "--local", "first"]) == 3
+    assert f"no Ray head answers at http://127.0.0.1:{port}" in capsys.readouterr().err
+    assert main(["stop", "--local", "--stack", "dev", "first"]) == 2
+    assert "give one of them" in capsys.readouterr().err
+    monkeypatch.setenv("RAY_ON_ECS_STACK", "dev")
+    assert main(["stop", "first"]) == 2, "the environment contradicts itself"
+
+
+def test_a_mistake_of_a_run_needs_no_cluster(pulumi: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, line in (
+        (("--epochs", "five"), "--epochs: invalid int value: 'five'; see ray-on-ecs run --help"),
+        (("nosuch.py",), "SCRIPT: there is no file 'nosuch.py'"),
+        (("--detach", "--fetch", "x"), "--fetch: a run that is left to itself"),
+        (("--json",), "--json: prints the name"),
+    ):
+        assert main(["run", *words]) == 2
+        assert line in capsys.readouterr().err
+    assert not pulumi.exists(), "nobody was asked"
+
+
+def test_a_token_of_this_machine_is_found_where_ray_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    assert LocalCluster()._head.token == ""
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("of-this-machine\n")
+    assert LocalCluster()._head.token == "of-this-machine"
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "typed")
+    assert LocalCluster()._head.token == "typed"
+
+
+def test_a_session_ends_with_the_command_however_that_ends(tmp_path: Path) -> None:
+    """A closed window sends SIGHUP, and `kill` SIGTERM."""
+    session = tmp_path / "aws"
+    session.write_text(
+        f"#!{sys.executable}\nimport http.server as h, json, sys\n"
+        "port = json.loads(sys.argv[sys.argv.index('--parameters') + 1])['localPortNumber'][0]\n"
+        "h.HTTPServer(('127.0.0.1', int(port)), h.BaseHTTPRequestHandler).serve_forever()\n"
+    )
+    plugin = tmp_path / "session-manager-plugin"
+    plugin.write_text("#!/bin/sh\n")
+    for program in (session, plugin):
+        program.chmod(0o755)
+    code = (
+        "import click, time; from ray_on_ecs import __main__ as m, session\n"
+        "def hold(ctx):\n"
+        "    import os\n"
+        "    with session.forwarded_port('r', 'i', 'h', 1, os.environ) as port:\n"
+        "        print(port, flush=True); time.sleep(600)\n"
+        "m.ray_on_ecs.invoke = hold; m.main(['runs'])\n"
+    )
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as held:
+            assert held.stdout
+            port = int(held.stdout.readline())
+            with socket.create_connection(("127.0.0.1", port)):
+                pass
+            held.send_signal(number)
+            held.wait(60)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))

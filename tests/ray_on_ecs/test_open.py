@@ -1,4 +1,4 @@
-"""`ray-on-ecs open`: the card of a run in the cache, and in a browser."""
+"""`ray-on-ecs open`: the card of a run, copied and in a browser."""
 
 import json
 import os
@@ -22,19 +22,19 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TRAINING_STORAGE_PATH", str(tmp_path / "results"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
     found = Folders(str(tmp_path / "results"))
     found.recipe("first", done=2, is_finished=False)
     found.status("first", "training")
     return found
 
 
-def test_a_run_without_a_card_gets_one_in_the_cache_alone(
+def test_a_run_without_a_card_gets_one_in_the_copy_alone(
     folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["open", "--local", "--no-browser", "first"]) == 0
     card = Path(capsys.readouterr().out.strip())
-    assert card == tmp_path / "cache/ray-on-ecs/first/card.html"
+    assert card == tmp_path / "runs/first/card.html"
     assert "first" in card.read_text()
     assert not folders.of("first").exists("card.html"), "a look at a run does not change it"
 
@@ -70,7 +70,7 @@ def test_the_card_is_opened_in_the_browser(folders: Folders, tmp_path: Path) -> 
     deadline = time.monotonic() + 10
     while not (tmp_path / "opened").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert (tmp_path / "opened").read_text().strip() == (tmp_path / "cache/ray-on-ecs/first/card.html").as_uri()
+    assert (tmp_path / "opened").read_text().strip() == (tmp_path / "runs/first/card.html").as_uri()
 
 
 @pytest.mark.parametrize(

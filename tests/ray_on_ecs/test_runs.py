@@ -69,7 +69,7 @@ def test_a_storage_path_without_runs_says_how_to_start_one(
     assert main(["runs", "--local", "--no-head"]) == 0
     printed = capsys.readouterr()
     assert not printed.out
-    assert "ray-on-ecs run starts one" in printed.err
+    assert "ray-on-ecs run --local starts one" in printed.err
     assert main(["runs", "--local", "--no-head", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
 

@@ -87,7 +87,7 @@ def test_what_aws_refuses_is_left_out(stack: Laptop) -> None:
     found = shown(done)
     assert re.fullmatch(r"unknown \(ecs: An error occurred \(AccessDeniedException\).*\)", found["ECS"])
     assert found["EC2"].startswith("unknown (autoscaling: ")
-    assert found["head"].startswith("Ray "), "its node is known, its instance is not"
+    assert re.match(r"unknown \(ec2: .*\), Ray ", found["head"]), "its node is known, its instance is not"
     assert found["cost"].startswith("0.19 USD an hour now")
 
 

@@ -176,15 +176,21 @@ class RunRecord:
     @contextmanager
     def _updating(self, state: State) -> Generator[None]:
         self._state = state
-        with every(WRITE_SECONDS, lambda: self._write(state), "run status", at_once=True):
+
+        def write() -> None:
+            self._write(state)
+
+        with every(WRITE_SECONDS, write, "run status", at_once=True):
             yield
 
-    def _write(self, state: State) -> None:
-        """Write the status, unless it is another one by now; what fails is left to the next time."""
+    def _write(self, state: State) -> bool:
+        """Write the status, unless it is another one by now; return whether it is written."""
         with self._lock:
             if self._state == state and self._is_ours():
-                with suppress(OSError):
+                with suppress(Exception):
                     self._storage.write_json(layout.STATUS, self.status())
+                    return True
+        return False
 
     def _close(self, error: BaseException | None, say: Callable[[str], None]) -> None:
         if self._state is None or not self._is_ours():
@@ -195,7 +201,8 @@ class RunRecord:
         with self._lock:
             self._state = state = _end_state(error)
             self._error = _line(error) if error and state == "failed" else None
-        self._write(state)
+        if not self._write(state):  # the storage is away: each more attempt would hold up the end
+            return
         self._log.store()
         atexit.register(self._log.store)  # with the lines that come after this
         try_write_card(self._storage, say)

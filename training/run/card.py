@@ -229,7 +229,7 @@ def _table(documents: Documents) -> tuple[Sequence[str], Sequence[Sequence[str]]
     metrics = documents.metrics
     if not metrics:
         return (), (), None
-    if "epoch" not in metrics[0]:
+    if not all(name in metrics[0] for name in ("epoch", *TIMES)):  # a script's
         last = {name: each[name] for each in metrics for name in each if name != "time"}
         return ("metric", "last value"), [(_words(name), _shown(value)) for name, value in last.items()], None
     qualities = [name for name in metrics[0] if name.startswith(("train_", "test_")) and name not in TIMES]
@@ -239,9 +239,9 @@ def _table(documents: Documents) -> tuple[Sequence[str], Sequence[Sequence[str]]
     rows = [
         [
             str(each["epoch"] + 1),
-            *(f"{each[name]:.4f}" for name in qualities),
-            f"{sum(each[name] for name in TIMES):.1f}",
-            *(_cell(name, each[name]) for name in others),
+            *("-" if each.get(name) is None else f"{each[name]:.4f}" for name in qualities),
+            f"{sum(each.get(name) or 0 for name in TIMES):.1f}",
+            *(_cell(name, each.get(name)) for name in others),
         ]
         for each in metrics
     ]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from training.run import layout
 from training.run.card import Documents, read_documents, render, try_write_card, write_card
 from training.run.storage import RunStorage
 
@@ -212,3 +213,10 @@ def test_what_is_rendered_is_what_was_read(storage: RunStorage, write: Callable[
     documents = read_documents(storage)
     assert render(documents) == card
     assert render(replace(documents, run_name="other")) != card
+
+
+def test_a_script_may_log_what_it_calls_an_epoch(tmp_path: Path) -> None:
+    storage = RunStorage.open(str(tmp_path), "own")
+    storage.write_lines(layout.METRICS, [{"step": step, "epoch": step, "train_loss": None} for step in (1, 2)])
+    write_card(storage)
+    assert "last value" in storage.read(layout.CARD).decode()

@@ -3,8 +3,10 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,7 +86,7 @@ def test_an_owner_that_refreshes_it_is_alive_and_the_second_is_refused(
         def refresh_instead(seconds: float) -> None:
             assert held.refresh()
 
-        monkeypatch.setattr(lock.time, "sleep", refresh_instead)
+        monkeypatch.setattr(lock, "time", SimpleNamespace(**{**vars(time), "sleep": refresh_instead}))
         with pytest.raises(UsageError, match=r"--run-name: run 'mine' is being trained by another command \(process"):
             RunLock(storage).__enter__()
         assert held.refresh(), "the first one keeps it"
