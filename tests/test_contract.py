@@ -21,7 +21,8 @@ from infra.definitions.policies import RUNS_PREFIX
 from infra.definitions.sizing import TaskSize
 from infra.references import Scale
 from infra.worker_facts import WorkerFacts, WorkerFactsArgs
-from ray_on_ecs.verbs import status
+from ray_on_ecs import cluster as laptop
+from ray_on_ecs.verbs import notebook, status
 from raynode import instance, jobs, metrics, ports, state, worker
 from raynode.errors import StartError
 from tests.containers import cluster
@@ -220,6 +221,16 @@ def test_compose_starts_what_the_stack_starts(service: str, container: container
 def test_compose_keeps_the_heads_state_as_the_stack_does() -> None:
     volumes = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["volumes"]
     assert list(volumes) == [containers.STATE_VOLUME]
+
+
+def test_the_laptop_finds_what_compose_publishes() -> None:
+    dashboard, s3 = (address.rpartition(":")[2] for address in (laptop.LOCAL_ADDRESS, laptop.COMPOSE_S3))
+    assert f"127.0.0.1:{dashboard}:8265" in COMPOSE["head"]["ports"]
+    assert f"127.0.0.1:{s3}:5000" in COMPOSE["s3"]["ports"]
+    assert f"127.0.0.1:{laptop.COMPOSE_PORTS[notebook.PORT]}:{notebook.PORT}" in COMPOSE["head"]["ports"]
+    environment = COMPOSE["head"]["environment"]
+    assert environment["RAY_AUTH_TOKEN"] == f"${{RAY_AUTH_TOKEN:-{laptop.COMPOSE_TOKEN}}}"
+    assert environment["TRAINING_STORAGE_PATH"] == laptop.COMPOSE_STORAGE
 
 
 def test_compose_trains_as_the_train_command_does() -> None:

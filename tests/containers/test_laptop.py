@@ -75,6 +75,9 @@ for folder in pathlib.Path("/proc").glob("[0-9]*"):
             print(folder.name)
 """
 SESSION = "ssm start-session"
+FORWARD = "--document-name AWS-StartPortForwardingSessionToRemoteHost"
+COMPOSE_DASHBOARD, COMPOSE_S3_PORT = 8265, 5001
+TOKEN = "RAY_AUTH_TOKEN"
 HOUR_AHEAD = "import time; now = time.time; time.time = lambda: now() + 3600\n"
 SECONDS = 300
 
@@ -274,6 +277,31 @@ def test_the_dashboard_is_forwarded_until_it_is_interrupted(laptop: Laptop, tmp_
     laptop.processes("ray_on_ecs dashboard", signal.SIGINT)
     assert process.wait(SECONDS) == 0
     assert not laptop.processes(SESSION)
+
+
+def test_the_compose_cluster_needs_no_session(laptop: Laptop, cluster: Cluster) -> None:
+    """Compose publishes the head's port and the S3's on the laptop itself."""
+    here = {COMPOSE_DASHBOARD: (HEAD_HOST, COMPOSE_DASHBOARD), COMPOSE_S3_PORT: ("s3", 5000)}
+    for local, (host, port) in here.items():
+        parameters = json.dumps({"host": [host], "portNumber": [str(port)], "localPortNumber": [str(local)]})
+        forward = f"{FORWARD} --region us-east-1 --target i-1 --parameters"
+        cluster.engine.run("exec", "--detach", laptop.name, "aws", *SESSION.split(), *forward.split(), parameters)
+    try:
+        listening = "import socket, sys; [socket.create_connection(('127.0.0.1', int(p))) for p in sys.argv[1:]]"
+        ask = ("python", "-c", listening, *map(str, here))
+        until(lambda: cluster.engine.execute(laptop.name, *ask, check=False).returncode == 0, SECONDS)
+        variables = {"RAY_ON_ECS_OUTPUTS": "", "AWS_ENDPOINT_URL": "", "RAY_AUTH_TOKEN": cluster.engine.secrets[TOKEN]}
+        name = f"composed-{secrets.token_hex(2)}"
+        done = laptop.type(
+            "run", "--compose", "--dataset=digits", "--epochs=1", f"--run-name={name}", "--fetch=/tmp/composed",
+            **variables,
+        )  # fmt: skip
+        assert f"Training result: {name}" in done.stdout
+        assert cluster.engine.execute(laptop.name, "test", "-s", f"/tmp/composed/{name}/card.html").returncode == 0
+        assert f'"{name}"' in laptop.type("runs", "--compose", "--json", **variables).stdout
+        assert laptop.type("doctor", "--compose", **variables).stdout.count("ok  ") >= 4
+    finally:
+        laptop.processes(SESSION, signal.SIGKILL)
 
 
 def test_a_notebook_without_its_packages_is_one_line(laptop: Laptop) -> None:

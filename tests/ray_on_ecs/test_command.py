@@ -255,3 +255,16 @@ def test_a_session_ends_with_the_command_however_that_ends(tmp_path: Path) -> No
             held.wait(60)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
+
+
+def test_the_runs_of_a_stack_are_opened_without_asking_for_the_buckets_region(
+    outputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "mine")
+    storage = StackCluster(find(None, str(outputs))).storage("first")
+    assert storage.uri == "s3://the-bucket/runs/first"
+    assert storage.path("result.json") == "the-bucket/runs/first/result.json"
+    assert storage.filesystem.region == "us-west-2"
