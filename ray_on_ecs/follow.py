@@ -14,6 +14,7 @@ from rich.status import Status
 from rich.text import Text
 
 from ray_on_ecs.cluster import Cluster, Head
+from ray_on_ecs.errors import StackGone
 from ray_on_ecs.screen import note, out
 from training.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
 from training.job import driver_exit_status, follow_to_end, of_run, submitted, under_way
@@ -66,6 +67,8 @@ class Follower:
                     try:
                         with self._cluster.connect() as head:
                             job = self._follow_at(head)
+                    except StackGone:
+                        raise
                     except (OSError, RuntimeError, aiohttp.ClientError, ResourceError) as cause:
                         self._wait(cause)
                 self._end_line()
