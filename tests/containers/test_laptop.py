@@ -304,6 +304,10 @@ def test_the_compose_cluster_needs_no_session(laptop: Laptop, cluster: Cluster) 
         laptop.processes(SESSION, signal.SIGKILL)
 
 
+def test_a_shell_is_a_command_of_the_instance(laptop: Laptop) -> None:
+    assert laptop.type("shell").stdout.strip().endswith(" bash")
+
+
 def test_a_notebook_without_its_packages_is_one_line(laptop: Laptop) -> None:
     assert "--install lets Ray install it" in laptop.line("notebook", "--no-browser", status=2)
 
