@@ -11,6 +11,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -290,16 +291,15 @@ def test_the_compose_cluster_needs_no_session(laptop: Laptop, cluster: Cluster) 
         listening = "import socket, sys; [socket.create_connection(('127.0.0.1', int(p))) for p in sys.argv[1:]]"
         ask = ("python", "-c", listening, *map(str, here))
         until(lambda: cluster.engine.execute(laptop.name, *ask, check=False).returncode == 0, SECONDS)
-        variables = {"RAY_ON_ECS_OUTPUTS": "", "AWS_ENDPOINT_URL": "", "RAY_AUTH_TOKEN": cluster.engine.secrets[TOKEN]}
+        token = cluster.engine.secrets[TOKEN]
+        typed = partial(laptop.type, RAY_ON_ECS_OUTPUTS="", AWS_ENDPOINT_URL="", RAY_AUTH_TOKEN=token)
         name = f"composed-{secrets.token_hex(2)}"
-        done = laptop.type(
-            "run", "--compose", "--dataset=digits", "--epochs=1", f"--run-name={name}", "--fetch=/tmp/composed",
-            **variables,
-        )  # fmt: skip
+        run = ("run", "--compose", "--dataset=digits", "--epochs=1", f"--run-name={name}")
+        done = typed(*run, "--fetch=/tmp/composed")
         assert f"Training result: {name}" in done.stdout
         assert cluster.engine.execute(laptop.name, "test", "-s", f"/tmp/composed/{name}/card.html").returncode == 0
-        assert f'"{name}"' in laptop.type("runs", "--compose", "--json", **variables).stdout
-        assert laptop.type("doctor", "--compose", **variables).stdout.count("ok  ") >= 4
+        assert f'"{name}"' in typed("runs", "--compose", "--json").stdout
+        assert typed("doctor", "--compose").stdout.count("ok  ") >= 4
     finally:
         laptop.processes(SESSION, signal.SIGKILL)
 
