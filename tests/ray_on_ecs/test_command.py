@@ -237,7 +237,9 @@ def test_a_session_ends_with_the_command_however_that_ends(tmp_path: Path) -> No
     for program in (session, plugin):
         program.chmod(0o755)
     code = (
-        "import click, time; from ray_on_ecs import __main__ as m, session\n"
+        "import signal, time; from ray_on_ecs import __main__ as m, session\n"
+        # Whoever started the tests may ignore them: nohup, or a shell's background.
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL); signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def hold(ctx):\n"
         "    import os\n"
         "    with session.forwarded_port('r', 'i', 'h', 1, os.environ) as port:\n"
