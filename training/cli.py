@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from training.config import C, parse
+from training.config import C
 from training.errors import Interrupted, TrainingError
 
 # Ray reads these when it is imported.
@@ -24,17 +24,17 @@ RAY_SETTINGS = {
 }
 
 
-def run_command(config: type[C], arguments: Sequence[str], run: Callable[[C], object]) -> int:
+def run_command(parse: Callable[[Sequence[str]], C], arguments: Sequence[str], run: Callable[[C], object]) -> int:
     """Parse a command line and run it; return the exit status (see `--help`).
 
     Args:
-        config: The class of its settings.
+        parse: Returns its settings.
         arguments: The words after the command.
         run: Does the work. Imports that take seconds belong there: they are not for --help or a mistyped flag.
     """
 
     def parse_and_run() -> int:
-        settings = parse(config, arguments)
+        settings = parse(arguments)
         os.environ.update({**RAY_SETTINGS, **os.environ})
         run(settings)
         return 0

@@ -24,7 +24,7 @@ import aiohttp
 from training.cli import exit_status
 from training.config import RunConfig, environment_variable, parse
 from training.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
-from training.recipes.images.config import ImageConfig
+from training.recipes.settings import parse_training
 from training.scripts import upload
 from training.scripts.config import ScriptConfig
 
@@ -102,8 +102,8 @@ def submission_of_training(flags: Sequence[str]) -> Submission:
     Raises:
         UsageError: A flag can't be used.
     """
-    config = parse(ImageConfig, flags).resolve_defaults()
-    typed = parse(ImageConfig, flags, {})
+    config = parse_training(flags).resolve_defaults()
+    typed = parse(type(config), flags, {})
     named = [] if typed.run_name else ["--run-name", str(config.run_name)]
     return Submission(run_identity(config, typed), shlex.join(["python", "-m", "training", *flags, *named]))
 

@@ -1,14 +1,16 @@
 """`python -m training.launch`: start a user's script on every worker, unmodified."""
 
 import sys
+from functools import partial
 
 from training.cli import run_command
+from training.config import parse
 from training.scripts.config import ScriptConfig
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status (see `--help`)."""
-    return run_command(ScriptConfig, sys.argv[1:] if arguments is None else arguments, _launch)
+    return run_command(partial(parse, ScriptConfig), sys.argv[1:] if arguments is None else arguments, _launch)
 
 
 def _launch(config: ScriptConfig) -> None:

@@ -23,15 +23,14 @@ from rich.console import Console
 
 from training.checkpoint.manager import CheckpointManager
 from training.checkpoint.resume import check_not_finished, check_settings_unchanged, write_settings
-from training.config import parse
 from training.engine.config import TrainingConfig
 from training.engine.fit import Listener, fit
 from training.engine.recipe import Recipe
 from training.engine.trainer import EpochMetrics, Trainer
 from training.errors import Interrupted, StorageError, TrainingError, UsageError
 from training.filesystem import short_reason
-from training.recipes.images.config import ImageConfig
-from training.recipes.images.recipe import IMAGES
+from training.recipes.registry import recipe_of
+from training.recipes.settings import parse_training
 from training.run import results
 from training.run.card import try_write_card
 from training.run.lock import hold_lock
@@ -41,9 +40,9 @@ from training.run.storage import RunStorage
 def main() -> int:
     """Train as the command line says; returns the exit status (see `python -m training --help`)."""
     try:
-        config = parse(ImageConfig, sys.argv[1:])
+        config = parse_training(sys.argv[1:])
         with process_group(config) as device:
-            train(IMAGES, config, device)
+            train(recipe_of(config), config, device)
     except OSError as cause:
         return _fail(StorageError(f"the run's folder can't be read or written ({short_reason(cause)})"))
     except TrainingError as error:
@@ -138,8 +137,9 @@ def _train(recipe: Recipe, config: TrainingConfig, device: torch.device) -> None
         on_epoch_saved=lambda history: results.write_metrics(storage, recipe, history),
     ) as checkpoints:
         fit(trainer, checkpoints, config.epochs, lines)
+    files = results.write_files(storage, recipe, trainer)
     if trainer.rank == 0:
-        summary = results.run_summary(trainer, checkpoints.summary)
+        summary = results.run_summary(trainer, checkpoints.summary, files)
         document = results.write_results(storage, recipe, config, summary, lines.first_step)
         try_write_card(storage, lambda line: print(f"training: {line}", flush=True))
         Console().print(results.table(document, recipe, trainer.history))

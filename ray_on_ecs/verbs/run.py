@@ -21,12 +21,13 @@ from raynode.code import fingerprint
 from training.config import GROUPS, environment_variable, flag
 from training.errors import TrainingError, UsageError
 from training.job import DEFAULT_MAX_RESUBMISSIONS, LAUNCH, MAX_RESUBMISSIONS, Submission, parse_arguments
-from training.recipes.images.config import ImageConfig
+from training.recipes.settings import CONFIGS
 from training.scripts.config import ScriptConfig
 from training.scripts.upload import EXCLUDES
 
 ABOUT = """\
-Train on the cluster: the image classifier, or a SCRIPT of your own that torchrun or mpirun could start.
+Train on the cluster: the image classifier, with --recipe language a language model, or a SCRIPT of your own that
+torchrun or mpirun could start. Where recipes differ, the defaults below are the image classifier's.
 
 A script's folder is uploaded (--working-dir; not what .gitignore or .rayignore name), and the flags behind SCRIPT are
 its own. What it writes to the folder $RUN_DIR is kept; all else that it writes is lost.
@@ -36,6 +37,7 @@ resumes it if it was interrupted.
 
 \b
   ray-on-ecs run --epochs 5 --fetch results
+  ray-on-ecs run --recipe language --model small --max-steps 2000
   ray-on-ecs run --num-workers 4 --run-name first train.py --lr 0.1
   ray-on-ecs run --detach -m my.package
 """
@@ -46,9 +48,9 @@ WORKERS = ("num_workers", "nnodes", "nproc_per_node")
 
 
 def settings() -> dict[str, Field]:
-    """Return the settings of both kinds of runs by name, in the order of the help's sections."""
+    """Return the settings of all kinds of runs by name, in the order of the help's sections."""
     found: dict[str, Field] = {}
-    for config in (ScriptConfig, ImageConfig):
+    for config in (ScriptConfig, *CONFIGS.values()):
         found.update({spec.name: spec for spec in fields(config) if spec.metadata and spec.name not in found})
     return dict(sorted(found.items(), key=lambda item: GROUPS.index(item[1].metadata["group"])))
 

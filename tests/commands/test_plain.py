@@ -47,6 +47,21 @@ def test_it_leaves_what_a_run_on_ray_does(run: Start, tmp_path: Path, launcher: 
     assert "[Epoch 1 | CPU: Process rank 0" in done.stdout
 
 
+@pytest.mark.parametrize(("launcher", "sharding"), [((), "none"), (TORCHRUN, "full")], ids=["alone", "torchrun"])
+def test_it_trains_a_language_model(run: Start, tmp_path: Path, launcher: tuple[str, ...], sharding: str) -> None:
+    flags = ("--recipe", "language", "--max-steps", "4", "--epochs", "2", "--global-batch", "4", "--context", "64")
+    done = run(*flags, "--vocab-size", "300", "--sharding", sharding, "--run-name", "mine", launcher=launcher)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "mine"
+    result = json.loads((folder / "result.json").read_text())
+    assert {"sample", "hugging_face"} <= set(result["files"])
+    for name in result["files"].values():
+        assert (folder / name).exists(), f"{name} is promised and not there"
+    assert result["metrics"]["tokens_per_second"] > 0
+    assert (folder / "sample.txt").read_text() in done.stdout
+    assert "tokens/s" in (folder / "card.html").read_text()
+
+
 def test_a_finished_run_is_refused_and_nothing_is_lost(run: Start, tmp_path: Path) -> None:
     assert run(*TINY, "--run-name", "mine").returncode == 0
     before = (tmp_path / "mine" / "result.json").read_text()

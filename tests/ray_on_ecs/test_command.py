@@ -168,6 +168,8 @@ def test_flags_reach_the_run_as_they_were_typed(tmp_path: Path, monkeypatch: pyt
     assert submitted(*named) == "python -m training --num-workers 2 --run-name x", "a worker for each of its GPUs"
     assert submitted("--num-workers", "1:4", *named) == "python -m training --num-workers 1:4 --run-name x"
     assert submitted(*named, gpus=0) == "python -m training --run-name x"
+    language = submitted("--recipe", "language", "--max-steps", "9", *named)
+    assert language == "python -m training --num-workers 2 --recipe language --max-steps 9 --run-name x"
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
     script = submitted("--env", "A=1", "--env", "B=2", *named, "train.py", "--epochs", "9", "-m", "--detach")

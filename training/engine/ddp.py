@@ -39,7 +39,14 @@ def all_have_bf16(device: torch.device) -> bool:
 
 
 def wrap_ddp(
-    model: nn.Module, config: TrainingConfig, device: torch.device, *, bf16: bool, static_graph: bool, timer: StepTimer
+    model: nn.Module,
+    config: TrainingConfig,
+    device: torch.device,
+    *,
+    bf16: bool,
+    static_graph: bool,
+    timer: StepTimer,
+    accumulates: bool = False,
 ) -> nn.Module:
     """Return the model with gradients that are the mean over all ranks, or the model itself on a single rank.
 
@@ -52,6 +59,7 @@ def wrap_ddp(
         bf16: Whether `--gradient-dtype auto` exchanges gradients in bf16.
         static_graph: Whether every step uses the same parameters.
         timer: Is told when gradients are ready.
+        accumulates: Whether a step has several micro-batches on each worker, beside those of workers that are missing.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return model
@@ -64,7 +72,7 @@ def wrap_ddp(
         forward_sync_buffers=False,
         gradient_as_bucket_view=True,
         bucket_cap_mb=config.bucket_mb,
-        static_graph=static_graph and one_each,
+        static_graph=static_graph and one_each and not accumulates,
         find_unused_parameters=not static_graph,
     )
     in_bf16 = bf16 if config.gradient_dtype == "auto" else config.gradient_dtype == "bf16"

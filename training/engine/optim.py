@@ -14,6 +14,7 @@ from training.engine.config import TrainingConfig
 
 REFERENCE_BATCH = 256
 MOMENTUM = 0.9
+ADAM_BETAS = (0.9, 0.999)  # PyTorch's
 WARM_UP = 0.15
 
 
@@ -31,26 +32,34 @@ def peak_lr(config: TrainingConfig, global_batch: int) -> float:
 def build(
     model: nn.Module, config: TrainingConfig, global_batch: int, total_steps: int
 ) -> tuple[Optimizer, LRScheduler]:
-    """Build the model's optimizer and its one-cycle schedule (Smith 2018, https://arxiv.org/abs/1803.09820).
+    """Build the model's optimizer and its one-cycle schedule (Smith 2018, https://arxiv.org/abs/1803.09820)."""
+    lr = peak_lr(config, global_batch)
+    optimizer = build_optimizer(model, config, lr)
+    schedule = OneCycleLR(optimizer, max_lr=lr, total_steps=total_steps, pct_start=WARM_UP, cycle_momentum=False)
+    return optimizer, schedule
+
+
+def build_optimizer(
+    model: nn.Module, config: TrainingConfig, lr: float, betas: tuple[float, float] = ADAM_BETAS
+) -> Optimizer:
+    """Build the model's optimizer at a learning rate.
 
     Parameters of one dimension, which are biases and the weights of norms, don't decay. The config also decides whether
-    the optimizer is fused when it loads a saved state.
+    the optimizer is fused when it loads a saved state. `betas` are AdamW's.
     """
     parameters = list(model.parameters())
     groups = [
         {"params": [each for each in parameters if each.dim() > 1], "weight_decay": config.decay},
         {"params": [each for each in parameters if each.dim() <= 1], "weight_decay": 0.0},
     ]
-    lr = peak_lr(config, global_batch)
     fused = True if config.fused_optimizer == "on" else None  # None: PyTorch chooses between its other two
     optimizer: Optimizer
     if config.optimizer == "sgd":
         optimizer = SGD(groups, lr=lr, momentum=MOMENTUM, nesterov=True, fused=fused)
     else:
-        optimizer = AdamW(groups, lr=lr, fused=fused)
+        optimizer = AdamW(groups, lr=lr, betas=betas, fused=fused)
     optimizer.register_load_state_dict_pre_hook(partial(_set_fused, fused))
-    schedule = OneCycleLR(optimizer, max_lr=lr, total_steps=total_steps, pct_start=WARM_UP, cycle_momentum=False)
-    return optimizer, schedule
+    return optimizer
 
 
 def _set_fused(fused: bool | None, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:

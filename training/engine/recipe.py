@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,6 +24,11 @@ class Quality:
     unit: str
 
 
+def no_files(trainer: Any) -> Iterable[tuple[str, bytes]]:
+    """Return the files of a recipe that has none of its own."""
+    return ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """One kind of training.
@@ -36,6 +41,9 @@ class Recipe:
         describe: Returns lines of the header by their label, from the config as requested and as resolved.
         qualities: The measures of its metrics, the loss first.
         score: The metric that decides which checkpoint is the best; higher is better.
+        scalars: Metrics for TensorBoard that only this recipe has, by their tags.
+        files: Makes, at the end of a run, the files of its folder that only this recipe has: yields their names and
+            contents, which count on rank 0. Every rank must call it.
     """
 
     name: str
@@ -44,6 +52,8 @@ class Recipe:
     describe: Callable[[Any, Any], dict[str, str]]
     qualities: tuple[Quality, ...]
     score: str
+    scalars: Mapping[str, str] = field(default_factory=dict)
+    files: Callable[[Any], Iterable[tuple[str, bytes]]] = no_files
 
     def best(self, history: Sequence[Any]) -> Any:
         """Return the metrics of the epoch with the highest score, the earliest of several."""

@@ -21,14 +21,14 @@ class StepTimes(TypedDict):
         step_seconds_p95: 95th percentile over the steps of all ranks.
         data_wait_fraction: Fraction of all ranks' step time spent waiting for a batch.
         exposed_comm_fraction: Fraction of all ranks' step time between a rank's last gradient and the end of its
-            all-reduce, which includes waiting for slower ranks.
+            all-reduce, which includes waiting for slower ranks; None where communication has no such end.
         gpu_memory_bytes: Peak memory that PyTorch allocated on any rank's GPU, or None on CPUs.
     """
 
     step_seconds_median: float
     step_seconds_p95: float
     data_wait_fraction: float
-    exposed_comm_fraction: float
+    exposed_comm_fraction: float | None
     gpu_memory_bytes: int | None
 
 

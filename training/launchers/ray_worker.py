@@ -21,7 +21,8 @@ from training.run import results
 from training.run.results import RunSummary
 from training.run.storage import RunStorage
 
-# Loading the data and building the model give no heartbeats: they may take so many times the stall timeout.
+# Loading the data, building the model and writing a recipe's own files give no heartbeats: they may take so many times
+# the stall timeout.
 LOADING_PATIENCE = 6.0
 
 
@@ -75,4 +76,6 @@ def _train(
         on_epoch_saved=lambda history: results.write_metrics(storage, recipe, history),
     ) as checkpoints:
         fit(trainer, checkpoints, config.epochs, reporter)
-    return results.run_summary(trainer, checkpoints.summary)
+    with watchdog.patience(LOADING_PATIENCE):
+        files = results.write_files(storage, recipe, trainer)
+    return results.run_summary(trainer, checkpoints.summary, files)

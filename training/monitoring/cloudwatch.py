@@ -37,7 +37,7 @@ Datum = dict[str, Any]
 
 def metric_names(qualities: Sequence[Quality]) -> dict[str, str]:
     """Return CloudWatch's names of what is published of a recipe's metrics, and the metrics' own."""
-    tested = {f"Test{quality.name.title()}": f"test_{quality.name}" for quality in qualities}
+    tested = {f"Test{quality.name.title().replace('_', '')}": f"test_{quality.name}" for quality in qualities}
     return {"TrainLoss": "train_loss", **tested, SPEED: "samples_per_second"}
 
 

@@ -28,6 +28,8 @@ CONTROLS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 # Metrics of an epoch with a name of their own in the table; others are shown by their own names.
 COLUMNS = {
     "samples_per_second": "samples/s",
+    "tokens_per_second": "tokens/s",
+    "model_flops_utilization": "MFU",
     "step_seconds_median": "step ms",
     "step_seconds_p95": "95 % ms",
     "data_wait_fraction": "data wait",
@@ -253,7 +255,7 @@ def _cell(name: str, value: float | None) -> str:
         return ""
     if name.startswith("step_seconds"):
         return f"{1000 * value:.1f}"
-    if name.endswith("_fraction"):
+    if name.endswith(("_fraction", "_utilization")):
         return f"{value:.1%}"
     return f"{value / 2**30:.2f}" if name.endswith("_bytes") else f"{value:,.0f}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -53,12 +53,14 @@ class RunSummary(TypedDict):
         data: The data set, as the trainer describes it.
         hardware: Rank 0's device and node; Ray gives every rank the same resources.
         history: The metrics of all epochs.
+        files: The recipe's own files and folders in the run's folder, by their names without a suffix.
         checkpoints: What became of the checkpoints; empty on other ranks.
     """
 
     data: dict[str, Any]
     hardware: dict[str, Any]
     history: list[Any]
+    files: dict[str, str]
     checkpoints: CheckpointSummary
 
 
@@ -81,7 +83,25 @@ def worker_epoch_line(metrics: Any, config: TrainingConfig, rank: int, device: t
     )
 
 
-def run_summary(trainer: Trainer, checkpoints: Any) -> RunSummary:
+def write_files(storage: RunStorage, recipe: Recipe, trainer: Trainer) -> dict[str, str]:
+    """Write the files that only this recipe leaves at the end of a run; every rank must call it.
+
+    Returns:
+        The files and folders, by their names without a suffix.
+
+    Raises:
+        OSError: A file could not be written.
+    """
+    written: dict[str, str] = {}
+    for name, content in recipe.files(trainer):
+        top = name.partition("/")[0]
+        written[top.partition(".")[0]] = top
+        if trainer.rank == 0:
+            storage.write(name, content)
+    return written
+
+
+def run_summary(trainer: Trainer, checkpoints: Any, files: Mapping[str, str] | None = None) -> RunSummary:
     """Collect what `write_results` needs from the worker."""
     import torch
 
@@ -99,6 +119,7 @@ def run_summary(trainer: Trainer, checkpoints: Any) -> RunSummary:
             "platform": platform.platform(),
         },
         "history": trainer.history,
+        "files": dict(files or {}),
         "checkpoints": checkpoints,
     }
 
@@ -156,6 +177,7 @@ def write_results(
             "events": layout.EVENTS,
             "best_weights": layout.BEST_WEIGHTS,
             "card": layout.CARD,
+            **summary["files"],
         },
     }
     storage.write_json(layout.RESULT, document)
@@ -203,7 +225,8 @@ def table(document: dict[str, Any], recipe: Recipe, history: Sequence[Any]) -> T
         cells.append(f"{each['train_seconds'] + each['test_seconds']:.1f}")
         cells.append(f"{each['samples_per_second']:,.0f}")
         cells += [_milliseconds(each[name]) for name in ("step_seconds_median", "step_seconds_p95")]
-        cells += [f"{each[name]:.1%}" for name in ("data_wait_fraction", "exposed_comm_fraction")]
+        waits = (each[name] for name in ("data_wait_fraction", "exposed_comm_fraction"))
+        cells += ["" if wait is None else f"{wait:.1%}" for wait in waits]
         if on_gpu:
             cells.append(f"{(each['gpu_memory_bytes'] or 0) / 2**30:.2f}")
         shown.add_row(*cells, style="bold" if each["epoch"] == document["best"]["epoch"] else "")

@@ -29,7 +29,7 @@ def scalars(recipe: Recipe) -> dict[str, str]:
     qualities = {
         f"{each.name}/{part}": f"{part}_{each.name}" for each in recipe.qualities for part in ("train", "test")
     }
-    return {**qualities, **SCALARS}
+    return {**qualities, **SCALARS, **recipe.scalars}
 
 
 def event_file(history: Sequence[Any], recipe: Recipe) -> bytes:

@@ -5,6 +5,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event  # ty: ignore[missing-module-member]
 
 from training.recipes.images.recipe import IMAGES
+from training.recipes.language.recipe import LANGUAGE
 from training.run.tensorboard import event_file, scalars
 
 
@@ -43,3 +44,10 @@ def test_what_a_machine_has_not_is_left_out() -> None:
     found = written(event_file([epoch(0, gpu_memory_bytes=None)], IMAGES))
     assert ("gpu_memory_bytes", 0) not in found
     assert len(found) == len(scalars(IMAGES)) - 1
+
+
+def test_a_recipe_has_metrics_of_its_own() -> None:
+    values = dict.fromkeys(scalars(LANGUAGE).values(), 0.5)
+    found = written(event_file([{**values, "epoch": 0, "finished": "2026-01-02T03:04:00.000+00:00"}], LANGUAGE))
+    assert {("speed/tokens_per_second", 0), ("bits_per_byte/test", 0)} <= set(found)
+    assert "speed/tokens_per_second" not in scalars(IMAGES)

@@ -8,6 +8,7 @@ from functools import partial
 from training.config import AUTO_ON_OFF, ON_OFF, setting
 from training.engine.config import TrainingConfig, how, how_fast
 from training.errors import UsageError
+from training.recipes import RECIPES
 
 DATASETS = ("auto", "fashion-mnist", "digits", "synthetic")
 TRAIN_SAMPLES = {"fashion-mnist": 60_000, "digits": 1_438}
@@ -29,6 +30,7 @@ class ImageConfig(TrainingConfig):
 
         """
 
+    recipe: str = _what("images", "images: an image classifier; language: a language model", choices=RECIPES)
     model: str = _what("resnet18", "resnet18, or package.module:function of your own (see the README)")
     dataset: str = _what(
         "fashion-mnist", "auto: fashion-mnist if it is here or can be downloaded, else digits", choices=DATASETS

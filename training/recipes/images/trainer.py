@@ -7,8 +7,6 @@ torchrun and alone. Starting processes and storing checkpoints is left to its ca
 from __future__ import annotations
 
 import math
-import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
 from training.engine import ddp, optim, random_state
+from training.engine.compiler import check_compiler
 from training.engine.step_timer import StepTimer
 from training.engine.trainer import EpochMetrics, OnStep, TrainerState
 from training.errors import DivergedError, UsageError
@@ -286,7 +285,7 @@ class ImageTrainer:
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = self._with_layout(tensor.data)
         if self.config.compile == "on":
-            _check_compiler(self.device)
+            check_compiler(self.device)
             model.compile()
         return model
 
@@ -362,17 +361,6 @@ class ImageTrainer:
         if not self._channels_last or tensor.dim() != 4:
             return tensor
         return tensor.to(memory_format=torch.channels_last)  # `contiguous` would leave one channel as it is
-
-
-def _check_compiler(device: torch.device) -> None:
-    """Raise UsageError unless there is the compiler that torch.compile calls: of C for GPUs, of C++ for CPUs."""
-    variable = "CXX"
-    usual = ("c++", "g++", "clang++")
-    if device.type == "cuda":
-        variable = "CC"
-        usual = ("cc", "gcc", "clang")
-    if not any(shutil.which(name) for name in (os.environ.get(variable, ""), *usual)):
-        raise UsageError(f"--compile: 'on' needs a compiler ({', '.join(usual)}), and there is none; leave it off")
 
 
 class Means(NamedTuple):

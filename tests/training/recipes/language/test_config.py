@@ -1,0 +1,83 @@
+import shlex
+from typing import Any
+
+import pytest
+
+from training import job
+from training.config import parse
+from training.errors import UsageError
+from training.recipes.images.config import ImageConfig
+from training.recipes.language import recipe
+from training.recipes.language.config import LanguageConfig
+from training.recipes.registry import recipe_of
+from training.recipes.settings import parse_training
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "expected"),
+    [
+        ([], {}, ImageConfig),
+        (["--epochs", "2"], {}, ImageConfig),
+        (["--recipe", "images"], {}, ImageConfig),
+        (["--epochs", "2", "--recipe", "language"], {}, LanguageConfig),
+        (["--recipe=language"], {}, LanguageConfig),
+        ([], {"TRAINING_RECIPE": "language"}, LanguageConfig),
+        (["--recipe", "images"], {"TRAINING_RECIPE": "language"}, ImageConfig),
+    ],
+)
+def test_the_recipe_decides_which_settings_there_are(
+    flags: list[str], environment: dict[str, str], expected: type
+) -> None:
+    config = parse_training(flags, environment)
+    assert type(config) is expected
+    assert recipe_of(config).name == config.to_dict()["recipe"]
+
+
+@pytest.mark.parametrize("flags", [["--recipe", "poems"], ["--recipe"], ["--recipe", "images", "--corpus", "python"]])
+def test_a_recipe_or_flag_that_is_not_there_is_refused(flags: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"--recipe|--corpus"):
+        parse_training(flags, {})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_steps": 10, "epochs": 3}, "--max-steps: 10 .* multiple of --epochs 3, such as 9"),
+        ({"width": 100, "heads": 3}, "--heads: 3 .* divide --width 100 into even parts"),
+        ({"heads": 4, "kv_heads": 3}, "--kv-heads: 3 .* divide --heads 4"),
+        ({"model": "/models/llama", "layers": 2}, "--layers: a checkpoint has its own"),
+        ({"model": "/models/llama", "tied_weights": "off"}, "--tied-weights: a checkpoint has its own"),
+        ({"vocab_size": 256}, "--vocab-size: 256"),
+        ({"optimizer": "sgd"}, "--optimizer: 'sgd'"),
+        ({"sharding": "some"}, "--sharding: 'some'"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        LanguageConfig(**settings)
+
+
+def test_a_step_is_the_same_whatever_workers_are_there() -> None:
+    assert LanguageConfig(num_workers="1:4", batch_size=8).step_sequences(2) == 32
+    assert LanguageConfig(num_workers=2, batch_size=8).step_sequences(2) == 16
+    assert LanguageConfig(num_workers=2, batch_size=8, global_batch=6).step_sequences(2) == 6
+
+
+def test_a_folder_that_is_not_there_is_refused_before_anything_starts() -> None:
+    with pytest.raises(UsageError, match="--model: '/nowhere' is not there; give one of tiny, "):
+        recipe.prepare(LanguageConfig(model="/nowhere"))
+    with pytest.raises(UsageError, match="--corpus: '/nowhere' is not there; give python, "):
+        recipe.prepare(LanguageConfig(corpus="/nowhere"))
+    kept = LanguageConfig(corpus="s3://bucket/texts", model="s3://bucket/model")
+    assert recipe.prepare(kept) == kept, "what is in a bucket is seen by the workers"
+
+
+def test_a_job_trains_a_language_model_with_the_flags_that_were_typed() -> None:
+    flags = ["--recipe", "language", "--corpus", "s3://bucket/texts", "--max-steps", "10"]
+    submission = job.submission_of_training(flags)
+    words = shlex.split(submission.entrypoint)
+    assert words[:3] == ["python", "-m", "training"]
+    assert words[3 : 3 + len(flags)] == flags
+    config = parse(LanguageConfig, words[3:], {})
+    assert config.run_name == submission.run["run_name"]
+    assert str(config.run_name).startswith("tiny-texts-")

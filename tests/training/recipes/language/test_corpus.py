@@ -1,0 +1,92 @@
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.aws import BUCKET
+from training.errors import UsageError
+from training.recipes.language import corpus, tokenizer
+from training.recipes.language.corpus import Corpus
+
+
+def test_any_text_comes_back_from_its_tokens() -> None:
+    learned = tokenizer.learn(["some text", "some more text"], 300)
+    for text in ("some text", "  Ünïcödé\n\t\N{SNOWMAN} never seen", ""):
+        assert learned.decode(learned.encode(text).ids) == text
+    assert len(learned.encode("some text").ids) < len("some text"), "it has learned its words"
+    assert tokenizer.end_of(learned) == 0
+
+
+def test_the_same_texts_give_the_same_tokenizer(texts: Path) -> None:
+    written = [tokenizer.learn((file.read_text() for file in sorted(texts.iterdir())), 512).to_str() for _ in range(2)]
+    assert written[0] == written[1], "nodes would train on different tokens"
+
+
+def test_every_byte_of_text_is_trained_on_or_tested_with(texts: Path, code: Corpus) -> None:
+    files = list(texts.iterdir())
+    both = [code.tokenizer.decode(part.tolist(), skip_special_tokens=False) for part in (code.train, code.test)]
+    assert [len(part.replace(tokenizer.END, "").encode()) for part in both] == [code.train_bytes, code.test_bytes]
+    joined = "".join(both)
+    assert all(file.read_text()[:1000] in joined for file in files)
+    size = sum(file.stat().st_size for file in files)
+    assert code.train_bytes + code.test_bytes == size
+    assert code.test_bytes == pytest.approx(0.05 * size, rel=0.02)
+    assert np.count_nonzero(code.train == code.end) + np.count_nonzero(code.test == code.end) >= len(files)
+
+
+def test_it_is_tokenized_once_on_a_node(texts: Path, code: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(corpus._Maker, "make")
+    again = corpus.load(str(texts), 0.05, 512)
+    assert again.fingerprint == code.fingerprint
+    assert np.array_equal(again.train, code.train)
+
+
+def test_a_text_that_changes_is_another_corpus(texts: Path, code: Corpus, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    shutil.copytree(texts, folder)
+    copied = corpus.load(str(folder), 0.05, 512)
+    assert copied.fingerprint == code.fingerprint, "the same text elsewhere is the same corpus"
+    (folder / "more.txt").write_text("more text\n" * 100)
+    assert corpus.load(str(folder), 0.05, 512).fingerprint != code.fingerprint
+
+
+def test_what_is_no_text_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "text.txt").write_text("a text of some length\n" * 200)
+    before = corpus.load(str(tmp_path), 0.2, 300)
+    assert before.documents == 2, "one file, a part of it for testing"
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\0" + os.urandom(50))
+    (tmp_path / "latin.txt").write_bytes("\xe9\xe8".encode("latin-1"))
+    after = corpus.load(str(tmp_path), 0.2, 300)
+    assert after.train_bytes + after.test_bytes == before.train_bytes + before.test_bytes
+
+
+def test_a_tokenizer_that_is_given_is_used(tmp_path: Path, texts: Path) -> None:
+    given = tokenizer.learn(["other text"], 260)
+    given.save(str(tmp_path / "tokenizer.json"))
+    found = corpus.load(str(texts), 0.05, None, tmp_path / "tokenizer.json")
+    assert found.tokenizer.to_str() == given.to_str()
+
+
+def test_python_s_own_library_is_a_corpus() -> None:
+    found = corpus.load("python", 0.05, 300)
+    assert found.train_bytes > 1_000_000
+    assert "def " in found.tokenizer.decode(found.test[:5000].tolist())
+
+
+def test_a_corpus_may_lie_in_a_bucket(texts: Path, code: Corpus, s3: Any) -> None:
+    for file in texts.iterdir():
+        s3.upload_file(str(file), BUCKET, f"texts/{file.name}")
+    assert corpus.load(f"s3://{BUCKET}/texts", 0.05, 512).fingerprint == code.fingerprint
+
+
+def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
+    for given, named in ((tmp_path, "no files"), (tmp_path / "nowhere", "no files")):
+        with pytest.raises(UsageError, match=f"--corpus: there are {named}"):
+            corpus.load(str(given), 0.05, 300)
+    (tmp_path / "data").write_bytes(b"\0" * 100)
+    with pytest.raises(UsageError, match="too little text"):
+        corpus.load(str(tmp_path), 0.05, 300)

@@ -1,0 +1,1 @@
+"""The language model: its settings, corpus, tokenizer, model, sharding, trainer and Hugging Face folders."""

@@ -1,0 +1,430 @@
+"""The trainer of a language model: one rank of a run under DDP or FSDP2, in plain PyTorch.
+
+It takes rank and world size from torch.distributed if a process group is up, so it runs the same under Ray Train, under
+torchrun and alone. Starting processes and storing checkpoints is left to its callers.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from training.engine import ddp, optim, random_state
+from training.engine.compiler import check_compiler
+from training.engine.step_timer import StepTimer
+from training.engine.trainer import EpochMetrics, OnStep, TrainerState
+from training.errors import DivergedError, UsageError
+from training.recipes.language import sharding
+from training.recipes.language.config import LanguageConfig
+from training.recipes.language.corpus import Corpus
+from training.recipes.language.loader import IGNORED, Batch, SequenceLoader
+from training.recipes.language.model import Fill, ModelConfig, generate
+from training.recipes.language.peak_flops import peak_flops
+
+BETAS = (0.9, 0.95)
+# Every so many steps the loss is read from the device and must be a finite number.
+FINITE_CHECK_STEPS = 100
+
+
+class LanguageMetrics(EpochMetrics):
+    """The metrics of an epoch of a language model; a sample is a sequence, and losses are means over tokens.
+
+    Attributes:
+        train_bits_per_byte: The training loss in bits per byte of text, which models with other tokenizers have, too.
+        test_bits_per_byte: The same of the test loss.
+        test_log_likelihood: Mean log-likelihood of a test token: the test loss with its sign turned.
+        train_tokens: Number of tokens that were trained on, over all ranks.
+        test_tokens: Number of tokens that were predicted in the test.
+        tokens_per_second: Training tokens of all ranks per second.
+        model_flops_utilization: Fraction (0..1) of what all GPUs can compute in bf16 that the model's own operations
+            took (`ModelConfig.flops_per_token`); None if that isn't known.
+    """
+
+    train_bits_per_byte: float
+    test_bits_per_byte: float
+    test_log_likelihood: float
+    train_tokens: int
+    test_tokens: int
+    tokens_per_second: float
+    model_flops_utilization: float | None
+
+
+@dataclass
+class EpochState:
+    """An epoch in progress.
+
+    Attributes:
+        sums: This rank's sum of the loss.
+        learning_rate: The learning rate of its first step.
+        step: Number of its steps that are done.
+        seconds: Time that they took.
+    """
+
+    sums: LossSum
+    learning_rate: float
+    step: int = 0
+    seconds: float = 0.0
+
+
+class LanguageTrainer:
+    """A language model with its optimizer and the metrics of its finished epochs, on one rank.
+
+    Attributes:
+        shape: The shape of the model.
+        model: The model, without DDP; its parameters are DTensors under FSDP.
+        parallel_model: The same model under DDP, if there are several ranks with a copy each.
+        batches: The batches of this rank.
+        timer: The step times of the current epoch.
+        optimizer: The optimizer.
+        history: The metrics of the finished epochs.
+        current_epoch: The epoch in progress, or None between epochs.
+
+    Args:
+        config: The run's settings.
+        shape: The shape of the model.
+        fill: Fills its parameters at the start of the training.
+        corpus: The whole corpus; each rank takes its part.
+        device: Where the model and the batches are.
+
+    Raises:
+        UsageError: The settings don't fit the corpus, the ranks have different corpora, or the compiler is missing.
+    """
+
+    def __init__(
+        self, config: LanguageConfig, shape: ModelConfig, fill: Fill, corpus: Corpus, device: torch.device
+    ) -> None:
+        config = config.resolve_device(device.type)
+        self.config = config
+        self.device = device
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.world_size = dist.get_world_size() if dist.is_initialized() else 1
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # NCCL's collectives on objects use the current device
+        _check_same_corpus(corpus)
+        self.batches = SequenceLoader(
+            corpus,
+            context=shape.context,
+            step_sequences=config.step_sequences(self.world_size),
+            batch_size=config.local_batch_size,
+            seed=config.seed,
+            rank=self.rank,
+            world_size=self.world_size,
+            device=device,
+        )
+        self.timer = StepTimer(device)
+        self._sharded = config.sharding == "full" and self.world_size > 1
+        bf16 = config.precision == "bf16" or (config.precision == "auto" and ddp.all_have_bf16(device))
+        self._autocast = bf16 and not self._sharded  # a sharded model casts its weights instead
+        self.shape = shape
+        self.model: nn.Module = self._build(fill, bf16)
+        self.parallel_model = self.model if self._sharded else self._wrap(bf16)
+        self.optimizer = optim.build_optimizer(self.model, config, config.base_lr, BETAS)
+        self._loss_scale = self.world_size / (self.batches.step_sequences * shape.context)
+        self.history: list[LanguageMetrics] = []
+        self.current_epoch: EpochState | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in progress, or the next one, counted from 0."""
+        return len(self.history)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in an epoch: a pass over the corpus, or a part of `--max-steps`."""
+        return self.config.max_steps // self.config.epochs if self.config.max_steps else self.batches.steps
+
+    @property
+    def in_epoch(self) -> bool:
+        """Whether an epoch has begun and not ended."""
+        return self.current_epoch is not None
+
+    @property
+    def data_summary(self) -> dict[str, Any]:
+        """The corpus's entry in `result.json`."""
+        corpus = self.batches.corpus
+        return {
+            "name": corpus.name,
+            "documents": corpus.documents,
+            "train_tokens": len(corpus.train),
+            "train_bytes": corpus.train_bytes,
+            "train_samples": self.batches.sequences,
+            "test_tokens": len(corpus.test),
+            "test_bytes": corpus.test_bytes,
+            "test_samples": self.batches.test_sequences,
+            "vocab_size": corpus.tokenizer.get_vocab_size(),
+            "context": self.batches.context,
+            "parameters": self.shape.parameters,
+            "fingerprint": corpus.fingerprint,
+        }
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done since the start of the training."""
+        return self.epoch * self.steps_per_epoch + (self.current_epoch.step if self.current_epoch else 0)
+
+    def run_epoch(
+        self, on_step: OnStep = lambda step, steps: None, on_test: Callable[[], None] = lambda: None
+    ) -> LanguageMetrics:
+        """Train the rest of the epoch, test, and add the metrics to the history; every rank must call it.
+
+        Args:
+            on_step: Called after every step with the steps done and the steps of the epoch.
+            on_test: Called after every batch of the test.
+
+        Returns:
+            The metrics, over all tokens of all ranks.
+
+        Raises:
+            DivergedError: The training or test loss is not finite; every rank raises it.
+        """
+        epoch = self.current_epoch = self.current_epoch or EpochState(
+            LossSum(self.device), self._learning_rate(self.step)
+        )
+        train_loss, train_tokens = self._train(epoch, on_step)
+        step_times = self.timer.summary()
+        if self._sharded:
+            step_times["exposed_comm_fraction"] = None  # weights are sent while others are computed with
+        started = time.perf_counter()
+        test_loss, test_tokens = self._test(on_test)
+        self._check_finite("test loss", test_loss)
+        corpus = self.batches.corpus
+        metrics: LanguageMetrics = {
+            "epoch": self.epoch,
+            "train_loss": train_loss,
+            "train_bits_per_byte": train_loss / math.log(2) * len(corpus.train) / corpus.train_bytes,
+            "train_tokens": train_tokens,
+            "test_loss": test_loss,
+            "test_bits_per_byte": test_loss / math.log(2) * len(corpus.test) / corpus.test_bytes,
+            "test_log_likelihood": -test_loss,
+            "test_tokens": test_tokens,
+            "learning_rate": epoch.learning_rate,
+            "train_seconds": epoch.seconds,
+            "test_seconds": time.perf_counter() - started,
+            "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "samples_per_second": train_tokens / self.batches.context / epoch.seconds,
+            "tokens_per_second": train_tokens / epoch.seconds,
+            "model_flops_utilization": self._utilization(train_tokens / epoch.seconds),
+            **step_times,
+            "steps": self.steps_per_epoch,
+            "world_size": self.world_size,
+            "global_batch": self.batches.step_sequences,
+        }
+        self.history.append(metrics)
+        self.current_epoch = None
+        return metrics
+
+    def state_dict(self) -> TrainerState:
+        """Return what a later `load_state_dict` needs to continue; its tensors are those that are trained.
+
+        Raises:
+            DivergedError: A weight is not finite; every rank raises it.
+        """
+        from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+
+        self._check_finite("largest weight", sharding.largest_weight(self.model))
+        epoch = self.current_epoch
+        return {
+            "model": get_model_state_dict(self.model),
+            "optimizer": get_optimizer_state_dict(self.model, self.optimizer),
+            "progress": {
+                "world_size": self.world_size,
+                "history": list(self.history),
+                "epoch": epoch and {"learning_rate": epoch.learning_rate, "step": epoch.step, "seconds": epoch.seconds},
+            },
+            "ranks": [{"random": random_state.capture(self.device), "sums": epoch.sums.state() if epoch else None}],
+        }
+
+    def load_state_dict(self, state: TrainerState) -> None:
+        """Continue where `state` was taken, on as many ranks or on another number."""
+        from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
+
+        progress = state["progress"]
+        ranks = state["ranks"]
+        as_many = progress["world_size"] == self.world_size
+        set_model_state_dict(self.model, state["model"])
+        set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
+        self.history = list(progress["history"])
+        self.current_epoch = EpochState(LossSum(self.device), **progress["epoch"]) if progress["epoch"] else None
+        if as_many or self.rank < len(ranks):
+            random_state.restore(ranks[0 if as_many else self.rank]["random"], self.device)
+        if self.current_epoch:
+            for each in ranks if as_many or self.rank == 0 else []:  # they are added up over the ranks later
+                self.current_epoch.sums.load(each["sums"])
+
+    def continue_text(self, prompt: str, count: int) -> str:
+        """Return a prompt and `count` tokens that the model adds to it; every rank must call it."""
+        corpus = self.batches.corpus
+        tokens = corpus.tokenizer.encode(prompt, add_special_tokens=False).ids or [corpus.end or 0]
+        self.model.eval()
+        given = torch.tensor(tokens, device=self.device)
+        with self._precision():
+            made = generate(self.model, given, count, context=self.batches.context, seed=self.config.seed)
+        sharding.reshard(self.model)
+        return corpus.tokenizer.decode(made.tolist())
+
+    def _build(self, fill: Fill, bf16: bool) -> nn.Module:
+        gradients = bf16 if self.config.gradient_dtype == "auto" else self.config.gradient_dtype == "bf16"
+        policy = sharding.mixed_precision(bf16=bf16, bf16_gradients=gradients) if self._sharded else None
+        recompute = self.config.activation_checkpointing == "on"
+        model = sharding.build(self.shape, fill, self.device, policy=policy, recompute=recompute)
+        random_state.seed_all(random_state.derive_seed(self.config.seed, random_state.RANK, self.rank))
+        if self.config.compile == "on":
+            check_compiler(self.device)
+            for block in model.blocks:  # one by one, since they are alike: the compiler sees one of them
+                block.compile()
+        return model
+
+    def _wrap(self, bf16: bool) -> nn.Module:
+        turns = self.batches.turns > 1
+        return ddp.wrap_ddp(
+            self.model,
+            self.config,
+            self.device,
+            bf16=bf16,
+            static_graph=True,
+            timer=self.timer,
+            accumulates=turns or self.config.static_graph == "off",
+        )
+
+    def _train(self, epoch: EpochState, on_step: OnStep) -> tuple[float, int]:
+        """Train the rest of the epoch; returns the mean loss over all of it, on all ranks, and its tokens."""
+        self.parallel_model.train()
+        self.timer.start()
+        before = epoch.seconds
+        started = time.perf_counter()
+        batches = self.batches.train(self.step, self.steps_per_epoch - epoch.step)
+        for turns in self.timer.timed_batches(batches):
+            self._step(turns, epoch.sums)
+            self.timer.end_step()
+            epoch.step += 1
+            if epoch.step % FINITE_CHECK_STEPS == 0:
+                self._check_finite("training loss", epoch.sums.mean()[0])
+            epoch.seconds = before + time.perf_counter() - started
+            on_step(epoch.step, self.steps_per_epoch)
+        mean = epoch.sums.mean()  # waits for the device, so the time is that of the steps, not of launching them
+        epoch.seconds = before + time.perf_counter() - started
+        self._check_finite("training loss", mean[0])
+        return mean
+
+    def _step(self, turns: Sequence[Batch], sums: LossSum) -> None:
+        """Take one step of the optimizer from this rank's batches. Nothing waits for the device."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._learning_rate(self.step)
+        self.optimizer.zero_grad(set_to_none=True)
+        for number, (tokens, targets) in enumerate(turns, start=1):
+            with self._sync_gradients(number == len(turns)):
+                loss = self._loss(self.parallel_model, tokens, targets)
+                # DDP and FSDP take the mean over the ranks: this makes it the mean over the step's tokens.
+                (loss * self._loss_scale).backward()
+            sums.add(loss.detach(), targets)
+        self.timer.allreduce_finished()
+        sharding.clip_gradients(self.model, self.config.clip_norm)
+        self.optimizer.step()
+
+    def _sync_gradients(self, last: bool) -> AbstractContextManager[Any]:
+        """Return a context in which DDP only accumulates gradients, unless it is the `last` batch of a step.
+
+        FSDP adds them up over the ranks each time: a sum of its own would be as large as all weights.
+        """
+        if last or not isinstance(self.parallel_model, DistributedDataParallel):
+            return nullcontext()
+        return self.parallel_model.no_sync()
+
+    @torch.no_grad()
+    def _test(self, on_batch: Callable[[], None]) -> tuple[float, int]:
+        self.model.eval()
+        sums = LossSum(self.device)
+        for tokens, targets in self.batches.test():
+            sums.add(self._loss(self.model, tokens, targets), targets)
+            on_batch()
+        sharding.reshard(self.model)
+        return sums.mean()
+
+    def _loss(self, network: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum of the tokens' losses, in fp32 whatever the precision of the layers."""
+        with self._precision():
+            logits = network(tokens)
+        return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._autocast)
+
+    def _learning_rate(self, step: int) -> float:
+        return learning_rate(self.config, step, self.steps_per_epoch * self.config.epochs)
+
+    def _utilization(self, tokens_per_second: float) -> float | None:
+        peak = peak_flops(self.device)
+        if peak is None:
+            return None
+        return tokens_per_second * self.shape.flops_per_token(self.batches.context) / (peak * self.world_size)
+
+    def _check_finite(self, what: str, value: float) -> None:
+        """Raise DivergedError unless a value, which all ranks have in common, is finite."""
+        if math.isfinite(value):
+            return
+        step = self.current_epoch.step if self.current_epoch else self.steps_per_epoch
+        raise DivergedError(
+            f"the {what} is {value} in epoch {self.epoch} by step {step} of {self.steps_per_epoch}; start another run "
+            f"with a lower --lr (now {self.config.base_lr:g}) or --clip-norm (now {self.config.clip_norm:g})"
+        )
+
+
+class LossSum:
+    """The sum of the loss over tokens on this rank; nothing is read from the device before `mean`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums = torch.zeros(2, dtype=torch.float64, device=device)  # loss, tokens
+
+    def add(self, loss: Tensor, targets: Tensor) -> None:
+        """Add the loss of a batch, a sum over its targets."""
+        self.sums += torch.stack([loss.double(), (targets != IGNORED).sum().double()])
+
+    def state(self) -> list[float]:
+        """Return the sums."""
+        return self.sums.tolist()
+
+    def load(self, state: list[float]) -> None:
+        """Add sums of another rank or of an earlier process."""
+        self.sums += self.sums.new_tensor(state)
+
+    def mean(self) -> tuple[float, int]:
+        """Return the mean over the tokens of all ranks, and their number; every rank must call it."""
+        totals = self.sums.clone()
+        if dist.is_initialized():
+            dist.all_reduce(totals)
+        loss, tokens = totals.tolist()
+        return loss / tokens, int(tokens)
+
+
+def learning_rate(config: LanguageConfig, step: int, steps: int) -> float:
+    """Return the learning rate of a step, counted from 0: it rises in a line, and falls along a cosine.
+
+    (Loshchilov and Hutter 2017, https://arxiv.org/abs/1608.03983)
+    """
+    warmup = math.ceil(config.warmup_fraction * steps)
+    if step < warmup:
+        return config.base_lr * (step + 1) / warmup
+    progress = (step - warmup) / max(1, steps - warmup)
+    final = config.final_lr_fraction
+    return config.base_lr * (final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2)
+
+
+def _check_same_corpus(corpus: Corpus) -> None:
+    """Raise UsageError unless all ranks, which may be on several nodes, have the same tokens."""
+    if not dist.is_initialized():
+        return
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, corpus.fingerprint)
+    if len(set(found)) > 1:
+        raise UsageError(f"--corpus: {corpus.name} is not the same on every node; give s3://bucket/prefix")

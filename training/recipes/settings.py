@@ -1,0 +1,45 @@
+"""The settings of the recipe that a command line names; without torch, so that a laptop can check them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+
+from training.config import environment_variable, flag, parse
+from training.engine.config import TrainingConfig
+from training.errors import UsageError
+from training.recipes import RECIPES
+from training.recipes.images.config import ImageConfig
+from training.recipes.language.config import LanguageConfig
+
+CONFIGS: dict[str, type[ImageConfig] | type[LanguageConfig]] = {"images": ImageConfig, "language": LanguageConfig}
+RECIPE = "recipe"
+
+
+def config_class(
+    arguments: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> type[ImageConfig] | type[LanguageConfig]:
+    """Return the class of the settings of the recipe that `--recipe` names, or its environment variable.
+
+    Raises:
+        UsageError: There is no such recipe.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument(flag(RECIPE), default=environment.get(environment_variable(RECIPE)) or RECIPES[0])
+    try:
+        name = parser.parse_known_args(arguments)[0].recipe
+    except argparse.ArgumentError:  # it has no value, which the other parser will say
+        name = RECIPES[0]
+    if name not in CONFIGS:
+        raise UsageError(f"{flag(RECIPE)}: {name!r} is not allowed; it must be one of {', '.join(CONFIGS)}")
+    return CONFIGS[name]
+
+
+def parse_training(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> TrainingConfig:
+    """Parse a command line and the environment into the settings of the recipe that they name.
+
+    Raises:
+        UsageError: A value can't be read or breaks its rule.
+    """
+    return parse(config_class(arguments, environment), arguments, environment)
