@@ -54,7 +54,7 @@ def test_the_packages_are_whole(engine: Engine, image: str) -> None:
 def test_a_change_to_the_training_code_pushes_little(engine: Engine, image: str) -> None:
     pushed = layers_pushed_by_a_change(engine.command)
     assert pushed, "the changed layer is new"
-    assert sum(layer.size for layer in pushed) < 2e6, f"one line pushes {pushed}"
+    assert sum(layer.size for layer in pushed) < 4e6, f"one line pushes {pushed}"
 
 
 def test_it_says_what_it_is_and_runs_as_nobody_special(engine: Engine, image: str) -> None:

@@ -61,11 +61,12 @@ def test_a_script_goes_on_after_a_rank_was_killed(
 ) -> None:
     if how == "mpi":
         flags = ("--mpi", "--requirements", request.getfixturevalue("wheels"), "--metric", "pi=pi ([0-9.]+)")
-        script, count, last, file, variable = "mpi_pi.py", "--rounds", "round", "sums.json", "PMIX_RANK=1"
+        # A round takes a few hundredths of a second: there have to be enough of them to find one in the middle.
+        script, count, last, file, variable = "mpi_pi.py", "--rounds=500", "round", "sums.json", "PMIX_RANK=1"
     else:
         flags = ("--metric", "loss=loss ([0-9.]+)")
-        script, count, last, file, variable = "ddp_snapshot.py", "--epochs", "epoch", "snapshot.pt", "RANK=1"
-    process, output = launch(how, *flags, script, count, "100")
+        script, count, last, file, variable = "ddp_snapshot.py", "--epochs=100", "epoch", "snapshot.pt", "RANK=1"
+    process, output = launch(how, *flags, script, count)
     until(lambda: f"{last} 3:" in output.read_text() or process.poll() is not None, 400, output.read_text)
     assert process.poll() is None, output.read_text()
     killed = [cluster.engine.python(name, KILL, script, variable) for name in cluster.workers]
