@@ -8,7 +8,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from pathlib import Path
@@ -19,6 +19,7 @@ from click.core import ParameterSource
 
 from ray_on_ecs.errors import HeadAway
 from ray_on_ecs.storage import S3Access
+from raynode import ports
 from training.errors import ResourceError, UsageError, one_line
 
 if TYPE_CHECKING:
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from ray_on_ecs.stack import Stack
     from training.run.storage import RunStorage
 
-DASHBOARD_PORT = 8265
-LOCAL_ADDRESS = f"http://127.0.0.1:{DASHBOARD_PORT}"
+LOCAL_ADDRESS = f"http://127.0.0.1:{ports.DASHBOARD}"
 # See docker/compose.yaml.
 COMPOSE_TOKEN = "only-for-this-laptop"
 COMPOSE_STORAGE = "s3://training/runs"
@@ -60,7 +60,10 @@ class Head:
             UsageError: The head refuses the token.
             ResourceError: The head doesn't answer.
         """
-        return self._get(path).json()
+        try:
+            return self._get(path).json()
+        except ValueError as cause:
+            raise _silent(cause) from cause
 
     def date(self) -> str | None:
         """Return the head's clock as HTTP says it, if it does."""
@@ -93,10 +96,13 @@ class Head:
             if answer.status_code in (401, 403):
                 raise UsageError(WRONG_TOKEN)
             answer.raise_for_status()
-            answer.json()
-        except (requests.RequestException, ValueError) as cause:
-            raise ResourceError(f"the Ray head doesn't answer ({one_line(cause)})") from cause
+        except requests.RequestException as cause:
+            raise _silent(cause) from cause
         return answer
+
+
+def _silent(cause: Exception) -> ResourceError:
+    return ResourceError(f"the Ray head doesn't answer ({one_line(cause)})")
 
 
 class Cluster(ABC):
@@ -147,21 +153,18 @@ class Cluster(ABC):
             say: Gets the reason to wait, as often as it is another one.
         """
         deadline, said = time.monotonic() + HEAD_SECONDS, ""
-        while True:
-            opened = self.connect()
-            try:
-                head = opened.__enter__()
-                break
-            except HeadAway as cause:
-                if time.monotonic() > deadline:
-                    raise
-                if said != (said := str(cause)):
-                    say(f"waiting for the Ray head: {cause}")
-                time.sleep(RETRY_SECONDS)
-        try:
+        with ExitStack() as opened:
+            while True:
+                try:
+                    head = opened.enter_context(self.connect())
+                    break
+                except HeadAway as cause:
+                    if time.monotonic() > deadline:
+                        raise
+                    if said != (said := str(cause)):
+                        say(f"waiting for the Ray head: {cause}")
+                    time.sleep(RETRY_SECONDS)
             yield head
-        finally:
-            opened.__exit__(None, None, None)
 
     @property
     def token_hint(self) -> str:
@@ -197,14 +200,8 @@ class Cluster(ABC):
         return {}
 
     @contextmanager
-    def forward(self, host: str, port: int, local: int | None = None) -> Generator[int]:
-        """Make a port of a node reachable from here; yields the port of this machine.
-
-        Args:
-            host: The node, as the others of the cluster know it.
-            port: Its port.
-            local: The port of this machine, or None for any.
-        """
+    def forward(self, host: str, port: int) -> Generator[int]:
+        """Make a port of a node, by its name in the cluster, reachable from here; yields the port of this machine."""
         yield port
 
     @abstractmethod
@@ -234,18 +231,18 @@ class StackCluster(Cluster):
         from ray_on_ecs import aws
 
         token = aws.token(self.stack)
-        with self.forward(self.stack.head_host, DASHBOARD_PORT) as port:
+        with self.forward(self.stack.head_host, ports.DASHBOARD) as port:
             yield Head(f"http://127.0.0.1:{port}", token)
 
     @contextmanager
-    def forward(self, host: str, port: int, local: int | None = None) -> Generator[int]:
+    def forward(self, host: str, port: int) -> Generator[int]:
         """See Cluster: through the head's instance, as all nodes let each other in."""
         from ray_on_ecs import aws
         from ray_on_ecs.session import forwarded_port
 
         instance_id = aws.head_instance(self.stack)
-        with forwarded_port(self.stack.region, instance_id, host, port, aws.variables(), local) as opened:
-            yield opened
+        with forwarded_port(self.stack.region, instance_id, host, port, aws.variables()) as local:
+            yield local
 
     def run_flags(self) -> dict[str, Any]:
         """See Cluster: a worker for each GPU of the stack, which the run waits for."""
@@ -342,7 +339,7 @@ class ComposeCluster(Cluster):
         )
 
     @contextmanager
-    def forward(self, host: str, port: int, local: int | None = None) -> Generator[int]:
+    def forward(self, host: str, port: int) -> Generator[int]:
         """See Cluster: compose publishes the notebook's port of the head, beside the dashboard's."""
         yield COMPOSE_PORTS.get(port, port)
 

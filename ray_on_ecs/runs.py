@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ray_on_ecs.storage import S3Access
 from training.errors import ResourceError, UsageError, one_line
 from training.run import layout
+from training.run.losses import loss_of
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo
@@ -191,7 +192,7 @@ class Folders:
             epoch=_integer(metrics.get("epoch")),
             epochs=_integer(settings.get("epochs")),
             step=_integer(metrics.get("step")),
-            loss=_last_loss(metrics),
+            loss=loss_of(metrics),
             started=_utc(times["started"]) if times else _iso(_newest(files, layout.SETTINGS)),
             updated=_iso(_newest(files)),
             cost_usd=_number(cost.get("usd")),
@@ -334,11 +335,6 @@ def _newest(files: Mapping[str, FileInfo], preferred: str | None = None) -> floa
 
 def _modified(file: FileInfo) -> float:
     return (file.mtime_ns or 0) / 1e9
-
-
-def _last_loss(metrics: Mapping[str, Any]) -> float | None:
-    names = ["train_loss"] if "train_loss" in metrics else [name for name in metrics if name.endswith("loss")]
-    return _number(metrics[names[-1]]) if names else None
 
 
 def _number(value: Any, divisor: float = 1) -> float | None:

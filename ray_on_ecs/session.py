@@ -31,7 +31,7 @@ PLUGIN = "https://docs.aws.amazon.com/systems-manager/latest/userguide/session-m
 
 @contextmanager
 def forwarded_port(
-    region: str, instance_id: str, host: str, port: int, environment: Mapping[str, str], local: int | None = None
+    region: str, instance_id: str, host: str, port: int, environment: Mapping[str, str]
 ) -> Generator[int]:
     """Forward a port of this machine to `host:port`, as the instance reaches it; yields the port here.
 
@@ -41,14 +41,13 @@ def forwarded_port(
         host: The name or address that leads to the port from there.
         port: That port.
         environment: The variables of the AWS CLI, with its credentials.
-        local: The port here, or None for a free one.
 
     Raises:
         UsageError: The AWS CLI or its plugin is not installed, or there are no credentials.
         ResourceError: Session Manager does not reach the instance.
     """
     check_installed()
-    local = local or _free_port()
+    local = _free_port()
     parameters = {"host": [host], "portNumber": [str(port)], "localPortNumber": [str(local)]}
     command = [
         *("aws", "ssm", "start-session", "--region", region, "--target", instance_id),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import math
 import os
 import shlex
 import threading
@@ -27,6 +26,7 @@ from training.periodic import every
 from training.run import layout
 from training.run.card import try_write_card
 from training.run.cost import InstanceCost, InstanceKind, cost_of
+from training.run.losses import loss_name, loss_of
 from training.run.storage import RunStorage
 
 WRITE_SECONDS = 10.0
@@ -239,12 +239,7 @@ def _logged_step(history: Sequence[Any]) -> int | None:
 
 def _last_loss(history: Sequence[Any]) -> float | None:
     """Return the last epoch's training loss, or the last loss that a script logged."""
-    for metrics in reversed(history):
-        names = ["train_loss"] if "train_loss" in metrics else [name for name in metrics if name.endswith("loss")]
-        if names:
-            value = metrics[names[-1]]
-            return value if value is not None and math.isfinite(value) else None
-    return None
+    return next((loss_of(metrics) for metrics in reversed(history) if loss_name(metrics)), None)
 
 
 def _iso(moment: datetime) -> str:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -19,14 +17,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import SyncBatchNorm
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
 from training.engine import ddp, optim, random_state
 from training.engine.compiler import check_compiler
-from training.engine.step_timer import StepTimer
+from training.engine.epochs import EpochState, EpochTrainer
 from training.engine.trainer import EpochMetrics, OnStep, TrainerState
-from training.errors import DivergedError, UsageError
+from training.errors import UsageError
 from training.recipes.images import batch_norm, models
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.dataset import Dataset
@@ -51,39 +48,17 @@ class ImageMetrics(EpochMetrics):
 
 # DDP rebuilds its buckets, in the order in which gradients arrived, before the third step.
 BUCKET_REBUILD_STEPS = 2
-# Every so many steps the loss is read from the device and must be a finite number.
-FINITE_CHECK_STEPS = 100
 
 
-@dataclass
-class EpochState:
-    """An epoch in progress.
-
-    Attributes:
-        sums: This rank's sums of loss and correct answers.
-        learning_rate: The learning rate of its first step.
-        step: Number of its steps that are done.
-        seconds: Time that they took.
-    """
-
-    sums: MetricSums
-    learning_rate: float
-    step: int = 0
-    seconds: float = 0.0
-
-
-class ImageTrainer:
+class ImageTrainer(EpochTrainer):
     """A model with its optimizer, its schedule and the metrics of its finished epochs, on one rank.
 
     Attributes:
         model: The model, without DDP.
         ddp_model: The same model under DDP, if there are several ranks.
         batches: The batches of this rank.
-        timer: The step times of the current epoch.
         optimizer: The optimizer.
         schedule: The learning rate schedule, which advances with every step.
-        history: The metrics of the finished epochs.
-        current_epoch: The epoch in progress, or None between epochs.
 
     Args:
         config: The run's settings.
@@ -95,16 +70,12 @@ class ImageTrainer:
     """
 
     def __init__(self, config: ImageConfig, dataset: Dataset, device: torch.device) -> None:
+        super().__init__(device)
         config = config.resolve_device(device.type)
         self.config = config
-        self.device = device
-        self.rank = dist.get_rank() if dist.is_initialized() else 0
-        self.world_size = dist.get_world_size() if dist.is_initialized() else 1
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # NCCL's collectives on objects use the current device
             torch.backends.cudnn.benchmark = True  # every step has the same shapes
         self.batches = BatchLoader(dataset, config, self.rank, self.world_size, device)
-        self.timer = StepTimer(device)
         self._autocast = config.precision == "bf16" or (config.precision == "auto" and ddp.all_have_bf16(device))
         self._channels_last = config.channels_last == "on" or (config.channels_last == "auto" and device.type == "cuda")
         self.model = self._build(dataset)
@@ -116,23 +87,11 @@ class ImageTrainer:
             self.model, config, self.batches.global_batch, config.epochs * self.batches.steps
         )
         self._loss_scale = torch.tensor(self.world_size / self.batches.microbatches, device=device)
-        self.history: list[ImageMetrics] = []
-        self.current_epoch: EpochState | None = None
-
-    @property
-    def epoch(self) -> int:
-        """The epoch in progress, or the next one, counted from 0."""
-        return len(self.history)
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in an epoch, the same on every rank."""
         return self.batches.steps
-
-    @property
-    def in_epoch(self) -> bool:
-        """Whether an epoch has begun and not ended."""
-        return self.current_epoch is not None
 
     @property
     def data_summary(self) -> dict[str, Any]:
@@ -147,11 +106,6 @@ class ImageTrainer:
             "std": dataset.std,
             "fingerprint": dataset.fingerprint,
         }
-
-    @property
-    def step(self) -> int:
-        """Optimizer steps done since the start of the training."""
-        return self.epoch * self.steps_per_epoch + (self.current_epoch.step if self.current_epoch else 0)
 
     def run_epoch(
         self, on_step: OnStep = lambda step, steps: None, on_test: Callable[[], None] = lambda: None
@@ -171,7 +125,7 @@ class ImageTrainer:
         epoch = self.current_epoch = self.current_epoch or EpochState(
             MetricSums(self.device), float(self.schedule.get_last_lr()[0])
         )
-        train = self._train(epoch, on_step)
+        train = self._train(self.ddp_model, epoch, self.batches.train(self.epoch, epoch.step), on_step)
         step_times = self.timer.summary()
         started = time.perf_counter()
         test = self._test(on_test)
@@ -219,7 +173,7 @@ class ImageTrainer:
                 "world_size": self.world_size,
                 "schedule": self.schedule.state_dict(),
                 "history": list(self.history),
-                "epoch": epoch and {"learning_rate": epoch.learning_rate, "step": epoch.step, "seconds": epoch.seconds},
+                "epoch": epoch and epoch.position(),
             },
             "ranks": [own],
         }
@@ -230,18 +184,13 @@ class ImageTrainer:
 
         progress = state["progress"]
         ranks = state["ranks"]
-        as_many = progress["world_size"] == self.world_size
         set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
         self.schedule.load_state_dict(progress["schedule"])
-        self.history = list(progress["history"])
-        self.current_epoch = EpochState(MetricSums(self.device), **progress["epoch"]) if progress["epoch"] else None
+        self._load_epochs(progress, MetricSums(self.device))
         self._rebuild_ddp_buckets(min(self.step, BUCKET_REBUILD_STEPS))
-        if as_many or self.rank < len(ranks):
-            random_state.restore(ranks[0 if as_many else self.rank]["random"], self.device)
+        self._load_ranks(progress, ranks)
         if self.current_epoch:
             self._load_buffers([each["buffers"] for each in ranks])
-            for each in ranks if as_many or self.rank == 0 else []:  # they are added up over the ranks later
-                self.current_epoch.sums.load(each["sums"])
 
     def _load_buffers(self, ranks: list[dict[str, Tensor]]) -> None:
         """Take over the running statistics: the mean over these ranks, by the micro-batches that each had."""
@@ -289,42 +238,16 @@ class ImageTrainer:
             model.compile()
         return model
 
-    def _train(self, epoch: EpochState, on_step: OnStep) -> Means:
-        """Train the rest of the epoch; returns the means over all of it, on all ranks."""
-        self.ddp_model.train()
-        self.timer.start()
-        before = epoch.seconds
-        started = time.perf_counter()
-        for microbatches in self.timer.timed_batches(self.batches.train(self.epoch, epoch.step)):
-            self._step(microbatches, epoch.sums)
-            self.timer.end_step()
-            epoch.step += 1
-            if epoch.step % FINITE_CHECK_STEPS == 0:
-                self._check_finite("training loss", epoch.sums.mean().loss)
-            epoch.seconds = before + time.perf_counter() - started
-            on_step(epoch.step, self.steps_per_epoch)
-        means = epoch.sums.mean()  # waits for the device, so the time is that of the steps, not of launching them
-        epoch.seconds = before + time.perf_counter() - started
-        self._check_finite("training loss", means.loss)
-        return means
-
-    def _check_finite(self, what: str, value: float) -> None:
-        """Raise DivergedError unless a value, which all ranks have in common, is finite."""
-        if math.isfinite(value):
-            return
-        step = self.current_epoch.step if self.current_epoch else self.steps_per_epoch
+    def _advice(self) -> str:
         last = f"it was {self.history[-1]['train_loss']:.4g} in epoch {self.epoch - 1}; " if self.history else ""
         fp32 = " or --precision fp32" if self._autocast else ""
-        raise DivergedError(
-            f"the {what} is {value} in epoch {self.epoch} by step {step} of {self.steps_per_epoch}; {last}"
-            f"start another run with a lower --lr (now {self.config.base_lr:g}){fp32}"
-        )
+        return f"{last}start another run with a lower --lr (now {self.config.base_lr:g}){fp32}"
 
     def _step(self, microbatches: Sequence[Batch], sums: MetricSums) -> None:
         """Take one step of the optimizer from this rank's micro-batches. Nothing waits for the device."""
         self.optimizer.zero_grad(set_to_none=True)
         for number, (images, labels) in enumerate(batch_norm.once_per_step(self.model, microbatches), start=1):
-            with self._sync_gradients(number == len(microbatches)):
+            with self._sync_gradients(self.ddp_model, last=number == len(microbatches)):
                 logits = self._forward(self.ddp_model, images)
                 loss = cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing)
                 # DDP takes the mean over the ranks, which may have different numbers of micro-batches.
@@ -333,12 +256,6 @@ class ImageTrainer:
         self.timer.allreduce_finished()
         self.optimizer.step()
         self.schedule.step()
-
-    def _sync_gradients(self, last: bool) -> AbstractContextManager[Any]:
-        """Return a context in which gradients are accumulated only, unless it is the step's `last` micro-batch."""
-        if last or not isinstance(self.ddp_model, DistributedDataParallel):
-            return nullcontext()
-        return self.ddp_model.no_sync()
 
     @torch.no_grad()
     def _test(self, on_batch: Callable[[], None]) -> Means:

@@ -9,22 +9,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
 from training.engine import ddp, optim, random_state
 from training.engine.compiler import check_compiler
-from training.engine.step_timer import StepTimer
+from training.engine.epochs import EpochState, EpochTrainer
 from training.engine.trainer import EpochMetrics, OnStep, TrainerState
-from training.errors import DivergedError, UsageError
+from training.errors import UsageError
 from training.recipes.language import sharding
 from training.recipes.language.config import LanguageConfig
 from training.recipes.language.corpus import Corpus
@@ -33,8 +31,6 @@ from training.recipes.language.model import Fill, ModelConfig, generate
 from training.recipes.language.peak_flops import peak_flops
 
 BETAS = (0.9, 0.95)
-# Every so many steps the loss is read from the device and must be a finite number.
-FINITE_CHECK_STEPS = 100
 
 
 class LanguageMetrics(EpochMetrics):
@@ -60,24 +56,7 @@ class LanguageMetrics(EpochMetrics):
     model_flops_utilization: float | None
 
 
-@dataclass
-class EpochState:
-    """An epoch in progress.
-
-    Attributes:
-        sums: This rank's sum of the loss.
-        learning_rate: The learning rate of its first step.
-        step: Number of its steps that are done.
-        seconds: Time that they took.
-    """
-
-    sums: LossSum
-    learning_rate: float
-    step: int = 0
-    seconds: float = 0.0
-
-
-class LanguageTrainer:
+class LanguageTrainer(EpochTrainer):
     """A language model with its optimizer and the metrics of its finished epochs, on one rank.
 
     Attributes:
@@ -85,10 +64,7 @@ class LanguageTrainer:
         model: The model, without DDP; its parameters are DTensors under FSDP.
         parallel_model: The same model under DDP, if there are several ranks with a copy each.
         batches: The batches of this rank.
-        timer: The step times of the current epoch.
         optimizer: The optimizer.
-        history: The metrics of the finished epochs.
-        current_epoch: The epoch in progress, or None between epochs.
 
     Args:
         config: The run's settings.
@@ -104,13 +80,9 @@ class LanguageTrainer:
     def __init__(
         self, config: LanguageConfig, shape: ModelConfig, fill: Fill, corpus: Corpus, device: torch.device
     ) -> None:
+        super().__init__(device)
         config = config.resolve_device(device.type)
         self.config = config
-        self.device = device
-        self.rank = dist.get_rank() if dist.is_initialized() else 0
-        self.world_size = dist.get_world_size() if dist.is_initialized() else 1
-        if device.type == "cuda":
-            torch.cuda.set_device(device)  # NCCL's collectives on objects use the current device
         _check_same_corpus(corpus)
         self.batches = SequenceLoader(
             corpus,
@@ -122,7 +94,6 @@ class LanguageTrainer:
             world_size=self.world_size,
             device=device,
         )
-        self.timer = StepTimer(device)
         self._sharded = config.sharding == "full" and self.world_size > 1
         bf16 = config.precision == "bf16" or (config.precision == "auto" and ddp.all_have_bf16(device))
         self._autocast = bf16 and not self._sharded  # a sharded model casts its weights instead
@@ -131,23 +102,11 @@ class LanguageTrainer:
         self.parallel_model = self.model if self._sharded else self._wrap(bf16)
         self.optimizer = optim.build_optimizer(self.model, config, config.base_lr, BETAS)
         self._loss_scale = self.world_size / (self.batches.step_sequences * shape.context)
-        self.history: list[LanguageMetrics] = []
-        self.current_epoch: EpochState | None = None
-
-    @property
-    def epoch(self) -> int:
-        """The epoch in progress, or the next one, counted from 0."""
-        return len(self.history)
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in an epoch: a pass over the corpus, or a part of `--max-steps`."""
         return self.config.max_steps // self.config.epochs if self.config.max_steps else self.batches.steps
-
-    @property
-    def in_epoch(self) -> bool:
-        """Whether an epoch has begun and not ended."""
-        return self.current_epoch is not None
 
     @property
     def data_summary(self) -> dict[str, Any]:
@@ -168,11 +127,6 @@ class LanguageTrainer:
             "fingerprint": corpus.fingerprint,
         }
 
-    @property
-    def step(self) -> int:
-        """Optimizer steps done since the start of the training."""
-        return self.epoch * self.steps_per_epoch + (self.current_epoch.step if self.current_epoch else 0)
-
     def run_epoch(
         self, on_step: OnStep = lambda step, steps: None, on_test: Callable[[], None] = lambda: None
     ) -> LanguageMetrics:
@@ -191,7 +145,8 @@ class LanguageTrainer:
         epoch = self.current_epoch = self.current_epoch or EpochState(
             LossSum(self.device), self._learning_rate(self.step)
         )
-        train_loss, train_tokens = self._train(epoch, on_step)
+        batches = self.batches.train(self.step, self.steps_per_epoch - epoch.step)
+        train_loss, train_tokens = self._train(self.parallel_model, epoch, batches, on_step)
         step_times = self.timer.summary()
         if self._sharded:
             step_times["exposed_comm_fraction"] = None  # weights are sent while others are computed with
@@ -240,7 +195,7 @@ class LanguageTrainer:
             "progress": {
                 "world_size": self.world_size,
                 "history": list(self.history),
-                "epoch": epoch and {"learning_rate": epoch.learning_rate, "step": epoch.step, "seconds": epoch.seconds},
+                "epoch": epoch and epoch.position(),
             },
             "ranks": [{"random": random_state.capture(self.device), "sums": epoch.sums.state() if epoch else None}],
         }
@@ -250,17 +205,10 @@ class LanguageTrainer:
         from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
 
         progress = state["progress"]
-        ranks = state["ranks"]
-        as_many = progress["world_size"] == self.world_size
         set_model_state_dict(self.model, state["model"])
         set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
-        self.history = list(progress["history"])
-        self.current_epoch = EpochState(LossSum(self.device), **progress["epoch"]) if progress["epoch"] else None
-        if as_many or self.rank < len(ranks):
-            random_state.restore(ranks[0 if as_many else self.rank]["random"], self.device)
-        if self.current_epoch:
-            for each in ranks if as_many or self.rank == 0 else []:  # they are added up over the ranks later
-                self.current_epoch.sums.load(each["sums"])
+        self._load_epochs(progress, LossSum(self.device))
+        self._load_ranks(progress, state["ranks"])
 
     def continue_text(self, prompt: str, count: int) -> str:
         """Return a prompt and `count` tokens that the model adds to it; every rank must call it."""
@@ -297,25 +245,9 @@ class LanguageTrainer:
             accumulates=turns or self.config.static_graph == "off",
         )
 
-    def _train(self, epoch: EpochState, on_step: OnStep) -> tuple[float, int]:
-        """Train the rest of the epoch; returns the mean loss over all of it, on all ranks, and its tokens."""
-        self.parallel_model.train()
-        self.timer.start()
-        before = epoch.seconds
-        started = time.perf_counter()
-        batches = self.batches.train(self.step, self.steps_per_epoch - epoch.step)
-        for turns in self.timer.timed_batches(batches):
-            self._step(turns, epoch.sums)
-            self.timer.end_step()
-            epoch.step += 1
-            if epoch.step % FINITE_CHECK_STEPS == 0:
-                self._check_finite("training loss", epoch.sums.mean()[0])
-            epoch.seconds = before + time.perf_counter() - started
-            on_step(epoch.step, self.steps_per_epoch)
-        mean = epoch.sums.mean()  # waits for the device, so the time is that of the steps, not of launching them
-        epoch.seconds = before + time.perf_counter() - started
-        self._check_finite("training loss", mean[0])
-        return mean
+    def _advice(self) -> str:
+        lr, norm = self.config.base_lr, self.config.clip_norm
+        return f"start another run with a lower --lr (now {lr:g}) or --clip-norm (now {norm:g})"
 
     def _step(self, turns: Sequence[Batch], sums: LossSum) -> None:
         """Take one step of the optimizer from this rank's batches. Nothing waits for the device."""
@@ -323,7 +255,8 @@ class LanguageTrainer:
             group["lr"] = self._learning_rate(self.step)
         self.optimizer.zero_grad(set_to_none=True)
         for number, (tokens, targets) in enumerate(turns, start=1):
-            with self._sync_gradients(number == len(turns)):
+            # FSDP adds gradients up over the ranks each time: a sum of its own would be as large as all weights.
+            with self._sync_gradients(self.parallel_model, last=number == len(turns)):
                 loss = self._loss(self.parallel_model, tokens, targets)
                 # DDP and FSDP take the mean over the ranks: this makes it the mean over the step's tokens.
                 (loss * self._loss_scale).backward()
@@ -332,17 +265,8 @@ class LanguageTrainer:
         sharding.clip_gradients(self.model, self.config.clip_norm)
         self.optimizer.step()
 
-    def _sync_gradients(self, last: bool) -> AbstractContextManager[Any]:
-        """Return a context in which DDP only accumulates gradients, unless it is the `last` batch of a step.
-
-        FSDP adds them up over the ranks each time: a sum of its own would be as large as all weights.
-        """
-        if last or not isinstance(self.parallel_model, DistributedDataParallel):
-            return nullcontext()
-        return self.parallel_model.no_sync()
-
     @torch.no_grad()
-    def _test(self, on_batch: Callable[[], None]) -> tuple[float, int]:
+    def _test(self, on_batch: Callable[[], None]) -> Mean:
         self.model.eval()
         sums = LossSum(self.device)
         for tokens, targets in self.batches.test():
@@ -369,15 +293,12 @@ class LanguageTrainer:
             return None
         return tokens_per_second * self.shape.flops_per_token(self.batches.context) / (peak * self.world_size)
 
-    def _check_finite(self, what: str, value: float) -> None:
-        """Raise DivergedError unless a value, which all ranks have in common, is finite."""
-        if math.isfinite(value):
-            return
-        step = self.current_epoch.step if self.current_epoch else self.steps_per_epoch
-        raise DivergedError(
-            f"the {what} is {value} in epoch {self.epoch} by step {step} of {self.steps_per_epoch}; start another run "
-            f"with a lower --lr (now {self.config.base_lr:g}) or --clip-norm (now {self.config.clip_norm:g})"
-        )
+
+class Mean(NamedTuple):
+    """The mean loss over a number of tokens."""
+
+    loss: float
+    tokens: int
 
 
 class LossSum:
@@ -398,13 +319,13 @@ class LossSum:
         """Add sums of another rank or of an earlier process."""
         self.sums += self.sums.new_tensor(state)
 
-    def mean(self) -> tuple[float, int]:
+    def mean(self) -> Mean:
         """Return the mean over the tokens of all ranks, and their number; every rank must call it."""
         totals = self.sums.clone()
         if dist.is_initialized():
             dist.all_reduce(totals)
         loss, tokens = totals.tolist()
-        return loss / tokens, int(tokens)
+        return Mean(loss / tokens, int(tokens))
 
 
 def learning_rate(config: LanguageConfig, step: int, steps: int) -> float:
