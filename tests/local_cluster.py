@@ -30,6 +30,8 @@ LOG_CHARACTERS = 3000
 # Open MPI tells nodes apart by their host names. Where they share a machine, some processes may take those of another
 # node for their own node's: two ranks then choose different algorithms for one collective, and wait for ever.
 OPEN_MPI = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_coll": "^han,sm"}
+# The label that the image gives to helpers.
+HELPER = "ray.io/node-group=helpers"
 RAY = str(Path(sys.executable).with_name("ray"))
 
 
@@ -46,6 +48,7 @@ class LocalCluster:
         environment: All environment variables of the nodes.
         head: The head node's process.
         workers: The worker nodes' processes.
+        helpers: The helpers' processes.
     """
 
     def __init__(self, workers: int, variables: Mapping[str, str] | None = None) -> None:
@@ -65,6 +68,7 @@ class LocalCluster:
         }
         self.head: subprocess.Popen[bytes] | None = None
         self.workers: list[subprocess.Popen[bytes]] = []
+        self.helpers: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> LocalCluster:
         try:
@@ -87,7 +91,7 @@ class LocalCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for each in [*self.workers, self.head]:
+        for each in [*self.workers, *self.helpers, self.head]:
             if each is not None:
                 kill_tree(each.pid)
                 each.wait()
@@ -98,6 +102,12 @@ class LocalCluster:
         worker = self._start_node(f"--address={HOST}:{self.port}", "--num-cpus=1")
         self.workers.append(worker)
         return worker
+
+    def add_helper(self, cpus: int = 1) -> subprocess.Popen[bytes]:
+        """Start a CPU helper's node."""
+        helper = self._start_node(f"--address={HOST}:{self.port}", f"--num-cpus={cpus}", f"--labels={HELPER}")
+        self.helpers.append(helper)
+        return helper
 
     def replace_ended(self) -> None:
         """Start a worker node for each one that has ended, as ECS does."""

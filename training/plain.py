@@ -24,6 +24,7 @@ from rich.console import Console
 from training.checkpoint.manager import CheckpointManager
 from training.checkpoint.resume import check_not_finished, check_settings_unchanged, write_settings
 from training.engine.config import TrainingConfig
+from training.engine.feed import thread_feed
 from training.engine.fit import Listener, fit
 from training.engine.recipe import Recipe
 from training.engine.trainer import EpochMetrics, Trainer
@@ -127,7 +128,8 @@ def _prepare(recipe: Recipe, config: TrainingConfig, device: torch.device, lock:
 
 def _train(recipe: Recipe, config: TrainingConfig, device: torch.device) -> None:
     storage = RunStorage.open(config.storage_path, str(config.run_name))
-    trainer = recipe.build(config, device)
+    cpus = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    trainer = recipe.build(config, device, thread_feed(config.data_workers or max(1, cpus)))
     lines = EpochLines(config, trainer)
     with CheckpointManager(
         trainer,

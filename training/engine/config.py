@@ -81,6 +81,14 @@ class TrainingConfig(RunConfig):
         choices=AUTO_ON_OFF,
         may_change=True,
     )
+    data_workers: int | None = how_fast(
+        None,
+        "CPUs that prepare data that is not kept in memory: of the stack's helpers for all workers together, or else "
+        "threads of each worker (default: all that there are)",
+        type=int,
+        at_least=1,
+        may_change=True,
+    )
 
     keep_checkpoints: int = when_something_happens(
         3, "number of latest checkpoints to keep, in addition to the best one", type=int, at_least=1

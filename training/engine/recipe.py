@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from training.engine.feed import Feed
 from training.engine.trainer import Trainer
 
 
@@ -37,7 +38,7 @@ class Recipe:
         name: What it trains, in a word.
         prepare: Checks a config as far as possible without a cluster and returns it with the data set resolved. Raises
             UsageError.
-        build: Builds this rank's trainer from a config and a device.
+        build: Builds this rank's trainer from a config, a device, and what prepares its data.
         describe: Returns lines of the header by their label, from the config as requested and as resolved.
         qualities: The measures of its metrics, the loss first.
         score: The metric that decides which checkpoint is the best; higher is better.
@@ -48,7 +49,7 @@ class Recipe:
 
     name: str
     prepare: Callable[[Any], Any]
-    build: Callable[[Any, torch.device], Trainer]
+    build: Callable[[Any, torch.device, Feed], Trainer]
     describe: Callable[[Any, Any], dict[str, str]]
     qualities: tuple[Quality, ...]
     score: str

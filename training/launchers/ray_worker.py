@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 from typing import Any, TypedDict
 
+import ray
 import ray.train
 from ray.train.torch import get_device
 
 from training.checkpoint.manager import CheckpointManager, Preempted
 from training.engine.config import TrainingConfig
+from training.engine.feed import Feed, thread_feed
 from training.engine.fit import fit
 from training.engine.recipe import Recipe
 from training.engine.watchdog import Watchdog
+from training.launchers.helpers import helper_feed
 from training.launchers.preemption import PREEMPTED, preemption
 from training.monitoring import post_mortem
 from training.monitoring.reporter import Reporter
@@ -64,7 +67,7 @@ def _train(
 ) -> RunSummary:
     storage.check_shared()
     with watchdog.patience(LOADING_PATIENCE):
-        trainer = recipe.build(config, get_device())
+        trainer = recipe.build(config, get_device(), _feed(config))
     reporter = Reporter(run_state, watchdog, config, trainer)
     with CheckpointManager(
         trainer,
@@ -79,3 +82,10 @@ def _train(
     with watchdog.patience(LOADING_PATIENCE):
         files = results.write_files(storage, recipe, trainer)
     return results.run_summary(trainer, checkpoints.summary, files)
+
+
+def _feed(config: TrainingConfig) -> Feed:
+    """Return what prepares data: the stack's helpers or, while there are none, threads on this worker's CPUs."""
+    cpus = int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1))
+    workers = ray.train.get_context().get_world_size()
+    return helper_feed(thread_feed(config.data_workers or max(1, cpus)), config.data_workers, workers)

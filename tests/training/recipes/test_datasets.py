@@ -10,7 +10,7 @@ import torch
 from tests.aws import BUCKET
 from training.errors import UsageError
 from training.recipes.images import datasets, recipe
-from training.recipes.images.config import DATASETS, ImageConfig
+from training.recipes.images.config import DATASETS, FOLDER, ImageConfig
 from training.recipes.images.dataset import Dataset, Split
 from training.recipes.images.fashion_mnist import FILES
 
@@ -144,7 +144,7 @@ def test_a_data_set_of_ones_own_needs_a_loader_and_a_name_only(monkeypatch: pyte
 
 
 def test_every_data_set_that_can_be_asked_for_can_be_loaded() -> None:
-    assert {*datasets.LOADERS, "auto"} == set(DATASETS), "--help offers what there is"
+    assert {*datasets.LOADERS, "auto", FOLDER} == set(DATASETS), "--help offers what there is"
 
 
 def test_digits_are_real_images_of_28_by_28(digits: Dataset) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from training.config import AUTO_ON_OFF, ON_OFF, setting
+from training.config import AUTO_ON_OFF, ON_OFF, flag, setting
 from training.engine.config import TrainingConfig, how, how_fast
 from training.errors import UsageError
 from training.recipes import RECIPES
 
-DATASETS = ("auto", "fashion-mnist", "digits", "synthetic")
+FOLDER = "folder"
+DATASETS = ("auto", "fashion-mnist", "digits", "synthetic", FOLDER)
 TRAIN_SAMPLES = {"fashion-mnist": 60_000, "digits": 1_438}
 MIN_STEPS_PER_EPOCH = 8
 
@@ -33,13 +34,19 @@ class ImageConfig(TrainingConfig):
     recipe: str = _what("images", "images: an image classifier; language: a language model", choices=RECIPES)
     model: str = _what("resnet18", "resnet18, or package.module:function of your own (see the README)")
     dataset: str = _what(
-        "fashion-mnist", "auto: fashion-mnist if it is here or can be downloaded, else digits", choices=DATASETS
+        "fashion-mnist",
+        "auto: fashion-mnist if it is here or can be downloaded, else digits; folder: images in --data-dir",
+        choices=DATASETS,
     )
     data_dir: str | None = _what(
         None,
-        "folder or s3://bucket/prefix with Fashion-MNIST's four IDX files, gzipped or not, instead of a download",
+        "folder or s3://bucket/prefix with Fashion-MNIST's four IDX files, gzipped or not, instead of a download; or, "
+        "with --dataset folder, with train/CLASS/… and test/CLASS/… of images",
         metavar="DIR",
         may_change=True,
+    )
+    image_size: int = _what(
+        224, "height and width, in pixels, to which the images of a folder are scaled", type=int, at_least=8
     )
     samples: int = _what(60_000, "training images in the synthetic data set", type=int, at_least=10)
     label_smoothing: float = how(
@@ -47,6 +54,9 @@ class ImageConfig(TrainingConfig):
     )
     horizontal_flip: str = how(
         "on", "flip half of the training images, if the data set is flip-invariant", choices=ON_OFF
+    )
+    random_crop: str = how(
+        "off", "show, in each epoch, another part of each training image of a folder, scaled", choices=ON_OFF
     )
     max_shift: int = how(
         0, "translate training images by up to this many pixels in each direction", type=int, at_least=0, at_most=16
@@ -59,6 +69,13 @@ class ImageConfig(TrainingConfig):
         at_least=0,
     )
     channels_last: str = how_fast("auto", "memory layout of images and weights; auto: on GPUs", choices=AUTO_ON_OFF)
+    stream: str = how_fast(
+        "auto",
+        "read and decode the images of a folder in each epoch, ahead of the training, and keep none in memory; "
+        "auto: if they would take more than a quarter of the node's, or are cropped at random",
+        choices=AUTO_ON_OFF,
+        may_change=True,
+    )
     data_on_device: str = how_fast(
         "auto",
         "keep the data set on the GPU; auto: if it takes half of the free memory or less",
@@ -70,6 +87,7 @@ class ImageConfig(TrainingConfig):
         """Check the values, and those of batch norm against the number of workers."""
         super().__post_init__()
         _check_norm_batch(self)
+        _check_folder(self)
 
     @property
     def label(self) -> str:
@@ -84,6 +102,23 @@ class ImageConfig(TrainingConfig):
             return size
         samples = TRAIN_SAMPLES.get(self.dataset, self.samples)
         return max(1, min(size, samples // (self.microbatches(1) * MIN_STEPS_PER_EPOCH)))
+
+
+def _check_folder(config: ImageConfig) -> None:
+    if config.dataset == FOLDER:
+        if config.data_dir is None:
+            raise UsageError("--dataset: 'folder' needs --data-dir, a folder or s3://bucket/prefix with the images")
+        if config.random_crop == "on" and config.stream == "off":
+            raise UsageError(
+                "--stream: 'off' is not allowed with --random-crop on, because images in memory are cut once; leave "
+                "one of them out"
+            )
+        return
+    for name in ("random_crop", "stream"):
+        if getattr(config, name) == "on":
+            raise UsageError(
+                f"{flag(name)}: 'on' is for --dataset folder; {config.dataset} stays in memory; leave it out"
+            )
 
 
 def _check_norm_batch(config: ImageConfig) -> None:

@@ -1,6 +1,6 @@
-"""An image data set as tensors in memory.
+"""An image data set: as tensors in memory, or as files that are decoded when they are needed (files.py).
 
-Images stay uint8 until a batch is made: 60,000 of them take 47 MB, and no Python runs per sample.
+Images in memory stay uint8 until a batch is made: 60,000 of them take 47 MB, and no Python runs per sample.
 """
 
 from __future__ import annotations
@@ -28,6 +28,22 @@ class Split:
     def __getitem__(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         return self.images[indices], self.labels[indices]
 
+    @property
+    def channels(self) -> int:
+        """Number of channels of an image."""
+        return self.images.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of images and labels, in bytes."""
+        return self.images.nbytes + self.labels.nbytes
+
+    def digest(self) -> bytes:
+        """Return all labels and some images, with their shapes."""
+        some = self.images[:: max(1, len(self) // FINGERPRINT_IMAGES)]
+        parts = (self.labels, some)
+        return b"".join(f"{part.shape}".encode() + part.cpu().contiguous().numpy().tobytes() for part in parts)
+
     def to(self, device: torch.device) -> Split:
         """Return the same split on another device."""
         return Split(self.images.to(device), self.labels.to(device))
@@ -42,8 +58,8 @@ class Dataset:
         train: The training images.
         test: The test images. The best checkpoint is chosen on them.
         classes: Number of classes.
-        mean: Mean of the training images' pixels, scaled to 0..1.
-        std: Their standard deviation.
+        mean: Mean of the training images' pixels, scaled to 0..1; of images in files that of ImageNet.
+        std: Their standard deviation, likewise.
         flip_invariant: Whether an image and its mirror image are of the same class, so that training may flip images.
     """
 
@@ -68,26 +84,23 @@ class Dataset:
     @property
     def channels(self) -> int:
         """Number of channels of an image."""
-        return self.train.images.shape[1]
+        return self.train.channels
 
     @property
     def nbytes(self) -> int:
-        """Memory of images and labels, in bytes."""
-        return sum(part.nbytes for split in (self.train, self.test) for part in (split.images, split.labels))
+        """Memory that all of it takes, or would take, in bytes."""
+        return self.train.nbytes + self.test.nbytes
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all labels and of some images; 16 hexadecimal digits."""
+        """A hash of all labels and of some images, or of the files; 16 hexadecimal digits."""
         digest = hashlib.sha256(f"{self.mean:.6f} {self.std:.6f}".encode())  # these come from every pixel
         for split in (self.train, self.test):
-            some = split.images[:: max(1, len(split) // FINGERPRINT_IMAGES)]
-            for part in (split.labels, some):
-                digest.update(f"{part.shape}".encode())
-                digest.update(part.cpu().contiguous().numpy().tobytes())
+            digest.update(split.digest())
         return digest.hexdigest()[:16]
 
     def to(self, device: torch.device) -> Dataset:
-        """Return the same data set on another device."""
+        """Return the same data set, whose images are in memory, on another device."""
         return replace(self, train=self.train.to(device), test=self.test.to(device))
 
     def normalize(self, images: Tensor) -> Tensor:

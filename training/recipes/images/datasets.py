@@ -1,14 +1,19 @@
 """The data sets by name: which one a config means, and how each is loaded."""
 
+import os
 from collections.abc import Callable
 
 import torch
 
+from training.engine.feed import Feed, in_threads
 from training.errors import UsageError
-from training.recipes.images.config import ImageConfig
+from training.recipes.images import files
+from training.recipes.images.config import FOLDER, ImageConfig
 from training.recipes.images.dataset import Dataset, Split
 
 IMAGE_SIZE = 28
+# Images of a folder that would take more of a node's memory stay in their files.
+MAX_MEMORY_FRACTION = 0.25
 
 
 def resolve_dataset(config: ImageConfig) -> str:
@@ -19,6 +24,9 @@ def resolve_dataset(config: ImageConfig) -> str:
     Raises:
         UsageError: The data set is not available; the message names alternatives.
     """
+    if config.dataset == FOLDER:
+        _find_files(config)
+        return config.dataset
     if config.dataset not in ("auto", "fashion-mnist"):
         _refuse_data_dir(config)
         return config.dataset
@@ -35,13 +43,18 @@ def resolve_dataset(config: ImageConfig) -> str:
     return "fashion-mnist"
 
 
-def load(name: str, config: ImageConfig) -> Dataset:
-    """Load the whole data set `name` into the CPU's memory.
+def load(name: str, config: ImageConfig, feed: Feed = in_threads) -> Dataset:
+    """Load the whole data set `name` into the CPU's memory, unless it is a folder's that is streamed.
+
+    Args:
+        name: One of `config.DATASETS`, without auto.
+        config: The run's settings.
+        feed: Prepares the images of a folder.
 
     Raises:
         UsageError: Its files are missing, broken or can't be downloaded.
     """
-    return LOADERS[name](config)
+    return _folder(config, feed) if name == FOLDER else LOADERS[name](config)
 
 
 def _refuse_data_dir(config: ImageConfig) -> None:
@@ -55,6 +68,26 @@ def _fashion_mnist(config: ImageConfig) -> Dataset:
     from training.recipes.images import fashion_mnist
 
     return fashion_mnist.load(config)
+
+
+def _folder(config: ImageConfig, feed: Feed) -> Dataset:
+    dataset = _find_files(config)
+    if config.stream == "on" or (config.stream == "auto" and (config.random_crop == "on" or _is_large(dataset))):
+        return dataset
+    splits = dataset.train.load(feed), dataset.test.load(feed)
+    return Dataset(dataset.name, *splits, dataset.classes, dataset.mean, dataset.std, dataset.flip_invariant)
+
+
+def _find_files(config: ImageConfig) -> files.FileDataset:
+    assert config.data_dir is not None
+    return files.find(config.data_dir, config.image_size)
+
+
+def _is_large(dataset: Dataset) -> bool:
+    """Whether the workers of a node, each with all images in memory, would take too much of it."""
+    workers = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return workers * dataset.nbytes > MAX_MEMORY_FRACTION * memory
 
 
 def _digits(config: ImageConfig) -> Dataset:
@@ -87,7 +120,7 @@ def _synthetic(config: ImageConfig) -> Dataset:
     return Dataset.from_splits("synthetic", split(config.samples), split(max(classes, config.samples // 6)), classes)
 
 
-# The names in config.DATASETS, without auto.
+# The names in config.DATASETS, without auto and folder.
 LOADERS: dict[str, Callable[[ImageConfig], Dataset]] = {
     "fashion-mnist": _fashion_mnist,
     "digits": _digits,

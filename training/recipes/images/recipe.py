@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
+from training.engine.feed import Feed
 from training.engine.recipe import Quality, Recipe
 from training.recipes.images import datasets, models
-from training.recipes.images.config import ImageConfig
+from training.recipes.images.config import FOLDER, ImageConfig
 from training.recipes.images.trainer import ImageTrainer
 
 
@@ -25,13 +26,13 @@ def prepare(config: ImageConfig) -> ImageConfig:
     return replace(config, dataset=datasets.resolve_dataset(config))
 
 
-def build(config: ImageConfig, device: torch.device) -> ImageTrainer:
-    """Load the data set and build this rank's trainer on a device.
+def build(config: ImageConfig, device: torch.device, feed: Feed) -> ImageTrainer:
+    """Load the data set, or find its files, and build this rank's trainer on a device.
 
     Raises:
         UsageError: The data set is not available, or the settings don't fit it or the model.
     """
-    return ImageTrainer(config, datasets.load(config.dataset, config), device)
+    return ImageTrainer(config, datasets.load(config.dataset, config, feed), device, feed)
 
 
 def describe(requested: ImageConfig, config: ImageConfig) -> dict[str, str]:
@@ -39,7 +40,8 @@ def describe(requested: ImageConfig, config: ImageConfig) -> dict[str, str]:
     fell_back = requested.dataset == "auto" and config.dataset == "digits"
     return {
         "model": f"{config.model}, {config.epochs} epochs",
-        "data": config.dataset + (", because Fashion-MNIST can't be downloaded here" if fell_back else ""),
+        "data": (str(config.data_dir) if config.dataset == FOLDER else config.dataset)
+        + (", because Fashion-MNIST can't be downloaded here" if fell_back else ""),
     }
 
 

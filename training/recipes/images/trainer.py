@@ -22,6 +22,7 @@ from torch.nn.utils import get_total_norm
 from training.engine import ddp, optim, random_state
 from training.engine.compiler import check_compiler
 from training.engine.epochs import EpochState, EpochTrainer
+from training.engine.feed import Feed, in_threads
 from training.engine.trainer import EpochMetrics, OnStep, TrainerState
 from training.errors import UsageError
 from training.recipes.images import batch_norm, models
@@ -64,18 +65,19 @@ class ImageTrainer(EpochTrainer):
         config: The run's settings.
         dataset: The whole data set; each rank takes its part.
         device: Where the model and the batches are.
+        feed: Prepares the batches of images that are in files.
 
     Raises:
         UsageError: The settings don't fit the model or the data set, or the compiler is missing.
     """
 
-    def __init__(self, config: ImageConfig, dataset: Dataset, device: torch.device) -> None:
+    def __init__(self, config: ImageConfig, dataset: Dataset, device: torch.device, feed: Feed = in_threads) -> None:
         super().__init__(device)
         config = config.resolve_device(device.type)
         self.config = config
         if device.type == "cuda":
             torch.backends.cudnn.benchmark = True  # every step has the same shapes
-        self.batches = BatchLoader(dataset, config, self.rank, self.world_size, device)
+        self.batches = BatchLoader(dataset, config, self.rank, self.world_size, device, feed)
         self._autocast = config.precision == "bf16" or (config.precision == "auto" and ddp.all_have_bf16(device))
         self._channels_last = config.channels_last == "on" or (config.channels_last == "auto" and device.type == "cuda")
         self.model = self._build(dataset)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from training.engine.feed import Feed
 from training.engine.recipe import Quality, Recipe
 from training.errors import UsageError
 from training.filesystem import fetch
@@ -36,7 +37,7 @@ def prepare(config: LanguageConfig) -> LanguageConfig:
     return config
 
 
-def build(config: LanguageConfig, device: torch.device) -> LanguageTrainer:
+def build(config: LanguageConfig, device: torch.device, feed: Feed) -> LanguageTrainer:
     """Tokenize the corpus, unless this node has its tokens, and build this rank's trainer on a device.
 
     Raises:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.training.ranks import Ranks
+from training.engine.feed import in_threads
 from training.errors import UsageError
 from training.recipes.language import corpus, hugging_face, recipe, sharding
 from training.recipes.language.config import LanguageConfig
@@ -78,13 +79,13 @@ def train_from(rank: int, ranks: int, config: LanguageConfig, node: Path) -> lis
     """Train from a checkpoint; returns the losses."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "node_folder", lambda kind, key: node / kind / "of-ranks")
-        trainer = recipe.build(config, CPU)
+        trainer = recipe.build(config, CPU, in_threads)
     metrics = trainer.run_epoch()
     return [metrics["train_loss"], metrics["test_loss"]]
 
 
 def test_a_checkpoint_is_trained_on(config: Config, node: Path, tmp_path: Path, on_ranks: Ranks) -> None:
-    trained = recipe.build(config(max_steps=40, global_batch=8, lr=3e-3), CPU)
+    trained = recipe.build(config(max_steps=40, global_batch=8, lr=3e-3), CPU, in_threads)
     before = trained.run_epoch()
     for name, content in recipe.files(trained):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -98,7 +99,7 @@ def test_a_checkpoint_is_trained_on(config: Config, node: Path, tmp_path: Path, 
     sharded = on_ranks(2, train_from, replace(settings, sharding="full"), node)
     assert sharded[0] == pytest.approx(alone, rel=1e-5)
     with pytest.raises(UsageError, match="--context: 65 is more than the 64 tokens"):
-        recipe.build(replace(settings, context=65), CPU)
+        recipe.build(replace(settings, context=65), CPU, in_threads)
 
 
 @pytest.mark.parametrize(
