@@ -24,6 +24,7 @@ from bench import (
     gpu,
     gradient_traffic,
     harness,
+    helpers,
     report,
     scaling,
     startup,
@@ -85,6 +86,7 @@ BENCHMARKS: dict[str, Callable[[Bench], Iterable[Comparison]]] = {
     "startup": startup.measure,
     "checkpointing": checkpointing.measure,
     "ablations": ablations.measure,
+    "helpers": helpers.measure,
     "gpu": gpu.measure,
 }
 

@@ -24,10 +24,10 @@ from ray.util import placement_group, remove_placement_group
 
 from training.engine.feed import AHEAD, Feed
 from training.errors import TrainingError
+from training.launchers.ray_cluster import HELPERS, NODE_GROUP_LABEL, is_helper
 from training.run.workers_parameter import read_workers
 
-# The label that a stack gives to its helpers: https://docs.ray.io/en/latest/ray-core/scheduling/labels.html
-NODE_GROUP, HELPERS = "ray.io/node-group", "helpers"
+HELPER_LABELS = {NODE_GROUP_LABEL: HELPERS}
 # Parts of a pipeline. After each it is asked anew whether there are helpers.
 PIPELINE_PARTS = 512
 
@@ -56,7 +56,7 @@ def helper_feed(otherwise: Feed, cpus: int | None, workers: int) -> Feed:
 
 
 def _has_helpers() -> bool:
-    return any(node["Alive"] and node["Labels"].get(NODE_GROUP) == HELPERS for node in ray.nodes())
+    return any(node["Alive"] and is_helper(node["Labels"]) for node in ray.nodes())
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def _asking_for_a_helper() -> Generator[None]:
     if not (workers and workers.get("scaling", {}).get(HELPERS)):
         yield
         return
-    group = placement_group([{"CPU": 1.0}], bundle_label_selector=[{NODE_GROUP: HELPERS}])
+    group = placement_group([{"CPU": 1.0}], bundle_label_selector=[HELPER_LABELS])
     try:
         yield
     finally:
@@ -92,7 +92,7 @@ def _on_helpers(parts: list[Any], prepare: Callable[[Any], np.ndarray], cpus: fl
     context = data.context
     options = context.execution_options
     options.preserve_order = True
-    options.label_selector = {NODE_GROUP: HELPERS}
+    options.label_selector = HELPER_LABELS
     options.resource_limits = ExecutionResources(cpu=cpus)
     context.enable_progress_bars = False
     context.target_max_block_size = None  # one block for each part

@@ -271,6 +271,7 @@ class Launch:
                 num_workers=self.allocation.limits or self.allocation.num_workers,
                 use_gpu=self.allocation.use_gpu,
                 resources_per_worker=self.allocation.resources_per_worker,
+                label_selector=self.allocation.node_labels or None,
             ),
             run_config=RunConfig(
                 name=self.storage.run_name,

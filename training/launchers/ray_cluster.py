@@ -8,7 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,9 +35,11 @@ CONNECT_SECONDS = 5.0
 WATCH_SECONDS = 20.0
 LOOPBACK = "127.0.0.1"
 SMALLEST_SHARE = 1e-4  # of a CPU or GPU, that Ray counts
-# Labels that `ray-worker` gives its node: our own and Ray's.
+# Labels that `ray-worker` gives its node, our own and Ray's:
+# https://docs.ray.io/en/latest/ray-core/scheduling/labels.html
 INSTANCE_TYPE_LABEL = "instance-type"
 MARKET_LABEL = "ray.io/market-type"
+NODE_GROUP_LABEL, HELPERS = "ray.io/node-group", "helpers"
 GOES_ON = (
     "the stack goes on asking EC2 for instances when no job waits: `pulumi config set workerCount 0` and `pulumi up` "
     "withdraw that"
@@ -55,12 +57,19 @@ class WorkerAllocation:
         use_gpu: Whether each has a GPU.
         cpus_per_worker: The CPUs that each may use.
         limits: The fewest and the most, where their number may change while the run goes on.
+        leaves_helpers: Whether they stay away from nodes that are CPU helpers.
     """
 
     num_workers: int
     use_gpu: bool
     cpus_per_worker: int
     limits: tuple[int, int] | None = None
+    leaves_helpers: bool = False
+
+    @property
+    def node_labels(self) -> dict[str, str]:
+        """The labels that the workers' nodes must have, as Ray selects nodes by them."""
+        return {NODE_GROUP_LABEL: f"!{HELPERS}"} if self.leaves_helpers else {}
 
     @property
     def resources_per_worker(self) -> Resources:
@@ -125,6 +134,10 @@ def wait_for_workers(config: RunConfig, seconds: float, console: Console) -> Wor
     Raises:
         ResourceError: The cluster has no room after `seconds`.
     """
+    return _apart_from_helpers(config, _find_room(config, seconds, console))
+
+
+def _find_room(config: RunConfig, seconds: float, console: Console) -> WorkerAllocation:
     if allocation := allocate_workers(config, nodes := _nodes()):
         return allocation
     if not seconds:
@@ -142,6 +155,15 @@ def wait_for_workers(config: RunConfig, seconds: float, console: Console) -> Wor
             status.update(f"{_describe_resources(nodes)}; waiting up to {left:.0f} s for more{lacking}")
             time.sleep(min(POLL_SECONDS, left))
     return allocation
+
+
+def _apart_from_helpers(config: RunConfig, allocation: WorkerAllocation) -> WorkerAllocation:
+    """Return the allocation on nodes that are no helpers, if these have room for the workers."""
+    if allocation.use_gpu:  # which no helper has
+        return allocation
+    others = [node["Resources"] for node in ray.nodes() if node["Alive"] and not is_helper(node["Labels"])]
+    apart = allocate_workers(config, others)
+    return replace(apart, leaves_helpers=True) if apart else allocation
 
 
 @contextmanager
@@ -199,6 +221,11 @@ def instances_with_workers() -> Counter[InstanceKind]:
         return Counter(instance_kind(labels.get(node, {})) for node in {node for node, _ in _places()})
     except (RayError, RuntimeError, ValueError):
         return Counter()
+
+
+def is_helper(labels: Mapping[str, str]) -> bool:
+    """Return whether a node's labels say that it is a CPU helper."""
+    return labels.get(NODE_GROUP_LABEL) == HELPERS
 
 
 def instance_kind(labels: Mapping[str, str]) -> InstanceKind:

@@ -1,4 +1,4 @@
-"""A corpus: text files, tokenized once on each node, and kept there as tokens to train on and tokens to test with.
+"""A corpus: text files, tokenized once, and kept on each node's disk as tokens to train on and tokens to test with.
 
 The files are put into an order that depends on their names alone; the last part of it is for testing. The tokenizer is
 learned from the first part, unless there is one. A file that is no text (UTF-8) is left out.
@@ -9,32 +9,33 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import sysconfig
-from collections.abc import Iterator
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain, islice
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 from filelock import FileLock
+from pyarrow import fs
 from tokenizers import Tokenizer
 
+from training.engine.feed import Feed, in_threads
 from training.errors import UsageError
-from training.filesystem import fetch
+from training.filesystem import open_filesystem
 from training.node_folder import node_folder
 from training.recipes.language import tokenizer as tokenizers
-from training.recipes.language.config import PYTHON
+from training.recipes.language.texts import Texts, find, tokenize, tokens_of
 
 # Changes with what this module makes of the same files.
-VERSION = 1
-# Characters of a document that are encoded at once, and how many such pieces, in parallel.
-PIECE = 2**18
-PIECES = 64
+VERSION = 2
 PARTS = ("train", "test")
 TOKENIZER = "tokenizer.json"
 ABOUT = "about.json"
+FILES = (*PARTS, TOKENIZER, ABOUT)
+POLL_SECONDS = 1.0
+COPY_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -64,119 +65,117 @@ class Corpus:
     fingerprint: str
 
 
-def load(corpus: str, test_fraction: float, vocab_size: int | None, tokenizer: Path | None = None) -> Corpus:
-    """Tokenize a corpus, or open what another process of this node has made of it.
+def load(
+    corpus: str,
+    test_fraction: float,
+    vocab_size: int | None,
+    tokenizer: Path | None = None,
+    feed: Feed = in_threads,
+    shared: str | None = None,
+) -> Corpus:
+    """Tokenize a corpus, or open what another process of this node, or of another one, has made of it.
 
     Args:
         corpus: A folder, an `s3://bucket/prefix`, or "python".
         test_fraction: The fraction of its bytes that are for testing.
         vocab_size: Most tokens of the tokenizer that is learned, if none is given.
         tokenizer: A `tokenizer.json` to use instead.
+        feed: Tokenizes the text, if it is where every node can read it.
+        shared: A folder or `s3://bucket/prefix` through which the ranks share the tokens: rank 0 makes them, and the
+            others wait. None: each node makes its own.
 
     Raises:
         UsageError: There is no text, or not enough for both parts.
         OSError: It can't be read.
     """
-    root, files = _find(corpus)
-    given = tokenizer.read_bytes() if tokenizer else str(vocab_size).encode()
-    listed = [(str(each.relative_to(root)), each.stat().st_size, each.stat().st_mtime_ns) for each in files]
-    key = repr([VERSION, corpus, str(root), test_fraction, hashlib.sha256(given).hexdigest(), listed])
+    texts = find(corpus, test_fraction)
+    given = tokenizer.read_text() if tokenizer else None
+    key = repr([VERSION, texts.version, vocab_size if given is None else hashlib.sha256(given.encode()).hexdigest()])
     folder = node_folder("corpus", key)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    exchange = Exchange(f"{shared}/{folder.name}") if shared else None
+    if exchange and _rank() > 0:
+        exchange.wait_until_given(folder)
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             part = Path(f"{folder}.part")
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir()
-            learned = Tokenizer.from_file(str(tokenizer)) if tokenizer else None
-            _Maker(root, files, test_fraction, corpus).make(part, learned, vocab_size)
+            if exchange and exchange.is_given():
+                exchange.take(part)
+            else:
+                _make(part, corpus, texts, given, vocab_size, feed if texts.in_bucket else in_threads)
+                if exchange:
+                    exchange.give(part)
             part.rename(folder)
     return _open(folder, corpus)
 
 
-class _Maker:
-    """Makes the folder of a corpus from its files."""
-
-    def __init__(self, root: Path, files: list[Path], test_fraction: float, corpus: str) -> None:
-        self._corpus = corpus
-        self._files = sorted(files, key=lambda each: hashlib.sha256(str(each.relative_to(root)).encode()).digest())
-        self._train_bytes = int((1 - test_fraction) * sum(each.stat().st_size for each in files))
-
-    def make(self, folder: Path, tokenizer: Tokenizer | None, vocab_size: int | None) -> None:
-        """Write the tokens of both parts, the tokenizer and what there is to know of them."""
-        if tokenizer is None:
-            assert vocab_size is not None
-            texts = (text for part, text in self._documents() if part == "train")
-            tokenizer = tokenizers.learn(texts, vocab_size)
-        tokenizer.save(str(folder / TOKENIZER))
-        end = tokenizers.end_of(tokenizer)
-        dtype = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.uint32)
-        about: dict[str, Any] = {"end": end, "dtype": dtype.name, "documents": 0, "train_bytes": 0, "test_bytes": 0}
-        digest = hashlib.sha256((folder / TOKENIZER).read_bytes())
-        with ExitStack() as files:
-            outputs = {part: files.enter_context((folder / part).open("wb")) for part in PARTS}
-            for part, text in self._documents():
-                for tokens in chain(_encode(tokenizer, text), [[] if end is None else [end]]):
-                    encoded = np.asarray(tokens, dtype).tobytes()
-                    outputs[part].write(encoded)
-                    digest.update(encoded)
-                about[f"{part}_bytes"] += len(text.encode())
-                about["documents"] += 1
-        for part in PARTS:
-            if not about[f"{part}_bytes"]:
-                raise UsageError(f"--corpus: {self._corpus} has too little text (UTF-8) to {part} a model")
-        about["fingerprint"] = digest.hexdigest()
-        (folder / ABOUT).write_text(json.dumps(about))
-
-    def _documents(self) -> Iterator[tuple[str, str]]:
-        """Yield the part and the text of each document; one document may be in both parts."""
-        before = 0
-        for file in self._files:
-            size = file.stat().st_size
-            text = _read(file)
-            if text:
-                cut = max(0, min(len(text), round(len(text) * (self._train_bytes - before) / size)))
-                yield from ((part, some) for part, some in zip(PARTS, (text[:cut], text[cut:]), strict=True) if some)
-            before += size
+def _make(folder: Path, corpus: str, texts: Texts, tokenizer: str | None, vocab_size: int | None, feed: Feed) -> None:
+    """Write the tokens of both parts, the tokenizer and what there is to know of them."""
+    if tokenizer is None:
+        assert vocab_size is not None
+        tokenizer = tokenizers.learn(texts.train_texts(), vocab_size).to_str()
+    learned = Tokenizer.from_str(tokenizer)
+    (folder / TOKENIZER).write_text(tokenizer)
+    dtype = np.dtype(np.uint16 if learned.get_vocab_size() <= 2**16 else np.uint32).name
+    lengths = {"train_bytes": 0, "test_bytes": 0, "documents": 0}
+    digests = {part: hashlib.sha256(tokenizer.encode()) for part in PARTS}
+    with ExitStack() as files:
+        outputs = {part: files.enter_context((folder / part).open("wb")) for part in PARTS}
+        for prepared in feed(texts.parts(), partial(tokenize, tokenizer, dtype)):
+            made = tokens_of(prepared)
+            for part, tokens in zip(PARTS, (made.train, made.test), strict=True):
+                outputs[part].write(tokens)
+                digests[part].update(tokens)
+            for name in lengths:
+                lengths[name] += getattr(made, name)
+    for part in PARTS:
+        if not lengths[f"{part}_bytes"]:
+            raise UsageError(f"--corpus: {corpus} has too little text (UTF-8) to {part} a model")
+    fingerprint = hashlib.sha256(b"".join(digests[part].digest() for part in PARTS)).hexdigest()
+    about = {"end": tokenizers.end_of(learned), "dtype": dtype, **lengths, "fingerprint": fingerprint}
+    (folder / ABOUT).write_text(json.dumps(about))
 
 
-def _find(corpus: str) -> tuple[Path, list[Path]]:
-    """Return the folder of a corpus on this node, and its files.
+class Exchange:
+    """A place where one rank leaves what it has made of a corpus, and those on other nodes take it from.
 
-    Raises:
-        UsageError: There are none.
-        OSError: A bucket can't be read.
+    Args:
+        address: A folder or `s3://bucket/prefix` that every node can read and write.
     """
-    if corpus == PYTHON:
-        root = Path(sysconfig.get_paths()["stdlib"])
-        files = list(root.glob("*.py"))
-    else:
-        root = fetch(corpus, "--corpus")
-        files = [each for each in root.rglob("*") if each.is_file()] if root.is_dir() else []
-        if root.is_file():
-            root, files = root.parent, [root]
-    if not any(each.stat().st_size for each in files):
-        raise UsageError(f"--corpus: there are no files in {corpus}")
-    return root, sorted(files)
+
+    def __init__(self, address: str) -> None:
+        self._filesystem, self._path = open_filesystem(address)
+
+    def is_given(self) -> bool:
+        """Whether everything is there."""
+        return self._filesystem.get_file_info(f"{self._path}/{ABOUT}").type == fs.FileType.File
+
+    def wait_until_given(self, folder: Path) -> None:
+        """Wait until everything is there, or in a folder of this node."""
+        while not folder.exists() and not self.is_given():
+            time.sleep(POLL_SECONDS)
+
+    def give(self, folder: Path) -> None:
+        """Store a folder's files; the one that says what they are comes last."""
+        self._filesystem.create_dir(self._path)
+        for name in FILES:
+            with (folder / name).open("rb") as source, self._filesystem.open_output_stream(self._place(name)) as target:
+                shutil.copyfileobj(source, target, COPY_BYTES)
+
+    def take(self, folder: Path) -> None:
+        """Fetch the files into a folder."""
+        for name in FILES:
+            with self._filesystem.open_input_stream(self._place(name)) as source, (folder / name).open("wb") as target:
+                shutil.copyfileobj(source, target, COPY_BYTES)
+
+    def _place(self, name: str) -> str:
+        return f"{self._path}/{name}"
 
 
-def _read(file: Path) -> str | None:
-    """Return the text of a file, or None if it isn't text."""
-    content = file.read_bytes()
-    if b"\0" in content[:8192]:
-        return None
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return None
-
-
-def _encode(tokenizer: Tokenizer, text: str) -> Iterator[list[int]]:
-    """Yield the tokens of a text, piece by piece, without those that a tokenizer would put around it."""
-    pieces = (text[start : start + PIECE] for start in range(0, len(text), PIECE))
-    while group := list(islice(pieces, PIECES)):
-        for encoding in tokenizer.encode_batch(group, add_special_tokens=False):
-            yield encoding.ids
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def _open(folder: Path, name: str) -> Corpus:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +19,8 @@ from training.recipes.language.model import ModelConfig, default_mlp_width, rand
 from training.recipes.language.trainer import LanguageTrainer
 
 SAMPLE = "sample.txt"
+# In the storage path, beside the runs' folders.
+CORPORA = ".corpora"
 # Of a checkpoint that could take longer sequences, unless --context says so.
 LONGEST_CONTEXT = 2048
 
@@ -38,17 +41,18 @@ def prepare(config: LanguageConfig) -> LanguageConfig:
 
 
 def build(config: LanguageConfig, device: torch.device, feed: Feed) -> LanguageTrainer:
-    """Tokenize the corpus, unless this node has its tokens, and build this rank's trainer on a device.
+    """Tokenize the corpus, unless its tokens are there, and build this rank's trainer on a device.
 
     Raises:
         UsageError: The corpus or the checkpoint can't be used, or the settings don't fit them.
     """
+    load = partial(corpus.load, config.corpus, config.test_fraction, feed=feed, shared=_shared(config))
     if config.model in SIZES:
-        text = corpus.load(config.corpus, config.test_fraction, config.size.vocab_size)
+        text = load(vocab_size=config.size.vocab_size)
         shape = _shape(config, text.tokenizer.get_vocab_size())
         return LanguageTrainer(config, shape, random_weights(config.seed, shape.layers), text, device)
     checkpoint = hugging_face.Checkpoint(fetch(config.model, "--model"))
-    text = corpus.load(config.corpus, config.test_fraction, None, checkpoint.tokenizer)
+    text = load(vocab_size=None, tokenizer=checkpoint.tokenizer)
     longest = checkpoint.shape.context
     shape = replace(checkpoint.shape, context=config.context or min(longest, LONGEST_CONTEXT))
     if shape.context > longest:
@@ -74,6 +78,12 @@ def files(trainer: LanguageTrainer) -> Iterator[tuple[str, bytes]]:
             print(f"a sample of generated text:\n{text}", flush=True)
         yield SAMPLE, text.encode()
     yield from hugging_face.export(trainer.model, trainer.shape, trainer.batches.corpus, trainer.rank)
+
+
+def _shared(config: LanguageConfig) -> str | None:
+    """Return where the nodes share the tokens of a corpus that is in a bucket, which other runs use, too."""
+    in_buckets = all(each.startswith("s3://") for each in (config.corpus, config.storage_path))
+    return f"{config.storage_path}/{CORPORA}" if in_buckets else None
 
 
 def _shape(config: LanguageConfig, vocab_size: int) -> ModelConfig:

@@ -1,5 +1,8 @@
+import hashlib
 import os
 import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +10,12 @@ import numpy as np
 import pytest
 
 from tests.aws import BUCKET
+from tests.training.ranks import Ranks
+from tests.training.recipes.language.conftest import MODULES
+from training.engine.feed import thread_feed
 from training.errors import UsageError
 from training.recipes.language import corpus, tokenizer
+from training.recipes.language import texts as texts_module
 from training.recipes.language.corpus import Corpus
 
 
@@ -38,7 +45,7 @@ def test_every_byte_of_text_is_trained_on_or_tested_with(texts: Path, code: Corp
 
 
 def test_it_is_tokenized_once_on_a_node(texts: Path, code: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(corpus._Maker, "make")
+    monkeypatch.delattr(corpus, "_make")
     again = corpus.load(str(texts), 0.05, 512)
     assert again.fingerprint == code.fingerprint
     assert np.array_equal(again.train, code.train)
@@ -81,6 +88,56 @@ def test_a_corpus_may_lie_in_a_bucket(texts: Path, code: Corpus, s3: Any) -> Non
     for file in texts.iterdir():
         s3.upload_file(str(file), BUCKET, f"texts/{file.name}")
     assert corpus.load(f"s3://{BUCKET}/texts", 0.05, 512).fingerprint == code.fingerprint
+
+
+class Places:
+    """A feed that counts what it tokenizes."""
+
+    def __init__(self) -> None:
+        self.files = 0
+
+    def __call__(self, parts: Iterable[Any], prepare: Callable[[Any], np.ndarray]) -> Iterator[np.ndarray]:
+        for part in parts:
+            self.files += len(part.files)
+            yield prepare(part)
+
+
+def loaded(rank: int, ranks: int, address: str, folders: list[str], environment: dict[str, str]) -> tuple[int, Corpus]:
+    """How many files a rank tokenizes that is on a node of its own, and what it gets."""
+    feed = Places()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.setattr(
+            corpus, "node_folder", lambda kind, key: Path(folders[rank], hashlib.md5(key.encode()).hexdigest())
+        )
+        found = corpus.load(address, 0.05, 512, feed=feed, shared=f"s3://{BUCKET}/runs/.corpora")
+    return feed.files, replace(found, tokenizer=None, train=np.array(found.train), test=np.array(found.test))
+
+
+def test_nodes_share_the_tokens_of_a_bucket_which_later_runs_have_at_once(
+    texts: Path, code: Corpus, s3: Any, on_ranks: Ranks, tmp_path: Path, aws_variables: dict[str, str]
+) -> None:
+    for file in texts.iterdir():
+        s3.upload_file(str(file), BUCKET, f"shared/{file.name}")
+    nodes = [str(tmp_path / name) for name in ("first", "second", "third")]
+    for folders, made in ((nodes[:2], [len(MODULES), 0]), (nodes[2:], [0])):
+        found = on_ranks(len(folders), loaded, f"s3://{BUCKET}/shared", folders, aws_variables)
+        assert [files for files, _ in found] == made, "rank 0 tokenizes, and only where nobody has done it"
+        for _, each in found:
+            assert each.fingerprint == code.fingerprint
+            assert np.array_equal(each.train, code.train)
+            assert np.array_equal(each.test, code.test)
+
+
+def test_many_files_and_large_ones_are_the_same_tokens_in_any_parts(
+    texts: Path, code: Corpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(texts_module, "PART_BYTES", 100_000)
+    monkeypatch.setattr(corpus, "node_folder", lambda kind, key: tmp_path / "corpus")
+    parts = list(texts_module.find(str(texts), 0.05).parts())
+    assert 1 < len(parts) < len(MODULES)
+    assert corpus.load(str(texts), 0.05, 512, feed=thread_feed(3)).fingerprint == code.fingerprint
 
 
 def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
