@@ -1,11 +1,12 @@
 """A CPU helper prepares data while the workers train on it, and the head says how many helpers it needs."""
 
+import json
 import re
 from collections.abc import Iterator
 
 import pytest
 
-from tests.containers.cluster import CODE, SIZE, Cluster
+from tests.containers.cluster import BUCKET, CODE, SIZE, Cluster
 from tests.waiting import until
 
 EPOCHS, SAMPLES = 5, 4096
@@ -23,8 +24,9 @@ def helper(cluster: Cluster) -> Iterator[str]:
         until(lambda: len(cluster.nodes()) == 4, 180, lambda: cluster.engine.logs(name))
         yield name
         cluster.stop_jobs()
-        status, _ = cluster.stop(name)
-        assert status == 0, cluster.engine.logs(name)
+        if cluster.is_running(name):
+            status, _ = cluster.stop(name)
+            assert status == 0, cluster.engine.logs(name)
 
 
 def test_helpers_prepare_what_the_workers_train_on(cluster: Cluster, helper: str) -> None:
@@ -48,3 +50,80 @@ def test_helpers_prepare_what_the_workers_train_on(cluster: Cluster, helper: str
     assert trained_at == cluster.places(), "and the helper's are for the data"
     assert any(key.endswith("state.pt") for key in cluster.keys("runs/ray-data/")), "a checkpoint that a restart reads"
     cluster.until(lambda: cluster.metrics() >= {"CPUs", "CPUsRequested"}, 300)
+
+
+# Pictures of two classes, and texts, in the bucket of the cluster.
+DATA = """
+import io
+import boto3
+import numpy as np
+from PIL import Image
+
+s3, numbers = boto3.client("s3"), np.random.default_rng(0)
+for part, count in (("train", {train}), ("test", 8)):
+    for number in range(count):
+        label = number % 2
+        pixels = numbers.integers(0, 100, (60, 80, 3), dtype=np.uint8)
+        pixels[:, :, 2 * label] += 150
+        picture = io.BytesIO()
+        Image.fromarray(pixels).save(picture, "JPEG")
+        name = f"pictures/{{part}}/class-{{label}}/{{number}}.jpg"
+        s3.put_object(Bucket="{bucket}", Key=name, Body=picture.getvalue())
+for number in range(6):
+    text = f"the text of number {{number}}\\n" * 500
+    s3.put_object(Bucket="{bucket}", Key=f"texts/{{number}}.txt", Body=text.encode())
+"""
+# Where Ray Data has run tasks, by the nodes' addresses, with their numbers.
+TASKS = """
+import json
+from collections import Counter
+import ray
+from ray.util.state import list_tasks
+
+ray.init(logging_level="ERROR")
+addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+tasks = list_tasks(filters=[("name", "=", "MapBatches(make)"), ("state", "=", "FINISHED")], limit=10_000)
+print(json.dumps(Counter(addresses[task.node_id] for task in tasks)))
+"""
+TRAIN, BATCH = 48, 4
+PICTURES = (
+    *("--dataset=folder", f"--data-dir=s3://{BUCKET}/pictures", "--image-size=16", "--random-crop=on", "--device=cpu"),
+    *("--num-workers=2", f"--batch-size={BATCH}", "--epochs=2"),
+)
+TEXTS = (
+    *("--recipe=language", f"--corpus=s3://{BUCKET}/texts", "--vocab-size=280", "--layers=1", "--width=16"),
+    *("--heads=2", "--kv-heads=1", "--context=16", "--sharding=full", "--max-steps=6", "--epochs=2", "--device=cpu"),
+    *("--batch-size=2", "--sample-tokens=4", "--num-workers=2"),
+)
+
+
+def tasks(cluster: Cluster) -> dict[str, int]:
+    """How many tasks of Ray Data have run, by the address of their node."""
+    return json.loads(cluster.engine.python(cluster.head, TASKS).splitlines()[-1])
+
+
+def losses(cluster: Cluster, run: str) -> list[float]:
+    return [json.loads(line)["train_loss"] for line in cluster.read(f"runs/{run}/metrics.jsonl").splitlines()]
+
+
+def test_a_helper_decodes_the_pictures_and_tokenizes_the_text_of_a_bucket(cluster: Cluster, helper: str) -> None:
+    address = cluster.engine.address(helper, cluster.network)
+    cluster.engine.python(cluster.head, DATA.format(bucket=BUCKET, train=TRAIN))
+    cluster.train("helped", *PICTURES)
+    pictures = tasks(cluster)
+    assert set(pictures) == {address}, "the workers' CPUs are for training"
+    assert pictures[address] >= 2 * 2 * 4, "of both workers in both epochs: 1, 1, 2 and 2 of their 6 batches"
+    cluster.train("read", *TEXTS)
+    assert set(tasks(cluster)) == {address}
+    assert tasks(cluster)[address] > pictures[address], "the text, too"
+    assert len(losses(cluster, "read")) == 2
+    assert {"sample.txt", "result.json"} <= cluster.keys("runs/read/")
+    assert {name.rpartition("/")[2] for name in cluster.keys("runs/.corpora/")} >= {"about.json", "train", "test"}
+
+    before = tasks(cluster)
+    status, _ = cluster.stop(helper)
+    assert status == 0, cluster.engine.logs(helper)
+    until(lambda: len(cluster.nodes()) == 3, 180)
+    cluster.train("alone", *PICTURES)
+    assert tasks(cluster) == before, "without a helper the workers do it"
+    assert losses(cluster, "alone") == losses(cluster, "helped"), "to the last digit"

@@ -13,16 +13,17 @@ import math
 import pickle
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, count, islice, repeat
 from typing import Any
 
 import numpy as np
+import pyarrow
 import ray
 import ray.data
 from ray.data import ExecutionResources
 from ray.util import placement_group, remove_placement_group
 
-from training.engine.feed import AHEAD, Feed
+from training.engine.feed import Feed, in_threads
 from training.errors import TrainingError
 from training.launchers.ray_cluster import HELPERS, NODE_GROUP_LABEL, is_helper
 from training.run.workers_parameter import read_workers
@@ -31,7 +32,13 @@ HELPER_LABELS = {NODE_GROUP_LABEL: HELPERS}
 # Parts of a pipeline. After each it is asked anew whether there are helpers.
 PIPELINE_PARTS = 512
 
-_PART, _PREPARED, _ERROR = "part", "prepared", "error"
+# Parts of one task: between two tasks on a CPU some hundredths of a second pass.
+TASK_PARTS = 4
+FIRST_TASKS = (1, 1, 2)
+# Tasks whose results are fetched to the worker's node before it needs them.
+AHEAD_TASKS = 1
+
+_PART, _RESULT = "part", "result"
 
 
 def helper_feed(otherwise: Feed, cpus: int | None, workers: int) -> Feed:
@@ -82,22 +89,47 @@ def _on_helpers(parts: list[Any], prepare: Callable[[Any], np.ndarray], cpus: fl
     """
 
     def make(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        try:
-            return {_PREPARED: prepare(pickle.loads(batch[_PART][0]))}
-        except TrainingError as error:  # as a value: of an exception Ray would keep the text alone
-            return {_ERROR: np.frombuffer(pickle.dumps(error), np.uint8)}
+        made = np.empty(len(batch[_PART]), object)  # of bytes: numpy's own type for them would cut zeros off
+        made[:] = [pickle.dumps(_result(prepare, pickle.loads(part))) for part in batch[_PART]]
+        return {_RESULT: made}
 
     logging.getLogger("ray.data").setLevel(logging.ERROR)  # it tells the beginning and end of each pipeline
-    data = ray.data.from_items([{_PART: pickle.dumps(part)} for part in parts], override_num_blocks=len(parts))
+    data = ray.data.from_arrow(
+        [pyarrow.table({_PART: [pickle.dumps(part) for part in some]}) for some in _tasks(parts)]
+    )
     context = data.context
     options = context.execution_options
     options.preserve_order = True
     options.label_selector = HELPER_LABELS
     options.resource_limits = ExecutionResources(cpu=cpus)
     context.enable_progress_bars = False
-    context.target_max_block_size = None  # one block for each part
-    blocks = data.map_batches(make, batch_size=None)
-    for batch in blocks.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=AHEAD):
-        if _ERROR in batch:
-            raise pickle.loads(batch[_ERROR].tobytes())
-        yield np.require(batch[_PREPARED], requirements="W")  # PyTorch needs memory that may be written to
+    context.target_max_block_size = None  # one block for each task
+    # Its own prefetching would hold back what is there until the blocks after it are.
+    results = data.map_batches(make, batch_size=None)
+    blocks = iter(results.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0))
+    fetched = in_threads(count(), lambda _: next(blocks, None), ahead=AHEAD_TASKS)
+    for block in fetched:
+        if block is None:
+            return
+        for each in block[_RESULT]:
+            result = pickle.loads(each)
+            if isinstance(result, TrainingError):
+                raise result
+            yield result
+
+
+def _result(prepare: Callable[[Any], np.ndarray], part: Any) -> np.ndarray | TrainingError:
+    """Prepare a part, or return what is wrong with it: of an exception Ray would keep the text alone."""
+    try:
+        return prepare(part)
+    except TrainingError as error:
+        return error
+
+
+def _tasks(parts: list[Any]) -> Iterator[list[Any]]:
+    """Yield the parts of each task. The first ones are small, so that the training can begin."""
+    waiting = iter(parts)
+    for size in chain(FIRST_TASKS, repeat(TASK_PARTS)):
+        if not (some := list(islice(waiting, size))):
+            return
+        yield some

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from training.engine import random_state
+from training.engine.feed import in_threads
 from training.errors import UsageError
 from training.recipes.language.corpus import Corpus
 
@@ -84,17 +86,19 @@ class SequenceLoader:
 
     def train(self, first_step: int, steps: int) -> Iterator[list[Batch]]:
         """Yield this rank's batches of each of `steps` steps, from a step of the whole training on."""
-        order, current = np.empty(0), -1
-        for step in range(first_step, first_step + steps):
+        shuffle = lru_cache(1)(self._shuffle)
+
+        def turns(step: int) -> list[Batch]:
             number, position = divmod(step, self.steps)
-            if number != current:
-                order, current = self._shuffle(number), number
             first = position * self.step_sequences
-            yield list(self._batches(self.corpus.train, order[first : first + self.step_sequences], self.batch_size))
+            return list(self._batches(self.corpus.train, shuffle(number)[first : first + self.step_sequences]))
+
+        for batches in in_threads(range(first_step, first_step + steps), turns):
+            yield [self._sent(each) for each in batches]
 
     def test(self) -> Iterator[Batch]:
         """Yield this rank's part of the test sequences: every token on exactly one rank."""
-        return self._batches(self.corpus.test, np.arange(self.test_sequences), self.batch_size)
+        return map(self._sent, self._batches(self.corpus.test, np.arange(self.test_sequences)))
 
     @property
     def _own_sequences(self) -> int:
@@ -105,12 +109,12 @@ class SequenceLoader:
         seed = random_state.derive_seed(self.seed, random_state.SHUFFLE, number)
         return torch.randperm(self.sequences, generator=torch.Generator().manual_seed(seed)).numpy()
 
-    def _batches(self, tokens: np.ndarray, numbers: np.ndarray, size: int) -> Iterator[Batch]:
+    def _batches(self, tokens: np.ndarray, numbers: np.ndarray) -> Iterator[Batch]:
         """Yield this rank's share of the sequences with these numbers."""
         mine = list(numbers[self.rank :: self.world_size])
         mine += [None] * (math.ceil(len(numbers) / self.world_size) - len(mine))
-        for start in range(0, len(mine), size):
-            yield self._batch([self._sequence(tokens, number) for number in mine[start : start + size]])
+        for start in range(0, len(mine), self.batch_size):
+            yield self._batch([self._sequence(tokens, number) for number in mine[start : start + self.batch_size]])
 
     def _sequence(self, tokens: np.ndarray, number: int | None) -> np.ndarray:
         """Return `context` + 1 tokens; those that are not there are `IGNORED`."""
@@ -121,10 +125,14 @@ class SequenceLoader:
         return sequence
 
     def _batch(self, sequences: list[np.ndarray]) -> Batch:
+        """Return tokens and targets in the node's memory, page-locked for a GPU, which can then copy meanwhile."""
         batch = torch.from_numpy(np.stack(sequences))
-        if self.device.type == "cuda":
-            batch = batch.pin_memory().to(self.device, non_blocking=True)
-        return batch[:, :-1].clamp(min=0), batch[:, 1:]
+        tokens, targets = batch[:, :-1].clamp(min=0), batch[:, 1:].contiguous()
+        return (tokens.pin_memory(), targets.pin_memory()) if self.device.type == "cuda" else (tokens, targets)
+
+    def _sent(self, batch: Batch) -> Batch:
+        tokens, targets = batch
+        return tokens.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
 
     def _check(self) -> None:
         if len(self.corpus.test) < 2:
