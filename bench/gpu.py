@@ -1,6 +1,7 @@
-"""An epoch on a GPU by the default settings, compared with the reference's loop and with the arithmetic that it needs.
+"""An epoch on a GPU, by several settings, compared with the reference's loop and with the arithmetic that it needs.
 
-The kernels of a step are counted on CPUs too: each operation that computes or copies is one kernel on a GPU, or a few.
+It takes less than ten minutes on one GPU. What can't be done there, such as compiling without a compiler, it says. The
+kernels of a step are counted on CPUs too: each operation that computes or copies is one kernel on a GPU, or a few.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bench import reference
 from bench.harness import Bench
 from bench.report import Comparison, Target, at_least, spread
+from training.errors import UsageError
 from training.recipes.images import datasets
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.loader import Batch
@@ -29,6 +31,13 @@ from training.recipes.images.trainer import ImageTrainer, MetricSums
 TARGET = 20
 EPOCHS = 3
 SIDE = 4096  # of the square matrices whose product says what the GPU can do
+# What may make it faster, by the settings that differ from the default.
+WAYS: dict[str, dict[str, Any]] = {
+    "default settings": {},
+    "--cuda-graph on": {"cuda_graph": "on"},
+    "--compile on": {"compile": "on"},
+    "--cuda-graph on --compile on": {"cuda_graph": "on", "compile": "on"},
+}
 SMALL = 128  # the kernels of a step are as many for any number of images
 
 
@@ -105,34 +114,50 @@ def _storage(tensor: Tensor) -> int:
 
 
 def on(device: torch.device, bench: Bench, epochs: int) -> list[Comparison]:
-    """Compare our epochs with the reference's and with the arithmetic that they need."""
+    """Compare our epochs with the reference's, in each way that can be had, and the best with the arithmetic needed."""
     theirs = _reference(device, bench, epochs)
-    ours = _ours(device, bench, epochs)
+    found: list[Comparison] = []
+    best: dict[str, float] = {}
+    for way, settings in WAYS.items():
+        bench.log(f"gpu: {way}")
+        try:
+            ours = _ours(device, bench, epochs, settings)
+        except UsageError as error:
+            found.append(Comparison(name=_name(device, way), reference="-", ours="-", ratio=None, note=str(error)))
+            continue
+        best[way] = statistics.median(ours)
+        found.append(_compare(_name(device, way), theirs, ours, with_target=not settings))
     flops, rate = _flops(device) * len(bench.dataset.train), _rate(device)
     floor = flops / rate
-    best = statistics.median(ours)
-    ratio = statistics.median(theirs) / best
-    return [
-        Comparison(
-            name=f"an epoch on {device.type}",
-            reference=f"{spread(theirs)} s",
-            ours=f"{spread(ours)} s",
-            ratio=ratio,
-            target=at_least(ratio, TARGET),
-            n=len(ours),
-            note=f"no tests; {reference.BATCH_SIZE} images a step there, here {_config(epochs).batch_size}",
-            data={"reference": theirs, "ours": ours},
-        ),
-        Comparison(
-            name="above the arithmetic floor",
-            reference=f"{floor:.3g} s: {flops / 1e12:.2f} TFLOP at {rate / 1e12:.1f} TFLOP/s",
-            ours=f"{best:.3g} s",
-            ratio=best / floor,
-            n=len(ours),
-            note=f"counted by torch's FlopCounterMode, at the speed of a {SIDE} x {SIDE} matrix product in bf16",
-            data={"flop": flops, "flop_per_second": rate},
-        ),
-    ]
+    fastest = min(best, key=lambda way: best[way])
+    above = Comparison(
+        name="above the arithmetic floor",
+        reference=f"{floor:.3g} s: {flops / 1e12:.2f} TFLOP at {rate / 1e12:.1f} TFLOP/s",
+        ours=f"{best[fastest]:.3g} s, {fastest}",
+        ratio=best[fastest] / floor,
+        n=epochs,
+        note=f"counted by torch's FlopCounterMode, at the speed of a {SIDE} x {SIDE} matrix product in bf16",
+        data={"flop": flops, "flop_per_second": rate, **best},
+    )
+    return [*found, above]
+
+
+def _name(device: torch.device, way: str) -> str:
+    return f"an epoch on {device.type}, {way}"
+
+
+def _compare(name: str, theirs: list[float], ours: list[float], *, with_target: bool) -> Comparison:
+    ratio = statistics.median(theirs) / statistics.median(ours)
+    return Comparison(
+        name=name,
+        reference=f"{spread(theirs)} s",
+        ours=f"{spread(ours)} s",
+        ratio=ratio,
+        target=at_least(ratio, TARGET) if with_target else None,
+        n=len(ours),
+        note=f"no tests; {reference.BATCH_SIZE} images a step there, here {_config(len(ours), {}).batch_size}",
+        data={"reference": theirs, "ours": ours},
+    )
 
 
 def _reference(device: torch.device, bench: Bench, epochs: int) -> list[float]:
@@ -143,15 +168,15 @@ def _reference(device: torch.device, bench: Bench, epochs: int) -> list[float]:
     return [each["train_seconds"] for each in reference.epochs(model, *parts, device, epochs + 1)][1:]
 
 
-def _ours(device: torch.device, bench: Bench, epochs: int) -> list[float]:
+def _ours(device: torch.device, bench: Bench, epochs: int, settings: dict[str, Any]) -> list[float]:
     """Return the seconds of our epochs after the first, without the tests."""
-    trainer = ImageTrainer(_config(epochs), bench.dataset, device)
+    trainer = ImageTrainer(_config(epochs, settings), bench.dataset, device)
     return [trainer.run_epoch()["train_seconds"] for _ in range(epochs + 1)][1:]
 
 
-def _config(epochs: int) -> ImageConfig:
-    """Return the default settings of a run on one GPU."""
-    return ImageConfig(num_workers=1, epochs=epochs + 1).resolve_device("cuda")
+def _config(epochs: int, settings: dict[str, Any]) -> ImageConfig:
+    """Return the default settings of a run on one GPU, but for those given."""
+    return ImageConfig(num_workers=1, epochs=epochs + 1, **settings).resolve_device("cuda")
 
 
 def _flops(device: torch.device) -> float:

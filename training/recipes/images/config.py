@@ -76,6 +76,13 @@ class ImageConfig(TrainingConfig):
         choices=AUTO_ON_OFF,
         may_change=True,
     )
+    cuda_graph: str = how_fast(
+        "off",
+        "launch the kernels of a step all at once, as a CUDA graph: faster where a GPU waits for them; for one worker, "
+        "and a model that does the same in each step",
+        choices=ON_OFF,
+        may_change=True,
+    )
     data_on_device: str = how_fast(
         "auto",
         "keep the data set on the GPU; auto: if it takes half of the free memory or less",
