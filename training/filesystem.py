@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 
 from filelock import FileLock
@@ -33,13 +34,51 @@ def open_filesystem(address: str) -> tuple[fs.FileSystem, str]:
         return fs.LocalFileSystem(), str(Path(address).expanduser().absolute())
     if not re.fullmatch(r"s3://[^/@?]+(/[^?]*)?", address):  # what stands before an @ would be a secret
         raise ValueError("it is neither a folder nor a bucket")
-    found, path = fs.FileSystem.from_uri(address.rstrip("/"))
-    filesystem = fs.S3FileSystem(  # the same, as a URI can't name a retry strategy
+    path = address.removeprefix("s3://").rstrip("/")
+    bucket, _, _ = path.partition("/")
+    found, _ = fs.FileSystem.from_uri(f"s3://{bucket}")  # knows the bucket's region; can't be given a retry strategy
+    filesystem = fs.S3FileSystem(
         region=found.region or None,
         endpoint_override=os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"),
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=MAX_ATTEMPTS),
     )
     return filesystem, path
+
+
+@cache
+def filesystem_of(address: str) -> fs.FileSystem:
+    """Return the file system of an address; a process has one for each address, with its connections."""
+    return open_filesystem(address)[0]
+
+
+def find_files(address: str, flag: str) -> tuple[str, list[fs.FileInfo]]:
+    """Return the path of a folder, a file or an `s3://` address on its file system, and the files there, by name.
+
+    Args:
+        address: Where to look; nothing there is no files.
+        flag: The flag that names it, for errors.
+
+    Raises:
+        UsageError: It can't be read.
+    """
+    try:
+        filesystem, path = open_filesystem(address)
+        found = filesystem.get_file_info(path)
+        return path, [found] if found.type == fs.FileType.File else list_files(filesystem, path)
+    except (OSError, ValueError) as cause:
+        raise UsageError(
+            f"{flag}: {address!r} can't be read ({short_reason(cause)}); give a folder or s3://bucket/prefix"
+        ) from cause
+
+
+def check_outside(address: str, flag: str, storage_path: str) -> None:
+    """Raise UsageError if the results would lie among the data, as which they would be read."""
+
+    def whole(path: str) -> str:
+        return path.rstrip("/") if "://" in path else str(Path(path).expanduser().absolute())
+
+    if f"{whole(storage_path)}/".startswith(f"{whole(address)}/"):
+        raise UsageError(f"--storage-path: {storage_path} is in {flag} {address}; give another folder for the results")
 
 
 def short_reason(cause: BaseException) -> str:
@@ -74,7 +113,7 @@ def fetch(address: str, flag: str, hint: str = "give less") -> Path:
     with FileLock(f"{target}.lock"):
         if not target.exists():
             size = sum(each.size for each in files)
-            _check_room(address, size, target.parent, flag, hint)
+            check_room(address, size, target.parent, flag, hint)
             print(f"fetching {address} to this node: {len(files)} files, {size / 2**20:,.0f} MiB", flush=True)
             _fetch(filesystem, path, files, target)
     return target if len(files) > 1 or files[0].path != path else target / files[0].base_name
@@ -90,7 +129,8 @@ def _fetch(filesystem: fs.FileSystem, path: str, files: list[fs.FileInfo], targe
     part.rename(target)
 
 
-def _check_room(address: str, needed: int, folder: Path, flag: str, hint: str) -> None:
+def check_room(address: str, needed: int, folder: Path, flag: str, hint: str = "give less") -> None:
+    """Raise UsageError unless a folder's disk has room for so many bytes of an address, and some to spare."""
     free = shutil.disk_usage(folder).free - SPARE_BYTES
     if needed > free:
         raise UsageError(

@@ -5,49 +5,57 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.commands.head import SECONDS
 from tests.local_cluster import LocalCluster, kill_tree
+from tests.waiting import until
 
-# Prepares parts on a cluster as a worker does, and prints where; before some parts it waits until it is told to go on.
+# Prepares parts on a cluster as a worker does, and prints each with the node on which that was done. A part waits there
+# as long as it has a file in a folder; where it has begun is in another file.
 FEED = """
-import json, os, sys
+import json, sys, time
+from pathlib import Path
 import numpy as np
 import ray
+from ray.util import placement_group_table
 from training.engine.feed import thread_feed
 from training.errors import UsageError
 from training.launchers import helpers
 
-helpers.PIPELINE_PARTS = 20
-NODES = {}
+parts, settings = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+folder = Path(settings["folder"])
+helpers.PIPELINE_PARTS = settings["pipeline_parts"]
+helpers.LOOK_SECONDS = 0.2
+
+def say(**what):
+    print(json.dumps(what), flush=True)
 
 def prepare(part):
-    if part == "broken":
-        raise UsageError("--data-dir: broken")
     node = ray.get_runtime_context().get_node_id()
-    return np.array([[part, *node.encode()]] * 3)
+    if part == "broken" or part == settings["only_here"] and node != settings["here"]:
+        raise UsageError(f"--data-dir: {part} is broken")
+    (folder / f"{part}.begun").write_text(node)
+    while (folder / f"{part}.hold").exists():
+        time.sleep(0.02)
+    return np.array([[int(part), *node.encode()]] * 3)
 
-def main():
-    ray.init(logging_level="ERROR")
-    feed = helpers.helper_feed(thread_feed(1), None, 1)
-    for parts in json.loads(sys.argv[1]):
-        try:
-            made = []
-            for prepared in feed(parts, prepare):
-                assert prepared.shape[0] == 3 and prepared.flags.writeable
-                made.append([int(prepared[0, 0]), bytes(prepared[0, 1:].tolist()).decode()])
-                if len(made) == 15:
-                    print(json.dumps({"prepared": 15}), flush=True)
-                    sys.stdin.readline()
-            print(json.dumps(made), flush=True)
-        except UsageError as error:
-            print(json.dumps({"error": str(error), "cause": repr(error.__cause__)}), flush=True)
-
-main()
+ray.init(logging_level="ERROR")
+settings["here"] = ray.get_runtime_context().get_node_id()
+say(here=settings["here"])
+feed = helpers.helper_feed(thread_feed(1), None, 1, may_start=True)
+asked = lambda: sum(each["state"] == "PENDING" for each in placement_group_table().values())
+try:
+    for prepared in feed(parts, prepare):
+        assert prepared.shape[0] == 3 and prepared.flags.writeable
+        say(part=int(prepared[0, 0]), node=bytes(prepared[0, 1:].tolist()).decode(), asked=asked())
+except UsageError as error:
+    say(error=str(error), cause=repr(error.__cause__))
+say(ended=True, asked=asked())
 """
 
 
@@ -58,58 +66,133 @@ def cluster() -> Iterator[LocalCluster]:
         yield cluster
 
 
-class Feeding:
-    """A driver that prepares some series of parts; a context, at whose end it is gone."""
+@pytest.fixture
+def add_helper(cluster: LocalCluster) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts a helper, for this test alone."""
+    started: list[subprocess.Popen[bytes]] = []
 
-    def __init__(self, cluster: LocalCluster, *series: list[object]) -> None:
+    def add() -> subprocess.Popen[bytes]:
+        started.append(cluster.add_helper(2))
+        return started[-1]
+
+    yield add
+    for each in started:
+        kill_tree(each.pid)
+
+
+class Feeding:
+    """A driver that prepares parts; a context, at whose end it is gone.
+
+    Attributes:
+        here: The node of the driver.
+    """
+
+    def __init__(self, cluster: LocalCluster, folder: Path, parts: list[Any], **settings: Any) -> None:
+        self._folder = folder
+        given = {"folder": str(folder), "pipeline_parts": 100, "only_here": None, **settings}
         self._driver = subprocess.Popen(
-            [sys.executable, "-c", FEED, json.dumps(series)],
+            [sys.executable, "-c", FEED, json.dumps(parts), json.dumps(given)],
             env=cluster.environment,
-            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
+        self._lines = self._driver.stdout or iter(())
+        self.here = ""
 
     def __enter__(self) -> Feeding:
+        self.here = self.line()["here"]
         return self
 
     def __exit__(self, *_: object) -> None:
         kill_tree(self._driver.pid)
         self._driver.communicate()
 
-    def line(self) -> Any:
+    def line(self) -> dict[str, Any]:
         """The next line of JSON that it prints."""
-        assert self._driver.stdout is not None
-        for line in self._driver.stdout:
-            if line.startswith(("{", "[")):
+        for line in self._lines:
+            if line.startswith("{"):
                 return json.loads(line)
         raise AssertionError(f"it ended with {self._driver.wait(SECONDS)}")
 
-    def go_on(self) -> None:
-        assert self._driver.stdin is not None
-        self._driver.stdin.write("\n")
-        self._driver.stdin.flush()
+    def rest(self) -> list[dict[str, Any]]:
+        """The lines up to the end; none but the last is without a part."""
+        lines = [self.line()]
+        while "ended" not in lines[-1]:
+            lines.append(self.line())
+        return lines
+
+    def node_of(self, part: int) -> str:
+        """Wait until a part has begun, and return on which node."""
+        begun = self._folder / f"{part}.begun"
+        until(lambda: begun.exists() and begun.read_text(), SECONDS)
+        return begun.read_text()
 
 
-def test_without_helpers_the_worker_prepares_and_a_helper_takes_over(cluster: LocalCluster) -> None:
-    with Feeding(cluster, list(range(45)), ["broken"]) as driver:
-        assert driver.line() == {"prepared": 15}
-        helper = cluster.add_helper(2)
-        driver.go_on()
-        made = driver.line()
-        assert [number for number, _ in made] == list(range(45)), "in their order"
-        own, others = {node for _, node in made[:20]}, {node for _, node in made[20:]}
-        assert len(own) == len(others) == 1
-        assert own != others, "the first 20 were asked for when there was no helper"
-        assert driver.line() == {"error": "--data-dir: broken", "cause": "None"}, "the user's mistake, without a trace"
-    kill_tree(helper.pid)
+Hold = Callable[[int], Path]
 
 
-def test_a_helper_that_dies_takes_no_part_with_it(cluster: LocalCluster) -> None:
-    first, second = cluster.add_helper(), cluster.add_helper()
-    with Feeding(cluster, list(range(60))) as driver:
-        assert driver.line() == {"prepared": 15}
-        kill_tree(first.pid)
-        driver.go_on()
-        assert [number for number, _ in driver.line()] == list(range(60)), "no part is lost or comes twice"
-    kill_tree(second.pid)
+@pytest.fixture
+def hold(tmp_path: Path) -> Hold:
+    """Makes a part wait until the file that it returns is gone."""
+
+    def make(part: int) -> Path:
+        path = tmp_path / f"{part}.hold"
+        path.touch()
+        return path
+
+    return make
+
+
+def test_without_helpers_the_worker_prepares_and_a_helper_that_it_asks_for_takes_over(
+    cluster: LocalCluster, add_helper: Callable[[], subprocess.Popen[bytes]], tmp_path: Path, hold: Hold
+) -> None:
+    held = hold(15)
+    with Feeding(cluster, tmp_path, list(range(45)), pipeline_parts=20) as driver:
+        driver.node_of(15)
+        add_helper()
+        held.unlink()
+        *lines, end = driver.rest()
+    assert [each["part"] for each in lines] == list(range(45)), "in their order"
+    own, others = {each["node"] for each in lines[:20]}, {each["node"] for each in lines[20:]}
+    assert own == {driver.here}
+    assert len(others) == 1
+    assert others != own, "the first 20 were asked for when there was no helper"
+    assert lines[0]["asked"] == 1, "the stack counts the requests that wait"
+    assert end["asked"] == 0
+
+
+def test_helpers_that_die_take_no_part_with_them(
+    cluster: LocalCluster, add_helper: Callable[[], subprocess.Popen[bytes]], tmp_path: Path, hold: Hold
+) -> None:
+    helpers = [add_helper() for _ in range(2)]
+    in_first, in_second = hold(30), hold(45)
+    with Feeding(cluster, tmp_path, list(range(60))) as driver:
+        first = driver.node_of(30)
+        [dies] = [each for each in helpers if is_node(cluster, each, first)]
+        kill_tree(dies.pid)
+        in_first.unlink()
+        until(lambda: driver.node_of(45) != first, SECONDS)
+        second = driver.node_of(45)
+        helpers.remove(dies)
+        kill_tree(helpers[0].pid)
+        in_second.unlink()
+        *lines, _ = driver.rest()
+    assert [each["part"] for each in lines] == list(range(60)), "no part is lost or comes twice"
+    assert lines[30]["node"] == second, "the other one has done it"
+    assert {each["node"] for each in lines[45:]} == {driver.here}, "without the last one the worker goes on"
+    assert lines[-1]["asked"] == 1, "another helper would take over"
+
+
+def is_node(cluster: LocalCluster, process: subprocess.Popen[bytes], node: str) -> bool:
+    return any(node in " ".join(each.cmdline()) for each in cluster.worker_processes(process, "raylet/raylet"))
+
+
+def test_what_a_helper_can_not_prepare_the_worker_prepares_or_names(
+    cluster: LocalCluster, add_helper: Callable[[], subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    add_helper()
+    with Feeding(cluster, tmp_path, [0, 1, 2, "3", 4, "broken", 6], only_here="3") as driver:
+        *lines, error, _ = driver.rest()
+    assert [each["part"] for each in lines] == [0, 1, 2, 3, 4]
+    assert [each["node"] == driver.here for each in lines] == [False] * 3 + [True] * 2
+    assert error == {"error": "--data-dir: broken is broken", "cause": "None"}, "the user's mistake, without a trace"

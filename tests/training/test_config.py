@@ -127,6 +127,10 @@ def test_what_is_left_open_is_the_optimizer_s_own() -> None:
         ({"num_workers": "1:2"}, "cuda", 2048),
         ({"num_workers": 2, "dataset": "digits"}, "cuda", 89),
         ({"num_workers": 2, "batch_size": 100}, "cuda", 100),
+        ({"num_workers": 4, "dataset": "folder", "data_dir": "pictures"}, "cuda", 64),
+        ({"num_workers": 1, "dataset": "folder", "data_dir": "pictures", "image_size": 100}, "cuda", 256),
+        ({"num_workers": 1, "dataset": "folder", "data_dir": "pictures", "image_size": 32}, "cuda", 512),
+        ({"num_workers": 1, "dataset": "folder", "data_dir": "pictures", "image_size": 2048}, "cuda", 1),
     ],
 )
 def test_the_default_batch_size_follows_the_device(settings: dict[str, Any], device: str, expected: int) -> None:

@@ -83,8 +83,8 @@ class TrainingConfig(RunConfig):
     )
     data_workers: int | None = how_fast(
         None,
-        "CPUs that prepare data that is not kept in memory: of the stack's helpers for all workers together, or else "
-        "threads of each worker (default: all that there are)",
+        "CPUs that prepare data that is not kept in memory: of the stack's helpers for all workers together, at least "
+        "one for each, or else threads of each worker (default: all that there are)",
         type=int,
         at_least=1,
         may_change=True,

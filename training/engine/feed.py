@@ -30,16 +30,16 @@ def in_threads(
 ) -> Iterator[Prepared]:
     """Yield `prepare(part)` for each part, in order; threads of this process prepare the next ones meanwhile."""
     waiting = iter(parts)
-    with ThreadPoolExecutor(threads, "feed") as pool:
-        pending: deque[Future[Prepared]] = deque()
-        try:
-            while True:
-                pending.extend(pool.submit(prepare, part) for part in islice(waiting, threads + ahead - len(pending)))
-                if not pending:
-                    return
-                yield pending.popleft().result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    pool = ThreadPoolExecutor(threads, "feed")
+    pending: deque[Future[Prepared]] = deque()
+    try:
+        while True:
+            pending.extend(pool.submit(prepare, part) for part in islice(waiting, threads + ahead - len(pending)))
+            if not pending:
+                return
+            yield pending.popleft().result()
+    finally:  # a training that is interrupted doesn't wait for what nobody needs any more
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def thread_feed(threads: int) -> Feed:

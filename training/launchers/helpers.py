@@ -11,9 +11,11 @@ from __future__ import annotations
 import logging
 import math
 import pickle
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
-from itertools import chain, count, islice, repeat
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from itertools import chain, islice, repeat
 from typing import Any
 
 import numpy as np
@@ -23,10 +25,9 @@ import ray.data
 from ray.data import ExecutionResources
 from ray.util import placement_group, remove_placement_group
 
-from training.engine.feed import Feed, in_threads
+from training.engine.feed import Feed
 from training.errors import TrainingError
 from training.launchers.ray_cluster import HELPERS, NODE_GROUP_LABEL, is_helper
-from training.run.workers_parameter import read_workers
 
 HELPER_LABELS = {NODE_GROUP_LABEL: HELPERS}
 # Parts of a pipeline. After each it is asked anew whether there are helpers.
@@ -37,27 +38,35 @@ TASK_PARTS = 4
 FIRST_TASKS = (1, 1, 2)
 # Tasks whose results are fetched to the worker's node before it needs them.
 AHEAD_TASKS = 1
+# After so long without a result it is asked whether there is a helper left.
+LOOK_SECONDS = 10.0
 
 _PART, _RESULT = "part", "result"
 
 
-def helper_feed(otherwise: Feed, cpus: int | None, workers: int) -> Feed:
+def helper_feed(otherwise: Feed, cpus: int | None, workers: int, may_start: bool) -> Feed:
     """Return a feed of the helpers, wherever there are any.
 
     Args:
-        otherwise: The feed to use while there are none.
-        cpus: How many of their CPUs all workers may use together, or None for all.
+        otherwise: The feed to use while there are none. It also takes what the helpers can't prepare, such as files
+            that only this node has, and says what is wrong with what can't be prepared at all.
+        cpus: How many of their CPUs all workers may use together, or None for all; each worker has one at least.
         workers: The number of workers.
+        may_start: Whether the stack starts helpers when a run asks for them.
     """
+    share = math.inf if cpus is None else math.ceil(cpus / workers)
 
     def feed(parts: Iterable[Any], prepare: Callable[[Any], np.ndarray]) -> Iterator[np.ndarray]:
         waiting = iter(parts)
         while some := list(islice(waiting, PIPELINE_PARTS)):
+            prepared = 0
             if _has_helpers():
-                yield from _on_helpers(some, prepare, math.inf if cpus is None else math.ceil(cpus / workers))
-            else:
-                with _asking_for_a_helper():
-                    yield from otherwise(some, prepare)
+                for result in _on_helpers(some, prepare, share):
+                    yield result
+                    prepared += 1
+            if rest := some[prepared:]:
+                with _asking_for_a_helper() if may_start else nullcontext():
+                    yield from otherwise(rest, prepare)
 
     return feed
 
@@ -68,11 +77,7 @@ def _has_helpers() -> bool:
 
 @contextmanager
 def _asking_for_a_helper() -> Generator[None]:
-    """Let the stack start a helper, if it can have any: it counts the requests that wait in Ray."""
-    workers = read_workers()
-    if not (workers and workers.get("scaling", {}).get(HELPERS)):
-        yield
-        return
+    """Let the stack start a helper: it counts the requests that wait in Ray."""
     group = placement_group([{"CPU": 1.0}], bundle_label_selector=[HELPER_LABELS])
     try:
         yield
@@ -81,10 +86,9 @@ def _asking_for_a_helper() -> Generator[None]:
 
 
 def _on_helpers(parts: list[Any], prepare: Callable[[Any], np.ndarray], cpus: float) -> Iterator[np.ndarray]:
-    """Yield what a Ray Data pipeline makes of the parts.
+    """Yield what a Ray Data pipeline makes of the parts, up to one that it can't prepare, or the end of all helpers.
 
     Raises:
-        TrainingError: What `prepare` raised.
         RayError: Ray could not run it.
     """
 
@@ -106,24 +110,45 @@ def _on_helpers(parts: list[Any], prepare: Callable[[Any], np.ndarray], cpus: fl
     context.target_max_block_size = None  # one block for each task
     # Its own prefetching would hold back what is there until the blocks after it are.
     results = data.map_batches(make, batch_size=None)
-    blocks = iter(results.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0))
-    fetched = in_threads(count(), lambda _: next(blocks, None), ahead=AHEAD_TASKS)
-    for block in fetched:
-        if block is None:
-            return
-        for each in block[_RESULT]:
-            result = pickle.loads(each)
-            if isinstance(result, TrainingError):
-                raise result
+    for block in _fetched(iter(results.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0))):
+        for result in block:
+            if result is None:
+                return
             yield result
 
 
-def _result(prepare: Callable[[Any], np.ndarray], part: Any) -> np.ndarray | TrainingError:
-    """Prepare a part, or return what is wrong with it: of an exception Ray would keep the text alone."""
+def _fetched(blocks: Iterator[Mapping[str, np.ndarray]]) -> Iterator[list[np.ndarray | None]]:
+    """Yield the results of each block, which a thread fetches ahead; ends early if there is no helper any more."""
+
+    def fetch() -> list[np.ndarray | None] | None:
+        block = next(blocks, None)
+        return None if block is None else [pickle.loads(each) for each in block[_RESULT]]
+
+    pool = ThreadPoolExecutor(1, "fetch")
+    pending = deque(pool.submit(fetch) for _ in range(1 + AHEAD_TASKS))
+    try:
+        while True:
+            try:
+                results = pending[0].result(LOOK_SECONDS)
+            except TimeoutError:
+                if _has_helpers():
+                    continue
+                return
+            if results is None:
+                return
+            pending.popleft()
+            pending.append(pool.submit(fetch))
+            yield results
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _result(prepare: Callable[[Any], np.ndarray], part: Any) -> np.ndarray | None:
+    """Prepare a part; None if that can't be done here."""
     try:
         return prepare(part)
-    except TrainingError as error:
-        return error
+    except TrainingError:
+        return None
 
 
 def _tasks(parts: list[Any]) -> Iterator[list[Any]]:

@@ -57,7 +57,7 @@ class WorkerAllocation:
         use_gpu: Whether each has a GPU.
         cpus_per_worker: The CPUs that each may use.
         limits: The fewest and the most, where their number may change while the run goes on.
-        leaves_helpers: Whether they stay away from nodes that are CPU helpers.
+        leaves_helpers: Whether CPU helpers, if there are any, are left to what prepares their data.
     """
 
     num_workers: int
@@ -69,7 +69,7 @@ class WorkerAllocation:
     @property
     def node_labels(self) -> dict[str, str]:
         """The labels that the workers' nodes must have, as Ray selects nodes by them."""
-        return {NODE_GROUP_LABEL: f"!{HELPERS}"} if self.leaves_helpers else {}
+        return {NODE_GROUP_LABEL: f"!{HELPERS}"} if self.leaves_helpers and not self.use_gpu else {}
 
     @property
     def resources_per_worker(self) -> Resources:
@@ -160,7 +160,7 @@ def _find_room(config: RunConfig, seconds: float, console: Console) -> WorkerAll
 def _apart_from_helpers(config: RunConfig, allocation: WorkerAllocation) -> WorkerAllocation:
     """Return the allocation on nodes that are no helpers, if these have room for the workers."""
     if allocation.use_gpu:  # which no helper has
-        return allocation
+        return replace(allocation, leaves_helpers=True)
     others = [node["Resources"] for node in ray.nodes() if node["Alive"] and not is_helper(node["Labels"])]
     apart = allocate_workers(config, others)
     return replace(apart, leaves_helpers=True) if apart else allocation
@@ -221,6 +221,12 @@ def instances_with_workers() -> Counter[InstanceKind]:
         return Counter(instance_kind(labels.get(node, {})) for node in {node for node, _ in _places()})
     except (RayError, RuntimeError, ValueError):
         return Counter()
+
+
+def may_start_helpers() -> bool:
+    """Return whether this is the head of a stack that starts CPU helpers when a run asks for them."""
+    workers = read_workers()
+    return bool(workers and workers.get("scaling", {}).get(HELPERS))
 
 
 def is_helper(labels: Mapping[str, str]) -> bool:

@@ -21,7 +21,7 @@ from training.engine.config import TrainingConfig
 from training.engine.recipe import Quality, Recipe
 from training.launchers import ray_worker
 from training.launchers.launch import Launch, Work, hold_run
-from training.launchers.ray_cluster import WorkerAllocation
+from training.launchers.ray_cluster import WorkerAllocation, may_start_helpers
 from training.monitoring.cloudwatch import metric_names
 from training.monitoring.run_monitor import RunMonitor
 from training.monitoring.run_record import RunRecord
@@ -56,7 +56,14 @@ def run(recipe: Recipe, config: TrainingConfig, console: Console) -> dict[str, A
         monitor = RunMonitor(run_state, console)
         work = Work(
             ray_worker.train,
-            {"recipe": recipe, "config": config, "storage": storage, "run_state": run_state},
+            {
+                "recipe": recipe,
+                "config": config,
+                "storage": storage,
+                "run_state": run_state,
+                "uses_helpers": allocation.leaves_helpers,
+                "may_start_helpers": may_start_helpers(),
+            },
             TorchConfig(timeout_s=int(PROCESS_GROUP_FACTOR * config.stall_timeout) + 1),
             partial(newest_checkpoint, storage),
             config.epochs,

@@ -36,6 +36,8 @@ class Settings(TypedDict):
     config: TrainingConfig
     storage: RunStorage
     run_state: RunStateClient
+    uses_helpers: bool
+    may_start_helpers: bool
     attempt: int
 
 
@@ -62,12 +64,14 @@ def _train(
     config: TrainingConfig,
     storage: RunStorage,
     run_state: RunStateClient,
+    uses_helpers: bool,
+    may_start_helpers: bool,
     attempt: int,
     watchdog: Watchdog,
 ) -> RunSummary:
     storage.check_shared()
     with watchdog.patience(LOADING_PATIENCE):
-        trainer = recipe.build(config, get_device(), _feed(config))
+        trainer = recipe.build(config, get_device(), _feed(config, uses_helpers, may_start_helpers))
     reporter = Reporter(run_state, watchdog, config, trainer)
     with CheckpointManager(
         trainer,
@@ -84,8 +88,11 @@ def _train(
     return results.run_summary(trainer, checkpoints.summary, files)
 
 
-def _feed(config: TrainingConfig) -> Feed:
+def _feed(config: TrainingConfig, uses_helpers: bool, may_start_helpers: bool) -> Feed:
     """Return what prepares data: the stack's helpers or, while there are none, threads on this worker's CPUs."""
     cpus = int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1))
+    threads = thread_feed(config.data_workers or max(1, cpus))
+    if not uses_helpers:  # the workers have their CPUs, for which a pipeline would wait for ever
+        return threads
     workers = ray.train.get_context().get_world_size()
-    return helper_feed(thread_feed(config.data_workers or max(1, cpus)), config.data_workers, workers)
+    return helper_feed(threads, config.data_workers, workers, may_start_helpers)

@@ -19,6 +19,7 @@ from training.run.workers_parameter import PARAMETER_VARIABLE
 HEAD = {"CPU": 0.0, "memory": 1e9}
 G5_XLARGE = {"CPU": 4.0, "GPU": 1.0}
 G5_12XLARGE = {"CPU": 48.0, "GPU": 4.0}
+ON_A_GPU = WorkerAllocation(1, True, 4, leaves_helpers=True)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def refuse_to_ask(bundles: list[dict[str, float]]) -> None:
 def test_where_there_is_room_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "placement_group", refuse_to_ask)
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD, G5_XLARGE])
-    assert ray_cluster.wait_for_workers(ImageConfig(), 60, Console()) == WorkerAllocation(1, True, 4)
+    assert ray_cluster.wait_for_workers(ImageConfig(), 60, Console()) == ON_A_GPU
 
 
 def test_without_a_wait_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +152,7 @@ def test_workers_that_have_joined_are_not_moved_away(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ray_cluster, "_watch_capacity", lambda console: capacity)
     seen = iter([[HEAD], [HEAD], [HEAD, G5_XLARGE]])
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: next(seen))
-    assert ray_cluster.wait_for_workers(ImageConfig(), 60, Console()) == WorkerAllocation(1, True, 4)
+    assert ray_cluster.wait_for_workers(ImageConfig(), 60, Console()) == ON_A_GPU
     assert capacity.looks == 1, "a look may end instances, so there is none between their coming and the run"
 
 
@@ -201,6 +202,34 @@ class Cluster:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return Cluster(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("settings", "leaves_helpers", "labels"),
+    [
+        ({}, True, {}),
+        ({"device": "cpu", "num_workers": 8}, True, {"ray.io/node-group": "!helpers"}),
+        ({"device": "cpu", "num_workers": 9}, False, {}),
+    ],
+)
+def test_helpers_are_left_to_the_data_unless_workers_need_their_cpus(
+    cluster: Cluster, settings: dict[str, Any], leaves_helpers: bool, labels: dict[str, str]
+) -> None:
+    cluster.nodes[1]["Labels"] = {"ray.io/node-group": "helpers"}
+    allocation = ray_cluster.wait_for_workers(ImageConfig(**settings), 0, Console())
+    assert allocation.leaves_helpers == leaves_helpers, "a pipeline would wait for a CPU for ever"
+    assert allocation.node_labels == labels
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [(None, False), ({}, False), ({"scaling": {"workers": {}}}, False), ({"scaling": {"helpers": {"max": 2}}}, True)],
+)
+def test_only_a_stack_that_may_have_helpers_is_asked_for_one(
+    monkeypatch: pytest.MonkeyPatch, workers: Any, expected: bool
+) -> None:
+    monkeypatch.setattr(ray_cluster, "read_workers", lambda: workers)
+    assert ray_cluster.may_start_helpers() == expected
 
 
 def test_gpus_that_wait_for_this_job_alone_are_idle(cluster: Cluster) -> None:

@@ -1,5 +1,7 @@
 """Images in files: a folder for each class, in memory or read anew in each epoch."""
 
+import pickle
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -18,6 +20,7 @@ from tests.training.ranks import Ranks
 from training.engine.feed import in_threads, thread_feed
 from training.errors import UsageError
 from training.recipes.images import datasets, files, models
+from training.recipes.images.augment import Augmentation
 from training.recipes.images.config import FOLDER, ImageConfig
 from training.recipes.images.loader import Batch, BatchLoader
 from training.recipes.images.trainer import ImageTrainer
@@ -92,11 +95,11 @@ def test_every_format_and_size_becomes_the_middle_square(tmp_path: Path) -> None
     white = Image.new("RGB", (300, 100))
     white.paste((255, 255, 255), (100, 0, 200, 100))
     white.save(tmp_path / "wide.jpg", quality=95)
-    made = files.prepare(files.FilePart(str(tmp_path), [str(tmp_path / "wide.jpg"), str(tmp_path / "0.png")], 20))
+    made = files.decode(files.FilePart(str(tmp_path), [str(tmp_path / "wide.jpg"), str(tmp_path / "0.png")], 20))
     assert made.shape == (2, 3, 20, 20)
     assert made[0, :, 2:-2, 2:-2].min() > 250, "its left and right thirds, which are black, are cut off"
     paths = [str(tmp_path / f"{number}.png") for number in range(4)]
-    assert files.prepare(files.FilePart(str(tmp_path), paths, 20)).shape == (4, 3, 20, 20)
+    assert files.decode(files.FilePart(str(tmp_path), paths, 20)).shape == (4, 3, 20, 20)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -106,6 +109,54 @@ def test_streamed_or_in_memory_they_are_the_same_batches(of_folder: Config, rank
         one, other = (loader_of(each, rank, ranks, thread_feed(3)) for each in (streamed, in_memory))
         assert are_equal(epoch_of(one, 1), epoch_of(other, 1))
         assert are_equal(list(one.test()), list(other.test()))
+
+
+def test_a_run_goes_on_streamed_or_in_memory(of_folder: Config) -> None:
+    streamed, in_memory = (datasets.load(FOLDER, of_folder(stream=stream)) for stream in ("on", "off"))
+    assert streamed.fingerprint == in_memory.fingerprint
+    assert in_memory.to(CPU).fingerprint == streamed.fingerprint
+    config = of_folder(model="linear", stream="auto")
+    summary = ImageTrainer(config, in_memory, CPU).data_summary
+    assert ImageTrainer(config, streamed, CPU).data_summary == summary
+
+
+def test_a_part_takes_only_its_own_numbers_to_a_helper(of_folder: Config) -> None:
+    loader = loader_of(of_folder(random_crop="on", max_shift=2))
+    order = torch.arange(TRAIN).repeat(5000)
+    generator = torch.Generator().manual_seed(0)
+    crops, changes = files.draw_crops(len(order), generator), Augmentation.draw(len(order), True, 2, generator)
+    sizes: list[int] = []
+
+    def feed(parts: Iterable[files.FilePart], decode: Callable[[Any], np.ndarray]) -> Iterator[np.ndarray]:
+        for part in parts:
+            sizes.append(len(pickle.dumps(part)))
+            yield decode(part)
+
+    loader.feed = feed
+    [_] = loader._take(loader.dataset.train, order, [slice(BATCH, 2 * BATCH)], changes, crops)
+    assert sizes[0] < 4000 < crops.nbytes
+
+
+def build_on_rank(rank: int, ranks: int, config: ImageConfig, folders: list[str]) -> str:
+    models.MODELS["linear"] = linear
+    own = replace(config, data_dir=folders[rank])
+    try:
+        ImageTrainer(own, datasets.load(FOLDER, own), CPU)
+    except UsageError as error:
+        return str(error)
+    return "alike"
+
+
+def test_nodes_with_other_images_are_refused(
+    of_folder: Config, pictures: Path, tmp_path: Path, on_ranks: Ranks
+) -> None:
+    copy, changed = (shutil.copytree(pictures, tmp_path / name) for name in ("copy", "changed"))
+    next((changed / "train" / "red").iterdir()).unlink()
+    settings = of_folder(batch_size=2)
+    assert on_ranks(2, build_on_rank, settings, [str(pictures), str(copy)]) == ["alike"] * 2
+    for said in on_ranks(2, build_on_rank, settings, [str(pictures), str(changed)]):
+        assert said.startswith("--data-dir: ")
+        assert said.endswith("has not the same images on every node; give s3://bucket/prefix")
 
 
 def test_a_bucket_has_the_same_batches(of_folder: Config, pictures: Path, s3: Any) -> None:
@@ -207,6 +258,43 @@ def test_without_parts_one_of_ten_is_for_testing(tmp_path: Path, of_folder: Conf
     assert dataset.classes == 3
 
 
+def test_a_grey_image_of_16_bits_keeps_its_greys(tmp_path: Path) -> None:
+    grey = np.linspace(0, 2**16 - 1, 32 * 32).astype(np.uint16).reshape(32, 32)
+    Image.fromarray(grey).save(tmp_path / "grey.png")
+    [made] = files.decode(files.FilePart(str(tmp_path), [str(tmp_path / "grey.png")], 32))
+    assert np.abs(made[0].astype(int) - (grey >> 8)).max() <= 1
+
+
+def test_what_is_left_over_between_the_images_is_not_read(pictures: Path, tmp_path: Path, of_folder: Config) -> None:
+    folder = shutil.copytree(pictures, tmp_path / "pictures")
+    for name in (".ipynb_checkpoints/1.png", "__MACOSX/red/._1.jpg", "train/.thumbs/1.png", "train/red/._1.jpg"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"no image")
+    found = datasets.load(FOLDER, of_folder(data_dir=str(folder)))
+    assert found.classes == 2
+    assert found.fingerprint == datasets.load(FOLDER, of_folder()).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["train/1.png", "test/2.png"], "has 0 training and 0 test images of 0 classes"),
+        (["train/cat/1.png", "train/dog/2.png", "val/cats/3.png"], "has no training images of cats, but test images"),
+        (["cat.png"], "has 0 training and 0 test images"),
+    ],
+    ids=["no classes", "other names", "one file"],
+)
+def test_folders_that_are_no_classes_are_refused(
+    tmp_path: Path, of_folder: Config, names: list[str], message: str
+) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    given = tmp_path / names[0] if len(names) == 1 else tmp_path
+    with pytest.raises(UsageError, match=message):
+        datasets.resolve_dataset(of_folder(data_dir=str(given)))
+
+
 def test_what_would_take_much_memory_stays_in_its_files(of_folder: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     auto = of_folder(stream="auto")
     assert not isinstance(datasets.load(FOLDER, auto), files.FileDataset)
@@ -225,7 +313,7 @@ def test_a_broken_file_is_named(tmp_path: Path, content: bytes | None, reason: s
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UsageError, match=f"--data-dir: .*broken.jpg {reason}"):
-        files.prepare(files.FilePart(str(tmp_path), [str(path)], SIZE))
+        files.decode(files.FilePart(str(tmp_path), [str(path)], SIZE))
 
 
 def test_a_folder_without_classes_is_refused(tmp_path: Path, of_folder: Config) -> None:
@@ -243,6 +331,7 @@ def test_a_folder_without_classes_is_refused(tmp_path: Path, of_folder: Config) 
         ({"random_crop": "on", "stream": "off"}, "--stream: 'off' is not allowed with --random-crop on"),
         ({"dataset": "digits", "stream": "on"}, "--stream: 'on' is for --dataset folder; digits stays in memory"),
         ({"dataset": "digits", "random_crop": "on"}, "--random-crop: 'on' is for --dataset folder"),
+        ({"dataset": "digits"}, "--image-size: 16 is for --dataset folder; leave it out"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(of_folder: Config, settings: dict[str, Any], message: str) -> None:

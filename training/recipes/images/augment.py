@@ -38,6 +38,10 @@ class Augmentation:
         """Return the same changes on another device."""
         return self._each(lambda values: values.to(device))
 
+    def clone(self) -> Augmentation:
+        """Return the same changes in memory of their own."""
+        return self._each(Tensor.clone)
+
     def apply(self, images: Tensor) -> Tensor:
         """Return the changed images; `images` is uint8 [n, channels, height, width]."""
         if self.flipped is not None:

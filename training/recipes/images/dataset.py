@@ -46,7 +46,7 @@ class Split:
 
     def to(self, device: torch.device) -> Split:
         """Return the same split on another device."""
-        return Split(self.images.to(device), self.labels.to(device))
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
 
 @dataclass(frozen=True)

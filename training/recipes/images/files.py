@@ -3,7 +3,7 @@
     train/cat/1.jpg  train/dog/2.png  …  test/cat/3.jpg  …
 
 The folder can be `s3://bucket/prefix`. `val/` is another name for `test/`. Without either, the classes' folders lie at
-the top, and one image of ten is for testing, by a hash of its name.
+the top, and one image of ten is for testing, by a hash of its name. What begins with a dot is not read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -26,13 +25,17 @@ from torch import Tensor
 
 from training.engine.feed import Feed
 from training.errors import UsageError
-from training.filesystem import list_files, open_filesystem, short_reason
+from training.filesystem import filesystem_of, find_files, short_reason
 from training.recipes.images.augment import Augmentation
 from training.recipes.images.dataset import Dataset, Split
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp"})
 TRAIN, TESTS = "train", ("test", "val")
 TEST_ONE_OF = 10
+# What some programs leave among the images, beside names that begin with a dot.
+LEFTOVERS = frozenset({"__MACOSX"})
+# Classes that an error names.
+MOST_NAMED = 5
 CHANNELS = 3
 # Requests to S3 that wait at once for the images of one batch.
 READERS = 16
@@ -60,7 +63,7 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class FilePart:
-    """Images that are prepared together, wherever that is done.
+    """Images that are decoded together, wherever that is done.
 
     Attributes:
         address: The data set's folder, which says on which file system the paths are.
@@ -105,17 +108,30 @@ class FileSplit(Split):
         return repr([(each.path.rpartition("/")[2], each.label, each.size) for each in self.files]).encode()
 
     def part(self, indices: Tensor, crops: Tensor | None = None, augmentation: Augmentation | None = None) -> FilePart:
-        """Return what to prepare: these images, int64 [n], and their changes."""
+        """Return what to decode: these images, int64 [n], and their changes."""
         paths = [self.files[index].path for index in indices.tolist()]
-        return FilePart(self.address, paths, self.images.shape[-1], crops, augmentation)
+        # A view would take the numbers of the whole epoch with it to another process.
+        own = None if crops is None else crops.clone()
+        return FilePart(self.address, paths, self.images.shape[-1], own, augmentation and augmentation.clone())
 
-    def load(self, feed: Feed) -> Split:
+    def load(self, feed: Feed) -> DecodedSplit:
         """Decode all images into memory."""
         images = self.images.new_empty(len(self), *self.images.shape[1:])
-        parts = [self.part(some) for some in torch.arange(len(self)).split(PART)]
-        for place, prepared in zip(images.split(PART), feed(parts, prepare), strict=True):
-            place.copy_(torch.from_numpy(prepared))
-        return Split(images, self.labels)
+        parts = (self.part(some) for some in torch.arange(len(self)).split(PART))
+        for place, decoded in zip(images.split(PART), feed(parts, decode), strict=True):
+            place.copy_(torch.from_numpy(decoded))
+        return DecodedSplit(images, self.labels, self.digest())
+
+
+@dataclass(frozen=True)
+class DecodedSplit(Split):
+    """One part of a data set whose images came from files into memory; a run may go on with them or with the files."""
+
+    files_digest: bytes
+
+    def digest(self) -> bytes:
+        """Return the files' names, labels and sizes."""
+        return self.files_digest
 
 
 @dataclass(frozen=True)
@@ -142,7 +158,7 @@ def draw_crops(n: int, generator: torch.Generator) -> Tensor:
     return torch.rand(n, 4, generator=generator)
 
 
-def prepare(part: FilePart) -> np.ndarray:
+def decode(part: FilePart) -> np.ndarray:
     """Read, decode, cut, scale and change images; returns them as uint8 [n, 3, height, width].
 
     Raises:
@@ -157,27 +173,25 @@ def prepare(part: FilePart) -> np.ndarray:
     return part.augmentation.apply(torch.from_numpy(images)).numpy()
 
 
-def _listed(address: str) -> list[fs.FileInfo]:
-    try:
-        filesystem, path = open_filesystem(address)
-        found = list_files(filesystem, path)
-    except (OSError, ValueError) as cause:
-        raise UsageError(
-            f"--data-dir: {address!r} can't be read ({short_reason(cause)}); give a folder or s3://bucket/prefix"
-        ) from cause
-    return [each for each in found if f".{each.extension.lower()}" in EXTENSIONS]
+def _listed(address: str) -> dict[tuple[str, ...], fs.FileInfo]:
+    """Return the image files, by their names and those of the folders below the address."""
+    top, found = find_files(address, "--data-dir")
+    images = [each for each in found if f".{each.extension.lower()}" in EXTENSIONS]
+    names = {PurePosixPath(each.path).relative_to(top).parts: each for each in images}
+    return {parts: each for parts, each in names.items() if not any(map(_is_left_over, parts))}
 
 
-def _classes(address: str, files: list[fs.FileInfo]) -> tuple[list[File], list[File], int]:
+def _is_left_over(name: str) -> bool:
+    return name.startswith(".") or name in LEFTOVERS
+
+
+def _classes(address: str, files: dict[tuple[str, ...], fs.FileInfo]) -> tuple[list[File], list[File], int]:
     """Return the files for training and for testing, and the number of classes."""
-    _, top = open_filesystem(address)
-    names = {each.path: PurePosixPath(each.path).relative_to(top).parts for each in files}
-    split = any(parts[0] == TRAIN and len(parts) > 2 for parts in names.values())
-    known = {each for parts in names.values() if (each := _class_of(parts, split)) is not None}
+    split = any(parts[0] == TRAIN for parts in files if len(parts) > 2)
+    known = {each for parts in files if (each := _class_of(parts, split)) is not None}
     numbers = {name: number for number, name in enumerate(sorted(known))}
     train, test = [], []
-    for each in files:
-        parts = names[each.path]
+    for parts, each in files.items():
         name = _class_of(parts, split)
         if name is None:
             continue
@@ -189,6 +203,12 @@ def _classes(address: str, files: list[fs.FileInfo]) -> tuple[list[File], list[F
             f"it must hold train/CLASS/… and test/CLASS/… or CLASS/… with images ({', '.join(sorted(EXTENSIONS))}) of "
             "two classes or more"
         )
+    trained = {each.label for each in train}
+    if untrained := [name for name, number in numbers.items() if number not in trained]:
+        raise UsageError(
+            f"--data-dir: {address!r} has no training images of {', '.join(untrained[:MOST_NAMED])}, but test images; "
+            "name the classes' folders alike in both parts"
+        )
     return train, test, len(numbers)
 
 
@@ -196,22 +216,16 @@ def _class_of(parts: Sequence[str], split: bool) -> str | None:
     """Return the class of a file at this place below the folder, or None if it belongs to none."""
     if split:
         return parts[1] if len(parts) > 2 and parts[0] in (TRAIN, *TESTS) else None
-    return parts[0] if len(parts) > 1 else None
+    return parts[0] if len(parts) > 1 and parts[0] not in (TRAIN, *TESTS) else None
 
 
 def _is_test(name: str) -> bool:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % TEST_ONE_OF == 0
 
 
-@cache
-def _filesystem(address: str) -> fs.FileSystem:
-    """Return the file system of an address; each process has one of its own, with its connections."""
-    return open_filesystem(address)[0]
-
-
 def _contents(part: FilePart) -> Iterator[bytes]:
     """Yield the files' contents, in order; those of a bucket are fetched side by side."""
-    filesystem = _filesystem(part.address)
+    filesystem = filesystem_of(part.address)
 
     def read(path: str) -> bytes:
         try:
@@ -238,10 +252,17 @@ def _decode(path: str, content: bytes, size: int, crop: Sequence[float] | None) 
             image.draft("RGB", needed)
             across, down = image.size[0] / width, image.size[1] / height
             box = (left * across, upper * down, right * across, lower * down)
-            scaled = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box)
+            scaled = _eight_bits(image).convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box)
     except (OSError, Image.DecompressionBombError, SyntaxError, ValueError) as cause:
         raise UsageError(f"--data-dir: {path} is no image that can be decoded ({cause}); remove it") from cause
     return np.asarray(scaled).transpose(2, 0, 1)
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Return a grey image of 16 bits as one of 8, as Pillow would clip it to white; others as they are."""
+    if not image.mode.startswith("I"):
+        return image
+    return Image.fromarray((np.asarray(image).clip(0, 2**16 - 1) >> 8).astype(np.uint8))
 
 
 def _middle(width: int, height: int) -> Box:

@@ -19,7 +19,7 @@ from training.errors import UsageError
 from training.recipes.images.augment import Augmentation
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.dataset import Dataset, Split
-from training.recipes.images.files import FileSplit, draw_crops, prepare
+from training.recipes.images.files import DecodedSplit, FileSplit, decode, draw_crops
 
 # Test batches are larger by this factor, because they need no gradients.
 TEST_BATCH_FACTOR = 4
@@ -99,7 +99,9 @@ class BatchLoader:
     def test(self) -> Iterator[Batch]:
         """Yield this rank's part of the test set: every image on exactly one rank, none repeated."""
         order = torch.arange(self.rank, len(self.dataset.test), self.world_size)
-        size = TEST_BATCH_FACTOR * self.batch_size
+        # Of files, several batches are ready ahead; in memory they are the same ones.
+        of_files = isinstance(self.dataset.test, FileSplit | DecodedSplit)
+        size = self.batch_size * (1 if of_files else TEST_BATCH_FACTOR)
         slices = [slice(first, first + size) for first in range(0, len(order), size)]
         for images, labels in self._take(self.dataset.test, order, slices):
             yield self.dataset.normalize(images), labels
@@ -162,7 +164,7 @@ class BatchLoader:
             split.part(order[part], crops if crops is None else crops[part], augmentation and augmentation[part])
             for part in slices
         )
-        for part, images in zip(slices, self.feed(parts, prepare), strict=True):
+        for part, images in zip(slices, self.feed(parts, decode), strict=True):
             batch = torch.from_numpy(images), split.labels[order[part]]
             yield self._sent(self._pinned(batch))
 

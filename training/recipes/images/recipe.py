@@ -9,6 +9,7 @@ import torch
 
 from training.engine.feed import Feed
 from training.engine.recipe import Quality, Recipe
+from training.filesystem import check_outside
 from training.recipes.images import datasets, models
 from training.recipes.images.config import FOLDER, ImageConfig
 from training.recipes.images.trainer import ImageTrainer
@@ -23,6 +24,8 @@ def prepare(config: ImageConfig) -> ImageConfig:
     models.find(config.model)
     if config.data_dir is not None and "://" not in config.data_dir:  # Ray gives its workers another working directory
         config = replace(config, data_dir=str(Path(config.data_dir).expanduser().absolute()))
+    if config.dataset == FOLDER and config.data_dir is not None:
+        check_outside(config.data_dir, "--data-dir", config.storage_path)
     return replace(config, dataset=datasets.resolve_dataset(config))
 
 

@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import get_total_norm
 
 from training.engine import ddp, optim, random_state
+from training.engine.agreement import is_alike
 from training.engine.compiler import check_compiler
 from training.engine.cuda_graph import GraphedStep, check_graph
 from training.engine.epochs import EpochState, EpochTrainer
@@ -78,6 +79,10 @@ class ImageTrainer(EpochTrainer):
         self.config = config
         if device.type == "cuda":
             torch.backends.cudnn.benchmark = True  # every step has the same shapes
+        if not is_alike(dataset.fingerprint, device):
+            raise UsageError(
+                f"--data-dir: {dataset.name} has not the same images on every node; give s3://bucket/prefix"
+            )
         self.batches = BatchLoader(dataset, config, self.rank, self.world_size, device, feed)
         self._autocast = config.precision == "bf16" or (config.precision == "auto" and ddp.all_have_bf16(device))
         self._channels_last = config.channels_last == "on" or (config.channels_last == "auto" and device.type == "cuda")
@@ -216,7 +221,10 @@ class ImageTrainer(EpochTrainer):
         if self.world_size < 3:
             return
         before = [buffer.clone() for buffer in self.model.buffers()]
-        [(images, labels), *_] = next(self.batches.train(0))
+        dataset = self.batches.dataset
+        shape = dataset.train.images.shape[1:]
+        images = dataset.normalize(torch.zeros(self.batches.batch_size, *shape, dtype=torch.uint8, device=self.device))
+        labels = torch.zeros(len(images), dtype=torch.int64, device=self.device)
         self.ddp_model.train()
         for _ in range(steps):
             cross_entropy(self._forward(self.ddp_model, images), labels).backward()

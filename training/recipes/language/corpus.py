@@ -1,7 +1,7 @@
 """A corpus: text files, tokenized once, and kept on each node's disk as tokens to train on and tokens to test with.
 
 The files are put into an order that depends on their names alone; the last part of it is for testing. The tokenizer is
-learned from the first part, unless there is one. A file that is no text (UTF-8) is left out.
+learned from the beginning of the first part, unless there is one. A file that is no text (UTF-8) is left out.
 """
 
 from __future__ import annotations
@@ -16,26 +16,31 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from filelock import FileLock
 from pyarrow import fs
 from tokenizers import Tokenizer
 
+from training.engine.agreement import from_rank_zero
 from training.engine.feed import Feed, in_threads
 from training.errors import UsageError
-from training.filesystem import open_filesystem
+from training.filesystem import check_room, open_filesystem
 from training.node_folder import node_folder
 from training.recipes.language import tokenizer as tokenizers
 from training.recipes.language.texts import Texts, find, tokenize, tokens_of
 
 # Changes with what this module makes of the same files.
-VERSION = 2
+VERSION = 3
 PARTS = ("train", "test")
 TOKENIZER = "tokenizer.json"
 ABOUT = "about.json"
 FILES = (*PARTS, TOKENIZER, ABOUT)
 POLL_SECONDS = 1.0
+# The tokenizer is learned from so much text: more takes long, and changes little.
+LEARN_BYTES = 256 * 2**20
 COPY_BYTES = 16 * 2**20
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ def load(
     tokenizer: Path | None = None,
     feed: Feed = in_threads,
     shared: str | None = None,
+    device: torch.device = CPU,
 ) -> Corpus:
     """Tokenize a corpus, or open what another process of this node, or of another one, has made of it.
 
@@ -83,14 +89,17 @@ def load(
         feed: Tokenizes the text, if it is where every node can read it.
         shared: A folder or `s3://bucket/prefix` through which the ranks share the tokens: rank 0 makes them, and the
             others wait. None: each node makes its own.
+        device: This rank's device.
 
     Raises:
-        UsageError: There is no text, or not enough for both parts.
+        UsageError: There is no text, or not enough for both parts, or the disk has no room for its tokens.
         OSError: It can't be read.
     """
     texts = find(corpus, test_fraction)
     given = tokenizer.read_text() if tokenizer else None
     key = repr([VERSION, texts.version, vocab_size if given is None else hashlib.sha256(given.encode()).hexdigest()])
+    if shared:  # a file may have come between the listings of two ranks
+        key = from_rank_zero(key, device)
     folder = node_folder("corpus", key)
     folder.parent.mkdir(parents=True, exist_ok=True)
     exchange = Exchange(f"{shared}/{folder.name}") if shared else None
@@ -102,12 +111,14 @@ def load(
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir()
             if exchange and exchange.is_given():
+                check_room(corpus, exchange.size(), part, "--corpus")
                 exchange.take(part)
             else:
+                check_room(corpus, sum(texts.sizes), part, "--corpus")  # its tokens take no more, as a rule
                 _make(part, corpus, texts, given, vocab_size, feed if texts.in_bucket else in_threads)
-                if exchange:
-                    exchange.give(part)
             part.rename(folder)
+        if exchange and not exchange.is_given():  # also where this node has the tokens of an earlier run
+            exchange.give(folder)
     return _open(folder, corpus)
 
 
@@ -115,7 +126,7 @@ def _make(folder: Path, corpus: str, texts: Texts, tokenizer: str | None, vocab_
     """Write the tokens of both parts, the tokenizer and what there is to know of them."""
     if tokenizer is None:
         assert vocab_size is not None
-        tokenizer = tokenizers.learn(texts.train_texts(), vocab_size).to_str()
+        tokenizer = tokenizers.learn(texts.train_texts(LEARN_BYTES), vocab_size).to_str()
     learned = Tokenizer.from_str(tokenizer)
     (folder / TOKENIZER).write_text(tokenizer)
     dtype = np.dtype(np.uint16 if learned.get_vocab_size() <= 2**16 else np.uint32).name
@@ -151,6 +162,10 @@ class Exchange:
     def is_given(self) -> bool:
         """Whether everything is there."""
         return self._filesystem.get_file_info(f"{self._path}/{ABOUT}").type == fs.FileType.File
+
+    def size(self) -> int:
+        """Return the size of everything, in bytes."""
+        return sum(each.size for each in self._filesystem.get_file_info([self._place(name) for name in FILES]))
 
     def wait_until_given(self, folder: Path) -> None:
         """Wait until everything is there, or in a folder of this node."""

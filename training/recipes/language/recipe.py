@@ -12,8 +12,8 @@ import torch
 from training.engine.feed import Feed
 from training.engine.recipe import Quality, Recipe
 from training.errors import UsageError
-from training.filesystem import fetch
-from training.recipes.language import corpus, hugging_face
+from training.filesystem import check_outside, fetch
+from training.recipes.language import corpus, hugging_face, texts
 from training.recipes.language.config import PYTHON, SIZES, LanguageConfig
 from training.recipes.language.model import ModelConfig, default_mlp_width, random_weights
 from training.recipes.language.trainer import LanguageTrainer
@@ -29,7 +29,8 @@ def prepare(config: LanguageConfig) -> LanguageConfig:
     """Check that corpus and checkpoint are there, if that can be seen from here, and make their paths absolute.
 
     Raises:
-        UsageError: A folder isn't there, or the model is neither a size nor a folder.
+        UsageError: A folder isn't there, the bucket of the corpus can't be read, or the model is neither a size nor a
+            folder.
     """
     if config.model not in SIZES:
         choices = f"one of {', '.join(SIZES)}, or a folder or s3://bucket/prefix with a Hugging Face checkpoint"
@@ -37,6 +38,8 @@ def prepare(config: LanguageConfig) -> LanguageConfig:
     if config.corpus != PYTHON:
         choices = f"{PYTHON}, or a folder or s3://bucket/prefix with text files"
         config = replace(config, corpus=_absolute("--corpus", config.corpus, choices))
+        check_outside(config.corpus, "--corpus", config.storage_path)
+        texts.find(config.corpus, config.test_fraction)
     return config
 
 
@@ -46,7 +49,7 @@ def build(config: LanguageConfig, device: torch.device, feed: Feed) -> LanguageT
     Raises:
         UsageError: The corpus or the checkpoint can't be used, or the settings don't fit them.
     """
-    load = partial(corpus.load, config.corpus, config.test_fraction, feed=feed, shared=_shared(config))
+    load = partial(corpus.load, config.corpus, config.test_fraction, feed=feed, shared=_shared(config), device=device)
     if config.model in SIZES:
         text = load(vocab_size=config.size.vocab_size)
         shape = _shape(config, text.tokenizer.get_vocab_size())

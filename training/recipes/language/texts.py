@@ -7,16 +7,15 @@ import pickle
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
-from pyarrow import fs
 from tokenizers import Tokenizer
 
 from training.errors import UsageError
-from training.filesystem import list_files, open_filesystem
+from training.filesystem import filesystem_of, find_files
 from training.recipes.language import tokenizer as tokenizers
 from training.recipes.language.config import PYTHON
 
@@ -100,9 +99,13 @@ class Texts:
         if some:
             yield TextPart(self.address, some)
 
-    def train_texts(self) -> Iterator[str]:
-        """Yield the text that is trained on, document by document."""
-        for file in self.files:
+    def train_texts(self, limit: int) -> Iterator[str]:
+        """Yield the first so many bytes of the text that is trained on, document by document, and no part of one."""
+        before = 0
+        for file, size in zip(self.files, self.sizes, strict=True):
+            if before >= limit:
+                return
+            before += size
             if file.train_fraction > 0 and (halves := _halves(self.address, file)) and halves[0]:
                 yield halves[0]
 
@@ -115,13 +118,10 @@ def find(corpus: str, test_fraction: float) -> Texts:
         test_fraction: The fraction of their bytes that is for testing: the last ones in order.
 
     Raises:
-        UsageError: There are none.
-        OSError: They can't be listed.
+        UsageError: There are none, or they can't be listed.
     """
     address = sysconfig.get_paths()["stdlib"] if corpus == PYTHON else corpus
-    filesystem, top = open_filesystem(address)
-    there = filesystem.get_file_info(top)
-    files = [there] if there.type == fs.FileType.File else list_files(filesystem, top)
+    top, files = find_files(address, "--corpus")
     if corpus == PYTHON:
         files = [each for each in files if each.extension == "py" and str(PurePosixPath(each.path).parent) == top]
     if not any(each.size for each in files):
@@ -177,15 +177,9 @@ def _tokenizer(tokenizer: str) -> Tokenizer:
     return Tokenizer.from_str(tokenizer)
 
 
-@cache
-def _filesystem(address: str) -> fs.FileSystem:
-    """Return the file system of an address; each process has one of its own, with its connections."""
-    return open_filesystem(address)[0]
-
-
 def _halves(address: str, file: TextFile) -> tuple[str, str] | None:
     """Return the text of a file that is for training and that for testing, or None if it isn't text (UTF-8)."""
-    with _filesystem(address).open_input_file(file.path) as opened:
+    with filesystem_of(address).open_input_file(file.path) as opened:
         content = opened.read()
     if b"\0" in content[:HEAD_BYTES]:
         return None

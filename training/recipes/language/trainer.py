@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from training.engine import ddp, optim, random_state
+from training.engine.agreement import is_alike
 from training.engine.compiler import check_compiler
 from training.engine.epochs import EpochState, EpochTrainer
 from training.engine.trainer import EpochMetrics, OnStep, TrainerState
@@ -83,7 +84,8 @@ class LanguageTrainer(EpochTrainer):
         super().__init__(device)
         config = config.resolve_device(device.type)
         self.config = config
-        _check_same_corpus(corpus)
+        if not is_alike(corpus.fingerprint, device):
+            raise UsageError(f"--corpus: {corpus.name} is not the same on every node; give s3://bucket/prefix")
         self.batches = SequenceLoader(
             corpus,
             context=shape.context,
@@ -339,13 +341,3 @@ def learning_rate(config: LanguageConfig, step: int, steps: int) -> float:
     progress = (step - warmup) / max(1, steps - warmup)
     final = config.final_lr_fraction
     return config.base_lr * (final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2)
-
-
-def _check_same_corpus(corpus: Corpus) -> None:
-    """Raise UsageError unless all ranks, which may be on several nodes, have the same tokens."""
-    if not dist.is_initialized():
-        return
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, corpus.fingerprint)
-    if len(set(found)) > 1:
-        raise UsageError(f"--corpus: {corpus.name} is not the same on every node; give s3://bucket/prefix")

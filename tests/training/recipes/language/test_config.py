@@ -1,8 +1,11 @@
 import shlex
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.aws import BUCKET
 from training import job
 from training.config import parse
 from training.errors import UsageError
@@ -68,8 +71,31 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_starts() -> None:
         recipe.prepare(LanguageConfig(model="/nowhere"))
     with pytest.raises(UsageError, match="--corpus: '/nowhere' is not there; give python, "):
         recipe.prepare(LanguageConfig(corpus="/nowhere"))
-    kept = LanguageConfig(corpus="s3://bucket/texts", model="s3://bucket/model")
-    assert recipe.prepare(kept) == kept, "what is in a bucket is seen by the workers"
+    kept = LanguageConfig(model="s3://bucket/model")
+    assert recipe.prepare(kept) == kept, "a checkpoint in a bucket is seen by the workers"
+
+
+@pytest.mark.parametrize("name", ["texts", "my texts #1", "tëxts"])
+def test_a_corpus_in_a_bucket_is_looked_at_before_anything_starts(s3: Any, name: str) -> None:
+    s3.put_object(Bucket=BUCKET, Key=f"before/{name}/a.txt", Body=b"a text")
+    kept = LanguageConfig(corpus=f"s3://{BUCKET}/before/{name}")
+    assert recipe.prepare(kept) == kept
+    with pytest.raises(UsageError, match="--corpus: there are no files in s3://"):
+        recipe.prepare(replace(kept, corpus=f"s3://{BUCKET}/before/{name}/nothing"))
+    with pytest.raises(UsageError, match=r"--corpus: 's3://bucket\?x=1' can't be read \(it is neither"):
+        recipe.prepare(replace(kept, corpus="s3://bucket?x=1"))
+
+
+@pytest.mark.parametrize(("corpus", "results"), [("texts", "texts"), ("texts", "texts/results"), (".", "results")])
+def test_results_among_the_texts_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpus: str, results: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("a text")
+    with pytest.raises(UsageError, match=f"--storage-path: {results} is in --corpus .*give another folder"):
+        recipe.prepare(LanguageConfig(corpus=corpus, storage_path=results))
+    recipe.prepare(LanguageConfig(corpus="texts", storage_path="texts-results"))
 
 
 def test_a_job_trains_a_language_model_with_the_flags_that_were_typed() -> None:

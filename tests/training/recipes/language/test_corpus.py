@@ -102,8 +102,16 @@ class Places:
             yield prepare(part)
 
 
-def loaded(rank: int, ranks: int, address: str, folders: list[str], environment: dict[str, str]) -> tuple[int, Corpus]:
-    """How many files a rank tokenizes that is on a node of its own, and what it gets."""
+def loaded(
+    rank: int,
+    ranks: int,
+    address: str,
+    folders: list[str],
+    environment: dict[str, str],
+    shared: str = f"s3://{BUCKET}/runs/.corpora",
+    late: str | None = None,
+) -> tuple[int, Corpus]:
+    """How many files a rank on a node of its own tokenizes, and what it gets; ranks but 0 list `late`."""
     feed = Places()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
@@ -111,7 +119,9 @@ def loaded(rank: int, ranks: int, address: str, folders: list[str], environment:
         patch.setattr(
             corpus, "node_folder", lambda kind, key: Path(folders[rank], hashlib.md5(key.encode()).hexdigest())
         )
-        found = corpus.load(address, 0.05, 512, feed=feed, shared=f"s3://{BUCKET}/runs/.corpora")
+        if late and rank > 0:
+            patch.setattr(corpus, "find", lambda *given: replace(texts_module.find(*given), version=late))
+        found = corpus.load(address, 0.05, 512, feed=feed, shared=shared)
     return feed.files, replace(found, tokenizer=None, train=np.array(found.train), test=np.array(found.test))
 
 
@@ -128,6 +138,47 @@ def test_nodes_share_the_tokens_of_a_bucket_which_later_runs_have_at_once(
             assert each.fingerprint == code.fingerprint
             assert np.array_equal(each.train, code.train)
             assert np.array_equal(each.test, code.test)
+
+
+def test_a_node_that_has_the_tokens_gives_them_to_those_that_have_not(
+    texts: Path, code: Corpus, s3: Any, on_ranks: Ranks, tmp_path: Path, aws_variables: dict[str, str]
+) -> None:
+    for file in texts.iterdir():
+        s3.upload_file(str(file), BUCKET, f"given/{file.name}")
+    nodes = [str(tmp_path / name) for name in ("first", "second")]
+    places = [f"s3://{BUCKET}/{name}/.corpora" for name in ("runs", "other-runs")]
+    address = f"s3://{BUCKET}/given"
+    assert on_ranks(1, loaded, address, nodes[:1], aws_variables, places[0])[0][0] == len(MODULES)
+    found = on_ranks(2, loaded, address, nodes, aws_variables, places[1])
+    assert [files for files, _ in found] == [0, 0]
+    assert {each.fingerprint for _, each in found} == {code.fingerprint}
+
+
+def test_a_rank_that_lists_another_file_takes_what_rank_0_has_made(
+    texts: Path, code: Corpus, s3: Any, on_ranks: Ranks, tmp_path: Path, aws_variables: dict[str, str]
+) -> None:
+    for file in texts.iterdir():
+        s3.upload_file(str(file), BUCKET, f"late/{file.name}")
+    nodes = [str(tmp_path / name) for name in ("first", "second")]
+    place = f"s3://{BUCKET}/late-runs/.corpora"
+    found = on_ranks(2, loaded, f"s3://{BUCKET}/late", nodes, aws_variables, place, "another")
+    assert {each.fingerprint for _, each in found} == {code.fingerprint}
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_made(
+    texts: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(corpus, "node_folder", lambda kind, key: tmp_path / "corpus")
+    monkeypatch.setattr("training.filesystem.SPARE_BYTES", 2**60)
+    with pytest.raises(UsageError, match=r"--corpus: .* GiB, and there is room for 0\.0 GiB"):
+        corpus.load(str(texts), 0.05, 512)
+
+
+def test_the_tokenizer_is_learned_from_the_beginning_of_a_large_corpus(texts: Path) -> None:
+    found = texts_module.find(str(texts), 0.05)
+    whole = list(found.train_texts(2**40))
+    assert list(found.train_texts(found.sizes[0] + 1)) == whole[:2]
+    assert sum(map(len, whole)) > sum(map(len, whole[:2]))
 
 
 def test_many_files_and_large_ones_are_the_same_tokens_in_any_parts(
