@@ -65,7 +65,10 @@ class TrainingConfig(RunConfig):
         "on", "run an optimizer step as one kernel instead of one for each operation", choices=ON_OFF, may_change=True
     )
     compile: str = how_fast(
-        "off", "torch.compile; it needs a compiler, which the image does not contain", choices=ON_OFF, may_change=True
+        "off",
+        "torch.compile; it needs a compiler, which the image contains if it is built with one",
+        choices=ON_OFF,
+        may_change=True,
     )
     bucket_mb: float | None = how_fast(
         None,
