@@ -49,7 +49,7 @@ lock: $(VENV)/.test
 # The label says where the source came from, without a name or a token that the address may hold.
 image:
 	$(CONTAINER_ENGINE) build --platform linux/amd64 --file docker/Dockerfile --tag ray-on-ecs \
-	  --build-arg PACKAGES="$(PACKAGES)" \
+	  $(if $(PACKAGES),--build-arg PACKAGES="$(PACKAGES)") \
 	  --build-arg SOURCE="$$(git config --get remote.origin.url | sed 's#//[^/@]*@#//#' | grep . || echo ray-on-ecs)" .
 
 image-size: image $(VENV)/.train
