@@ -13,7 +13,10 @@ from training.errors import ResourceError, UsageError, one_line
 PROJECT_FILE = "Pulumi.yaml"
 # Pulumi asks a backend that may be far away.
 PULUMI_SECONDS = 120.0
-INSTALL_PULUMI = "install Pulumi, or give the stack's outputs as --outputs FILE (pulumi stack output --json > FILE)"
+INSTALL_PULUMI = (
+    "install Pulumi, or give the stack's outputs as --outputs FILE (pulumi stack output --json > FILE), or --local "
+    "for a Ray cluster on this machine"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

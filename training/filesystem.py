@@ -55,20 +55,23 @@ def find_files(address: str, flag: str) -> tuple[str, list[fs.FileInfo]]:
     """Return the path of a folder, a file or an `s3://` address on its file system, and the files there, by name.
 
     Args:
-        address: Where to look; nothing there is no files.
+        address: Where to look.
         flag: The flag that names it, for errors.
 
     Raises:
-        UsageError: It can't be read.
+        UsageError: It can't be read, or there is nothing.
     """
     try:
         filesystem, path = open_filesystem(address)
         found = filesystem.get_file_info(path)
-        return path, [found] if found.type == fs.FileType.File else list_files(filesystem, path)
+        files = [found] if found.type == fs.FileType.File else list_files(filesystem, path)
     except (OSError, ValueError) as cause:
         raise UsageError(
             f"{flag}: {address!r} can't be read ({short_reason(cause)}); give a folder or s3://bucket/prefix"
         ) from cause
+    if found.type == fs.FileType.NotFound and not files:
+        raise UsageError(f"{flag}: there is nothing at {address!r}; give a folder or s3://bucket/prefix")
+    return path, files
 
 
 def check_outside(address: str, flag: str, storage_path: str) -> None:

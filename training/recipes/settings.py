@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
 from training.config import environment_variable, flag, parse
 from training.engine.config import TrainingConfig
@@ -40,6 +41,16 @@ def parse_training(arguments: Sequence[str], environment: Mapping[str, str] = os
     """Parse a command line and the environment into the settings of the recipe that they name.
 
     Raises:
-        UsageError: A value can't be read or breaks its rule.
+        UsageError: A value can't be read or breaks its rule, or a flag is another recipe's.
     """
-    return parse(config_class(arguments, environment), arguments, environment)
+    chosen = config_class(arguments, environment)
+    known = _flags(chosen)
+    given = [each.partition("=")[0] for each in arguments]
+    for name, other in CONFIGS.items():
+        if foreign := [each for each in given if each in _flags(other) - known]:
+            raise UsageError(f"{foreign[0]}: is a flag of {flag(RECIPE)} {name}; give that, or leave the flag out")
+    return parse(chosen, arguments, environment)
+
+
+def _flags(config: type[TrainingConfig]) -> set[str]:
+    return {flag(spec.name) for spec in fields(config)}

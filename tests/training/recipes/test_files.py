@@ -19,7 +19,7 @@ from tests.aws import BUCKET
 from tests.training.ranks import Ranks
 from training.engine.feed import in_threads, thread_feed
 from training.errors import UsageError
-from training.recipes.images import datasets, files, models
+from training.recipes.images import datasets, files, models, recipe
 from training.recipes.images.augment import Augmentation
 from training.recipes.images.config import FOLDER, ImageConfig
 from training.recipes.images.loader import Batch, BatchLoader
@@ -295,6 +295,14 @@ def test_folders_that_are_no_classes_are_refused(
         datasets.resolve_dataset(of_folder(data_dir=str(given)))
 
 
+def test_the_header_says_what_is_in_the_folder(of_folder: Config, pictures: Path) -> None:
+    many, few = (recipe.describe(each, each)["data"] for each in (of_folder(), of_folder(batch_size=16, num_workers=2)))
+    assert many == f"{pictures}: {TRAIN} training and {TEST} test images of 2 classes (blue, red)"
+    assert few.endswith("; an epoch has only 1 step of 32 images, and leaves 8 out: a smaller --batch-size makes more")
+    summary = ImageTrainer(of_folder(), datasets.load(FOLDER, of_folder(stream="off")), CPU).data_summary
+    assert summary["class_names"] == ["blue", "red"]
+
+
 def test_what_would_take_much_memory_stays_in_its_files(of_folder: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     auto = of_folder(stream="auto")
     assert not isinstance(datasets.load(FOLDER, auto), files.FileDataset)
@@ -318,9 +326,10 @@ def test_a_broken_file_is_named(tmp_path: Path, content: bytes | None, reason: s
 
 def test_a_folder_without_classes_is_refused(tmp_path: Path, of_folder: Config) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "alone.png")
-    with pytest.raises(UsageError, match=r"has 0 training and 0 test images of 0 classes; it must hold train/CLASS"):
+    message = r"has 0 training and 0 test images of 0 classes, and 1 images that are in no class's folder; it must hold"
+    with pytest.raises(UsageError, match=message):
         datasets.resolve_dataset(of_folder(data_dir=str(tmp_path)))
-    with pytest.raises(UsageError, match="has 0 training"):
+    with pytest.raises(UsageError, match=r"--data-dir: there is nothing at '.*nowhere'; give a folder"):
         datasets.resolve_dataset(of_folder(data_dir=str(tmp_path / "nowhere")))
 
 

@@ -6,6 +6,7 @@ Images in memory stay uint8 until a batch is made: 60,000 of them take 47 MB, an
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -61,6 +62,7 @@ class Dataset:
         mean: Mean of the training images' pixels, scaled to 0..1; of images in files that of ImageNet.
         std: Their standard deviation, likewise.
         flip_invariant: Whether an image and its mirror image are of the same class, so that training may flip images.
+        class_names: The names of the classes, by their number; empty if they have none.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Dataset:
     mean: float
     std: float
     flip_invariant: bool = False
+    class_names: Sequence[str] = ()
 
     @classmethod
     def from_splits(cls, name: str, train: Split, test: Split, classes: int, flip_invariant: bool = False) -> Dataset:

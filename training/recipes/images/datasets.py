@@ -8,12 +8,14 @@ import torch
 from training.engine.feed import Feed, in_threads
 from training.errors import UsageError
 from training.recipes.images import files
-from training.recipes.images.config import FOLDER, ImageConfig
+from training.recipes.images.config import FOLDER, MIN_STEPS_PER_EPOCH, ImageConfig
 from training.recipes.images.dataset import Dataset, Split
 
 IMAGE_SIZE = 28
 # Images of a folder that would take more of a node's memory stay in their files.
 MAX_MEMORY_FRACTION = 0.25
+# Classes that a line names.
+MOST_NAMED = 5
 
 
 def resolve_dataset(config: ImageConfig) -> str:
@@ -75,7 +77,34 @@ def _folder(config: ImageConfig, feed: Feed) -> Dataset:
     if config.stream == "on" or (config.stream == "auto" and (config.random_crop == "on" or _is_large(dataset))):
         return dataset
     splits = dataset.train.load(feed), dataset.test.load(feed)
-    return Dataset(dataset.name, *splits, dataset.classes, dataset.mean, dataset.std, dataset.flip_invariant)
+    return Dataset(
+        dataset.name,
+        *splits,
+        dataset.classes,
+        dataset.mean,
+        dataset.std,
+        dataset.flip_invariant,
+        dataset.class_names,
+    )
+
+
+def describe_folder(config: ImageConfig) -> str:
+    """Say in a line what is in the folder of the data, and whether it makes few steps."""
+    found = _find_files(config)
+    names = ", ".join([*found.class_names[:MOST_NAMED], *(["…"] if found.classes > MOST_NAMED else [])])
+    line = (
+        f"{config.data_dir}: {len(found.train):,} training and {len(found.test):,} test images of {found.classes} "
+        f"classes ({names})"
+    )
+    images = config.local_batch_size * config.microbatches(1)
+    steps, left_out = divmod(len(found.train), images)
+    if not 0 < steps < MIN_STEPS_PER_EPOCH:
+        return line
+    plural = "" if steps == 1 else "s"
+    return (
+        f"{line}; an epoch has only {steps} step{plural} of {images} images, and leaves {left_out} out: a smaller "
+        "--batch-size makes more"
+    )
 
 
 def _find_files(config: ImageConfig) -> files.FileDataset:

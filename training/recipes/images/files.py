@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -142,6 +143,7 @@ class FileDataset(Dataset):
     test: FileSplit
 
 
+@lru_cache(1)  # a bucket takes a while to list, and the driver asks twice
 def find(address: str, image_size: int) -> FileDataset:
     """Find the images of a folder or `s3://bucket/prefix`, each of which is scaled to so many pixels across and down.
 
@@ -150,7 +152,9 @@ def find(address: str, image_size: int) -> FileDataset:
     """
     train, test, classes = _classes(address, _listed(address))
     splits = (FileSplit.of(address, each, image_size) for each in (train, test))
-    return FileDataset(address, *splits, classes=classes, mean=MEAN, std=STD, flip_invariant=True)
+    return FileDataset(
+        address, *splits, classes=len(classes), mean=MEAN, std=STD, flip_invariant=True, class_names=classes
+    )
 
 
 def draw_crops(n: int, generator: torch.Generator) -> Tensor:
@@ -185,8 +189,8 @@ def _is_left_over(name: str) -> bool:
     return name.startswith(".") or name in LEFTOVERS
 
 
-def _classes(address: str, files: dict[tuple[str, ...], fs.FileInfo]) -> tuple[list[File], list[File], int]:
-    """Return the files for training and for testing, and the number of classes."""
+def _classes(address: str, files: dict[tuple[str, ...], fs.FileInfo]) -> tuple[list[File], list[File], list[str]]:
+    """Return the files for training and for testing, and the names of the classes."""
     split = any(parts[0] == TRAIN for parts in files if len(parts) > 2)
     known = {each for parts in files if (each := _class_of(parts, split)) is not None}
     numbers = {name: number for number, name in enumerate(sorted(known))}
@@ -198,10 +202,11 @@ def _classes(address: str, files: dict[tuple[str, ...], fs.FileInfo]) -> tuple[l
         is_test = parts[0] in TESTS if split else _is_test("/".join(parts))
         (test if is_test else train).append(File(each.path, numbers[name], each.size))
     if len(numbers) < 2 or not train or not test:
+        loose = sum(_class_of(parts, split) is None for parts in files)
         raise UsageError(
-            f"--data-dir: {address!r} has {len(train)} training and {len(test)} test images of {len(numbers)} classes; "
-            f"it must hold train/CLASS/… and test/CLASS/… or CLASS/… with images ({', '.join(sorted(EXTENSIONS))}) of "
-            "two classes or more"
+            f"--data-dir: {address!r} has {len(train)} training and {len(test)} test images of {len(numbers)} classes, "
+            f"and {loose} images that are in no class's folder; it must hold train/CLASS/… and test/CLASS/… or CLASS/… "
+            f"with images ({', '.join(sorted(EXTENSIONS))}) of two classes or more"
         )
     trained = {each.label for each in train}
     if untrained := [name for name, number in numbers.items() if number not in trained]:
@@ -209,7 +214,7 @@ def _classes(address: str, files: dict[tuple[str, ...], fs.FileInfo]) -> tuple[l
             f"--data-dir: {address!r} has no training images of {', '.join(untrained[:MOST_NAMED])}, but test images; "
             "name the classes' folders alike in both parts"
         )
-    return train, test, len(numbers)
+    return train, test, list(numbers)
 
 
 def _class_of(parts: Sequence[str], split: bool) -> str | None:

@@ -42,8 +42,8 @@ def describe(requested: ImageConfig, config: ImageConfig) -> dict[str, str]:
     """Return the header's lines on the model and the data, by label."""
     fell_back = requested.dataset == "auto" and config.dataset == "digits"
     return {
-        "model": f"{config.model}, {config.epochs} epochs",
-        "data": (str(config.data_dir) if config.dataset == FOLDER else config.dataset)
+        "model": f"{config.model}, {config.epochs} epoch{'' if config.epochs == 1 else 's'}",
+        "data": (datasets.describe_folder(config) if config.dataset == FOLDER else config.dataset)
         + (", because Fashion-MNIST can't be downloaded here" if fell_back else ""),
     }
 

@@ -112,6 +112,7 @@ class ImageTrainer(EpochTrainer):
             "train_samples": len(dataset.train),
             "test_samples": len(dataset.test),
             "classes": dataset.classes,
+            **({"class_names": list(dataset.class_names)} if dataset.class_names else {}),
             "mean": dataset.mean,
             "std": dataset.std,
             "fingerprint": dataset.fingerprint,

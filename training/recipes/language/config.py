@@ -44,6 +44,8 @@ SIZES = {
 class LanguageConfig(TrainingConfig):
     """All settings of `python -m training --recipe language`."""
 
+    PROGRAM = "python -m training --recipe language"
+
     ABOUT = "Train a language model with PyTorch DDP or FSDP on a Ray cluster, or on this machine."
     EXAMPLES = """\
         examples:

@@ -67,7 +67,8 @@ def build(config: LanguageConfig, device: torch.device, feed: Feed) -> LanguageT
 
 def describe(requested: LanguageConfig, config: LanguageConfig) -> dict[str, str]:
     """Return the header's lines on the model and the data, by label."""
-    length = f"{config.max_steps} steps" if config.max_steps else f"{config.epochs} epochs"
+    number, unit = (config.max_steps, "step") if config.max_steps else (config.epochs, "epoch")
+    length = f"{number} {unit}{'' if number == 1 else 's'}"
     sharded = ", sharded" if config.sharding == "full" else ""
     return {"model": f"{config.model}, {length}{sharded}", "data": config.corpus}
 

@@ -80,7 +80,7 @@ def test_a_corpus_in_a_bucket_is_looked_at_before_anything_starts(s3: Any, name:
     s3.put_object(Bucket=BUCKET, Key=f"before/{name}/a.txt", Body=b"a text")
     kept = LanguageConfig(corpus=f"s3://{BUCKET}/before/{name}")
     assert recipe.prepare(kept) == kept
-    with pytest.raises(UsageError, match="--corpus: there are no files in s3://"):
+    with pytest.raises(UsageError, match="--corpus: there is nothing at 's3://"):
         recipe.prepare(replace(kept, corpus=f"s3://{BUCKET}/before/{name}/nothing"))
     with pytest.raises(UsageError, match=r"--corpus: 's3://bucket\?x=1' can't be read \(it is neither"):
         recipe.prepare(replace(kept, corpus="s3://bucket?x=1"))
@@ -96,6 +96,25 @@ def test_results_among_the_texts_are_refused(
     with pytest.raises(UsageError, match=f"--storage-path: {results} is in --corpus .*give another folder"):
         recipe.prepare(LanguageConfig(corpus=corpus, storage_path=results))
     recipe.prepare(LanguageConfig(corpus="texts", storage_path="texts-results"))
+
+
+def test_the_command_that_continues_a_run_names_the_recipe() -> None:
+    given = LanguageConfig(max_steps=5, run_name="mine")
+    words = given.command_line({})
+    assert words == ["python", "-m", "training", "--recipe", "language", "--run-name", "mine", "--max-steps", "5"]
+    assert parse_training(words[3:], {}) == given
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--max-steps=5"], "--max-steps: is a flag of --recipe language; give that, or leave the flag out"),
+        (["--recipe", "language", "--dataset", "digits"], "--dataset: is a flag of --recipe images"),
+    ],
+)
+def test_a_flag_of_another_recipe_is_named(flags: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_training(flags, {})
 
 
 def test_a_job_trains_a_language_model_with_the_flags_that_were_typed() -> None:

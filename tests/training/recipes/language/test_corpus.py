@@ -192,8 +192,8 @@ def test_many_files_and_large_ones_are_the_same_tokens_in_any_parts(
 
 
 def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
-    for given, named in ((tmp_path, "no files"), (tmp_path / "nowhere", "no files")):
-        with pytest.raises(UsageError, match=f"--corpus: there are {named}"):
+    for given, reason in ((tmp_path, "are no files in"), (tmp_path / "nowhere", "is nothing at")):
+        with pytest.raises(UsageError, match=f"--corpus: there {reason}"):
             corpus.load(str(given), 0.05, 300)
     (tmp_path / "data").write_bytes(b"\0" * 100)
     with pytest.raises(UsageError, match="too little text"):
