@@ -280,9 +280,10 @@ def test_what_is_left_over_between_the_images_is_not_read(pictures: Path, tmp_pa
     [
         (["train/1.png", "test/2.png"], "has 0 training and 0 test images of 0 classes"),
         (["train/cat/1.png", "train/dog/2.png", "val/cats/3.png"], "has no training images of cats, but test images"),
+        ([*(f"cat/{number}.png" for number in range(20)), "dog/9.png"], "no training images of dog, .*more images"),
         (["cat.png"], "has 0 training and 0 test images"),
     ],
-    ids=["no classes", "other names", "one file"],
+    ids=["no classes", "other names", "a single image", "one file"],
 )
 def test_folders_that_are_no_classes_are_refused(
     tmp_path: Path, of_folder: Config, names: list[str], message: str

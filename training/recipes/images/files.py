@@ -210,9 +210,10 @@ def _classes(address: str, files: dict[tuple[str, ...], fs.FileInfo]) -> tuple[l
         )
     trained = {each.label for each in train}
     if untrained := [name for name, number in numbers.items() if number not in trained]:
+        way_out = "name the classes' folders alike in both parts" if split else "give it more images"
         raise UsageError(
             f"--data-dir: {address!r} has no training images of {', '.join(untrained[:MOST_NAMED])}, but test images; "
-            "name the classes' folders alike in both parts"
+            f"{way_out}"
         )
     return train, test, list(numbers)
 
