@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from training.engine.config import TrainingConfig
 from training.errors import UsageError
 
 # The first steps run as they are: cuDNN tries its algorithms, and the optimizer makes its state.
@@ -23,16 +22,12 @@ WARM_UP_STEPS = 3
 Inputs = Sequence[tuple[Tensor, Tensor]]
 
 
-def check_graph(config: TrainingConfig, device: torch.device, world_size: int) -> None:
-    """Raise UsageError unless a step of this run can be a CUDA graph."""
-    needs = [
-        (device.type == "cuda", f"a GPU, and this runs on {device.type}"),
-        (world_size == 1, f"a single worker, and there are {world_size}"),
-        (config.fused_optimizer == "on", "--fused-optimizer on"),
-    ]
-    for met, need in needs:
-        if not met:
-            raise UsageError(f"--cuda-graph: 'on' needs {need}; leave it off")
+def check_graph(device: torch.device, world_size: int) -> None:
+    """Raise UsageError unless a step on this device, and on so many ranks, can be a CUDA graph."""
+    if device.type != "cuda":
+        raise UsageError(f"--cuda-graph: 'on' needs a GPU, and this runs on {device.type}; leave it off")
+    if world_size > 1:
+        raise UsageError(f"--cuda-graph: 'on' needs a single worker, and there are {world_size}; leave it off")
 
 
 def record(step: Callable[[], None]) -> Callable[[], None]:

@@ -282,7 +282,7 @@ class ImageTrainer(EpochTrainer):
         self.optimizer.step()
 
     def _graph(self) -> GraphedStep:
-        check_graph(self.config, self.device, self.world_size)
+        check_graph(self.device, self.world_size)
 
         def step(microbatches: Sequence[Batch]) -> None:
             self._step_sums.clear()
