@@ -1,7 +1,8 @@
-"""A run on the user's screen: a progress bar on a terminal, and a line for each epoch everywhere."""
+"""A run on the user's screen: a line for each epoch, and a bar on a terminal or, elsewhere, a line now and then."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -10,6 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from training.monitoring.run_monitor import RunMonitor
+
+# Between two lines that say where the run is, where no bar does.
+LINE_SECONDS = 60.0
 
 
 class ProgressBar:
@@ -34,6 +38,7 @@ class ProgressBar:
         )
         self._task = self._bar.add_task("starting the workers", total=None)
         self._shown = 0
+        self._next_line = time.monotonic() + LINE_SECONDS
 
     def __enter__(self) -> ProgressBar:
         self._bar.start()
@@ -49,7 +54,7 @@ class ProgressBar:
         """Show what is new."""
         for metrics in self._monitor.history[self._shown :]:
             if line := self._line(metrics):
-                self._console.print(line, highlight=False)
+                self._print(line)
             self._shown += 1
         if (progress := self._monitor.progress) is None:
             return
@@ -57,4 +62,10 @@ class ProgressBar:
         if self._epochs is not None:
             description = f"epoch {min(progress.epoch + 1, self._epochs)}/{self._epochs}"
             total = self._epochs * progress.steps_per_epoch
+            if not self._console.is_terminal and time.monotonic() >= self._next_line:
+                self._print(f"{description}  step {progress.total_steps:,} of {total:,}")
         self._bar.update(self._task, description=description, completed=progress.total_steps, total=total)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, highlight=False)
+        self._next_line = time.monotonic() + LINE_SECONDS
