@@ -47,6 +47,14 @@ def test_it_leaves_what_a_run_on_ray_does(run: Start, tmp_path: Path, launcher: 
     assert "[Epoch 1 | CPU: Process rank 0" in done.stdout
 
 
+def test_several_ranks_end_without_python_s_own_end(run: Start) -> None:
+    """In which a thread of Gloo's may bring the process down, now and then."""
+    assert run(*TINY, "--model", "own:fragile").returncode == -signal.SIGABRT, "alone it has no such threads"
+    done = run(*TINY, "--model", "own:fragile", "--run-name", "several", launcher=TORCHRUN)
+    assert done.returncode == 0, done.stderr
+    assert "results in" in done.stdout, "nothing is lost that was printed"
+
+
 @pytest.mark.parametrize(("launcher", "sharding"), [((), "none"), (TORCHRUN, "full")], ids=["alone", "torchrun"])
 def test_it_trains_a_language_model(run: Start, tmp_path: Path, launcher: tuple[str, ...], sharding: str) -> None:
     flags = ("--recipe", "language", "--max-steps", "4", "--epochs", "2", "--global-batch", "4", "--context", "64")
