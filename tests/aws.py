@@ -4,6 +4,7 @@ import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any, NamedTuple
 
 import boto3
@@ -38,8 +39,9 @@ def environment(url: str) -> dict[str, str]:
     }
 
 
+@cache  # a test makes many, and each takes a tenth of a second
 def client(service: str, url: str) -> Any:
-    """Return a boto3 client of a service behind this URL."""
+    """Return a boto3 client of a service behind this URL, the same one each time."""
     return boto3.client(
         service, endpoint_url=url, region_name=REGION, aws_access_key_id="test", aws_secret_access_key="test"
     )

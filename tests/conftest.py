@@ -14,7 +14,8 @@ from training.run.workers_parameter import PARAMETER_VARIABLE
 
 # Folders whose tests take minutes, and the marker that keeps them out of `make test`.
 SLOW = {"containers": "container", "faults": "fault"}
-
+# The commands that start no Ray.
+WITHOUT_RAY = "tests/commands/test_plain.py"
 
 # Ray says on stderr when a disk is 95 % full, between the lines that tests compare.
 os.environ |= {"RAY_local_fs_capacity_threshold": "1"}
@@ -28,13 +29,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Lanes(LoadScopeScheduling):
-    """Runs tests/commands one after another in one of pytest's processes, and all other tests in the rest.
+    """Runs what starts Ray one after another in one of pytest's processes, and all other tests in whichever is free.
 
     (`--dist loadgroup` would do this with a marker, but xdist 3.8 loses the marker under pytest 9.)
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "commands" if nodeid.startswith("tests/commands/") else nodeid
+        starts_ray = nodeid.startswith("tests/commands/") and not nodeid.startswith(WITHOUT_RAY)
+        return "Ray" if starts_ray else nodeid
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:

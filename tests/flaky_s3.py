@@ -4,11 +4,12 @@ import http.client
 import random
 import socket
 import sys
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
+
+from tests.serving import serving
 
 HOP_BY_HOP = ("content-length", "transfer-encoding", "connection", "date", "server", "expect")
 
@@ -122,10 +123,5 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def flaky_proxy(target: str, failure_rate: float) -> Generator[FlakyProxy]:
     """Run a proxy to `target` that fails a fraction of the requests."""
-    proxy = FlakyProxy(target, failure_rate)
-    threading.Thread(target=proxy.serve_forever, daemon=True).start()
-    try:
+    with serving(FlakyProxy(target, failure_rate)) as proxy:
         yield proxy
-    finally:
-        proxy.shutdown()
-        proxy.server_close()

@@ -63,6 +63,8 @@ class LocalCluster:
             "RAY_USAGE_STATS_ENABLED": "0",
             # Ray's default of 15 would starve its workers while anything else computes.
             "RAY_worker_niceness": "0",
+            # A node that has ended refuses five such calls before Ray says so; one that is slow is given its full time.
+            "RAY_health_check_period_ms": "500",
             **OPEN_MPI,
             **(variables or {}),
         }

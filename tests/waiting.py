@@ -17,21 +17,26 @@ def until(
 ) -> Any:
     """Poll a condition until its value is true, and return that value.
 
+    A condition that takes long to evaluate, such as one that starts processes, is polled less often: it must not keep
+    a core from what it waits for.
+
     Args:
         condition: What is polled.
         seconds: The limit.
         why: Returns what the error adds, such as the end of a log.
-        between: Seconds between two polls.
+        between: Seconds between two polls; at least twice as many as a poll has taken.
 
     Raises:
         TimeoutError: The limit has passed.
     """
     deadline = time.monotonic() + seconds
-    while not (value := condition()):
+    while True:
+        begun_at = time.monotonic()
+        if value := condition():
+            return value
         if time.monotonic() > deadline:
             raise TimeoutError(f"the condition did not hold within {seconds:.0f} s {why()}".rstrip())
-        time.sleep(between)
-    return value
+        time.sleep(max(between, 2 * (time.monotonic() - begun_at)))
 
 
 def free_ports(count: int) -> list[int]:

@@ -178,7 +178,18 @@ def test_a_run_into_a_bucket_leaves_everything_there(s3_client: Any) -> None:
 
 
 def test_a_model_that_fails_is_reported_in_one_line_with_the_way_on(train: Train, head: Head) -> None:
-    run = train("--model", "own:broken", *TINY[2:], "--max-failures", "0", "--run-name", "bad", **head.variables)
+    run = train(
+        "--model",
+        "own:broken",
+        *TINY[2:],
+        "--num-workers",
+        "1",
+        "--max-failures",
+        "0",
+        "--run-name",
+        "bad",
+        **head.variables,
+    )
     assert run.returncode == 1
     last = run.stderr.splitlines()[-1]
     assert last.startswith("training: training failed on rank"), run.stderr
@@ -189,7 +200,7 @@ def test_a_model_that_fails_is_reported_in_one_line_with_the_way_on(train: Train
     card = (head.storage / "bad" / "card.html").read_text()
     assert '<span class="state failed">failed</span>' in card
     assert "RuntimeError" in card
-    assert "python -m training --run-name bad" in card, "and so do those who read the card"
+    assert "python -m training --num-workers 1 --run-name bad" in card, "and so do those who read the card"
 
 
 def test_gpus_that_are_not_there_are_an_error_after_the_wait_not_a_hang(train: Train, tmp_path: Path) -> None:

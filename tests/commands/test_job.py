@@ -17,7 +17,7 @@ from training import job
 from training.errors import ResourceError
 
 TINY = ("--model", "own:build", "--dataset", "synthetic", "--samples", "256", "--num-workers", "2")
-LONG = ("--model", "own:held", *TINY[2:], "--epochs", "10", "--run-name", "long")
+LONG = ("--model", "own:held", *TINY[2:6], "--num-workers", "1", "--epochs", "10", "--run-name", "long")
 # Arguments: the port it forwards to, and its own. As the connection of a session to the head, it can be cut.
 CONNECTION = """
 import asyncio, sys

@@ -173,7 +173,9 @@ class Cluster:
         folders = {Path(__file__).parent / "tiny.py": f"{MODELS}/tiny.py", self.code: CODE}
         volumes = (f"--volume={source}:{target}:ro" for source, target in folders.items())
         kept = {containers.STATE_VOLUME: self.state(name), containers.INSTANCE_VOLUME: str(self.instance)}
-        given = arguments(definition, {**AWS, "PYTHONPATH": MODELS, "HURRY": HURRY, **variables}, kept)
+        # Ray's default of 15 would starve its workers while anything else computes.
+        own = {**AWS, "PYTHONPATH": MODELS, "HURRY": HURRY, "RAY_worker_niceness": "0"}
+        given = arguments(definition, {**own, **variables}, kept)
         self.engine.run("run", "--detach", f"--name={name}", *networks, *volumes, *options, *given)
 
     def start_storage(self, image: str) -> None:

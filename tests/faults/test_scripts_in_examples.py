@@ -50,7 +50,6 @@ def needs(name: str) -> tuple[str, str]:
 
 
 SCRIPTS = {
-    "ddp_snapshot.py": Example((), ("--epochs=60",), "epoch 5:", "resuming at epoch", "epoch 59:", "files/snapshot.pt"),
     "accelerate_loop.py": Example(
         needs("accelerate"), ("--epochs=40",), "epoch 5:", "resuming at epoch", "epoch 39:", "files/newest"
     ),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from infra.definitions.user_data import INSTANCE_DIR, INSTANCE_FILE, ami_parameter, user_data
+from tests.serving import serving
 
 
 def test_the_agent_joins_the_cluster_and_keeps_tasks_from_the_instances_role() -> None:
@@ -57,15 +57,10 @@ class Metadata(BaseHTTPRequestHandler):
 
 
 def test_the_instance_says_what_it_is(tmp_path: Path) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    script = user_data("ray-cluster").replace("169.254.169.254", f"127.0.0.1:{server.server_port}")
-    script = script.replace("/etc/ecs/ecs.config", f"{tmp_path}/ecs.config").replace(INSTANCE_DIR, str(tmp_path))
-    try:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Metadata)) as server:
+        script = user_data("ray-cluster").replace("169.254.169.254", f"127.0.0.1:{server.server_port}")
+        script = script.replace("/etc/ecs/ecs.config", f"{tmp_path}/ecs.config").replace(INSTANCE_DIR, str(tmp_path))
         subprocess.run(["bash", "-eu", "-c", script], check=True, timeout=60)
-    finally:
-        server.shutdown()
-        server.server_close()
     said = json.loads((tmp_path / INSTANCE_FILE).read_text())
     assert said == {"instance_type": "g5.xlarge", "zone": "us-west-2b", "market": "spot"}
     assert "ECS_CLUSTER=ray-cluster" in (tmp_path / "ecs.config").read_text()

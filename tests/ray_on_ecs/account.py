@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 import urllib.parse
 from collections.abc import Generator
@@ -25,12 +24,15 @@ from unittest import mock
 
 from raynode import code
 from tests.aws import REGION, client, environment
+from tests.serving import serving
 
 BIN = Path(__file__).with_name("bin")
 REPOSITORY = Path(__file__).parents[2]
 TOKEN = "of-the-stack"
 HEAD_HOST = "head.ray.internal"
 NUMBERS = count()
+# One of the images that moto knows.
+IMAGE = "ami-12c6146b"
 SECONDS = 120
 
 QUOTA = {"Quota": {"QuotaName": "Running On-Demand G and VT instances", "Value": 64.0}}
@@ -203,17 +205,6 @@ class Dashboard(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
-@contextmanager
-def running(server: Any) -> Generator[Any]:
-    """Serve from a thread."""
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 @dataclass
 class Laptop:
     """A stack in AWS, and a laptop with its outputs in a file, the AWS CLI and its plugin.
@@ -308,7 +299,7 @@ class Laptop:
 @contextmanager
 def laptop(aws_url: str, folder: Path) -> Generator[Laptop]:
     """A stack with a head and two workers, and a laptop."""
-    with running(Front(aws_url)) as front, running(RayHead()) as head:
+    with serving(Front(aws_url)) as front, serving(RayHead()) as head:
         made = Laptop(front, head, folder, f"ray-on-ecs-{next(NUMBERS)}")
         _make(made)
         made.variables = {
@@ -324,9 +315,8 @@ def laptop(aws_url: str, folder: Path) -> Generator[Laptop]:
 
 def _make(made: Laptop) -> None:
     prefix, ec2 = made.prefix, made.aws("ec2")
-    image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
     instance = ec2.run_instances(
-        ImageId=image, InstanceType="m5.xlarge", MinCount=1, MaxCount=1, Placement={"AvailabilityZone": "us-east-1a"}
+        ImageId=IMAGE, InstanceType="m5.xlarge", MinCount=1, MaxCount=1, Placement={"AvailabilityZone": "us-east-1a"}
     )["Instances"][0]["InstanceId"]
     made.outputs = {
         "region": REGION,
@@ -353,7 +343,7 @@ def _make(made: Laptop) -> None:
     made.put_service("head", 1, 1)
     made.put_service("workers", 2, 2)
     autoscaling = made.aws("autoscaling")
-    autoscaling.create_launch_configuration(LaunchConfigurationName=prefix, ImageId=image, InstanceType="g5.xlarge")
+    autoscaling.create_launch_configuration(LaunchConfigurationName=prefix, ImageId=IMAGE, InstanceType="g5.xlarge")
     autoscaling.create_auto_scaling_group(
         AutoScalingGroupName=f"{prefix}-group",
         LaunchConfigurationName=prefix,

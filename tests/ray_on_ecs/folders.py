@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.aws import REGION
+from tests.serving import serving
 from training.run import layout
 from training.run.storage import RunStorage
 
@@ -151,12 +151,5 @@ def head(jobs: Sequence[dict[str, Any]]) -> Generator[str]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
         yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

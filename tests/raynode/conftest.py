@@ -1,7 +1,6 @@
 """A stand-in for the HTTP server of a Ray head, which accepts one token."""
 
 import json
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import version
@@ -11,6 +10,7 @@ import boto3
 import pytest
 
 from raynode import metrics, ports
+from tests.serving import serving
 
 TOKEN = "right"
 
@@ -51,13 +51,10 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
-    server = Head()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(ports, "DASHBOARD", server.server_port)
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
-    yield server
-    server.shutdown()
-    server.server_close()
+    with serving(Head()) as server:
+        monkeypatch.setattr(ports, "DASHBOARD", server.server_port)
+        yield server
 
 
 @pytest.fixture

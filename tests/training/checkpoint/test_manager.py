@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tests.aws import BUCKET
@@ -450,9 +451,17 @@ def leave_in_the_middle(rank: int, ranks: int, config: ImageConfig, dataset: Dat
             trainer.run_epoch()
             checkpoints.save()
             raise Cut
+        if gate.opened.is_set():
+            until(no_threads, 180)
+        dist.barrier()  # rank 0 would make a checkpoint of the part if it had not left yet
         gate.opened.set()
-        until(lambda: not any(each.name.startswith("checkpoints") for each in threading.enumerate()), 180)
+        until(no_threads, 180)
     return True
+
+
+def no_threads() -> bool:
+    """Whether no thread of this rank stores checkpoints."""
+    return not any(each.name.startswith("checkpoints") for each in threading.enumerate())
 
 
 def test_a_rank_that_fails_is_not_held_by_the_parts_of_others(

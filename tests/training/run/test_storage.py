@@ -1,6 +1,5 @@
 import os
 import pickle
-import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
@@ -9,6 +8,7 @@ import pytest
 
 from tests.aws import BUCKET
 from tests.flaky_s3 import flaky_proxy
+from tests.serving import serving
 from training import filesystem as module
 from training.errors import UsageError
 from training.run.storage import RunStorage
@@ -150,12 +150,10 @@ class Refusing(ThreadingHTTPServer):
 )
 @pytest.mark.usefixtures("s3")
 def test_what_no_retry_can_change_fails_at_once(monkeypatch: pytest.MonkeyPatch, status: int, code: str) -> None:
-    with Refusing(status, code) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serving(Refusing(status, code)) as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
         with pytest.raises(UsageError, match="--storage-path") as caught:
             RunStorage.open("s3://bucket/runs", "run").check_writable()
-        server.shutdown()
         assert server.calls <= 3, f"it was tried again: {server.calls} calls"
     assert "\n" not in str(caught.value)
 
