@@ -3,7 +3,8 @@
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -63,13 +64,22 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**kept, **ray, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "COLUMNS": "100"}
 
 
-@pytest.fixture
-def hold(environment: dict[str, str]) -> Iterator[Path]:
+@contextmanager
+def holding(environment: dict[str, str]) -> Generator[Path]:
     """While this file is there a run of `own:held` makes eight steps and then stands still."""
     file = Path(environment["PYTHONPATH"].partition(os.pathsep)[0]) / "hold"
     file.touch()
-    yield file
-    file.unlink(missing_ok=True)
+    try:
+        yield file
+    finally:
+        file.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def hold(environment: dict[str, str]) -> Iterator[Path]:
+    """That file, for this test."""
+    with holding(environment) as file:
+        yield file
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,8 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -55,65 +56,58 @@ def test_a_run_is_trained_listed_and_fetched(laptop: Callable[..., subprocess.Po
     assert "is finished (2 epochs" in refused.stdout
 
 
-def test_a_connection_that_is_cut_is_made_again_and_each_line_is_shown_once(
+# The command, with less patience.
+PATIENT = """
+import sys
+import ray_on_ecs.cluster, ray_on_ecs.follow
+from ray_on_ecs.__main__ import main
+ray_on_ecs.follow.SILENT_SECONDS = ray_on_ecs.cluster.REQUEST_SECONDS = 2
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_connection_that_is_cut_or_leads_nowhere_is_made_again_and_each_line_is_shown_once(
     laptop: Callable[..., subprocess.Popen[str]], head: Head, hold: Path
 ) -> None:
-    [port] = free_ports(1)
-
-    def connect() -> subprocess.Popen[str]:
-        there = head.dashboard.rpartition(":")[2]
-        command = [sys.executable, "-c", CONNECTION, there, str(port)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.stdout
-        assert process.stdout.readline()
-        return process
-
-    connection = connect()
-    address = {"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{port}"}
-    follower = laptop("run", LOCAL, *LONG, "--run-name", "cut", **address)
-    seen = read_until(follower, "results")
-    connection.kill()
-    connection.communicate()
-    assert follower.stderr
-    assert "lost the connection" in follower.stderr.readline()
-    connection = connect()
-    hold.unlink()
-    out, err = follower.communicate(timeout=SECONDS)
-    connection.kill()
-    connection.communicate()
-    assert follower.returncode == 0, seen + out + err
-    log = seen + out
-    assert [log.count(f"[Epoch {epoch} |") for epoch in range(3)] == [1, 1, 1], log
-    assert log.count("Training result: cut") == 1
+    port, other = free_ports(2)
+    with connected(head, port) as cut, connected(head, other) as asleep:
+        followers = [laptop("run", LOCAL, *LONG, "--run-name", "cut", **at(port))]
+        seen = [read_until(followers[0], "results")]
+        followers.append(laptop("logs", LOCAL, "--follow", "cut", code=PATIENT, **at(other)))
+        seen.append(read_until(followers[1], "results"))
+        cut.kill()
+        cut.wait()
+        asleep.send_signal(signal.SIGSTOP)  # as when a laptop sleeps: nothing is closed, and nothing comes any more
+        for follower in followers:
+            assert follower.stderr
+            assert "lost the connection" in follower.stderr.readline()
+        asleep.send_signal(signal.SIGCONT)
+        with connected(head, port):
+            hold.unlink()
+            ended = [follower.communicate(timeout=SECONDS) for follower in followers]
+    for follower, begun, (out, err) in zip(followers, seen, ended, strict=True):
+        log = begun + out
+        assert follower.returncode == 0, log + err
+        assert [log.count(f"[Epoch {epoch} |") for epoch in range(3)] == [1, 1, 1], log
+        assert log.count("Training result: cut") == 1
 
 
-def test_a_connection_that_leads_nowhere_is_noticed(
-    laptop: Callable[..., subprocess.Popen[str]], head: Head, hold: Path
-) -> None:
-    """As when a laptop sleeps: nothing is closed, and nothing comes any more."""
-    [port] = free_ports(1)
+def at(port: int) -> dict[str, str]:
+    return {"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{port}"}
+
+
+@contextmanager
+def connected(head: Head, port: int) -> Generator[subprocess.Popen[str]]:
+    """Forward a port to the head's dashboard, as a session does."""
     command = [sys.executable, "-c", CONNECTION, head.dashboard.rpartition(":")[2], str(port)]
     connection = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert connection.stdout
     assert connection.stdout.readline()
-    patient = "import ray_on_ecs.follow as f, ray_on_ecs.cluster as c; f.SILENT_SECONDS, c.REQUEST_SECONDS = 2, 2"
-    code = f"{patient}\nfrom ray_on_ecs.__main__ import main; import sys; sys.exit(main(sys.argv[1:]))"
-    follower = laptop(
-        "run", LOCAL, *LONG, "--run-name", "asleep", code=code, RAY_API_SERVER_ADDRESS=f"http://127.0.0.1:{port}"
-    )
     try:
-        read_until(follower, "results")
-        connection.send_signal(signal.SIGSTOP)
-        assert follower.stderr
-        assert "lost the connection" in follower.stderr.readline()
-        connection.send_signal(signal.SIGCONT)
-        hold.unlink()
-        out, err = follower.communicate(timeout=SECONDS)
+        yield connection
     finally:
         connection.kill()
         connection.communicate()
-    assert follower.returncode == 0, out + err
-    assert out.count("Training result: asleep") == 1
 
 
 def test_a_run_goes_on_without_its_command_and_is_stopped(

@@ -161,7 +161,6 @@ def test_without_helpers_the_worker_prepares_and_a_helper_that_it_asks_for_takes
     assert end["asked"] == 0
 
 
-@pytest.mark.fault
 def test_helpers_that_die_take_no_part_with_them(
     cluster: LocalCluster, add_helper: Callable[[], subprocess.Popen[bytes]], tmp_path: Path, hold: Hold
 ) -> None:
