@@ -310,6 +310,10 @@ class Cluster:
         """A signal to the processes of a name in a container."""
         self.engine.python(name, SIGNAL.format(process=process, signal=signal))
 
+    def signal_all(self, name: str, signal: str) -> None:
+        """A signal to all processes of a container but its init; an engine's own `pause` may fail while many run."""
+        self.engine.python(name, f"import os, signal; os.kill(-1, signal.{signal})")
+
     def read(self, key: str) -> str:
         """An object of the bucket, empty if it isn't there."""
         return self.engine.python(self.storage, READ.format(bucket=BUCKET, key=key))

@@ -17,9 +17,9 @@ def test_a_head_whose_state_hangs_is_ill(cluster: Cluster) -> None:
 
 
 def test_a_worker_whose_head_hangs_is_well(cluster: Cluster) -> None:
-    cluster.engine.run("pause", cluster.head)
+    cluster.signal_all(cluster.head, "SIGSTOP")
     try:
         assert cluster.is_well(cluster.workers[0]), "the head has to be replaced, not the worker"
     finally:
-        cluster.engine.run("unpause", cluster.head)
+        cluster.signal_all(cluster.head, "SIGCONT")
     until(lambda: cluster.is_well(cluster.head), 180)
