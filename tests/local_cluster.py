@@ -25,7 +25,6 @@ START_SECONDS = 300.0
 STARTS = 3
 # What `ray start` says when the node runs.
 STARTED = "Ray runtime started"
-STOP_SECONDS = 30.0
 LOG_CHARACTERS = 3000
 # Open MPI tells nodes apart by their host names. Where they share a machine, some processes may take those of another
 # node for their own node's: two ranks then choose different algorithms for one collective, and wait for ever.
@@ -197,7 +196,19 @@ def kill_tree(pid: int) -> None:
         return
     for process in family:
         kill(process.pid)
-    psutil.wait_procs(family, timeout=STOP_SECONDS)
+    until(lambda: have_ended(family))
+
+
+def have_ended(processes: Sequence[psutil.Process]) -> bool:
+    """Return whether none of them runs; zombies, which their parent or init may leave for long, do not."""
+    return not any(_runs(process) for process in processes)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def kill(pid: int) -> None:

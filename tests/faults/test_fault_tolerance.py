@@ -14,7 +14,7 @@ import pytest
 
 from tests.disturbed_run import EPOCHS, EVERY_STEP, STEPS_PER_EPOCH, DisturbedRun, S3Run
 from tests.flaky_s3 import FlakyProxy, flaky_proxy
-from tests.local_cluster import LocalCluster, kill, kill_tree
+from tests.local_cluster import LocalCluster, have_ended, kill, kill_tree
 from tests.slow_model import FOLDER_VARIABLE
 from tests.waiting import until
 
@@ -91,10 +91,6 @@ class Interrupt:
         resumed_step = int(re.findall(r"resuming from checkpoint_(\d+)", self._run.log)[-1])
         repeated = len(self._run.step_times) - EPOCHS * STEPS_PER_EPOCH
         return STEPS_PER_EPOCH < self._saved_step <= resumed_step and repeated <= self._steps - resumed_step + 1
-
-
-def have_ended(processes: list[psutil.Process]) -> bool:
-    return not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in processes)
 
 
 def assert_it_resumes(run: DisturbedRun, workers: list[psutil.Process], uninterrupted: DisturbedRun) -> None:
@@ -246,7 +242,7 @@ def test_a_stall_leaves_the_stacks_of_all_ranks_and_the_run_can_go_on(
     frozen = cluster.train_workers()[0]
     frozen.suspend()
     assert run.finish() == 1, run.log
-    assert not frozen.is_running() or frozen.status() == psutil.STATUS_ZOMBIE, "it would keep its GPU"
+    assert have_ended([frozen]), "it would keep its GPU"
     [folder] = (run.folder / "stalls").iterdir()
     stacks = {each.name: each.read_text() for each in folder.iterdir()}
     assert set(stacks) == {"rank_0.txt", "rank_1.txt"}
