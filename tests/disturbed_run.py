@@ -23,7 +23,7 @@ from tests.waiting import until
 EPOCHS = 3
 STEPS_PER_EPOCH = 11
 WORKERS = 2
-# As many images as make these steps of the default batch on two workers; making them needs no import, as scikit-learn.
+# Enough images for these steps of the default batch on two workers. Unlike the digits, they need no scikit-learn.
 MODEL_FLAGS = ("--model", "tests.slow_model:SlowModel", "--dataset", "synthetic", "--samples", "1438")
 RUN_FLAGS = ("--epochs", str(EPOCHS), "--num-workers", str(WORKERS), "--max-failures", "3")
 # A checkpoint after each step, or as soon as the previous one is saved.

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 Server = TypeVar("Server", bound=BaseServer)
 
-# A server looks so often whether it should end; Python's half a second would be the longest part of many tests.
+# How often a server checks whether to stop. Python's half a second would be the longest part of many tests.
 POLL_SECONDS = 0.02
 
 

@@ -7,24 +7,23 @@ from typing import Any
 
 # Ends a hang; no test depends on it.
 LIMIT_SECONDS = 480.0
+MIN_PAUSE, MAX_PAUSE = 0.2, 2.0
 
 
 def until(
     condition: Callable[[], Any],
     seconds: float = LIMIT_SECONDS,
     why: Callable[[], str] = str,
-    between: float = 0.2,
+    between: float | None = None,
 ) -> Any:
     """Poll a condition until its value is true, and return that value.
-
-    A condition that takes long to evaluate, such as one that starts processes, is polled less often: it must not keep
-    a core from what it waits for.
 
     Args:
         condition: What is polled.
         seconds: The limit.
         why: Returns what the error adds, such as the end of a log.
-        between: Seconds between two polls; at least twice as many as a poll has taken.
+        between: Seconds between two polls. By default 0.2, or more after a poll that takes long, such as one that
+            starts processes: it must not keep a core from what it waits for.
 
     Raises:
         TimeoutError: The limit has passed.
@@ -36,7 +35,8 @@ def until(
             return value
         if time.monotonic() > deadline:
             raise TimeoutError(f"the condition did not hold within {seconds:.0f} s {why()}".rstrip())
-        time.sleep(max(between, 2 * (time.monotonic() - begun_at)))
+        took = time.monotonic() - begun_at
+        time.sleep(min(max(MIN_PAUSE, 2 * took), MAX_PAUSE) if between is None else between)
 
 
 def free_ports(count: int) -> list[int]:

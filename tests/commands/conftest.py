@@ -3,8 +3,7 @@
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -64,22 +63,13 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**kept, **ray, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "COLUMNS": "100"}
 
 
-@contextmanager
-def holding(environment: dict[str, str]) -> Generator[Path]:
+@pytest.fixture
+def hold(environment: dict[str, str]) -> Iterator[Path]:
     """While this file is there a run of `own:held` makes eight steps and then stands still."""
     file = Path(environment["PYTHONPATH"].partition(os.pathsep)[0]) / "hold"
     file.touch()
-    try:
-        yield file
-    finally:
-        file.unlink(missing_ok=True)
-
-
-@pytest.fixture
-def hold(environment: dict[str, str]) -> Iterator[Path]:
-    """That file, for this test."""
-    with holding(environment) as file:
-        yield file
+    yield file
+    file.unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="session")

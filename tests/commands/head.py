@@ -105,14 +105,22 @@ def commands(
 
 
 def read_until(process: subprocess.Popen[str], wanted: str) -> str:
-    """What a command prints up to and with the first line that has `wanted`."""
+    """What a command prints up to and with the first line that has `wanted`; the rest is left for `communicate`."""
     assert process.stdout
     seen = ""
     while wanted not in seen:
-        line = process.stdout.readline()
+        line = _read_line(process.stdout.fileno())
         assert line or process.poll() is None, f"it ended before {wanted!r}: {seen}"
         seen += line
     return seen
+
+
+def _read_line(descriptor: int) -> str:
+    """Read a line and nothing else: `communicate` would not see what Python's own buffer holds."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(descriptor, 1)):
+        line += byte
+    return line.decode()
 
 
 def _answers(url: str) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from ray.job_submission import JobInfo, JobSubmissionClient
 
-from tests.commands.conftest import holding
 from tests.commands.head import SECONDS, TOKEN, Head, commands, read_until
 from tests.waiting import free_ports, until
 from training import job
@@ -43,34 +42,25 @@ def ray_jobs(head: Head) -> JobSubmissionClient:
     return JobSubmissionClient(head.dashboard, headers={"Authorization": f"Bearer {TOKEN['RAY_AUTH_TOKEN']}"})
 
 
-@pytest.fixture(scope="module")
-def variables(environment: dict[str, str], head: Head) -> dict[str, str]:
-    """The environment of a command that submits jobs to the head."""
-    return {**environment, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard}
-
-
 @pytest.fixture
-def follow(variables: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def follow(environment: dict[str, str], head: Head, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start `python -m training.job` with these arguments; after the test the commands that still follow are ended."""
-    with commands("training.job", variables, tmp_path) as start:
+    own = {**environment, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard}
+    with commands("training.job", own, tmp_path) as start:
         yield start
 
 
-@pytest.fixture(scope="module")
-def long_run(
-    variables: dict[str, str], ray_jobs: JobSubmissionClient, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
-    """The job of a run that stands still until a test stops it; the command that followed it was killed."""
-    with holding(variables):
-        with commands("training.job", variables, tmp_path_factory.mktemp("long")) as start:
-            first = start(*LONG)
-            read_until(first, "Process rank")
-            first.kill()
-            first.wait()
-        job_id = _latest(ray_jobs, "long")
-        yield job_id
-        ray_jobs.stop_job(job_id)
-        until(lambda: ray_jobs.get_job_status(job_id).is_terminal())
+@pytest.fixture
+def long_run(follow: Callable[..., subprocess.Popen[str]], hold: Path, ray_jobs: JobSubmissionClient) -> Iterator[str]:
+    """The job of a run that doesn't end before the test does; the command that followed it was killed."""
+    first = follow(*LONG)
+    read_until(first, "Process rank")
+    first.kill()
+    first.wait()
+    job_id = _latest(ray_jobs, "long")
+    yield job_id
+    ray_jobs.stop_job(job_id)
+    until(lambda: ray_jobs.get_job_status(job_id).is_terminal())
 
 
 def test_a_run_is_followed_to_its_end_and_a_second_time_under_another_id(

@@ -56,12 +56,12 @@ def test_a_run_is_trained_listed_and_fetched(laptop: Callable[..., subprocess.Po
     assert "is finished (2 epochs" in refused.stdout
 
 
-# The command, with less patience.
-PATIENT = """
+# The command, with less patience for a log that is silent.
+IMPATIENT = """
 import sys
 import ray_on_ecs.cluster, ray_on_ecs.follow
 from ray_on_ecs.__main__ import main
-ray_on_ecs.follow.SILENT_SECONDS = ray_on_ecs.cluster.REQUEST_SECONDS = 2
+ray_on_ecs.follow.SILENT_SECONDS, ray_on_ecs.cluster.REQUEST_SECONDS = 2, 10
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -72,9 +72,9 @@ def test_a_connection_that_is_cut_or_leads_nowhere_is_made_again_and_each_line_i
     port, other = free_ports(2)
     with connected(head, port) as cut, connected(head, other) as asleep:
         followers = [laptop("run", LOCAL, *LONG, "--run-name", "cut", **at(port))]
-        seen = [read_until(followers[0], "results")]
-        followers.append(laptop("logs", LOCAL, "--follow", "cut", code=PATIENT, **at(other)))
-        seen.append(read_until(followers[1], "results"))
+        seen = [read_until(followers[0], "[Epoch 1 |")]  # it stands still after that
+        followers.append(laptop("logs", LOCAL, "--follow", "cut", code=IMPATIENT, **at(other)))
+        seen.append(read_until(followers[1], "[Epoch 1 |"))
         cut.kill()
         cut.wait()
         asleep.send_signal(signal.SIGSTOP)  # as when a laptop sleeps: nothing is closed, and nothing comes any more
@@ -101,9 +101,9 @@ def connected(head: Head, port: int) -> Generator[subprocess.Popen[str]]:
     """Forward a port to the head's dashboard, as a session does."""
     command = [sys.executable, "-c", CONNECTION, head.dashboard.rpartition(":")[2], str(port)]
     connection = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert connection.stdout
-    assert connection.stdout.readline()
     try:
+        assert connection.stdout
+        assert connection.stdout.readline()
         yield connection
     finally:
         connection.kill()

@@ -170,33 +170,43 @@ def test_a_killed_driver_is_submitted_again_and_who_follows_it_sees_the_end(
     _assert_same_weights(folder, undisturbed)
 
 
+@pytest.mark.parametrize(
+    ("end", "lost_as", "said"),
+    [
+        (RayHead.kill, "FAILED", "training: lost the connection to job mine"),
+        (lambda head: head.process.terminate(), "STOPPED", "the same command with --run-name mine"),
+    ],
+    ids=["killed", "stopped"],
+)
 def test_a_run_that_lost_its_head_is_submitted_again_by_the_next_head(
     environment: dict[str, str],
     folder: Path,
     follow: Follow,
     hold: Path,
     undisturbed: dict[str, torch.Tensor],
+    end: Callable[[RayHead], None],
+    lost_as: str,
+    said: str,
 ) -> None:
-    """Killed; one that is stopped is in tests/containers/test_failures.py."""
     with ray_head(environment, folder) as head:
         follower = follow(head, "--run-name=mine")
         read_until(follower, "Process rank")
         until(lambda: _checkpoints(folder))
-        head.kill()
+        end(head)
+        head.process.wait(SECONDS)
         _, err = follower.communicate(timeout=SECONDS)
         assert follower.returncode == 1
-        assert "training: lost the connection to job mine" in err
-        assert "the same command with --run-name mine" in err, "what follows the run now"
+        assert said in err, "what follows the run now"
         assert err.count("\n") == 1, "no traceback"
     hold.unlink()
     with ray_head(environment, folder) as head:
         until(lambda: head.has_jobs("mine.2"), why=head.log.read_text)
-        assert head.jobs["mine"] == "FAILED"
+        assert head.jobs["mine"] == lost_as
         follower = follow(head, "--run-name=mine")
         out, err = follower.communicate(timeout=SECONDS)
         assert out.startswith("run mine is under way as job mine.2: its log from the start\n"), "nobody submitted it"
         assert follower.returncode == 0, out + err
-        assert head.jobs == {"mine": "FAILED", "mine.2": "SUCCEEDED"}
+        assert head.jobs == {"mine": lost_as, "mine.2": "SUCCEEDED"}
     _assert_same_weights(folder, undisturbed)
 
 

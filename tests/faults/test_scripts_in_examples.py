@@ -1,4 +1,6 @@
-"""The examples on a head and two workers with an S3: a rank is killed in the middle, and they go on.
+"""Examples on a head and two workers with an S3: a rank is killed in the middle, and they go on.
+
+(tests/commands/test_launch.py does so with ddp_snapshot.py.)
 
 Each node installs the example's packages, so this needs an index of packages.
 """

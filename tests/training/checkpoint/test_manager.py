@@ -451,7 +451,7 @@ def leave_in_the_middle(rank: int, ranks: int, config: ImageConfig, dataset: Dat
             trainer.run_epoch()
             checkpoints.save()
             raise Cut
-        if gate.opened.is_set():
+        if rank == 0:
             until(no_threads, 180)
         dist.barrier()  # rank 0 would make a checkpoint of the part if it had not left yet
         gate.opened.set()
