@@ -178,18 +178,8 @@ def test_a_run_into_a_bucket_leaves_everything_there(s3_client: Any) -> None:
 
 
 def test_a_model_that_fails_is_reported_in_one_line_with_the_way_on(train: Train, head: Head) -> None:
-    run = train(
-        "--model",
-        "own:broken",
-        *TINY[2:],
-        "--num-workers",
-        "1",
-        "--max-failures",
-        "0",
-        "--run-name",
-        "bad",
-        **head.variables,
-    )
+    command = ("--model", "own:broken", *TINY[2:], "--num-workers=1", "--max-failures=0", "--run-name=bad")
+    run = train(*command, **head.variables)
     assert run.returncode == 1
     last = run.stderr.splitlines()[-1]
     assert last.startswith("training: training failed on rank"), run.stderr

@@ -85,13 +85,16 @@ def test_a_run_that_was_cut_off_is_continued_with_the_same_settings(run: Start, 
     (folder / "result.json").unlink()
     last = max(folder.glob("checkpoint_*"))
     shutil.rmtree(last)
+    left = max(folder.glob("checkpoint_*"))
     (folder / "model.pt").rename(folder / "before.pt")
     refused = run(*TINY, "--run-name", "mine", "--seed", "1")
     assert refused.returncode == 2
     assert "--seed 0 (now 1)" in refused.stderr
     done = run(*TINY, "--run-name", "mine")
     assert done.returncode == 0, done.stderr
-    assert "resuming from checkpoint_" in done.stdout, "whichever was stored before the last"
+    assert f"resuming from {left.name}: " in done.stdout, "it goes on from the checkpoint"
+    is_within_epoch_0 = int(left.name.rpartition("_")[2]) < 4  # as checkpoints are skipped while one is stored
+    assert ("[Epoch 0 |" in done.stdout) == is_within_epoch_0, "an epoch that is done is not trained again"
     before, after = (torch.load(folder / name, weights_only=True) for name in ("before.pt", "model.pt"))
     assert all(torch.equal(value, after[name]) for name, value in before.items())
 
