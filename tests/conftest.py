@@ -1,7 +1,6 @@
 """Fixtures of all tests: an AWS, the environment variables that lead to it, and readable names of test cases."""
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from typing import Any
@@ -17,15 +16,11 @@ SLOW = {"containers": "container", "faults": "fault"}
 # The commands that start no Ray.
 WITHOUT_RAY = "tests/commands/test_plain.py"
 
-# Ray says on stderr when a disk is 95 % full, between the lines that tests compare.
-os.environ |= {"RAY_local_fs_capacity_threshold": "1"}
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if mark := SLOW.get(item.path.parent.name):
             item.add_marker(mark)
-            item.add_marker(pytest.mark.timeout(1200))
 
 
 class Lanes(LoadScopeScheduling):
@@ -78,7 +73,7 @@ def s3_client(aws_server: str) -> Any:
 
 @pytest.fixture(scope="session")
 def price_variables(aws_server: str, aws_variables: dict[str, str]) -> dict[str, str]:
-    """The same, with the parameter that says what a worker costs: a dollar a second."""
+    """The same as `aws_variables`, and the name of a parameter that says what a worker costs: a dollar a second."""
     workers = {
         "group": "no-group-of-the-tests",
         "types": ["g5.xlarge"],

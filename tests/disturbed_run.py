@@ -99,9 +99,19 @@ class DisturbedRun:
         lines = file.read_text().splitlines() if file.exists() else []
         return sorted(float(line) for line in lines)[WORKERS - 1 :: WORKERS]
 
-    def wait_for_steps(self, count: int) -> None:
-        """Wait until the workers have made so many steps; the run must not have ended."""
-        until(lambda: len(self.step_times) >= count or self.has_ended, START_SECONDS)
+    @property
+    def saved_step(self) -> int:
+        """The step of the newest whole checkpoint in the folder, 0 without one."""
+        saved = self.folder.glob("checkpoint_*/checkpoint.json")
+        return max((int(each.parent.name.rpartition("_")[2]) for each in saved), default=0)
+
+    def wait_for_steps(self, count: int, saved: int = 0) -> None:
+        """Wait until the workers have made `count` steps and saved step `saved`; the run must not have ended."""
+
+        def is_there() -> bool:
+            return len(self.step_times) >= count and self.saved_step >= saved
+
+        until(lambda: is_there() or self.has_ended, START_SECONDS)
         if self.has_ended:
             raise AssertionError(f"the command ended: {self.log}")
 

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import psutil
 
-from tests.waiting import free_port, until
+from tests.waiting import free_ports, until
 
 REPOSITORY = Path(__file__).parents[1]
 HOST = "127.0.0.1"
@@ -29,6 +29,15 @@ LOG_CHARACTERS = 3000
 # Open MPI tells nodes apart by their host names. Where they share a machine, some processes may take those of another
 # node for their own node's: two ranks then choose different algorithms for one collective, and wait for ever.
 OPEN_MPI = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_coll": "^han,sm"}
+# What processes of torch and Ray need on a machine that does much else.
+BUSY_MACHINE = {
+    # Threads that wait for each other take a hundred times as long there.
+    "OMP_NUM_THREADS": "1",
+    # Ray's own 15 would leave its workers a thirtieth of a core.
+    "RAY_worker_niceness": "0",
+    # Ray says on stderr when a disk is 95 % full, between the lines that tests compare.
+    "RAY_local_fs_capacity_threshold": "1",
+}
 # The label that the image gives to helpers.
 HELPER = "ray.io/node-group=helpers"
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -48,6 +57,7 @@ class LocalCluster:
         head: The head node's process.
         workers: The worker nodes' processes.
         helpers: The helpers' processes.
+        addresses: The address of each node, by the ID of its process.
     """
 
     def __init__(self, workers: int, variables: Mapping[str, str] | None = None) -> None:
@@ -55,14 +65,13 @@ class LocalCluster:
         self._numbers = itertools.count()
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "TRAINING_"))},
-            "OMP_NUM_THREADS": "1",
+            **BUSY_MACHINE,
             "PYTHONPATH": str(REPOSITORY),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_USAGE_STATS_ENABLED": "0",
-            # Ray's default of 15 would starve its workers while anything else computes.
-            "RAY_worker_niceness": "0",
-            # A node that has ended refuses five such calls before Ray says so; one that is slow is given its full time.
+            # Ray declares a node dead after five health checks that it refuses, as one does that has ended. A slow node
+            # still has the full time for each check.
             "RAY_health_check_period_ms": "500",
             **OPEN_MPI,
             **(variables or {}),
@@ -70,6 +79,7 @@ class LocalCluster:
         self.head: subprocess.Popen[bytes] | None = None
         self.workers: list[subprocess.Popen[bytes]] = []
         self.helpers: list[subprocess.Popen[bytes]] = []
+        self.addresses: dict[int, str] = {}
 
     def __enter__(self) -> LocalCluster:
         try:
@@ -81,11 +91,10 @@ class LocalCluster:
 
     def _start_all(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
-        self.port = free_port()
+        self.port, dashboard, client = free_ports(3)
         self.environment["RAY_ADDRESS"] = f"{HOST}:{self.port}"
-        dashboard = [f"--dashboard-port={free_port()}", f"--ray-client-server-port={free_port()}"]
-        head = ["--head", f"--port={self.port}", "--num-cpus=0", f"--temp-dir={self._folder.name}", *dashboard]
-        self.head = self._start_node(*head)
+        ports = [f"--port={self.port}", f"--dashboard-port={dashboard}", f"--ray-client-server-port={client}"]
+        self.head = self._start_node("--head", *ports, "--num-cpus=0", f"--temp-dir={self._folder.name}")
         for _ in range(self._count):
             self.add_worker()
 
@@ -141,16 +150,18 @@ class LocalCluster:
 
     def _start_node(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a node with an address and a temporary folder of its own, as on a machine of its own."""
-        number = next(self._numbers)
+        number, [agent] = next(self._numbers), free_ports(1)
         address = f"127.0.{number // 250}.{number % 250 + 1}"  # HOST is the first one's
         command = [
             *(RAY, "start", f"--node-ip-address={address}", "--num-gpus=0", "--object-store-memory=100000000"),
             *("--block", "--min-worker-port=0", "--max-worker-port=0"),
-            *(f"--dashboard-agent-listen-port={free_port()}", *arguments),
+            *(f"--dashboard-agent-listen-port={agent}", *arguments),
         ]
         folder = Path(self._folder.name) / f"node-{number}"
         folder.mkdir()
-        return start_ray(command, {**self.environment, "TMPDIR": str(folder)}, folder / "ray-start.log")
+        node = start_ray(command, {**self.environment, "TMPDIR": str(folder)}, folder / "ray-start.log")
+        self.addresses[node.pid] = address
+        return node
 
 
 def start_ray(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
@@ -200,7 +211,7 @@ def kill_tree(pid: int) -> None:
 
 
 def have_ended(processes: Sequence[psutil.Process]) -> bool:
-    """Return whether none of them runs; zombies, which their parent or init may leave for long, do not."""
+    """Return whether none of them runs. Zombies have ended, however long their parent or init takes to reap them."""
     return not any(_runs(process) for process in processes)
 
 
@@ -220,12 +231,13 @@ def kill(pid: int) -> None:
 def _descendants(pid: int, title: str) -> list[psutil.Process]:
     """Return the descendants of a process whose command line contains `title`: Ray writes an actor's name into it."""
     try:
-        return [each for each in psutil.Process(pid).children(recursive=True) if title in _command_line(each)]
+        return [each for each in psutil.Process(pid).children(recursive=True) if title in command_line(each)]
     except psutil.NoSuchProcess:
         return []
 
 
-def _command_line(process: psutil.Process) -> str:
+def command_line(process: psutil.Process) -> str:
+    """Return the words of a process, with blanks between them; nothing if it has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:

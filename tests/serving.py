@@ -1,4 +1,4 @@
-"""Servers of the tests' own, such as a stand-in for a Ray head's dashboard."""
+"""Servers inside the process of a test, such as a stand-in for a Ray head's dashboard."""
 
 import threading
 from collections.abc import Generator

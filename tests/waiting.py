@@ -46,9 +46,3 @@ def free_ports(count: int) -> list[int]:
     for listener in listeners:
         listener.close()
     return ports
-
-
-def free_port() -> int:
-    """Return one of them."""
-    [port] = free_ports(1)
-    return port

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.head import SECONDS, Head, commands, started
+from tests.local_cluster import BUSY_MACHINE
 
 Run = subprocess.CompletedProcess[str]
 REPOSITORY = Path(__file__).parents[2]
@@ -57,10 +58,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (home / "own.py").write_text(OWN_MODELS)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINING_", "RAY_", "AWS_"))}
     path = f"{home}{os.pathsep}{REPOSITORY}"
-    # Beside anything else that computes, Ray's own niceness of 15 would leave its workers a thirtieth of a core, and
-    # threads that wait for each other take a hundred times as long.
-    ray = {"RAY_ADDRESS": "local", "RAY_TMPDIR": "/tmp/ray-tests", "RAY_worker_niceness": "0"}
-    return {**kept, **ray, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "COLUMNS": "100"}
+    ray = {"RAY_ADDRESS": "local", "RAY_TMPDIR": "/tmp/ray-tests"}
+    return {**kept, **BUSY_MACHINE, **ray, "PYTHONPATH": path, "COLUMNS": "100"}
 
 
 @pytest.fixture

@@ -157,9 +157,10 @@ def test_an_interrupted_run_in_a_bucket_continues_under_its_name(
     assert (status["state"], status["cost_usd"]) == ("finished", result["cost"]["usd"])
     assert 1 < result["cost"]["usd"] <= result["times"]["total_seconds"], "one node at a dollar a second"
     assert f" s in total, {result['cost']['usd']:.2f} USD for 0.0" in rest.stdout
+    assert_everything_is_there(s3_client)
 
 
-def test_a_run_into_a_bucket_leaves_everything_there(s3_client: Any) -> None:
+def assert_everything_is_there(s3_client: Any) -> None:
     found = _objects(s3_client)
     wanted = {
         "result.json",

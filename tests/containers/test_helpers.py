@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import prepared_batches
 from tests.containers.cluster import BUCKET, CODE, SIZE, Cluster
 from tests.waiting import until
 
@@ -73,18 +74,6 @@ for number in range(6):
     text = f"the text of number {{number}}\\n" * 500
     s3.put_object(Bucket="{bucket}", Key=f"texts/{{number}}.txt", Body=text.encode())
 """
-# Where Ray Data has run tasks, by the nodes' addresses, with their numbers.
-TASKS = """
-import json
-from collections import Counter
-import ray
-from ray.util.state import list_tasks
-
-ray.init(logging_level="ERROR")
-addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-tasks = list_tasks(filters=[("name", "=", "MapBatches(make)"), ("state", "=", "FINISHED")], limit=10_000)
-print(json.dumps(Counter(addresses[task.node_id] for task in tasks)))
-"""
 TRAIN, BATCH = 48, 4
 PICTURES = (
     *("--dataset=folder", f"--data-dir=s3://{BUCKET}/pictures", "--image-size=16", "--random-crop=on", "--device=cpu"),
@@ -98,8 +87,8 @@ TEXTS = (
 
 
 def tasks(cluster: Cluster) -> dict[str, int]:
-    """How many tasks of Ray Data have run, by the address of their node."""
-    return json.loads(cluster.engine.python(cluster.head, TASKS).splitlines()[-1])
+    """How many tasks of Ray Data have prepared a batch, by the address of their node."""
+    return prepared_batches.by_address(cluster.engine.python(cluster.head, prepared_batches.PROGRAM))
 
 
 def losses(cluster: Cluster, run: str) -> list[float]:

@@ -1,6 +1,7 @@
 """After SIGTERM a node ends in time with exit status 0. test_failures.py stops nodes that train."""
 
-from tests.containers.cluster import GRACE_SECONDS, Cluster
+from infra.definitions.containers import WORKER_DRAIN_SECONDS
+from tests.containers.cluster import Cluster
 from tests.waiting import until
 
 
@@ -10,7 +11,7 @@ def test_an_idle_worker(cluster: Cluster) -> None:
     log = cluster.engine.logs(name)
     assert status == 0, log
     assert "asked to stop" in log
-    assert seconds < GRACE_SECONDS, "nothing was to be drained"
+    assert seconds < WORKER_DRAIN_SECONDS, "nothing was to be drained"
 
 
 def test_a_worker_that_waits_for_its_head(cluster: Cluster) -> None:
@@ -18,4 +19,4 @@ def test_a_worker_that_waits_for_its_head(cluster: Cluster) -> None:
         until(lambda: "waiting for the head" in cluster.engine.logs(name), 180)
         status, seconds = cluster.stop(name)
         assert status == 0
-        assert seconds < GRACE_SECONDS
+        assert seconds < WORKER_DRAIN_SECONDS

@@ -18,7 +18,7 @@ KNOCK = """
 import sys, urllib.error, urllib.request as u
 def status(url, **headers):
     try:
-        return u.urlopen(u.Request(url, headers=headers, method=sys.argv[1]), timeout=10).status
+        return u.urlopen(u.Request(url, headers=headers, method=sys.argv[1]), timeout=120).status
     except urllib.error.HTTPError as refusal:
         return refusal.code
 for url in sys.argv[2:]:
@@ -30,14 +30,14 @@ import grpc, sys
 def code(target, method, *token):
     call = grpc.insecure_channel(target).unary_unary("/" + method)
     try:
-        return call(b"", timeout=10, metadata=token) and "OK"
+        return call(b"", timeout=120, metadata=token) and "OK"
     except grpc.RpcError as refusal:
         return refusal.code().name
 for each in sys.argv[1:]:
     target, _, method = each.partition("/")
     print(code(target, method), code(target, method, ("authorization", "Bearer wrong")))
 """
-# A driver with an actor, for a minute.
+# A driver with an actor, for longer than anybody waits for its ports.
 DRIVE = """
 import ray, time
 @ray.remote(num_cpus=0)
@@ -46,7 +46,7 @@ class Actor:
 ray.init(address="auto")
 actor = Actor.remote()
 ray.get(actor.here.remote())
-time.sleep(60)
+time.sleep(300)
 """
 LISTENING = """
 import psutil

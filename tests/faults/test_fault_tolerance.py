@@ -18,8 +18,8 @@ from tests.local_cluster import LocalCluster, have_ended, kill, kill_tree
 from tests.slow_model import FOLDER_VARIABLE
 from tests.waiting import until
 
-# In the middle of the second epoch.
-MIDDLE = STEPS_PER_EPOCH + 5
+# In the middle of the second epoch, with a checkpoint of that epoch.
+MIDDLE, SAVED = STEPS_PER_EPOCH + 5, STEPS_PER_EPOCH + 1
 # A draining node's time for its work.
 DRAIN_SECONDS = 120
 STALL_SECONDS = 60
@@ -80,8 +80,7 @@ class Interrupt:
     def __init__(self, run: DisturbedRun) -> None:
         self._run = run
         self._steps = len(run.step_times)
-        saved = run.folder.glob("checkpoint_*/checkpoint.json")
-        self._saved_step = max(int(each.parent.name.rpartition("_")[2]) for each in saved)
+        self._saved_step = run.saved_step
 
     def cost_little(self) -> bool:
         """Whether the run resumed within an epoch, from that checkpoint or a later one, and repeated no earlier step.
@@ -104,7 +103,7 @@ def assert_it_resumes(run: DisturbedRun, workers: list[psutil.Process], uninterr
 
 def test_a_killed_worker_is_started_again(start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun) -> None:
     run = start("worker")
-    run.wait_for_steps(MIDDLE)
+    run.wait_for_steps(MIDDLE, SAVED)
     workers = cluster.train_workers()
     kill(workers[0].pid)
     assert_it_resumes(run, workers, uninterrupted)
@@ -114,7 +113,7 @@ def test_a_killed_raylet_takes_its_node_and_the_run_goes_on(
     start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun
 ) -> None:
     run = start("raylet")
-    run.wait_for_steps(MIDDLE)
+    run.wait_for_steps(MIDDLE, SAVED)
     [raylet] = cluster.worker_processes(cluster.workers[1], "raylet/raylet")
     workers = cluster.train_workers()
     kill(raylet.pid)
@@ -184,7 +183,7 @@ def test_a_killed_controller_is_replaced_by_another(
     start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun
 ) -> None:
     run = start("controller")
-    run.wait_for_steps(MIDDLE)
+    run.wait_for_steps(MIDDLE, SAVED)
     workers = cluster.train_workers()
     [controller] = cluster.head_processes("TrainController")
     kill(controller.pid)
@@ -195,7 +194,7 @@ def test_the_same_command_continues_after_the_driver_was_killed(
     start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun
 ) -> None:
     run = start("driver")
-    run.wait_for_steps(MIDDLE)
+    run.wait_for_steps(MIDDLE, SAVED)
     assert run.command is not None
     kill(run.command.pid)
     assert run.command.wait(180) == -signal.SIGKILL

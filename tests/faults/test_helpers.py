@@ -1,5 +1,7 @@
 """A run whose images a CPU helper decodes, on a cluster of which a part dies: the same weights as undisturbed."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests import prepared_batches
 from tests.disturbed_run import EPOCHS, EVERY_STEP, STEPS_PER_EPOCH, WORKERS, DisturbedRun
 from tests.local_cluster import LocalCluster, kill, kill_tree
 from tests.slow_model import FOLDER_VARIABLE
@@ -50,6 +53,16 @@ def uninterrupted(cluster: LocalCluster, pictures: Path) -> DisturbedRun:
     assert run.finish() == 0, run.log
     assert len(run.step_times) == EPOCHS * STEPS_PER_EPOCH
     return run
+
+
+def test_the_helper_prepares_batches_and_the_workers_nodes_none(
+    cluster: LocalCluster, uninterrupted: DisturbedRun
+) -> None:
+    program = [sys.executable, "-c", prepared_batches.PROGRAM]
+    done = subprocess.run(program, env=cluster.environment, stdout=subprocess.PIPE, text=True, check=True)
+    [(address, count)] = prepared_batches.by_address(done.stdout).items()
+    assert cluster.addresses[cluster.helpers[0].pid] == address
+    assert count >= EPOCHS * WORKERS, "one task prepares several batches"
 
 
 def kill_worker(cluster: LocalCluster) -> None:

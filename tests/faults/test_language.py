@@ -73,7 +73,7 @@ def test_it_goes_on_from_its_shards_with_the_same_losses(
     cluster.replace_ended()
     run = started(cluster, texts, name)
     try:
-        until(lambda: run.has_ended or last_step(run) >= MIDDLE, 300)
+        until(lambda: run.has_ended or run.saved_step >= MIDDLE, 300)
         assert not run.has_ended, run.log
         disturb(cluster)
         assert run.finish() == 0, run.log
@@ -85,9 +85,3 @@ def test_it_goes_on_from_its_shards_with_the_same_losses(
     assert MIDDLE <= resumed[-1] < STEPS, "in the middle of the training"
     assert losses(run) == losses(uninterrupted), "to the last digit"
     assert run.read_json("result.json")["metrics"]["test_loss"] == losses(uninterrupted)[-1][1]
-
-
-def last_step(run: DisturbedRun) -> int:
-    """The step of the newest checkpoint that is whole."""
-    saved = run.folder.glob("checkpoint_*/checkpoint.json")
-    return max((int(each.parent.name.rpartition("_")[2]) for each in saved), default=0)

@@ -148,7 +148,9 @@ def test_a_script_on_a_node_that_is_told_to_stop_saves_and_goes_on_elsewhere(
     assert run.finish() == 0, run.log
     stopped = {int(step) for step in re.findall(r"rank 0 stops at step (\d+)", run.log)}
     assert run.begun == {(rank, step) for rank in (0, 1) for step in {0, *stopped}}, "no step was lost"
-    assert all(0 < int(left) < DRAIN_SECONDS for left in re.findall(r"stops at step \d+, (\d+) s are left", run.log))
+    left = re.findall(r"stops at step \d+, (\S+) s are left", run.log)
+    assert left, run.log
+    assert all(0 < float(seconds) < DRAIN_SECONDS for seconds in left)
     assert "nodes are being reclaimed; restarting from state.json of " in run.log
     assert_complete(run)
 

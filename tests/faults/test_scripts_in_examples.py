@@ -59,7 +59,7 @@ SCRIPTS = {
         needs("lightning"), ("--epochs=40",), "epoch 5:", "resuming at epoch", "epoch 39:", "files/last.ckpt"
     ),
     "mpi_pi.py": Example(
-        ("--mpi", *needs("mpi")), ("--rounds=120",), "round 5:", "resuming at round", "round 119:", "files/sums.json"
+        ("--mpi", *needs("mpi")), ("--rounds=500",), "round 5:", "resuming at round", "round 499:", "files/sums.json"
     ),
     "tensorflow_workers.py": Example(
         needs("tensorflow"), ("--epochs=40",), "epoch 5:", "resuming at epoch", "epoch 39:", "files/rank-0/checkpoint"

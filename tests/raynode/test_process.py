@@ -49,7 +49,7 @@ def start(program: str, environment: dict[str, str]) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_a_node_that_is_asked_to_stop_drains_and_exits_with_0(tmp_path: Path, number: signal.Signals) -> None:
     process = start(NODE, fake_ray(tmp_path, RAY.format(status=1)))
     assert process.stdout is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.local_cluster import OPEN_MPI
+from tests.local_cluster import OPEN_MPI, have_ended
 from tests.waiting import until
 from training.errors import UsageError
 from training.scripts.group import Member
@@ -76,13 +76,6 @@ def rank_of(process: psutil.Process) -> str | None:
         return process.environ().get("PMIX_RANK")
     except psutil.Error:  # it has just ended
         return None
-
-
-def lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:  # it has just ended
-        return False
 
 
 @pytest.fixture
@@ -151,9 +144,9 @@ def test_nothing_is_left_of_a_program_that_is_given_up(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, WAIT)
     with nodes.run, nodes.second:
         until(lambda: nodes.say("rank 0", "rank 1", "rank 2", "rank 3"), why=lambda: nodes.text)
-        family = set(psutil.Process().children(recursive=True)) - before
+        family = [each for each in psutil.Process().children(recursive=True) if each not in before]
         assert len(nodes.programs()) == 4
-    until(lambda: not any(map(lives, family)))
+    until(lambda: have_ended(family))
 
 
 def test_a_node_without_mpirun_is_told_where_to_get_one(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.local_cluster import have_ended
 from tests.waiting import until
 from training.scripts.process import ScriptProcess, last_words
 
@@ -90,7 +91,7 @@ def test_a_script_that_the_system_has_stopped_is_killed(start: Start, lines: lis
     script = psutil.Process(int(lines[0]))
     until(lambda: script.status() == psutil.STATUS_STOPPED)
     process.kill()
-    until(lambda: not psutil.pid_exists(script.pid))
+    until(lambda: have_ended([script]))
 
 
 FAMILY = """
@@ -101,6 +102,13 @@ print(child.pid)
 """
 
 
+def has_ended(pid: int) -> bool:
+    try:
+        return have_ended([psutil.Process(pid)])
+    except psutil.NoSuchProcess:
+        return True
+
+
 @pytest.mark.parametrize("alone", [False, True], ids=["of its group", "of their own"])
 @pytest.mark.parametrize("then", ["sys.exit(0)", "time.sleep(600)"], ids=["it ends", "it is killed"])
 def test_its_children_end_with_it(start: Start, lines: list[str], then: str, alone: bool) -> None:
@@ -108,7 +116,7 @@ def test_its_children_end_with_it(start: Start, lines: list[str], then: str, alo
     until(lambda: lines)
     if "sleep" in then:
         process.kill()
-    until(lambda: not psutil.pid_exists(int(lines[0])))
+    until(lambda: has_ended(int(lines[0])))
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["of its group", "of their own"])
@@ -128,14 +136,14 @@ def test_it_ends_with_the_process_that_started_it_however_that_ends(tmp_path: Pa
     assert started.stdout
     with started.stdout:
         grandchild = int(started.stdout.readline())
-        family = [each.pid for each in psutil.Process(started.pid).children(recursive=True)]
-        assert grandchild in family
+        family = psutil.Process(started.pid).children(recursive=True)
+        assert grandchild in [each.pid for each in family]
         if first:  # as Ray does
             for child in psutil.Process(started.pid).children():
                 child.kill()
         started.kill()
         started.wait()
-        until(lambda: not any(psutil.pid_exists(pid) for pid in family))
+        until(lambda: have_ended(family))
 
 
 TORCH = """[rank0]: Traceback (most recent call last):
