@@ -86,7 +86,7 @@ def _train(bench: Bench, photos: Path, cores: list[int], *, with_helper: bool) -
         *("--model", "bench.helpers:model", "--batch-size", str(BATCH_SIZE), "--epochs", str(EPOCHS)),
         *("--num-workers", "1", "--device", "cpu", "--storage-path", str(runs), "--run-name", name),
     ]
-    with LocalCluster(1, {"OMP_NUM_THREADS": "1"}) as cluster:
+    with LocalCluster(1) as cluster:
         nodes = [cluster.workers[0], *([cluster.add_helper()] if with_helper else [])]
         for node, core in zip(nodes, cores, strict=False):
             for process in (psutil.Process(node.pid), *psutil.Process(node.pid).children(recursive=True)):

@@ -101,7 +101,7 @@ class DisturbedRun:
 
     @property
     def saved_step(self) -> int:
-        """The step of the newest whole checkpoint in the folder, 0 without one."""
+        """The step of the newest whole checkpoint in the folder; 0 without one, as for a run in a bucket."""
         saved = self.folder.glob("checkpoint_*/checkpoint.json")
         return max((int(each.parent.name.rpartition("_")[2]) for each in saved), default=0)
 

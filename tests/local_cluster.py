@@ -29,7 +29,7 @@ LOG_CHARACTERS = 3000
 # Open MPI tells nodes apart by their host names. Where they share a machine, some processes may take those of another
 # node for their own node's: two ranks then choose different algorithms for one collective, and wait for ever.
 OPEN_MPI = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_coll": "^han,sm"}
-# What processes of torch and Ray need on a machine that does much else.
+# What torch and Ray need on a machine that is busy with other work, or has a full disk.
 BUSY_MACHINE = {
     # Threads that wait for each other take a hundred times as long there.
     "OMP_NUM_THREADS": "1",
@@ -70,8 +70,8 @@ class LocalCluster:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_USAGE_STATS_ENABLED": "0",
-            # Ray declares a node dead after five health checks that it refuses, as one does that has ended. A slow node
-            # still has the full time for each check.
+            # Ray declares a node dead after five failed health checks. A node that has ended refuses them at once; a
+            # slow one still has the full time for each.
             "RAY_health_check_period_ms": "500",
             **OPEN_MPI,
             **(variables or {}),
@@ -237,7 +237,7 @@ def _descendants(pid: int, title: str) -> list[psutil.Process]:
 
 
 def command_line(process: psutil.Process) -> str:
-    """Return the words of a process, with blanks between them; nothing if it has ended."""
+    """Return a process's command line, its words joined by spaces; empty if it has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:

@@ -14,6 +14,7 @@ from infra.definitions import commands, containers
 from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import INSTANCE_FILE
 from tests.containers.engine import Engine, arguments
+from tests.local_cluster import BUSY_MACHINE
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -173,8 +174,8 @@ class Cluster:
         folders = {Path(__file__).parent / "tiny.py": f"{MODELS}/tiny.py", self.code: CODE}
         volumes = (f"--volume={source}:{target}:ro" for source, target in folders.items())
         kept = {containers.STATE_VOLUME: self.state(name), containers.INSTANCE_VOLUME: str(self.instance)}
-        # Ray's default of 15 would starve its workers while anything else computes.
-        own = {**AWS, "PYTHONPATH": MODELS, "HURRY": HURRY, "RAY_worker_niceness": "0"}
+        niceness = {"RAY_worker_niceness": BUSY_MACHINE["RAY_worker_niceness"]}
+        own = {**AWS, "PYTHONPATH": MODELS, "HURRY": HURRY, **niceness}
         given = arguments(definition, {**own, **variables}, kept)
         self.engine.run("run", "--detach", f"--name={name}", *networks, *volumes, *options, *given)
 

@@ -68,10 +68,10 @@ def test_nodes_listen_on_documented_ports_alone(cluster: Cluster) -> None:
 
 def test_another_network_reaches_nothing(cluster: Cluster) -> None:
     """The network plays the security group: both admit only their own members."""
+    addresses = cluster.addresses().values()
+    assert cluster.engine.python(cluster.workers[0], REACH, *addresses), "a member of the network reaches it"
     with (
         cluster.engine.network(f"outside-{secrets.token_hex(3)}") as outside,
         cluster.one_more("worker", "outsider", f"--network={outside}", command=("sleep", "120")) as name,
     ):
-        addresses = cluster.addresses().values()
-        assert cluster.engine.python(cluster.workers[0], REACH, *addresses), "the network's own members do"
         assert not cluster.engine.python(name, REACH, *addresses), "reached from another network"

@@ -18,7 +18,7 @@ KNOCK = """
 import sys, urllib.error, urllib.request as u
 def status(url, **headers):
     try:
-        return u.urlopen(u.Request(url, headers=headers, method=sys.argv[1]), timeout=120).status
+        return u.urlopen(u.Request(url, headers=headers, method=sys.argv[1]), timeout=30).status
     except urllib.error.HTTPError as refusal:
         return refusal.code
 for url in sys.argv[2:]:
@@ -30,7 +30,7 @@ import grpc, sys
 def code(target, method, *token):
     call = grpc.insecure_channel(target).unary_unary("/" + method)
     try:
-        return call(b"", timeout=120, metadata=token) and "OK"
+        return call(b"", timeout=30, metadata=token) and "OK"
     except grpc.RpcError as refusal:
         return refusal.code().name
 for each in sys.argv[1:]:

@@ -124,7 +124,8 @@ def find(corpus: str, test_fraction: float) -> Texts:
     top, files = find_files(address, "--corpus")
     if corpus == PYTHON:
         modules = (each for each in files if each.extension == "py" and str(PurePosixPath(each.path).parent) == top)
-        # How this Python was built is data of this machine; with some versions it would be a fifth of the test part.
+        # _sysconfigdata*.py records how this Python was built. It differs between machines, and on Python 3.12 it would
+        # be a fifth of the test part.
         files = [each for each in modules if not each.base_name.startswith("_sysconfigdata")]
     if not any(each.size for each in files):
         raise UsageError(f"--corpus: there are no files in {corpus}")
