@@ -23,6 +23,10 @@ NOT_EXECUTABLE = 126
 MARK = "TRAINING_SUPERVISOR"
 # A process that is killed may have started another one meanwhile.
 PASSES = 10
+# How the environment of a process reads in the middle of execve: empty until its end. That of a process that was
+# started without variables reads the same, so the wait has a limit.
+STARTING = [b""]
+EXEC_SECONDS, PAUSE_SECONDS = 5.0, 0.02
 
 
 def main() -> None:
@@ -58,12 +62,18 @@ def _kill_all_at_eof(mark: str) -> None:
 
 def _kill_all(mark: str) -> None:
     """Kill all processes with this mark, and this process group."""
-    for _ in range(PASSES):
-        found = [pid for pid in _processes() if _has_mark(pid, mark)]
+    passes, deadline = 0, time.monotonic() + EXEC_SECONDS
+    while passes < PASSES:
+        environments = {pid: _environment(pid) for pid in _processes()}
+        found = [pid for pid, variables in environments.items() if f"{MARK}={mark}".encode() in variables]
         for pid in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if not found:
+        if found:
+            passes += 1
+        elif STARTING in environments.values() and time.monotonic() < deadline:
+            time.sleep(PAUSE_SECONDS)
+        else:
             break
     os.killpg(0, signal.SIGKILL)
 
@@ -75,12 +85,13 @@ def _processes() -> list[int]:
         return []
 
 
-def _has_mark(pid: int, mark: str) -> bool:
+def _environment(pid: int) -> list[bytes]:
+    """Return the variables of a process, `NAME=value` each; none if it has ended, or is another user's."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return f"{MARK}={mark}".encode() in file.read().split(b"\0")
-    except OSError:  # it has ended, or is another user's
-        return False
+            return file.read().split(b"\0")
+    except OSError:
+        return []
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pytest
 
 from tests.local_cluster import have_ended
 from tests.waiting import until
+from training.scripts import supervisor
 from training.scripts.process import ScriptProcess, last_words
 
 Start = Callable[..., ScriptProcess]
@@ -144,6 +145,22 @@ def test_it_ends_with_the_process_that_started_it_however_that_ends(tmp_path: Pa
         started.kill()
         started.wait()
         until(lambda: have_ended(family))
+
+
+def test_a_process_in_the_middle_of_execve_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has its mark only at the end of it, which a busy machine may put off."""
+    child = subprocess.Popen(["sleep", "600"], env={**os.environ, supervisor.MARK: "of this test"})
+    read, seen = supervisor._environment, []
+
+    def late(pid: int) -> list[bytes]:
+        if pid == child.pid:
+            seen.append(pid)
+        return supervisor.STARTING if pid == child.pid and len(seen) <= 3 else read(pid)
+
+    monkeypatch.setattr(supervisor, "_environment", late)
+    monkeypatch.setattr(os, "killpg", lambda group, number: None)
+    supervisor._kill_all("of this test")
+    assert child.wait(60) == -signal.SIGKILL
 
 
 TORCH = """[rank0]: Traceback (most recent call last):
