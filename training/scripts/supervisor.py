@@ -21,12 +21,11 @@ FORWARDED = (signal.SIGTERM, signal.SIGABRT)
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 MARK = "TRAINING_SUPERVISOR"
-# A process that is killed may have started another one meanwhile.
-PASSES = 10
-# How the environment of a process reads in the middle of execve: empty until its end. That of a process that was
-# started without variables reads the same, so the wait has a limit.
+# How the environment of a process reads in the middle of execve: empty until its end.
 STARTING = [b""]
-EXEC_SECONDS, PAUSE_SECONDS = 5.0, 0.02
+# A process that is killed may have started another one meanwhile. The limit is for those that can't die, and for those
+# that were started without variables, which look as if they were starting.
+KILL_SECONDS, PAUSE_SECONDS = 5.0, 0.02
 
 
 def main() -> None:
@@ -62,19 +61,16 @@ def _kill_all_at_eof(mark: str) -> None:
 
 def _kill_all(mark: str) -> None:
     """Kill all processes with this mark, and this process group."""
-    passes, deadline = 0, time.monotonic() + EXEC_SECONDS
-    while passes < PASSES:
+    deadline = time.monotonic() + KILL_SECONDS
+    while time.monotonic() < deadline:
         environments = {pid: _environment(pid) for pid in _processes()}
         found = [pid for pid, variables in environments.items() if f"{MARK}={mark}".encode() in variables]
         for pid in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if found:
-            passes += 1
-        elif STARTING in environments.values() and time.monotonic() < deadline:
-            time.sleep(PAUSE_SECONDS)
-        else:
+        if not found and STARTING not in environments.values():
             break
+        time.sleep(PAUSE_SECONDS)
     os.killpg(0, signal.SIGKILL)
 
 
