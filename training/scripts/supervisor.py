@@ -21,7 +21,8 @@ FORWARDED = (signal.SIGTERM, signal.SIGABRT)
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 MARK = "TRAINING_SUPERVISOR"
-# How the environment of a process reads in the middle of execve: empty until its end.
+PROC = "/proc"
+# Stands for the variables of a process in the middle of execve: until execve returns, they can't be read.
 STARTING = [b""]
 # A process that is killed may have started another one meanwhile. The limit is for those that can't die, and for those
 # that were started without variables, which look as if they were starting.
@@ -76,7 +77,7 @@ def _kill_all(mark: str) -> None:
 
 def _processes() -> list[int]:
     try:
-        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        return [int(name) for name in os.listdir(PROC) if name.isdigit()]
     except OSError:  # not Linux
         return []
 
@@ -84,10 +85,17 @@ def _processes() -> list[int]:
 def _environment(pid: int) -> list[bytes]:
     """Return the variables of a process, `NAME=value` each; none if it has ended, or is another user's."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read().split(b"\0")
+        if variables := _read(pid, "environ"):
+            return variables.split(b"\0")
+        # Before Linux 6.16 it reads empty for zombies and kernel threads, too; these have no memory at all.
+        return [] if _read(pid, "statm").startswith(b"0 ") else STARTING
     except OSError:
         return []
+
+
+def _read(pid: int, name: str) -> bytes:
+    with open(f"{PROC}/{pid}/{name}", "rb") as file:
+        return file.read()
 
 
 if __name__ == "__main__":

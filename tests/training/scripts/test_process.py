@@ -163,6 +163,32 @@ def test_a_process_in_the_middle_of_execve_is_not_forgotten(monkeypatch: pytest.
     assert child.wait(60) == -signal.SIGKILL
 
 
+@pytest.mark.parametrize(
+    ("environ", "statm", "expected"),
+    [
+        ("A=1\0B=2\0", "43 1 1 5 0 82 0", [b"A=1", b"B=2", b""]),
+        ("", "43 1 1 5 0 82 0", supervisor.STARTING),
+        ("", "0 0 0 0 0 0 0", []),
+        (None, None, []),
+    ],
+    ids=["running", "in the middle of execve", "a zombie or a kernel thread", "ended"],
+)
+def test_what_the_kernel_shows_of_a_process(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environ: str | None,
+    statm: str | None,
+    expected: list[bytes],
+) -> None:
+    """Files stand for /proc: no process can be held in the middle of execve, and kernels differ on zombies."""
+    monkeypatch.setattr(supervisor, "PROC", str(tmp_path))
+    (tmp_path / "7").mkdir()
+    for name, content in (("environ", environ), ("statm", statm)):
+        if content is not None:
+            (tmp_path / "7" / name).write_text(content)
+    assert supervisor._environment(7) == expected
+
+
 TORCH = """[rank0]: Traceback (most recent call last):
 [rank0]:   File "train.py", line 3, in <module>
 [rank0]:     main()
