@@ -17,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -33,6 +34,7 @@ from training.scripts.group import Member
 from training.scripts.process import STACK_SECONDS, ScriptProcess
 
 AGENT = "agent"
+TMPDIR = "TMPDIR"
 # mpirun and its daemons set their own notices between lines of these.
 FRAMES = ("-" * 20, "=" * 20)
 MAX_NOTICE = 200
@@ -56,7 +58,7 @@ class MpiRun(ScriptProcess):
         exchange: An empty folder for the launch agents.
 
     Raises:
-        UsageError: There is no mpirun.
+        UsageError: There is no mpirun, or TMPDIR can't be used.
     """
 
     def __init__(
@@ -83,8 +85,15 @@ class MpiRun(ScriptProcess):
         # find it, and Open MPI knows that it needs none there.
         hosts = ["localhost" if _is_open_mpi(mpirun) else address, *(_host(node) for node in range(1, len(workers)))]
         slots = ",".join(f"{host}:{count}" for host, count in zip(hosts, workers, strict=True))
-        settings = {**_settings(_write_agent(exchange), networks), **variables}
+        self._temporary = _temporary_folder(variables)
+        settings = {**_settings(_write_agent(exchange), networks), **variables, TMPDIR: self._temporary.name}
         super().__init__([mpirun, "-n", str(sum(workers)), "-host", slots, *argv], settings, folder, on_line)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._temporary.cleanup()
 
     def describe(self, member: Member) -> Member:
         """Return what the others should know of the worker, with the commands of the daemons that mpirun wants."""
@@ -136,6 +145,7 @@ class MpiNode:
         self._folder = folder
         self._on_line = on_line
         self._daemon: ScriptProcess | None = None
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> MpiNode:
         return self
@@ -143,8 +153,9 @@ class MpiNode:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._daemon:
+        if self._daemon and self._temporary:
             self._daemon.__exit__(kind, error, trace)
+            self._temporary.cleanup()
 
     def describe(self, member: Member) -> Member:
         """Return what the others should know of the worker: it has no end of its own."""
@@ -152,10 +163,16 @@ class MpiNode:
         return replace(member, status=0, silent_seconds=time.monotonic() - self.heard_at, daemon_status=daemon_status)
 
     def learn(self, members: Mapping[int, Member]) -> None:
-        """Start the daemon when mpirun asks for it."""
+        """Start the daemon when mpirun asks for it.
+
+        Raises:
+            UsageError: TMPDIR can't be used.
+        """
         command = members[0].daemons.get(self._node) if self._node and 0 in members else None
         if command and self._daemon is None:
-            self._daemon = ScriptProcess(["sh", "-c", command], self._variables, self._folder, self._on_line)
+            self._temporary = _temporary_folder(self._variables)
+            variables = {**self._variables, TMPDIR: self._temporary.name}
+            self._daemon = ScriptProcess(["sh", "-c", command], variables, self._folder, self._on_line)
 
     def wait(self, seconds: float) -> int | None:
         """Wait for the daemon's end; return None if it still runs then."""
@@ -244,6 +261,21 @@ def _settings(agent: str, networks: Sequence[str]) -> dict[str, str]:
         names = ("PRTE_MCA_prte_if_include", "OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include")
         values |= {"OMPI_MCA_btl_tcp_disable_family": "6", **dict.fromkeys(names, ",".join(networks))}
     return values
+
+
+def _temporary_folder(variables: Mapping[str, str]) -> tempfile.TemporaryDirectory[str]:
+    """Make a folder in TMPDIR for mpirun or its daemon, and the program's processes on this node.
+
+    Open MPI names its session folders after process ids. It does not start where a process with the same id has left
+    one, as those that are killed do.
+    """
+    parent = variables.get(TMPDIR) or None
+    try:
+        if parent:
+            Path(parent).mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(prefix="mpi-", dir=parent, ignore_cleanup_errors=True)
+    except OSError as cause:
+        raise UsageError(f"TMPDIR: {parent} can't be used ({cause.strerror}); name another folder by --env") from cause
 
 
 def _write_agent(exchange: Path) -> str:

@@ -38,7 +38,9 @@ class Nodes:
         (folder / "program.py").write_text(PROGRAM + script)
         (folder / "exchange").mkdir()
         self.lines: list[str] = []
-        variables = {**os.environ, "PATH": PATH, "PYTHONFAULTHANDLER": "1", **OPEN_MPI}
+        self.temporary = folder / "not yet" / "tmp"
+        own = {"PATH": PATH, "TMPDIR": str(self.temporary), "PYTHONFAULTHANDLER": "1"}
+        variables = {**os.environ, **own, **OPEN_MPI}
         argv = [sys.executable, "-u", *runner(sys.executable), "program.py"]
         first = {**variables, "NODE": "first"}
         exchange = folder / "exchange"
@@ -59,7 +61,10 @@ class Nodes:
         for rank, worker in self._workers.items():
             self._members[rank] = worker.describe(self._members[rank])
             worker.learn(self._members)
-        return all(each in self.text for each in texts)
+        has_ended = self.run.poll() is not None
+        has_said = all(each in self.text for each in texts)
+        assert has_said or not has_ended, self.text
+        return has_said
 
     def end(self) -> int | None:
         """Wait for mpirun's end; return its exit status."""
@@ -97,6 +102,29 @@ def test_a_program_has_its_processes_on_both_nodes(start: Callable[..., Nodes]) 
     on = {0: "first", 1: "first", 2: "second", 3: "second"}
     said = [line for line in nodes.lines if not line.startswith("[")]  # mpirun warns of its own setpgid, now and then
     assert sorted(said) == [f"{node}, sum 6, rank {rank}\n" for rank, node in on.items()]
+
+
+def test_each_node_has_a_temporary_folder_of_its_own(tmp_path: Path) -> None:
+    """Open MPI does not start where a killed process with the same id has left a session folder."""
+    nodes = Nodes(tmp_path, "say(os.environ['TMPDIR'])\nsay(os.environ['PMIX_SERVER_TMPDIR'])\n")
+    with nodes.run, nodes.second:
+        assert nodes.end() == 0, nodes.text
+    folders: dict[int, set[Path]] = {}
+    for line in nodes.lines:
+        if line.startswith(f"{nodes.temporary}/"):
+            path, _, rank = line.rpartition(" ")
+            folders.setdefault(int(rank), set()).add(nodes.temporary / Path(path).relative_to(nodes.temporary).parts[0])
+    assert folders[0] == folders[1] != folders[2] == folders[3]
+    assert [len(each) for each in folders.values()] == [1] * 4, "Open MPI's and the program's are the same"
+    assert not list(nodes.temporary.iterdir())
+
+
+@pytest.mark.parametrize("path", ["file", "file/folder"])
+def test_a_temporary_folder_that_can_not_be_used_is_named(tmp_path: Path, path: str) -> None:
+    (tmp_path / "file").touch()
+    variables = {**os.environ, "PATH": PATH, "TMPDIR": str(tmp_path / path)}
+    with pytest.raises(UsageError, match=f"TMPDIR: {tmp_path / path} can't be used "):
+        MpiRun([sys.executable], variables, tmp_path, print, workers=[2], address=HOST, networks=[], exchange=tmp_path)
 
 
 def test_what_failed_is_told_by_the_program(start: Callable[..., Nodes]) -> None:
