@@ -269,10 +269,9 @@ def _temporary_folder(variables: Mapping[str, str]) -> tempfile.TemporaryDirecto
     Open MPI names its session folders after process ids. It does not start where a process with the same id has left
     one, as those that are killed do.
     """
-    parent = variables.get(TMPDIR) or None
+    parent = Path(variables.get(TMPDIR) or tempfile.gettempdir()).absolute()
     try:
-        if parent:
-            Path(parent).mkdir(parents=True, exist_ok=True)
+        parent.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(prefix="mpi-", dir=parent, ignore_cleanup_errors=True)
     except OSError as cause:
         raise UsageError(f"TMPDIR: {parent} can't be used ({cause.strerror}); name another folder by --env") from cause
