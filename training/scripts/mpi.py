@@ -44,7 +44,40 @@ HYDRA_SIGNAL = "TERMINATED WITH THE EXIT STRING: "
 MAX_NODES = "4096"
 
 
-class MpiRun(ScriptProcess):
+class MpiProcess(ScriptProcess):
+    """mpirun or its daemon, with a new folder as TMPDIR, which they and the program's processes share; a context.
+
+    Open MPI names its session folders after process ids. It does not start where a process with the same id has left
+    one, as those that are killed do.
+
+    Args:
+        argv, variables, folder, on_line: As for `ScriptProcess`. The new folder is inside the TMPDIR of `variables`.
+
+    Raises:
+        UsageError: That TMPDIR can't be used.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], variables: Mapping[str, str], folder: Path, on_line: Callable[[str], None]
+    ) -> None:
+        parent = Path(variables.get(TMPDIR) or tempfile.gettempdir()).absolute()
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            self._temporary = tempfile.TemporaryDirectory(prefix="mpi-", dir=parent, ignore_cleanup_errors=True)
+        except OSError as cause:
+            raise UsageError(
+                f"TMPDIR: {parent} can't be used ({cause.strerror}); name another folder by --env"
+            ) from cause
+        super().__init__(argv, {**variables, TMPDIR: self._temporary.name}, folder, on_line)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._temporary.cleanup()
+
+
+class MpiRun(MpiProcess):
     """mpirun on rank 0's worker; a context.
 
     Args:
@@ -85,15 +118,8 @@ class MpiRun(ScriptProcess):
         # find it, and Open MPI knows that it needs none there.
         hosts = ["localhost" if _is_open_mpi(mpirun) else address, *(_host(node) for node in range(1, len(workers)))]
         slots = ",".join(f"{host}:{count}" for host, count in zip(hosts, workers, strict=True))
-        self._temporary = _temporary_folder(variables)
-        settings = {**_settings(_write_agent(exchange), networks), **variables, TMPDIR: self._temporary.name}
+        settings = {**_settings(_write_agent(exchange), networks), **variables}
         super().__init__([mpirun, "-n", str(sum(workers)), "-host", slots, *argv], settings, folder, on_line)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
-        self._temporary.cleanup()
 
     def describe(self, member: Member) -> Member:
         """Return what the others should know of the worker, with the commands of the daemons that mpirun wants."""
@@ -144,8 +170,7 @@ class MpiNode:
         self._variables = variables
         self._folder = folder
         self._on_line = on_line
-        self._daemon: ScriptProcess | None = None
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._daemon: MpiProcess | None = None
 
     def __enter__(self) -> MpiNode:
         return self
@@ -153,9 +178,8 @@ class MpiNode:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._daemon and self._temporary:
+        if self._daemon:
             self._daemon.__exit__(kind, error, trace)
-            self._temporary.cleanup()
 
     def describe(self, member: Member) -> Member:
         """Return what the others should know of the worker: it has no end of its own."""
@@ -170,9 +194,7 @@ class MpiNode:
         """
         command = members[0].daemons.get(self._node) if self._node and 0 in members else None
         if command and self._daemon is None:
-            self._temporary = _temporary_folder(self._variables)
-            variables = {**self._variables, TMPDIR: self._temporary.name}
-            self._daemon = ScriptProcess(["sh", "-c", command], variables, self._folder, self._on_line)
+            self._daemon = MpiProcess(["sh", "-c", command], self._variables, self._folder, self._on_line)
 
     def wait(self, seconds: float) -> int | None:
         """Wait for the daemon's end; return None if it still runs then."""
@@ -261,20 +283,6 @@ def _settings(agent: str, networks: Sequence[str]) -> dict[str, str]:
         names = ("PRTE_MCA_prte_if_include", "OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include")
         values |= {"OMPI_MCA_btl_tcp_disable_family": "6", **dict.fromkeys(names, ",".join(networks))}
     return values
-
-
-def _temporary_folder(variables: Mapping[str, str]) -> tempfile.TemporaryDirectory[str]:
-    """Make a folder in TMPDIR for mpirun or its daemon, and the program's processes on this node.
-
-    Open MPI names its session folders after process ids. It does not start where a process with the same id has left
-    one, as those that are killed do.
-    """
-    parent = Path(variables.get(TMPDIR) or tempfile.gettempdir()).absolute()
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        return tempfile.TemporaryDirectory(prefix="mpi-", dir=parent, ignore_cleanup_errors=True)
-    except OSError as cause:
-        raise UsageError(f"TMPDIR: {parent} can't be used ({cause.strerror}); name another folder by --env") from cause
 
 
 def _write_agent(exchange: Path) -> str:

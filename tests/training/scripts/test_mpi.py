@@ -106,16 +106,14 @@ def test_a_program_has_its_processes_on_both_nodes(start: Callable[..., Nodes]) 
 
 def test_each_node_has_a_temporary_folder_of_its_own(tmp_path: Path) -> None:
     """Open MPI does not start where a killed process with the same id has left a session folder."""
-    nodes = Nodes(tmp_path, "say(os.environ['TMPDIR'])\nsay(os.environ['PMIX_SERVER_TMPDIR'])\n")
+    nodes = Nodes(tmp_path, "say(os.environ['TMPDIR'])\nsay(os.path.dirname(os.environ['PMIX_SERVER_TMPDIR']))\n")
     with nodes.run, nodes.second:
         assert nodes.end() == 0, nodes.text
-    folders: dict[int, set[Path]] = {}
-    for line in nodes.lines:
-        if line.startswith(f"{nodes.temporary}/"):
-            path, _, rank = line.rpartition(" ")
-            folders.setdefault(int(rank), set()).add(nodes.temporary / Path(path).relative_to(nodes.temporary).parts[0])
-    assert folders[0] == folders[1] != folders[2] == folders[3]
-    assert [len(each) for each in folders.values()] == [1] * 4, "Open MPI's and the program's are the same"
+    said = [line.rstrip().rsplit(" ", 1) for line in nodes.lines if line.startswith(f"{nodes.temporary}/")]
+    assert sorted(rank for _, rank in said) == list("00112233"), nodes.text
+    first, second = ({folder for folder, rank in said if rank in ranks} for ranks in ("01", "23"))
+    assert len(first) == len(second) == 1, "Open MPI's folder and the program's are the same"
+    assert first != second
     assert not list(nodes.temporary.iterdir())
 
 
