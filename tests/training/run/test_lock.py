@@ -1,6 +1,8 @@
 """Who may train a run: real processes, on a disk and in an S3 with conditional writes."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 import time
@@ -12,11 +14,14 @@ from typing import Any
 import pytest
 
 from tests.aws import BUCKET
+from tests.flaky_s3 import FlakyProxy, flaky_proxy
 from training.errors import UsageError
 from training.run import lock
 from training.run.lock import RunLock
 from training.run.storage import RunStorage
 
+# Of boto3's standard mode.
+ATTEMPTS = 3
 ROOT = Path(__file__).parents[3]
 OWNER = """
 import sys
@@ -40,6 +45,18 @@ def storage(
         monkeypatch.setenv(name, value)
     path = str(tmp_path) if request.param == "disk" else f"s3://{BUCKET}/{tmp_path.name}"
     return RunStorage.open(path, "mine")
+
+
+@pytest.fixture
+def line(aws_server: str) -> Iterator[FlakyProxy]:
+    with flaky_proxy(aws_server, 0.0) as line:
+        yield line
+
+
+@pytest.fixture
+def bucket(s3: Any, line: FlakyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStorage:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", line.url)
+    return RunStorage.open(f"s3://{BUCKET}/{tmp_path.name}", "mine")
 
 
 @pytest.fixture
@@ -118,6 +135,111 @@ def test_who_was_taken_for_dead_hears_of_it(storage: RunStorage) -> None:
         with RunLock(storage) as second:
             assert not first.refresh(), "two would write the same checkpoints"
             assert second.refresh()
+
+
+def test_a_lock_that_was_deleted_is_written_again(storage: RunStorage) -> None:
+    with RunLock(storage) as held:
+        storage.delete("run.lock")
+        assert held.refresh()
+        assert storage.exists("run.lock")
+        assert held.refresh()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_stale_lock_that_is_gone_was_taken_over(storage: RunStorage) -> None:
+    with RunLock(storage) as first:
+        elsewhere(storage)
+        with RunLock(storage):
+            pass
+        assert not storage.exists("run.lock"), "the other command has trained the run and ended"
+        assert not first.refresh()
+        assert not first.is_held
+    assert not storage.exists("run.lock")
+
+
+LOCK = "PUT .*/run.lock"
+
+
+def test_a_lost_answer_to_the_first_write_holds(bucket: RunStorage, line: FlakyProxy) -> None:
+    line.decide("lose", LOCK)
+    with RunLock(bucket, pytest.fail) as held:
+        assert line.lost == 1
+        assert held.refresh()
+
+
+@pytest.mark.parametrize("count", [1, 2, ATTEMPTS])
+def test_lost_answers_to_a_refresh_end_nothing(bucket: RunStorage, line: FlakyProxy, count: int) -> None:
+    with RunLock(bucket) as held:
+        line.decide("lose", LOCK, count)
+        assert held.refresh()
+        assert line.lost == count
+        assert held.refresh()
+        assert held.is_held
+    assert not bucket.exists("run.lock")
+
+
+def test_an_unanswered_last_refresh_leaves_no_lock(bucket: RunStorage, line: FlakyProxy) -> None:
+    with RunLock(bucket) as held:
+        line.decide("lose", LOCK, ATTEMPTS)
+        assert held.refresh()
+        line.decide("lose", "DELETE")
+    assert line.lost == ATTEMPTS + 1
+    assert not bucket.exists("run.lock")
+
+
+def test_a_lost_answer_to_a_take_over_takes_over(bucket: RunStorage, line: FlakyProxy) -> None:
+    bucket.write("run.lock", json.dumps({"host": socket.gethostname(), "pid": 2**22 + 1, "created": 0.0}))
+    line.decide("pass", LOCK)
+    line.decide("lose", LOCK)
+    with RunLock(bucket) as held:
+        assert line.lost == 1
+        assert held.refresh()
+
+
+def test_an_unanswered_owner_hears_of_a_take_over(
+    bucket: RunStorage, line: FlakyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunLock(bucket) as first:
+        line.decide("lose", LOCK, ATTEMPTS)
+        assert first.refresh()
+        elsewhere(bucket)
+        monkeypatch.setattr(lock, "STALE_SECONDS", 0.0)
+        monkeypatch.setattr(lock, "POLL_SECONDS", 0.01)
+        with RunLock(bucket) as second:
+            assert not first.refresh()
+            assert second.refresh()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_conflict_of_requests_is_tried_again(bucket: RunStorage, line: FlakyProxy) -> None:
+    line.decide("conflict", LOCK, 2)
+    with RunLock(bucket, pytest.fail) as held:
+        line.decide("conflict", LOCK, 2)
+        assert held.refresh()
+        line.decide("conflict", LOCK, lock.WRITE_ATTEMPTS)
+        assert held.refresh(), "a storage that does not answer is not another command"
+        assert held.refresh()
+
+
+def test_a_rename_that_reports_an_error_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replace(path: Path, target: Path) -> None:  # as over NFS, whose answers get lost, too
+        os.replace(path, target)
+        raise FileNotFoundError
+
+    with RunLock(RunStorage.open(str(tmp_path), "mine")) as held:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", replace)
+            assert held.refresh()
+        assert held.refresh()
+
+
+def test_files_of_killed_commands_go_with_the_lock(tmp_path: Path) -> None:
+    storage = RunStorage.open(str(tmp_path), "mine")
+    with RunLock(storage):
+        for name in ("run.lock.old", "run.lock.new"):
+            storage.write(name, "")
+        os.utime(storage.path("run.lock.old"), (1, 1))
+    assert [each.name for each in (tmp_path / "mine").iterdir()] == ["run.lock.new"], "its command may be alive"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
