@@ -2,7 +2,6 @@
 # make check   lint, types, layers            make lock    update docker/requirements.lock
 # make image   build the image                make image-size    show its layers and their sizes
 # make test-faults   kill parts of a cluster during training
-# make leftovers  list what the account holds of the stack that its state does not know
 # make bench   compare the training with a plain loop
 # make drills  disturb training runs at random moments, N times in each way
 # make test-containers   test the image as containers: a head, two workers and an S3
@@ -17,7 +16,7 @@ CONTAINER_ENGINE ?= docker
 BIN := $(VENV)/bin
 LOCK := docker/requirements.lock
 
-.PHONY: help train test check leftovers lock image image-size bench drills test-faults test-containers
+.PHONY: help train test check lock image image-size bench drills test-faults test-containers
 help:
 	@sed -n 's/^# \(make.*\)/\1/p' Makefile
 
@@ -36,11 +35,6 @@ check: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ty check
 	$(BIN)/lint-imports
-
-# Pulumi's own packages will do.
-leftovers:
-	@test -x $(BIN)/python || { echo "make: there is no $(VENV): run pulumi install" >&2; exit 2; }
-	@$(BIN)/python -m infra.leftovers $(ARGS)
 
 lock: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet uv
