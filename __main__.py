@@ -9,7 +9,8 @@ from infra import config
 from infra.ray_cluster import RayCluster, RayClusterArgs
 
 settings = cast(RayClusterArgs, asdict(config.load()))
-cluster = RayCluster(f"{pulumi.get_project()}-{pulumi.get_stack()}", settings)
+# Without the names of project and stack, which can change: by another logical name Pulumi replaces everything.
+cluster = RayCluster("ray-on-ecs", settings)
 
 pulumi.export("bucket", cluster.bucket)
 pulumi.export("head_instance_id", cluster.head_instance_id)

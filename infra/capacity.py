@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from infra.definitions import policies
 from infra.definitions.user_data import ROOT_DEVICE, ami_parameter, user_data
 from infra.references import AccountRules, Location, NetworkRef, NodeSpec, ResourceRef
 from infra.roles import make_role
-from infra.tags import tags
+from infra.tags import REGION_TAG, tags
 
 # What an instance takes to join the cluster, without its tasks' image.
 WARMUP_SECONDS = 60
@@ -40,7 +40,6 @@ class CapacityArgs:
 
     A node with GPUs takes the machine image with the NVIDIA driver, and several stand next to each other. Managed
     scaling lets ECS start as many as its tasks need, up to `node.max_count`; otherwise there are always that many.
-    With `waits` the group is complete only when its instances run; otherwise a shortage of them stops nothing else.
     """
 
     location: Location
@@ -49,7 +48,6 @@ class CapacityArgs:
     node: NodeSpec
     rules: AccountRules
     managed_scaling: bool = False
-    waits: bool = False
     root_volume_gib: int
 
 
@@ -62,36 +60,52 @@ class Capacity(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: CapacityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Capacity", name, None, opts)
-        role, rights = self._role(name, args)
-        template = self._launch_template(name, args, role)
-        self.placement_groups = self._placement_groups(name, args)
-        self._group = self._auto_scaling_group(name, args, template, [*rights, *self._key_grant(name, args)])
+        self._name = name
+        self._partition = args.location.partition
+        self._role, sessions = self._instance_role(name, args)
+        template = self._launch_template(name, args)
+        placement_groups = self._placement_groups(name, args)
+        self.placement_groups = {zone: group.name for zone, group in placement_groups.items()}
+        # A job may have moved the group's instances into the placement group of any zone: EC2 refuses to delete one
+        # that is in use, so all of them go after the group.
+        needed = [sessions, *self._key_grant(name, args), *placement_groups.values()]
+        self._group = self._auto_scaling_group(name, args, template, needed)
         self.group = ResourceRef(name=self._group.name, arn=self._group.arn)
         self.provider_name = self._capacity_provider(name, args).name
         self.register_outputs({"provider_name": self.provider_name, "group_name": self.group.name})
 
-    def instance_id(self) -> pulumi.Output[str]:
-        """ID of the first instance that runs, empty where none does.
+    def join_cluster(self, association: pulumi.Resource) -> pulumi.Resource:
+        """Let the instances register with ECS, once their capacity provider is associated with the cluster.
 
-        The group's ID is known only after its instances run; `depends_on` keeps the question from being asked sooner.
-        An instance that the group replaces later is found by the next `pulumi up`.
+        An instance that registers before that might never belong to its provider, and a task would wait for it for
+        ever. Until it has these rights, its agent tries again and again.
+        https://docs.aws.amazon.com/AmazonECS/latest/developerguide/asg-capacity-providers.html
         """
-        running = aws.ec2.get_instances_output(
-            filters=self._group.name.apply(_launched_by),
-            instance_state_names=["running"],
-            opts=pulumi.InvokeOutputOptions(parent=self, depends_on=[self._group]),
+        return aws.iam.RolePolicyAttachment(
+            f"{self._name}-instance-ecs",
+            role=self._role.name,
+            policy_arn=policies.ecs_agent(self._partition),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[association]),
         )
-        return running.ids.apply(lambda ids: ids[0] if ids else "")
 
-    def _role(self, name: str, args: CapacityArgs) -> tuple[aws.iam.Role, list[pulumi.Resource]]:
-        location = args.location
-        role = make_role(f"{name}-instance-role", policies.assumed_by("ec2.amazonaws.com"), args.rules, parent=self)
-        agent = aws.iam.RolePolicyAttachment(
-            f"{name}-instance-ecs",
-            role=role.name,
-            policy_arn=policies.ecs_agent(location.partition),
-            opts=pulumi.ResourceOptions(parent=self),
+    def instance_id(self, service: pulumi.Resource) -> pulumi.Output[str]:
+        """ID of the group's instance, empty where there is none yet.
+
+        Asked after `service` is made, the last thing that an instance has to do with: by then EC2 has had time to start
+        it. The next `pulumi up` finds an instance that comes or is replaced later.
+        """
+        found = aws.ec2.get_instances_output(
+            filters=self._group.name.apply(_launched_by),
+            instance_state_names=["pending", "running"],
+            opts=pulumi.InvokeOutputOptions(parent=self, depends_on=[self._group, service]),
         )
+        return found.ids.apply(_first)
+
+    def _instance_role(self, name: str, args: CapacityArgs) -> tuple[aws.iam.Role, pulumi.Resource]:
+        location = args.location
+        trust = policies.assumed_by("ec2.amazonaws.com")
+        # Roles are the same in every region: by this tag `pulumi up` in another one finds that the stack is up here.
+        role = make_role(f"{name}-instance-role", trust, args.rules, self, {REGION_TAG: location.region})
         sessions = aws.iam.RolePolicy(
             f"{name}-instance-ssm",
             role=role.name,
@@ -100,7 +114,7 @@ class Capacity(pulumi.ComponentResource):
             ),
             opts=pulumi.ResourceOptions(parent=self),
         )
-        return role, [agent, sessions]
+        return role, sessions
 
     def _key_grant(self, name: str, args: CapacityArgs) -> list[pulumi.Resource]:
         """What lets Amazon EC2 Auto Scaling encrypt disks with a key of one's own; AWS's key needs no such thing."""
@@ -116,10 +130,10 @@ class Capacity(pulumi.ComponentResource):
         )
         return [grant]
 
-    def _launch_template(self, name: str, args: CapacityArgs, role: aws.iam.Role) -> aws.ec2.LaunchTemplate:
+    def _launch_template(self, name: str, args: CapacityArgs) -> aws.ec2.LaunchTemplate:
         profile = aws.iam.InstanceProfile(
             f"{name}-instance-profile",
-            role=role.name,
+            role=self._role.name,
             tags=tags(f"{name}-instance-profile"),
             opts=pulumi.ResourceOptions(parent=self),
         )
@@ -148,7 +162,7 @@ class Capacity(pulumi.ComponentResource):
                 for kind in ("instance", "volume", "network-interface")
             ],
             # A new machine image from AWS becomes a new version, for instances that start later; running ones stay. A
-            # new type or disk becomes a new template, and that is what makes the group replace its instances.
+            # new type or disk becomes a new template, and for that the head's group replaces its instance.
             opts=pulumi.ResourceOptions(parent=self, replace_on_changes=["instanceType", "blockDeviceMappings"]),
         )
 
@@ -175,21 +189,13 @@ class Capacity(pulumi.ComponentResource):
             max_size=node.max_count,
             # ECS moves a managed group's number; a number here would be put back at every `pulumi up`.
             desired_capacity=None if args.managed_scaling else node.max_count,
-            # A shortage of GPUs is told by the job that waits for them; until then there is a head that can tell it.
-            wait_for_capacity_timeout=None if args.waits else "0",
+            # The capacity provider and its association have to be there before the first instance registers.
+            wait_for_capacity_timeout="0",
             protect_from_scale_in=args.managed_scaling,
             vpc_zone_identifiers=[subnets[zone] for zone in zones],
             placement_group=placement,
             **_launched_from(template, node),
-            # Old and new instances do not fit at once into a fixed number, and perhaps not into the account's quota.
-            instance_refresh=aws.autoscaling.GroupInstanceRefreshArgs(
-                strategy="Rolling",
-                # A new template always does; instances of another zone have to be replaced, too.
-                triggers=["vpc_zone_identifier"],
-                preferences=aws.autoscaling.GroupInstanceRefreshPreferencesArgs(
-                    min_healthy_percentage=0, scale_in_protected_instances="Refresh"
-                ),
-            ),
+            instance_refresh=None if args.managed_scaling else _replace_at_once(),
             # Free of charge: what is paid for, whatever runs on the instances, and what EC2 is asked for.
             enabled_metrics=[
                 aws.autoscaling.Metric.GROUP_IN_SERVICE_INSTANCES,
@@ -202,8 +208,8 @@ class Capacity(pulumi.ComponentResource):
                 for key, value in tags(f"{name}-group").items()
             ]
             + [MANAGED_TAG],
-            # Instances without the NAT gateway's route, the rules or the role's policies neither join the cluster nor
-            # report their tasks stopped: the first `up` would wait for them, and `destroy` would hang in DRAINING.
+            # Instances without the NAT gateway's route or the rules neither join the cluster nor report their tasks
+            # stopped, and `destroy` would hang in DRAINING.
             opts=pulumi.ResourceOptions(
                 parent=self,
                 depends_on=[args.network.network, *needed],
@@ -212,7 +218,7 @@ class Capacity(pulumi.ComponentResource):
             ),
         )
 
-    def _placement_groups(self, name: str, args: CapacityArgs) -> dict[str, pulumi.Output[str]]:
+    def _placement_groups(self, name: str, args: CapacityArgs) -> dict[str, aws.ec2.PlacementGroup]:
         """Instances next to each other, for the bandwidth and latency of NCCL's all-reduce.
 
         A placement group stays in the zone of its instances, and can't be deleted while it has any. So there is one for
@@ -220,7 +226,7 @@ class Capacity(pulumi.ComponentResource):
         """
         if not args.node.task.gpus:
             return {}
-        groups = {
+        return {
             zone: aws.ec2.PlacementGroup(
                 f"{name}-placement-{zone}",
                 strategy="cluster",
@@ -229,7 +235,6 @@ class Capacity(pulumi.ComponentResource):
             )
             for zone in args.location.zones
         }
-        return {zone: group.name for zone, group in groups.items()}
 
     def _capacity_provider(self, name: str, args: CapacityArgs) -> aws.ecs.CapacityProvider:
         return aws.ecs.CapacityProvider(
@@ -259,7 +264,7 @@ def _managed_scaling(args: CapacityArgs) -> aws.ecs.CapacityProviderAutoScalingG
         minimum_scaling_step_size=1,
         # How long ECS waits after the first instances before it starts the others of a larger job.
         instance_warmup_period=WARMUP_SECONDS,
-        maximum_scaling_step_size=args.node.max_count,
+        maximum_scaling_step_size=max(1, args.node.max_count),
     )
 
 
@@ -293,6 +298,33 @@ def _launched_from(template: aws.ec2.LaunchTemplate, node: NodeSpec) -> dict[str
     )
     # As soon as EC2 says that one is likely to be interrupted, another is started, and takes its place.
     return {"mixed_instances_policy": policy, "capacity_rebalance": node.spot_count > 0}
+
+
+def _replace_at_once() -> aws.autoscaling.GroupInstanceRefreshArgs:
+    """Replacement of the one instance of a fixed group when its template or its zone changes.
+
+    Managed groups have none: a type that is added, or spot, would end all running workers, and with them every run.
+    Their instances take a change when they start, as ECS does so for the tasks that need them.
+    """
+    return aws.autoscaling.GroupInstanceRefreshArgs(
+        strategy="Rolling",
+        # A new template always does; an instance of another zone has to be replaced, too.
+        triggers=["vpc_zone_identifier"],
+        # The old and the new instance do not fit at once into a fixed number.
+        preferences=aws.autoscaling.GroupInstanceRefreshPreferencesArgs(
+            min_healthy_percentage=0, scale_in_protected_instances="Refresh"
+        ),
+    )
+
+
+def _first(instance_ids: Sequence[str]) -> str:
+    if not instance_ids:
+        pulumi.log.warn(
+            "head_instance_id: EC2 has not started the head's instance yet; run `pulumi up` again in some minutes for "
+            "the commands that name it. `ray-on-ecs` finds it by itself"
+        )
+        return ""
+    return instance_ids[0]
 
 
 def _launched_by(group: str) -> list[aws.ec2.GetInstancesFilterArgs]:

@@ -10,7 +10,7 @@ import pulumi_aws as aws
 import pulumi_random as random
 
 from infra.references import ResourceRef
-from infra.tags import tags
+from infra.tags import birth_name, tags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +22,12 @@ class ClusterArgs:
 
 
 class Cluster(pulumi.ComponentResource):
-    """An empty ECS cluster; instances join it by its name, and their capacity providers are associated afterwards."""
+    """An empty ECS cluster; instances join it by its name, and their capacity providers are associated afterwards.
 
+    `name` is known in the preview of a stack that is up, and unknown in that of a new one.
+    """
+
+    name: pulumi.Output[str]
     ref: ResourceRef
     logs: ResourceRef
 
@@ -49,8 +53,14 @@ class Cluster(pulumi.ComponentResource):
         after the cluster, which writes to it till its end. That is why the name has to be known beforehand. It is never
         used again: what Insights still had to write after that could have made the group anew.
         """
-        suffix = random.RandomId(f"{name}-suffix", byte_length=3, opts=pulumi.ResourceOptions(parent=self))
-        physical = pulumi.Output.concat(name, "-", suffix.hex)
+        suffix = random.RandomId(
+            f"{name}-suffix",
+            byte_length=3,
+            prefix=f"{birth_name()}-",
+            # A renamed stack keeps the name that its cluster has: another prefix would replace everything.
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["prefix"]),
+        )
+        self.name = physical = pulumi.Output.concat(name, "-", suffix.hex)
         insights = aws.cloudwatch.LogGroup(
             f"{name}-insights",
             name=pulumi.Output.concat("/aws/ecs/containerinsights/", physical, "/performance"),

@@ -15,9 +15,9 @@ TTL_SECONDS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class DiscoveryArgs:
-    """Inputs of Discovery; the namespace has one label, such as ray-on-ecs-dev, under the top level `internal`."""
+    """Inputs of Discovery; the namespace is one label, unique in the VPC, below the top-level domain `internal`."""
 
-    namespace: str
+    namespace: pulumi.Input[str]
     vpc_id: pulumi.Input[str]
 
 
@@ -31,7 +31,7 @@ class Discovery(pulumi.ComponentResource):
         super().__init__("ray-on-ecs:infra:Discovery", name, None, opts)
         namespace = aws.servicediscovery.PrivateDnsNamespace(
             f"{name}-namespace",
-            name=f"{args.namespace}.internal",
+            name=pulumi.Output.concat(args.namespace, ".internal"),
             vpc=args.vpc_id,
             tags=tags(f"{name}-namespace"),
             opts=pulumi.ResourceOptions(parent=self),

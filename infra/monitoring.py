@@ -10,13 +10,13 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import dashboard
-from infra.definitions.metrics import Metric, of_service
+from infra.definitions.metrics import Metric
 from infra.references import Alerts, ServiceRef
 from infra.tags import metrics_namespace, tags
 
 PERIOD_SECONDS = 300
 # A head needs some minutes for its instance and its image.
-HEAD_GONE_MINUTES = 15
+HEAD_SILENT_MINUTES = 15
 GPUS_IDLE_MINUTES = 30
 IDLE_PERCENT = 5
 
@@ -39,14 +39,14 @@ class MonitoringArgs:
 
 
 class Monitoring(pulumi.ComponentResource):
-    """The stack's dashboard, and alarms for a head that does not run and for GPUs that idle."""
+    """The stack's dashboard, and alarms for a head that publishes nothing and for GPUs that idle."""
 
     dashboard_name: pulumi.Output[str]
 
     def __init__(self, name: str, args: MonitoringArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Monitoring", name, None, opts)
         actions = self._alarm_actions(name, args.alerts)
-        self._alarm_head_gone(name, args, actions)
+        self._alarm_head_silent(name, args, actions)
         self._alarm_gpus_idle(name, args, actions)
         if args.alerts.email:
             self._budget(name, args.alerts)
@@ -88,14 +88,14 @@ class Monitoring(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self),
         )
 
-    def _alarm_head_gone(self, name: str, args: MonitoringArgs, actions: list[pulumi.Input[str]]) -> None:
-        running = of_service("RunningTaskCount", args.head.cluster, args.head.name, "Maximum")
+    def _alarm_head_silent(self, name: str, args: MonitoringArgs, actions: list[pulumi.Input[str]]) -> None:
+        """While a head that runs publishes nothing, idle workers are not stopped: it may have a run."""
         self._alarm(
             f"{name}-head",
-            f"The Ray head has not been running for {HEAD_GONE_MINUTES} minutes",
-            metric=running,
-            below=1,
-            minutes=HEAD_GONE_MINUTES,
+            f"The Ray head has published nothing for {HEAD_SILENT_MINUTES} minutes: it does not run, or can't publish",
+            metric=Metric(namespace=metrics_namespace(args.head.cluster), name="GPUs", stat="Maximum"),
+            below=0,
+            minutes=HEAD_SILENT_MINUTES,
             missing="breaching",
             actions=actions,
         )

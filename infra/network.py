@@ -11,7 +11,7 @@ import pulumi_awsx as awsx
 
 from infra.definitions.subnets import PUBLIC_PREFIX, private_prefix
 from infra.references import Location, NetworkRef
-from infra.tags import SECURITY_GROUP, ZONE, ZONES, stack_tags, tags
+from infra.tags import CLUSTER_TAG, ZONE_TAG, ZONES_TAG, stack_tags, tags
 
 # The services that agents, containers and jobs call; S3 has a gateway endpoint in any case.
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/vpc-endpoints.html
@@ -33,13 +33,14 @@ INTERFACE_ENDPOINTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkArgs:
-    """Inputs of Network; plain values, as awsx.ec2.Vpc takes no outputs for them.
+    """Inputs of Network; mostly plain values, as awsx.ec2.Vpc takes no outputs for them.
 
     Where the location is an existing network, nothing of a VPC is made, and nothing of that one is changed.
     """
 
     vpc_cidr: str
     location: Location
+    cluster_name: pulumi.Input[str]
     nat_gateway: bool = True
 
 
@@ -64,7 +65,7 @@ class Network(pulumi.ComponentResource):
             # A subnet in every zone costs nothing, and lets instances and services move to another one.
             subnets = {zone: vpc.private_subnet_ids[index] for index, zone in enumerate(args.location.zones)}
             self._close_default_group(name)
-        group_id = self._security_group(name, args.location)
+        group_id = self._security_group(name, args)
         if not args.nat_gateway:
             self._endpoints(name, args.location, subnets, group_id)
         self.ref = NetworkRef(subnets=subnets, security_group_id=group_id, network=self)
@@ -97,17 +98,23 @@ class Network(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self),
         )
 
-    def _security_group(self, name: str, location: Location) -> pulumi.Output[str]:
+    def _security_group(self, name: str, args: NetworkArgs) -> pulumi.Output[str]:
         """One group that trusts itself: NCCL, Gloo and Ray's workers pick ports of their own.
 
-        Its tags say where the stack is, which the next `up` asks for: a zone chosen anew would move it.
+        Its tags say which cluster this is and where, which the next `up` asks for: a zone chosen anew would move it.
         """
-        zones = {} if location.existing else {ZONES: " ".join(location.zones)}
+        location = args.location
+        zones = {} if location.existing else {ZONES_TAG: " ".join(location.zones)}
         group = aws.ec2.SecurityGroup(
-            f"{name}-{SECURITY_GROUP}",
+            f"{name}-security-group",
             description="Ray's instances and tasks: all traffic among themselves, none from elsewhere",
             vpc_id=self.vpc_id,
-            tags={**tags(f"{name}-{SECURITY_GROUP}"), ZONE: location.zone, **zones},
+            tags={
+                **tags(f"{name}-security-group"),
+                CLUSTER_TAG: args.cluster_name,
+                ZONE_TAG: location.zone,
+                **zones,
+            },
             opts=pulumi.ResourceOptions(parent=self),
         )
         aws.vpc.SecurityGroupIngressRule(

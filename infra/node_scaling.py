@@ -1,9 +1,8 @@
-"""The number of workers or helpers, moved by AWS: up to what Ray is short of, down when no job wants or uses any.
+"""Scaling of the workers or the CPU helpers: out to the number that jobs request, in when they are idle.
 
-Three alarms watch the metrics of head, job and instances, and each sets the service's number through Application Auto
-Scaling; the capacity provider starts and stops instances to match. None of it needs the laptop, and going down needs no
-head either: a metric that nobody publishes counts as 0. While an alarm rings its policy is applied each minute, and of
-several the largest number holds.
+Two alarms watch the metrics of head, runs and instances, and each sets the service's desired count through Application
+Auto Scaling; the capacity provider starts and stops instances to match. Neither needs a laptop, and the scale-in needs
+no head either. While an alarm is active its policy is applied each minute, and of several the largest number holds.
 https://docs.aws.amazon.com/autoscaling/application/userguide/step-scaling-policy-overview.html
 """
 
@@ -19,20 +18,21 @@ from infra.definitions.metrics import AUTO_SCALING, Metric, of_service
 from infra.references import NodeSpec, Scale, ServiceRef
 from infra.tags import metrics_namespace, tags
 
-# How long nobody has to want the nodes before they go: the next run often follows soon.
-UNUSED_MINUTES = 10
 # A change is over when its tasks are, not after ECS's usual five minutes.
 COOLDOWN_SECONDS = 60
 PERIOD_SECONDS = 60
 # https://docs.aws.amazon.com/autoscaling/application/userguide/application-auto-scaling-limits.html
 MAX_STEPS = 20
+# Stands for a metric that is missing; no cluster has as many GPUs or CPUs.
+MISSING = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeScalingArgs:
-    """Inputs of NodeScaling: the nodes' service, the group of their instances, and what people call them."""
+    """Inputs of NodeScaling: the services of nodes and head, the nodes' Auto Scaling group and their kind."""
 
     service: ServiceRef
+    head: ServiceRef
     group_name: pulumi.Input[str]
     scale: Scale
     kind: str
@@ -54,19 +54,13 @@ class NodeScaling(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: NodeScalingArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:NodeScaling", name, None, opts)
-        scale, units = args.scale, args.units
         self._args = args
+        self._most = args.scale.max_count * args.units
         self._target = self._scalable_target(name)
         self._metrics = _metrics(args)
         self._scale_out_alarm(name)
-        if scale.min_count < scale.max_count:
-            needed = "FILL(requested, 0) > 0"
-            self._scale_in_alarm(name, "unused", needed, minutes=UNUSED_MINUTES, number=scale.min_count)
-        if scale.idle_minutes:
-            # More than there can be is no reason to keep what idles meanwhile.
-            waits = f"FILL(requested, 0) > FILL(available, 0) && FILL(available, 0) < {scale.max_count * units}"
-            alive = f"FILL(progress, 0) > 0 || ({waits})"
-            self._scale_in_alarm(name, "idle", alive, minutes=scale.idle_minutes, number=0)
+        if args.scale.idle_minutes and args.scale.min_count < args.scale.max_count:
+            self._idle_alarm(name)
         self.register_outputs({})
 
     def _scalable_target(self, name: str) -> aws.appautoscaling.Target:
@@ -76,7 +70,7 @@ class NodeScaling(pulumi.ComponentResource):
             service_namespace="ecs",
             scalable_dimension="ecs:service:DesiredCount",
             resource_id=pulumi.Output.concat("service/", self._args.service.cluster, "/", self._args.service.name),
-            min_capacity=self._args.scale.initial_count,
+            min_capacity=self._args.scale.min_count,
             max_capacity=self._args.scale.max_count,
             opts=pulumi.ResourceOptions(parent=self),
         )
@@ -90,9 +84,10 @@ class NodeScaling(pulumi.ComponentResource):
         """
         scale, units = self._args.scale, self._args.units
         steps = scaling_steps(units=units, min_count=scale.min_count, max_count=scale.max_count)
-        short = f"requested > available && available < {scale.max_count * units}"
+        short = f"requested > available && available < {self._most}"
         self._alarm(
-            f"{name}-short",
+            name,
+            "short",
             f"Jobs of the Ray cluster wait for {self._args.resource}",
             expression=f"IF({short}, MAX([requested, FILL(FILL(tasks, REPEAT), 0) * {units}]), 0)",
             above=0,
@@ -100,22 +95,37 @@ class NodeScaling(pulumi.ComponentResource):
             policy=self._policy(f"{name}-short", steps),
         )
 
-    def _scale_in_alarm(self, name: str, kind: str, needed: str, *, minutes: int, number: int) -> None:
-        """Set the number, once there have been more instances all the time that were not `needed`.
+    def _idle_alarm(self, name: str) -> None:
+        """Scale in to `min_count` once the nodes have been idle for `idle_minutes`.
 
-        Instances are counted, for they are what is paid for, also where no task comes to run on them. So are those that
-        EC2 is asked for and has not: they would start when nobody looks any more.
+        They are in use while Ray has work on them, whichever program it belongs to; while a program requests nodes,
+        unless it requests more than there can be and all of them are there; and while a run reports progress. A head
+        that runs and publishes nothing may have a run: its silence is not a reason to end one. A head that does not run
+        has none, and a metric that is missing counts as 0 then.
+
+        Instances are counted, since they are billed, also where no task comes to run on them. So are those that EC2 is
+        asked for and does not have: they would start later.
         """
+        scale, most = self._args.scale, self._most
+        requested = "FILL(requested, 0)"
+        in_use = [
+            "FILL(used, 0) > 0",
+            f"({requested} > 0 && ({requested} <= {most} || FILL(available, 0) < {most}))",
+            f"(FILL(head, 0) > 0 && FILL(available, {MISSING}) == {MISSING})",
+        ]
+        if self._args.node.task.gpus:  # helpers may well be idle while GPUs train
+            in_use.append("FILL(progress, 0) > 0")
         step = aws.appautoscaling.PolicyStepScalingPolicyConfigurationStepAdjustmentArgs(
-            metric_interval_lower_bound="0", scaling_adjustment=number
+            metric_interval_lower_bound="0", scaling_adjustment=scale.min_count
         )
         self._alarm(
-            f"{name}-{kind}",
-            f"More than {number} {self._args.kind} of the Ray cluster, {kind} for {minutes} minutes",
-            expression=f"IF({needed}, 0, MAX([instances, FILL(wanted, 0)]))",
-            above=number,
-            minutes=minutes,
-            policy=self._policy(f"{name}-{kind}", [step]),
+            name,
+            "idle",
+            f"Ray {self._args.kind} idle for {scale.idle_minutes} minutes (scale in to {scale.min_count})",
+            expression=f"IF({' || '.join(in_use)}, 0, MAX([instances, FILL(wanted, 0)]))",
+            above=scale.min_count,
+            minutes=scale.idle_minutes,
+            policy=self._policy(f"{name}-idle", [step]),
         )
 
     def _policy(
@@ -140,6 +150,7 @@ class NodeScaling(pulumi.ComponentResource):
     def _alarm(
         self,
         name: str,
+        kind: str,
         description: str,
         *,
         expression: str,
@@ -152,7 +163,9 @@ class NodeScaling(pulumi.ComponentResource):
             id="result", expression=expression, label=description, return_data=True
         )
         aws.cloudwatch.MetricAlarm(
-            f"{name}-alarm",
+            f"{name}-{kind}-alarm",
+            # By this name `ray-on-ecs status` finds it.
+            name=pulumi.Output.concat(self._args.service.cluster, "-", self._args.kind, "-", kind),
             alarm_description=description,
             comparison_operator="GreaterThanThreshold",
             threshold=above,
@@ -161,18 +174,24 @@ class NodeScaling(pulumi.ComponentResource):
             # No number at all: there is no service to move, or no head that asks.
             treat_missing_data="notBreaching",
             alarm_actions=[policy.arn],
-            tags=tags(f"{name}-alarm"),
+            tags=tags(f"{name}-{kind}-alarm"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 
 
 def _metrics(args: NodeScalingArgs) -> dict[str, Metric]:
     """What the alarms' expressions speak of."""
-    own = {"requested": f"{args.resource}Requested", "available": args.resource, "progress": "RunProgress"}
+    own = {
+        "requested": f"{args.resource}Requested",
+        "used": f"{args.resource}Used",
+        "available": args.resource,
+        "progress": "RunProgress",
+    }
     namespace, group = metrics_namespace(args.service.cluster), {"AutoScalingGroupName": args.group_name}
     return {
         **{key: Metric(namespace=namespace, name=name, stat="Maximum") for key, name in own.items()},
         "tasks": of_service("RunningTaskCount", args.service.cluster, args.service.name, "Maximum"),
+        "head": of_service("RunningTaskCount", args.head.cluster, args.head.name, "Maximum"),
         "instances": Metric(namespace=AUTO_SCALING, name="GroupInServiceInstances", stat="Maximum", dimensions=group),
         "wanted": Metric(namespace=AUTO_SCALING, name="GroupDesiredCapacity", stat="Maximum", dimensions=group),
     }

@@ -24,7 +24,7 @@ from infra.node_scaling import NodeScaling, NodeScalingArgs
 from infra.ray_nodes import TaskDefaults
 from infra.ray_service import RayService, RayServiceArgs
 from infra.ray_task import RayTask
-from infra.references import AccountRules, ExistingNetwork, NodeSpec, Scale, ServiceRef
+from infra.references import AccountRules, ExistingNetwork, NodeSpec, Scale
 from infra.storage import Storage, StorageArgs
 from infra.tags import company_tags, name_prefix
 from infra.worker_facts import WorkerFacts, WorkerFactsArgs
@@ -47,13 +47,13 @@ class RayClusterArgs(TypedDict, total=False):
     worker_ami_id: str
     """Machine image of the workers' instances; by default AWS's newest for ECS with the NVIDIA driver."""
     worker_count: int
-    """Number of GPU instances, one Ray worker on each; with autoscaling, what a job requests by default."""
+    """Number of GPU instances that the cluster begins with, one Ray worker on each; a job's default request."""
     min_workers: int
-    """GPU instances that stay when no job needs more; by default worker_count."""
+    """Number of GPU instances that the idle stop leaves running."""
     max_workers: int
     """Most GPU instances that jobs may request; 0 is worker_count."""
     idle_timeout_minutes: int
-    """Stop the GPU instances after so many minutes without a training run; 0 never does."""
+    """Idle time in minutes after which GPU and helper instances are stopped; 0 never stops them."""
     spot: bool
     """Run the workers on spot instances."""
     on_demand_workers: int
@@ -61,9 +61,9 @@ class RayClusterArgs(TypedDict, total=False):
     helper_instance_types: list[str]
     """EC2 types of the CPU helpers, x86_64; none for a cluster without helpers."""
     helper_count: int
-    """Number of CPU helpers, one on each instance."""
+    """Number of CPU helpers that the cluster begins with, one on each instance."""
     min_helpers: int
-    """CPU helpers that stay when no job needs more; by default helper_count."""
+    """Number of CPU helpers that the idle stop leaves running."""
     max_helpers: int
     """Most CPU helpers that jobs may request; 0 is helper_count."""
     redeploy_workers: str
@@ -168,13 +168,19 @@ class RayCluster(pulumi.ComponentResource):
             kms_key_arn=settings.kms_key_arn,
         )
         key = rules.kms_key_arn
-        # A stack from before there was this component keeps what it has: its parts stood at the top.
-        was_at_the_top = pulumi.Alias(parent=pulumi.ROOT_STACK_RESOURCE)
-        opts = pulumi.ResourceOptions(parent=self, aliases=[was_at_the_top])
+        opts = pulumi.ResourceOptions(parent=self)
 
+        cluster = Cluster(
+            f"{prefix}-ray", ClusterArgs(log_retention_days=settings.log_retention_days, kms_key_arn=key), opts
+        )
         network = Network(
             f"{prefix}-network",
-            NetworkArgs(vpc_cidr=settings.vpc_cidr, location=plan.location, nat_gateway=settings.nat_gateway),
+            NetworkArgs(
+                vpc_cidr=settings.vpc_cidr,
+                location=plan.location,
+                cluster_name=config.check_owner(cluster.name, plan.up),
+                nat_gateway=settings.nat_gateway,
+            ),
             opts,
         )
         storage = Storage(f"{prefix}-storage", StorageArgs(retain=settings.retain_bucket, kms_key_arn=key), opts)
@@ -182,10 +188,7 @@ class RayCluster(pulumi.ComponentResource):
             settings.image_uri or Image(f"{prefix}-image", _image_args(key), opts).image_uri
         )
         auth = AuthToken(f"{prefix}-auth", AuthTokenArgs(kms_key_arn=key), opts)
-        discovery = Discovery(f"{prefix}-discovery", DiscoveryArgs(namespace=prefix, vpc_id=network.vpc_id), opts)
-        cluster = Cluster(
-            f"{prefix}-ray", ClusterArgs(log_retention_days=settings.log_retention_days, kms_key_arn=key), opts
-        )
+        discovery = Discovery(f"{prefix}-discovery", DiscoveryArgs(namespace=cluster.name, vpc_id=network.vpc_id), opts)
 
         kinds: dict[str, tuple[NodeSpec, Scale | None]] = {
             "head": (plan.head, None),
@@ -202,9 +205,7 @@ class RayCluster(pulumi.ComponentResource):
                     network=network.ref,
                     node=node,
                     rules=rules,
-                    managed_scaling=scale is not None and scale.autoscaled,
-                    # Commands need the head's instance; workers and helpers may come when EC2 has some.
-                    waits=scale is None,
+                    managed_scaling=scale is not None,
                     root_volume_gib=settings.root_volume_gib,
                 ),
                 opts,
@@ -212,6 +213,7 @@ class RayCluster(pulumi.ComponentResource):
             for kind, (node, scale) in kinds.items()
         }
         association = cluster.associate([each.provider_name for each in capacities.values()])
+        agents = [each.join_cluster(association) for each in capacities.values()]
         facts = WorkerFacts(
             f"{prefix}-worker-facts",
             WorkerFactsArgs(
@@ -251,8 +253,8 @@ class RayCluster(pulumi.ComponentResource):
                 f"{prefix}-helper-task", tasks.helper(plan.helper.task, discovery.head_host), opts
             )
         # A run needs all kinds of nodes till its end.
-        needed = [association, *(policy for task in of_kind.values() for policy in task.role_policies)]
-        services: dict[str, ServiceRef] = {}
+        needed = [association, *agents, *(policy for task in of_kind.values() for policy in task.role_policies)]
+        services: dict[str, RayService] = {}
         for kind, (node, scale) in kinds.items():
             service_args = RayServiceArgs(
                 cluster=cluster.ref,
@@ -262,17 +264,18 @@ class RayCluster(pulumi.ComponentResource):
                 task_definition_arn=of_kind[kind].definition_arn,
                 capacity_provider=capacities[kind].provider_name,
                 count=scale.initial_count if scale else 1,
-                autoscaled=scale is not None and scale.autoscaled,
+                autoscaled=scale is not None,
                 redeploy=settings.redeploy_workers if scale else "",
                 registry_arn=None if scale else discovery.registry_arn,
                 after=needed,
             )
-            services[kind] = RayService(f"{prefix}-ray-{kind}", service_args, opts).ref
-            if scale and scale.autoscaled:
+            services[kind] = RayService(f"{prefix}-ray-{kind}", service_args, opts)
+            if scale and scale.max_count:
                 NodeScaling(
                     f"{prefix}-{kind}-scaling",
                     NodeScalingArgs(
-                        service=services[kind],
+                        service=services[kind].ref,
+                        head=services["head"].ref,
                         group_name=capacities[kind].group.name,
                         scale=scale,
                         kind=kind,
@@ -280,13 +283,14 @@ class RayCluster(pulumi.ComponentResource):
                     ),
                     opts,
                 )
+        refs = {kind: service.ref for kind, service in services.items()}
         monitoring = Monitoring(
             f"{prefix}-monitoring",
-            MonitoringArgs(region=plan.region, services=services, alerts=settings.alerts),
+            MonitoringArgs(region=plan.region, services=refs, alerts=settings.alerts),
             opts,
         )
 
-        head_id = capacities["head"].instance_id()
+        head_id = capacities["head"].instance_id(services["head"])
         reach = pulumi.Output.all(head_id, discovery.head_host)
         outputs: dict[str, pulumi.Output[Any]] = {
             "bucket": storage.bucket.name,
@@ -300,7 +304,7 @@ class RayCluster(pulumi.ComponentResource):
             "head_host": discovery.head_host,
             "token_parameter": auth.parameter_name,
             "workers_parameter": facts.parameter.name,
-            "services": pulumi.Output.from_input({kind: service.name for kind, service in services.items()}),
+            "services": pulumi.Output.from_input({kind: ref.name for kind, ref in refs.items()}),
             "gpus": pulumi.Output.from_input(plan.gpus),
             "train_command": head_id.apply(lambda head: commands.train(plan.region, plan.gpus, head)),
             "shell_command": head_id.apply(lambda head: commands.shell(plan.region, head)),

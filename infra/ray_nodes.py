@@ -45,6 +45,7 @@ class TaskDefaults:
             workers_parameter=workers_parameter.name,
         )
         return self._args(
+            "head",
             known.apply(lambda values: json.dumps([containers.head(**values, helpers=helpers)])),
             size,
             self._task_policy(
@@ -57,24 +58,25 @@ class TaskDefaults:
 
     def worker(self, size: TaskSize, head_host: pulumi.Input[str]) -> RayTaskArgs:
         """Inputs of a worker's task; `head_host` is the DNS name under which it finds the head."""
-        return self._joining(size, head_host, containers.worker)
+        return self._joining("workers", size, head_host, containers.worker)
 
     def helper(self, size: TaskSize, head_host: pulumi.Input[str]) -> RayTaskArgs:
         """Inputs of a helper's task."""
-        return self._joining(size, head_host, containers.helper)
+        return self._joining("helpers", size, head_host, containers.helper)
 
     def _joining(
-        self, size: TaskSize, head_host: pulumi.Input[str], define: Callable[..., containers.Container]
+        self, kind: str, size: TaskSize, head_host: pulumi.Input[str], define: Callable[..., containers.Container]
     ) -> RayTaskArgs:
         known = pulumi.Output.all(common=self._common(size), head_host=head_host)
         container = known.apply(lambda values: json.dumps([define(**values)]))
-        return self._args(container, size, self._task_policy(), instance_volume=containers.INSTANCE_VOLUME)
+        return self._args(kind, container, size, self._task_policy(), instance_volume=containers.INSTANCE_VOLUME)
 
     def _args(
-        self, container: pulumi.Output[str], size: TaskSize, task_policy: pulumi.Output[str], **volumes: str
+        self, kind: str, container: pulumi.Output[str], size: TaskSize, task_policy: pulumi.Output[str], **volumes: str
     ) -> RayTaskArgs:
         place = self.location
         return RayTaskArgs(
+            family=pulumi.Output.concat(self.cluster.name, "-", kind),
             container=container,
             size=size,
             task_trust=policies.assumed_by_tasks(partition=place.partition, region=place.region, account=place.account),

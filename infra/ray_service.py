@@ -17,7 +17,7 @@ class RayServiceArgs:
     """Inputs of RayService.
 
     The service is made after all of `after`, and gone before any of it goes: the capacity providers' association, and
-    the policies of both kinds' roles, since a run needs both kinds till its end. An autoscaled service begins with
+    the policies of all kinds' roles, since a run needs all kinds till its end. An autoscaled service begins with
     `count`, and nothing here changes that later. Another word in `redeploy` deploys the tasks again.
     """
 
@@ -46,7 +46,7 @@ class RayService(pulumi.ComponentResource):
             task_definition=args.task_definition_arn,
             desired_count=args.count,
             # The AWS provider can't plan a change of this without force_new_deployment, nor can ECS delete a provider
-            # that a service still uses: whoever replaces one has to do it in two steps.
+            # that a service still uses: replacing one takes two steps.
             # https://github.com/hashicorp/terraform-provider-aws/issues/43533
             capacity_provider_strategies=[
                 aws.ecs.ServiceCapacityProviderStrategyArgs(capacity_provider=args.capacity_provider, weight=1)

@@ -21,10 +21,11 @@ from infra.tags import tags
 class RayTaskArgs:
     """Inputs of RayTask, JSON documents among them.
 
-    `state_volume` is a volume that the next task finds again, `instance_volume` the folder in which the instance says
-    what it is.
+    `family` is unique in the account. `state_volume` is a volume that the next task finds again, `instance_volume` the
+    folder in which the instance says what it is.
     """
 
+    family: pulumi.Input[str]
     container: pulumi.Input[str]
     size: TaskSize
     task_trust: Policy
@@ -49,7 +50,7 @@ class RayTask(pulumi.ComponentResource):
         task_role, task_policy = self._role(f"{name}-role", args.task_trust, args.task_policy, args.rules)
         definition = aws.ecs.TaskDefinition(
             f"{name}-definition",
-            family=name,
+            family=args.family,
             requires_compatibilities=["EC2"],
             # Every task its own network interface: Ray's fixed ports cannot clash, and DNS leads to the task itself.
             network_mode="awsvpc",

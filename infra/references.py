@@ -115,30 +115,21 @@ class AccountRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How many workers or helpers there are, and what changes their number.
+    """Number of workers or helpers.
 
     Attributes:
-        min_count: So many are there when no job requests any.
-        max_count: So many there are at most.
-        default_job_count: So many a job requests by default.
-        idle_minutes: After so many minutes without progress there are none at all, until a job requests some; 0 leaves
-            them.
+        initial_count: Desired count of the service when the first `pulumi up` creates it; later ones leave it alone.
+        min_count: The idle stop scales in to this number.
+        max_count: Jobs can scale out to this number.
+        default_job_count: A job requests this number by default.
+        idle_minutes: Idle time before the scale-in; 0 disables it.
     """
 
+    initial_count: int
     min_count: int
     max_count: int
     default_job_count: int
     idle_minutes: int
-
-    @property
-    def autoscaled(self) -> bool:
-        """Whether AWS changes the number; otherwise it is `max_count`, and changes with `pulumi up` alone."""
-        return self.max_count > 0 and (self.min_count < self.max_count or self.idle_minutes > 0)
-
-    @property
-    def initial_count(self) -> int:
-        """The number that the stack begins with, and below which AWS never goes."""
-        return 0 if self.autoscaled and self.idle_minutes else self.min_count
 
 
 @dataclass(frozen=True, kw_only=True)

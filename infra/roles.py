@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import pulumi
 import pulumi_aws as aws
@@ -12,13 +13,19 @@ from infra.references import AccountRules
 from infra.tags import tags
 
 
-def make_role(name: str, trust: policies.Policy, rules: AccountRules, parent: pulumi.Resource) -> aws.iam.Role:
+def make_role(
+    name: str,
+    trust: policies.Policy,
+    rules: AccountRules,
+    parent: pulumi.Resource,
+    more_tags: Mapping[str, str] | None = None,
+) -> aws.iam.Role:
     """Make a role with a trust policy, and without any rights yet."""
     return aws.iam.Role(
         name,
         assume_role_policy=json.dumps(trust),
         path=rules.role_path,
         permissions_boundary=rules.permissions_boundary or None,
-        tags=tags(name),
+        tags={**tags(name), **(more_tags or {})},
         opts=pulumi.ResourceOptions(parent=parent),
     )

@@ -1,4 +1,4 @@
-"""What tells a stack's parts in the account: the beginning of their names, and the tags that everything carries."""
+"""Name prefix of a cluster's resources, and the tags that they share."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ HASH_LENGTH = 8
 # AWS takes these beginnings of a capacity provider, a parameter, a security group or a bucket for its own.
 RESERVED = ("aws", "ecs", "fargate", "ssm", "sg-", "amzn", "xn--", "sthree-")
 
-# Tags in which the stack's security group remembers from one `up` to the next where the stack is: the zone of its
-# instances, and with a network of its own the zones that this has subnets in.
-ZONE, ZONES = "zone", "zones"
-# The end of that group's name.
-SECURITY_GROUP = "security-group"
+# A program can't read its stack's state. So the security group's tags say which cluster the stack has, in which zone
+# its instances are and, with a VPC of its own, in which zones that VPC has subnets; a role's tag says which region it
+# is in, since roles are the same in every region.
+TAG_PREFIX = "ray-on-ecs:"
+CLUSTER_TAG, REGION_TAG, ZONE_TAG, ZONES_TAG = (
+    f"{TAG_PREFIX}{name}" for name in ("cluster", "region", "zone", "zones")
+)
+# Ends of the names of that group and that role.
+SECURITY_GROUP, HEAD_ROLE = "network-security-group", "head-instance-role"
 
 
 def tags(name: str) -> dict[str, str]:
-    """Tags of one resource: its name for people, and the project and stack that it belongs to."""
-    return {"Name": name, **stack_tags()}
+    """Tags of one resource: a Name that begins with the stack's, which no logical name contains, project and stack."""
+    return {"Name": f"{pulumi.get_stack()}-{name}", **stack_tags()}
 
 
 def stack_tags() -> dict[str, str]:
@@ -35,10 +39,10 @@ def stack_tags() -> dict[str, str]:
 
 
 def name_prefix(name: str) -> str:
-    """What the names of all of a cluster's components begin with, and so those in the account, made of them by Pulumi.
+    """Prefix of all logical names of a cluster, and so of the physical names that Pulumi derives from them.
 
-    It is the cluster's name in the characters that buckets, roles, host names and ECS all take: lower-case letters,
-    digits and hyphens. Where that changes the name, or the name is too long, a hash keeps it apart from its likes.
+    The cluster's name in the characters that buckets, roles, host names and ECS all accept: lower-case letters, digits
+    and hyphens. A name that changes or is too long ends with a hash, so that two such names differ.
     """
     allowed = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     if allowed.startswith(RESERVED):
@@ -49,9 +53,14 @@ def name_prefix(name: str) -> str:
     return f"{allowed[: LONGEST_PREFIX - HASH_LENGTH - 1].rstrip('-')}-{digest}"
 
 
+def birth_name() -> str:
+    """The stack's name in at most 16 letters, digits and hyphens, for names that outlive `pulumi stack rename`."""
+    return re.sub(r"[^a-z0-9]+", "-", pulumi.get_stack().lower()).strip("-")[:16].rstrip("-") or "stack"
+
+
 def metrics_namespace(cluster_name: pulumi.Input[str]) -> pulumi.Output[str]:
     """CloudWatch namespace of one cluster's metrics, by which alone a policy can tell them from another's."""
-    return pulumi.Output.concat(pulumi.get_project(), "/", cluster_name)
+    return pulumi.Output.concat("ray-on-ecs/", cluster_name)
 
 
 def company_tags(given: Mapping[str, str]) -> Callable[[pulumi.ResourceTransformationArgs], Any]:

@@ -80,6 +80,5 @@ def _scaling(scale: Scale) -> dict[str, object]:
     return {
         "min": scale.min_count,
         "max": scale.max_count,
-        "autoscaled": scale.autoscaled,
         "idle_minutes": scale.idle_minutes,
     }

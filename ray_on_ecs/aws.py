@@ -214,19 +214,19 @@ def launch_failure(stack: Stack, workers: Workers) -> str | None:
 
 
 def scaling_alarms(stack: Stack, kind: str) -> dict[str, dict[str, Any]]:
-    """Return the alarms that change the number of the workers or the helpers: `short`, `unused` and `idle`.
+    """Return the alarms that change the number of the workers or the helpers: `short` and `idle`.
 
     Raises:
         TrainingError: AWS refuses.
     """
     prefix = scaling_prefix(stack.cluster_name, kind)
     found = call("cloudwatch", stack, "describe_alarms", AlarmNamePrefix=prefix, AlarmTypes=["MetricAlarm"])
-    return {alarm["AlarmName"].removeprefix(prefix).partition("-")[0]: alarm for alarm in found["MetricAlarms"]}
+    return {alarm["AlarmName"].removeprefix(prefix): alarm for alarm in found["MetricAlarms"]}
 
 
 def scaling_prefix(cluster_name: str, kind: str) -> str:
-    """Return what the names of these alarms begin with (see infra/node_scaling.py)."""
-    return f"{cluster_name.rpartition('-ray-')[0]}-{kind}-scaling-"
+    """Return the prefix of these alarms' names (see infra/node_scaling.py)."""
+    return f"{cluster_name}-{kind}-"
 
 
 def instance(stack: Stack, instance_id: str) -> dict[str, Any]:

@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 import training
-from infra import node_scaling
 from infra.definitions import commands, containers
 from infra.definitions.policies import RUNS_PREFIX
 from infra.definitions.sizing import TaskSize
@@ -282,7 +281,7 @@ def test_token_authentication_is_on_everywhere() -> None:
 
 def test_runs_and_laptops_read_what_the_stack_writes_about_the_workers() -> None:
     head, worker = node_spec("m5.xlarge", 1), node_spec("g5.xlarge", gpus=1)
-    scale = Scale(min_count=0, max_count=2, default_job_count=2, idle_minutes=60)
+    scale = Scale(initial_count=2, min_count=0, max_count=2, default_job_count=2, idle_minutes=60)
     args = WorkerFactsArgs(
         head=head,
         worker=worker,
@@ -302,7 +301,6 @@ def test_runs_and_laptops_read_what_the_stack_writes_about_the_workers() -> None
 
 
 def test_a_laptop_says_of_the_workers_what_stops_them() -> None:
-    assert status.UNUSED_MINUTES == node_scaling.UNUSED_MINUTES
     assert status.LABELS == instance.LABELS, "or a node's type, zone and market would be missing"
     assert status.HELPERS == containers.HELPERS
 

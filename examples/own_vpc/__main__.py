@@ -16,7 +16,9 @@ from infra.ray_cluster import RayCluster
 
 # Known while Pulumi plans: AWS is asked whether these zones offer the instance types.
 region = aws.get_region().region
-zones = [f"{region}{letter}" for letter in "ab"]
+zones = aws.get_availability_zones(
+    state="available", filters=[aws.GetAvailabilityZonesFilterArgs(name="zone-type", values=["availability-zone"])]
+).names[:2]
 
 vpc = awsx.ec2.Vpc(
     "company",
@@ -24,7 +26,9 @@ vpc = awsx.ec2.Vpc(
     availability_zone_names=zones,
     subnet_strategy=awsx.ec2.SubnetAllocationStrategy.AUTO,
     nat_gateways=awsx.ec2.NatGatewayConfigurationArgs(strategy=awsx.ec2.NatGatewayStrategy.SINGLE),
-    # Checkpoints and image layers pass it free of charge.
+    # Checkpoints and image layers pass the gateway endpoint free of charge. AUTO attaches it to the route tables of the
+    # private subnets; without it no route leads to the endpoint, and the NAT gateway charges for every gigabyte.
+    vpc_endpoint_strategy=awsx.ec2.VpcEndpointStrategy.AUTO,
     vpc_endpoint_specs=[
         awsx.ec2.VpcEndpointSpecArgs(
             service_name=f"com.amazonaws.{region}.s3", vpc_endpoint_type="Gateway", tags={"Name": "company-s3"}
@@ -34,13 +38,12 @@ vpc = awsx.ec2.Vpc(
     enable_dns_hostnames=True,
 )
 cluster = RayCluster(
-    f"vision-{pulumi.get_stack()}",
+    "vision",
     {
         "vpc_id": vpc.vpc_id,
         "subnet_ids": [vpc.private_subnet_ids[index] for index, _ in enumerate(zones)],
         "availability_zones": zones,
         "worker_instance_types": ["g5.xlarge", "g6.xlarge"],
-        "min_workers": 0,
         "max_workers": 4,
         "spot": True,
         "tags": {"team": "vision"},

@@ -17,8 +17,10 @@ import pulumi_aws as aws
 from infra.config.settings import Settings
 from infra.errors import SettingError, error_reason
 from infra.references import ExistingNetwork, Location
-from infra.tags import SECURITY_GROUP, ZONE, ZONES, stack_tags
+from infra.tags import CLUSTER_TAG, SECURITY_GROUP, ZONE_TAG, ZONES_TAG
 
+# https://www.pulumi.com/registry/packages/aws/installation-configuration/
+ALLOWED = "aws:allowedAccountIds"
 # How DHCP options name the resolver that each VPC has, and that knows its private names.
 VPC_RESOLVERS = {"AmazonProvidedDNS", "169.254.169.253"}
 # The ID that EC2 gives where a VPC has none.
@@ -29,8 +31,20 @@ Offerings = dict[str, set[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Remembered:
-    """Where the stack is up: its VPC, the zone of its instances, and the zones with subnets if the VPC is its own."""
+    """A stack that is up, by the tags of its security group.
 
+    Attributes:
+        group_id: The security group.
+        stack: The stack's name at its last `pulumi up`.
+        cluster: The ECS cluster.
+        vpc_id: The VPC.
+        zone: The zone of its instances.
+        zones: The zones in which the VPC has subnets, if the VPC is the stack's own.
+    """
+
+    group_id: str
+    stack: str
+    cluster: str
     vpc_id: str
     zone: str
     zones: tuple[str, ...]
@@ -46,74 +60,109 @@ class Caller:
 
 
 def locate(
-    settings: Settings, caller: Caller, at_present: Remembered | None, given: ExistingNetwork | None
+    settings: Settings,
+    caller: Caller,
+    up: Remembered | None,
+    given: ExistingNetwork | None,
+    others: Sequence[Remembered] = (),
 ) -> Location:
     """Ask AWS where the stack can run.
 
     Args:
         settings: The settings.
-        caller: Who asks.
-        at_present: Where it is up, or None.
-        given: A network that the same program makes, which nobody can be asked about yet.
+        caller: Account, region and partition.
+        up: The stack as it is up, or None.
+        given: A network of the same program, which does not exist yet.
+        others: The project's other stacks in this region.
 
     Raises:
-        SettingError: It can't run where it is told to, or can't move there.
+        SettingError: It can't run where the settings say, or can't move there.
         RunError: AWS can't be asked.
     """
-    if at_present and not given:
-        _check_network_stays(settings, at_present)
+    if up and not given:
+        _check_network_stays(settings, up)
     region = caller.region
     existing = given or (get_existing_network(settings, region) if settings.vpc_id else None)
-    remembered = (at_present.zone,) if at_present else ()
-    wanted = (tuple(existing.subnets) if existing else settings.availability_zones) or remembered
+    before = up or _renamed(others)
+    stays = (before.zone,) if before else ()
+    wanted = (tuple(existing.subnets) if existing else settings.availability_zones) or stays
     offered = offerings(settings, region, wanted)
     zones = tuple(common_zones(settings, offered, region)) if offered else wanted
     if existing:
         _check_subnets_zones(settings, existing, zones)
         return Location(**vars(caller), worker_zones=wanted, zones=zones, existing=existing)
-    with_subnets = at_present.zones if at_present else zones
-    chosen = choose_zones(settings, [each for each in with_subnets if each in zones], at_present, offered)
-    return Location(**vars(caller), worker_zones=chosen, zones=with_subnets)
+    if not up and before and not {before.zone, *settings.availability_zones} <= {*zones} & {*before.zones}:
+        before = None  # this is a new stack, which needs other zones than the others
+    subnets = before.zones if before else zones
+    usable = [each for each in subnets if each in zones]
+    chosen = choose_zones(settings, usable, before, offered, caller.account)
+    # awsx puts the NAT gateway into the first zone. Later the order stays: by it awsx numbers the subnets.
+    ordered = subnets if before else (chosen[0], *(each for each in subnets if each != chosen[0]))
+    return Location(**vars(caller), worker_zones=chosen, zones=ordered)
 
 
-def remember(prefix: str) -> Remembered | None:
-    """Ask EC2 for the security group of the cluster whose names begin with `prefix`: its tags say where that is.
+def remember(prefix: str) -> tuple[Remembered | None, list[Remembered]]:
+    """Ask EC2 for the security groups of this project's clusters with these names; their tags say where they are.
 
     Returns:
-        Where it is, or None where it is not up.
+        This stack if it is up, and the project's other stacks.
 
     Raises:
-        RunError: EC2 can't be asked, or there are several such groups, or one without these tags.
+        RunError: EC2 can't be asked, two stacks have this name, or the group of this one lacks the tags.
     """
+    suffix = f"-{prefix}-{SECURITY_GROUP}"
+    name = aws.ec2.GetSecurityGroupsFilterArgs(name="tag:Name", values=[f"*{suffix}"])
     try:
-        found = aws.ec2.get_security_groups(tags=stack_tags())
+        found = aws.ec2.get_security_groups(tags={"project": pulumi.get_project()}, filters=[name])
         groups = [aws.ec2.get_security_group(id=each) for each in found.ids]
     except Exception as error:
         what = f"AWS can't be asked whether the stack is up (ec2:DescribeSecurityGroups: {error_reason(error)})"
         raise pulumi.RunError(f"aws:region: {what}; let the caller ask, or try again") from error
-    groups = [each for each in groups if each.tags.get("Name") == f"{prefix}-network-{SECURITY_GROUP}"]
-    name = f"{pulumi.get_project()}, {pulumi.get_stack()}"
-    if len(groups) > 1:
-        which = " and ".join(f"{each.id} in {each.vpc_id}" for each in groups)
+    # The pattern also finds a cluster whose name only ends like this one's.
+    groups = [each for each in groups if each.tags.get("Name") == f"{each.tags.get('stack')}{suffix}"]
+    own = [each for each in groups if each.tags["stack"] == pulumi.get_stack()]
+    if len(own) > 1:
+        which = " and ".join(f"{each.id} in {each.vpc_id}" for each in own)
         raise pulumi.RunError(
-            f"stack: several stacks of this name ({name}) are up in this account and region, with the security groups "
-            f"{which}; give each a name of its own, or delete what is left of a lost one"
+            f"stack: two stacks of the name {pulumi.get_stack()} are up in this account and region, with the security "
+            f"groups {which}; `pulumi destroy` one of them, or delete what is left of a lost one (docs/stack.md)"
         )
-    if not groups:
-        return None
-    if ZONE not in groups[0].tags:
-        raise pulumi.RunError(
-            f"stack: its security group {groups[0].id} has no tag {ZONE!r} that says where it is; `pulumi destroy` "
-            f"first, or tag it with {ZONE} and, for a VPC of its own, {ZONES}, with blanks between them"
-        )
-    tags = groups[0].tags
-    return Remembered(vpc_id=groups[0].vpc_id, zone=tags[ZONE], zones=tuple(tags.get(ZONES, "").split()))
+    for each in own:
+        if missing := [tag for tag in (CLUSTER_TAG, ZONE_TAG) if tag not in each.tags]:
+            raise pulumi.RunError(
+                f"stack: its security group {each.id} lacks the tag {' and '.join(missing)}, which says where it is; "
+                "restore it, or `pulumi destroy` first"
+            )
+    others = [each for each in groups if each not in own and ZONE_TAG in each.tags]
+    return (_remembered(own[0]) if own else None), [_remembered(each) for each in others]
+
+
+def _remembered(group: aws.ec2.GetSecurityGroupResult) -> Remembered:
+    tags = group.tags
+    return Remembered(
+        group_id=group.id,
+        stack=tags["stack"],
+        cluster=tags.get(CLUSTER_TAG, ""),
+        vpc_id=group.vpc_id,
+        zone=tags[ZONE_TAG],
+        zones=tuple(tags.get(ZONES_TAG, "").split()),
+    )
+
+
+def _renamed(others: Sequence[Remembered]) -> Remembered | None:
+    """The place of the project's other stacks, if all of them have the same and a VPC of their own.
+
+    After `pulumi stack rename` the tags still have the old name: one of the others is this stack, and has to stay where
+    it is. A new stack can be there as well.
+    """
+    places = {(each.zone, each.zones): each for each in others if each.zones}
+    return next(iter(places.values())) if len(places) == 1 else None
 
 
 def _check_network_stays(settings: Settings, at_present: Remembered) -> None:
     """Refuse what would need another network: what runs in this one keeps it from being deleted, and its addresses."""
     is_own = bool(at_present.zones)
-    hint = "change it back, or `pulumi destroy` first (or rename this stack, if another of its name is up there)"
+    hint = "change it back, or `pulumi destroy` first"
     if settings.vpc_id != ("" if is_own else at_present.vpc_id):
         where = "a VPC of its own" if is_own else at_present.vpc_id
         raise SettingError("vpcId", settings.vpc_id, f"is another network than the stack's, {where}", hint)
@@ -131,6 +180,9 @@ def ask_caller() -> Caller:
     """Ask the AWS provider who asks.
 
     This is the first question, and the one that fails without credentials.
+
+    Raises:
+        RunError: AWS can't be asked, or the credentials are of an account that the stack is not in.
     """
     try:
         return Caller(
@@ -139,8 +191,39 @@ def ask_caller() -> Caller:
             partition=aws.get_partition().partition,
         )
     except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
+        if refused := re.search(r"account ID not allowed: (\d{12})", str(error), re.I):
+            raise wrong_account(refused[1]) from error
         hint = "sign in, and set aws:region with `pulumi config set aws:region us-west-2`"
         raise pulumi.RunError(f"aws:region: AWS can't be asked ({error_reason(error)}); {hint}") from error
+
+
+def check_account(account: str) -> None:
+    """Refuse credentials of another account than aws:allowedAccountIds; warn where that is not set.
+
+    Raises:
+        RunError: The account is not one of them.
+    """
+    allowed = _allowed_accounts()
+    if not allowed:
+        pulumi.log.warn(
+            f"{ALLOWED}: is not set; with another account's credentials `pulumi up` would make a second stack there "
+            f"and lose track of this one. Set it: `pulumi config set --path '{ALLOWED}[0]' {account}`"
+        )
+    elif account not in allowed:
+        raise wrong_account(account)
+
+
+def wrong_account(account: str) -> pulumi.RunError:
+    """Error for credentials of an account that the stack is not in."""
+    belongs = " or ".join(_allowed_accounts()) or "another one"
+    return pulumi.RunError(
+        f"{ALLOWED}: the stack is in account {belongs}, and these credentials are of {account}; choose others with "
+        "AWS_PROFILE or `pulumi config set aws:profile NAME`"
+    )
+
+
+def _allowed_accounts() -> list[str]:
+    return [str(each) for each in pulumi.Config("aws").get_object("allowedAccountIds") or []]
 
 
 def offerings(settings: Settings, region: str, wanted: Sequence[str]) -> Offerings:
@@ -186,7 +269,7 @@ def common_zones(settings: Settings, offered: Offerings, region: str) -> list[st
 
 
 def choose_zones(
-    settings: Settings, zones: Sequence[str], at_present: Remembered | None, offered: Offerings
+    settings: Settings, zones: Sequence[str], at_present: Remembered | None, offered: Offerings, account: str
 ) -> tuple[str, ...]:
     """Choose the zones: those of the setting, or that of the stack that is up, or for a new stack any.
 
@@ -195,6 +278,7 @@ def choose_zones(
         zones: Those to choose from.
         at_present: Where the stack is up, or None.
         offered: Where each type is offered.
+        account: The account, by which a new stack's zone is chosen.
 
     Raises:
         SettingError: One is none of `zones`.
@@ -216,7 +300,7 @@ def choose_zones(
     if at_present:
         return (at_present.zone,)
     most = max(_variety(settings, offered, zone) for zone in zones)
-    return (_any_of([zone for zone in zones if _variety(settings, offered, zone) == most]),)
+    return (_any_of([zone for zone in zones if _variety(settings, offered, zone) == most], account),)
 
 
 def _variety(settings: Settings, offered: Offerings, zone: str) -> int:
@@ -224,10 +308,12 @@ def _variety(settings: Settings, offered: Offerings, zone: str) -> int:
     return sum(zone in offered.get(name, ()) for name in settings.worker_instance_types)
 
 
-def _any_of(zones: Sequence[str]) -> str:
-    """Choose by the stack's name: the first in the alphabet is where everybody else is."""
-    name = f"{pulumi.get_project()}-{pulumi.get_stack()}"
-    return zones[int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(zones)]
+def _any_of(zones: Sequence[str], account: str) -> str:
+    """Choose by the account's ID, since most of AWS's customers are in the first of the alphabet.
+
+    The stack's name plays no part: it can change. Nor does the number of zones: one that is added moves few accounts.
+    """
+    return max(zones, key=lambda zone: hashlib.sha256(f"{account}{zone}".encode()).digest())
 
 
 def get_existing_network(settings: Settings, region: str) -> ExistingNetwork:

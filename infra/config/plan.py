@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra.config import account, docker, prices, quotas
-from infra.config.location import ask_caller, locate, remember
+from infra.config import account, docker, identity, prices, quotas
+from infra.config.location import Remembered, ask_caller, check_account, locate, remember
 from infra.config.settings import Settings
 from infra.definitions.sizing import InstanceType, head_size, helper_size, worker_size
 from infra.definitions.subnets import private_addresses
@@ -31,6 +31,7 @@ class Plan:
         worker: A worker's node.
         helper: A helper's node, or None where there are no helpers.
         gpus: How many GPUs a job requests by default.
+        up: The stack as it is up, or None.
     """
 
     location: Location
@@ -38,6 +39,7 @@ class Plan:
     worker: NodeSpec
     helper: NodeSpec | None
     gpus: int
+    up: Remembered | None = None
 
     @property
     def region(self) -> str:
@@ -63,27 +65,29 @@ def make_plan(settings: Settings, prefix: str, network: ExistingNetwork | None =
     """
     caller = ask_caller()
     region = caller.region
-    at_present = remember(prefix)
+    check_account(caller.account)
+    up, others = remember(prefix)
+    identity.check_roles(settings, region, prefix)
     if not settings.image_uri and pulumi.runtime.is_dry_run():
-        docker.check(is_up=at_present is not None)
+        docker.check(is_up=up is not None)
     if settings.image_uri and "@" not in settings.image_uri:
         pulumi.log.warn(
             f"imageUri: the tag of {settings.image_uri} may move, and then instances run different images; "
             "repository@sha256:digest can't"
         )
     account.check(settings, region)
-    location = locate(settings, caller, at_present, network)
+    location = locate(settings, caller, up, network, others)
     nodes = [_head(settings, location), _worker(settings, location)]
     if settings.helper_instance_types:
         nodes.append(_helper(settings, location))
     if settings.check_quotas:
-        new_network = not (at_present or location.existing)
+        new_network = not (up or location.existing)
         quotas.check(region, *nodes, new_network=new_network, nat_gateway=settings.nat_gateway)
     head, worker, *helpers = nodes = prices.look_up(region, *nodes)
     prices.check(settings.max_hourly_usd, *nodes)
     _check_room(settings, location, sum(node.max_count for node in nodes))
     gpus = settings.workers.default_job_count * worker.task.gpus
-    return Plan(location=location, head=head, worker=worker, helper=next(iter(helpers), None), gpus=gpus)
+    return Plan(location=location, head=head, worker=worker, helper=next(iter(helpers), None), gpus=gpus, up=up)
 
 
 def _check_room(settings: Settings, location: Location, nodes: int) -> None:

@@ -18,7 +18,6 @@ import pulumi_aws as aws
 
 from infra.errors import SettingError, error_reason
 from infra.references import NodeSpec
-from infra.tags import stack_tags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +118,8 @@ def _allowed(quota: Quota) -> float:
 
 
 def _has_network() -> bool:
-    """Whether the stack has a VPC, from an `up` that failed half-way."""
-    return bool(aws.ec2.get_vpcs(tags=stack_tags()).ids)
+    """Whether this project has a VPC: that of a stack that has been renamed, or of an `up` that failed half-way."""
+    return bool(aws.ec2.get_vpcs(tags={"project": pulumi.get_project()}).ids)
 
 
 def _refuse_network(quota: Quota, region: str, there: int, allowed: float) -> None:

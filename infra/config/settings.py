@@ -37,14 +37,14 @@ class Settings:
     head_ami_id: str = ""
     worker_ami_id: str = ""
     worker_count: int = 2
-    min_workers: int = -1
+    min_workers: int = 0
     max_workers: int = 0
-    idle_timeout_minutes: int = 0
+    idle_timeout_minutes: int = 30
     spot: bool = False
     on_demand_workers: int = 0
     helper_instance_types: tuple[str, ...] = ()
     helper_count: int = 0
-    min_helpers: int = -1
+    min_helpers: int = 0
     max_helpers: int = 0
     redeploy_workers: str = ""
     vpc_cidr: str = "10.0.0.0/16"
@@ -102,13 +102,13 @@ class Settings:
 
     @property
     def workers(self) -> Scale:
-        """The range that workerCount, minWorkers, maxWorkers and idleTimeoutMinutes describe together."""
+        """Number of workers by workerCount, minWorkers, maxWorkers and idleTimeoutMinutes."""
         return _scale(self.worker_count, self.min_workers, self.max_workers, self.idle_timeout_minutes)
 
     @property
     def helpers(self) -> Scale:
-        """The same of the CPU helpers, who may work for jobs that publish no progress."""
-        return _scale(self.helper_count, self.min_helpers, self.max_helpers, idle_minutes=0)
+        """Number of helpers by helperCount, minHelpers, maxHelpers and idleTimeoutMinutes."""
+        return _scale(self.helper_count, self.min_helpers, self.max_helpers, self.idle_timeout_minutes)
 
     @property
     def alerts(self) -> Alerts:
@@ -127,7 +127,8 @@ class Settings:
 
 def _scale(count: int, fewest: int, most: int, idle_minutes: int) -> Scale:
     return Scale(
-        min_count=count if fewest < 0 else fewest,
+        initial_count=count,
+        min_count=fewest,
         max_count=most or count,
         default_job_count=count or most,
         idle_minutes=idle_minutes,

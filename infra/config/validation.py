@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from infra.definitions.policies import ECR_IMAGE
 from infra.errors import SettingError
+from infra.tags import TAG_PREFIX
 
 SMALLEST_ROOT_VOLUME_GIB = 50
 LARGEST_ROOT_VOLUME_GIB = 16384
@@ -29,11 +30,11 @@ PRIVATE_RANGES = tuple(
 # A tag or a digest is wanted: a name alone is more often a mistake than Docker Hub's image of that name.
 TAG, DIGEST = r":\w[\w.-]{0,127}", r"@sha256:[0-9a-f]{64}"
 IMAGE = rf"([\w.-]+(:\d+)?/)?[a-z0-9][a-z0-9._/-]*({TAG}|({TAG})?{DIGEST})"
-# A worker that is started for a job takes up to ten minutes, most of them for the image, before it shows progress.
+# A worker takes up to ten minutes to start, most of them for the image; a shorter idle time would stop it before that.
 SHORTEST_IDLE_MINUTES = 15
 ARN = "arn:aws[a-z-]*"
-# What the stack finds itself by, and its parts, and ECS its instances.
-OWN_TAGS = {"name", "project", "stack", "zone", "zones", "amazonecsmanaged"}
+# Tags by which the program finds its stack, and ECS its instances.
+OWN_TAGS = {"name", "project", "stack", "amazonecsmanaged"}
 TAG_TEXT = r"[\w .:/=+\-@]{{{},{}}}"
 # Our roles' names begin at the end of it.
 LONGEST_ROLE_PATH = 512
@@ -51,14 +52,14 @@ def instance_types(key: str, values: Sequence[str]) -> None:
 
 
 def counts(kind: str, count: int, fewest: int, most: int) -> None:
-    """`fewest` of -1 and `most` of 0 stand for `count`; otherwise fewest <= count <= most."""
+    """0 <= fewest <= count <= most, where `most` of 0 stands for `count`."""
     keys = {"count": f"{kind.lower()}Count", "min": f"min{kind}s", "max": f"max{kind}s"}
     if count < 0:
         instances, stack = ("GPU instances", "the stack") if kind == "Worker" else ("CPU instances", "the workers")
         hint = f"give the number of {instances}, or 0 to keep {stack} without any"
         raise SettingError(keys["count"], count, "is below 0", hint)
-    if fewest < -1:
-        hint = f"give a number of instances, or `pulumi config rm {keys['min']}` for {keys['count']}"
+    if fewest < 0:
+        hint = f"give the number of instances that the idle stop leaves, or `pulumi config rm {keys['min']}` for 0"
         raise SettingError(keys["min"], fewest, "is below 0", hint)
     if most < 0:
         raise SettingError(keys["max"], most, "is below 0", f"give a number of instances, or 0 for {keys['count']}")
@@ -253,7 +254,7 @@ def tags(values: Mapping[str, str]) -> None:
         if folded.count(key.lower()) > 1:
             problem = "has a key that differs from another's in case alone, which IAM takes for the same"
             raise SettingError("tags", f"{key}={value}", problem, "give each key once")
-        if key.lower() in OWN_TAGS:
+        if key.lower() in OWN_TAGS or key.lower().startswith(TAG_PREFIX):
             raise SettingError("tags", f"{key}={value}", f"has a key that the stack needs ({key})", "give another key")
         if not re.fullmatch(TAG_TEXT.format(1, 128), key) or not re.fullmatch(TAG_TEXT.format(0, 256), value):
             raise SettingError("tags", f"{key}={value}", "is no tag that all of AWS's services take", hint)

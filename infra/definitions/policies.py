@@ -11,7 +11,7 @@ from typing import Any
 
 Policy = dict[str, Any]
 
-# Where the training job keeps its runs; its tasks reach nothing else in the bucket.
+# Prefix of the runs in the stack's bucket.
 RUNS_PREFIX = "runs"
 # What the agent of Session Manager calls, in place of SSH and an open port. AmazonSSMManagedInstanceCore, AWS's own
 # policy, would also let whoever opens a session read every parameter of the account.
@@ -108,8 +108,9 @@ def training(
     data_buckets: Sequence[str] = (),
     kms_key_arn: str = "",
 ) -> Policy:
-    """What the training job may do: read and write its runs in the stack's bucket, and what else it is given.
+    """Policy of a task: read and write the stack's bucket, and whatever else is given.
 
+    The whole bucket, since one cluster is one trust domain: a Ray program may keep its checkpoints where it likes.
     That is a namespace for its metrics; the parameter with what the workers are and cost, and with it a look at their
     Auto Scaling group; that group itself, to move it to another zone; and other buckets to read from, each as
     `bucket` or `bucket/prefix`.
@@ -119,13 +120,12 @@ def training(
     https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadObject.html
     """
     objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
-    runs = _allow(objects, f"{bucket_arn}/{RUNS_PREFIX}/*")
     data = [statement for each in data_buckets for statement in _read(partition, each)]
     workers = [_allow(["ssm:GetParameter"], parameter_arn), _allow(list(LOOK_AT_GROUPS), "*")] if parameter_arn else []
     move = _move(group_arn) if group_arn else []
     return _policy(
-        _listing(bucket_arn, RUNS_PREFIX),
-        runs,
+        _listing(bucket_arn, ""),
+        _allow(objects, f"{bucket_arn}/*"),
         *_use_key(kms_key_arn, ["kms:Decrypt", "kms:GenerateDataKey"], "s3"),
         *data,
         *workers,

@@ -21,8 +21,6 @@ from training.run.workers_parameter import Scaling, Workers
 T = TypeVar("T")
 Document = dict[str, Any]
 HEAD, WORKERS, HELPERS = "head", "workers", "helpers"
-# See infra/node_scaling.py.
-UNUSED_MINUTES = 10
 # Labels of a node: see docker/raynode/instance.py and infra/definitions/containers.py.
 LABELS = {"instance_type": "instance-type", "zone": "ray.io/availability-zone", "market": "ray.io/market-type"}
 NODE_GROUP = "ray.io/node-group"
@@ -150,7 +148,7 @@ def read_aws(stack: Stack, there: Sequence[Document] | None) -> Document:
         unknown["stops"] = OLDER_STACK
         return found
     alarms = {
-        kind: ask("alarms", lambda kind=kind: aws.scaling_alarms(stack, kind)) if scale["autoscaled"] else {}
+        kind: ask("alarms", lambda kind=kind: aws.scaling_alarms(stack, kind)) if scale["max"] else {}
         for kind, scale in scaling.items()
     }
     found["stops"] = [
@@ -219,18 +217,15 @@ def what_stops(
     """
     if not scale["max"]:
         return
-    if not scale["autoscaled"]:
-        yield f"nothing stops the {kind}: {_costing(usd)} until pulumi destroy, or {_setting(kind)} (docs/stack.md)"
-        return
     if not number:
         yield f"no {kind} run; a job starts up to {scale['max']}"
-    if scale["min"] < scale["max"]:
-        down = f"{kind} go down to {scale['min']}" if scale["min"] else f"{kind} stop"
-        yield f"{down} after {UNUSED_MINUTES} minutes that no job wants them{_ringing('unused', alarms)}"
-    if scale["idle_minutes"]:
-        minutes = scale["idle_minutes"]
-        yield f"{kind} stop after {minutes} minutes without a training run{_ringing('idle', alarms)}"
-    elif scale["min"]:
+    if not scale["idle_minutes"]:
+        hint = "pulumi config set idleTimeoutMinutes 30 and pulumi up"
+        yield f"nothing stops idle {kind}: {_costing(usd)} until pulumi destroy, or {hint}"
+    elif scale["min"] < scale["max"]:
+        down = f"go down to {scale['min']}" if scale["min"] else "stop"
+        yield f"{kind} {down} after {scale['idle_minutes']} idle minutes{_ringing('idle', alarms)}"
+    if scale["idle_minutes"] and scale["min"]:
         yield f"nothing stops the last {scale['min']} {kind} until pulumi destroy, or {_setting(kind)}"
 
 

@@ -9,6 +9,7 @@ import asyncio
 import gzip
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,9 +25,10 @@ from pulumi.runtime import mocks
 from infra.config import prices
 from infra.definitions.sizing import InstanceType, TaskSize
 from infra.references import NodeSpec, Price
-from infra.tags import name_prefix
 
 PROJECT, STACK, REGION, ACCOUNT = "ray-on-ecs", "dev", "us-west-2", "123456789012"
+# The logical name of the cluster that __main__.py makes.
+CLUSTER = "ray-on-ecs"
 REGISTRY = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
 DIGEST = "sha256:" + "a" * 64
 SECRET = "the-token-that-must-not-be-seen"
@@ -57,6 +59,8 @@ class Cloud(mocks.Mocks):
     """One account: what it offers, what was created in it, and what the stack exported."""
 
     stack: str = STACK
+    project: str = PROJECT
+    account: str = ACCOUNT
     config: dict[str, str] = field(default_factory=dict)
     preview: bool = False
     zones: tuple[str, ...] = ("us-west-2-lax-1a", "us-west-2c", "us-west-2a", "us-west-2b")
@@ -70,6 +74,7 @@ class Cloud(mocks.Mocks):
     amis: dict[str, dict[str, str]] = field(default_factory=dict)
     partition: str = "aws"
     security_groups: list[dict[str, Any]] = field(default_factory=list)
+    roles: list[dict[str, Any]] = field(default_factory=list)
     prices: dict[str, float] | None = field(default_factory=lambda: {"m5.xlarge": 0.192, "g5.xlarge": 1.006})
     spot_prices: dict[str, float] | None = field(default_factory=lambda: {"g5.xlarge": 0.4})
     absent: tuple[str, ...] = ()
@@ -85,10 +90,11 @@ class Cloud(mocks.Mocks):
     def run(self, program: Callable[[], Any]) -> Any:
         """Run a program to its end and return its result; an exported value that stays unknown is missing."""
         asyncio.set_event_loop(_LOOP)
-        config = {key if ":" in key else f"{PROJECT}:{key}": value for key, value in self.config.items()}
+        config = {key if ":" in key else f"{self.project}:{key}": value for key, value in self.config.items()}
+        config = {"aws:allowedAccountIds": json.dumps([ACCOUNT]), **config}
         pulumi.runtime.set_all_config(config)
         monitor = _Recorder(self)
-        pulumi.runtime.set_mocks(self, project=PROJECT, stack=self.stack, preview=self.preview, monitor=monitor)
+        pulumi.runtime.set_mocks(self, project=self.project, stack=self.stack, preview=self.preview, monitor=monitor)
         results = []
 
         @pulumi.runtime.test
@@ -176,7 +182,7 @@ class Cloud(mocks.Mocks):
             case "getRegion":
                 return {"region": REGION}, []
             case "getCallerIdentity":
-                return {"accountId": ACCOUNT}, []
+                return {"accountId": self.account}, []
             case "getPartition":
                 return {"partition": self.partition}, []
             case "getInstanceType":
@@ -211,12 +217,20 @@ class Cloud(mocks.Mocks):
                 return {"id": args.args["id"], **subnet, **self.subnet}, []
             case "getSecurityGroups":
                 return {"ids": [f"sg-{number}" for number, _ in enumerate(self.security_groups)]}, []
+            case "getRoles":
+                names = [each["name"] for each in self.roles if re.search(args.args["nameRegex"], each["name"])]
+                return {"names": names}, []
+            case "getRole":
+                [role] = [each for each in self.roles if each["name"] == args.args["name"]]
+                return {"path": "/", "permissionsBoundary": "", **role}, []
             case "getSecurityGroup":
                 return self.security_groups[int(args.args["id"].removeprefix("sg-"))], []
             case "getParameter":
                 return {"name": args.args["name"], "insecureValue": "ami-0abc"}, []
             case "getInstances":
                 return {"ids": list(self.running)}, []
+            case "getAvailabilityZones":
+                return {"names": sorted(zone for zone in self.zones if re.fullmatch(f"{REGION}[a-z]", zone))}, []
         raise AssertionError(f"the program asked AWS for {args.token}, which is new to the tests")
 
     def _instance_type(self, name: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
@@ -277,8 +291,30 @@ class _Recorder(mocks.MockMonitor):
         return self._short(urn.rpartition("::")[2])
 
     def _short(self, name: str) -> str:
-        """Name of a resource without the beginning that all in a stack share."""
-        return name.removeprefix(f"{name_prefix(f'{PROJECT}-{self._cloud.stack}')}-")
+        """Name of a resource without the prefix that all of the stack's share."""
+        return name.removeprefix(f"{CLUSTER}-")
+
+
+def security_group(
+    prefix: str = CLUSTER,
+    *,
+    stack: str = STACK,
+    cluster: str = f"{CLUSTER}-ray-dev-c0ffee",
+    zone: str = "us-west-2b",
+    zones: str = "us-west-2a us-west-2b",
+    vpc_id: str = "vpc-0a1b",
+) -> dict[str, Any]:
+    """The security group of a stack that is up, as EC2 describes it; an empty tag is left out."""
+    where = {"ray-on-ecs:cluster": cluster, "ray-on-ecs:zone": zone, "ray-on-ecs:zones": zones}
+    own = {"Name": f"{stack}-{prefix}-network-security-group", "project": PROJECT, "stack": stack}
+    tags = {**own, **{name: value for name, value in where.items() if value}}
+    return {"id": f"sg-of-{vpc_id}", "vpcId": vpc_id, "tags": tags}
+
+
+def head_role(*, stack: str = STACK, region: str = REGION, project: str = PROJECT, **attributes: Any) -> dict[str, Any]:
+    """The role of the head's instance of a stack that is up, as IAM describes it."""
+    tags = {"project": project, "stack": stack, "ray-on-ecs:region": region}
+    return {"name": f"{CLUSTER}-head-instance-role-1a2b3c4", "tags": tags, **attributes}
 
 
 def instance_type(name: str, vcpus: int = 4, gpus: int = 0) -> InstanceType:
@@ -336,5 +372,5 @@ _OUTPUTS: dict[str, dict[str, Any]] = {
     "aws:s3/bucket:Bucket": {"bucket": "training-bucket", "arn": "arn:aws:s3:::training-bucket"},
     "aws:ecr/repository:Repository": {"repositoryUrl": f"{REGISTRY}/training"},
     "random:index/randomPassword:RandomPassword": {"result": SECRET},
-    "random:index/randomId:RandomId": {"hex": "c0ffee"},
+    "random:index/randomId:RandomId": {"hex": "dev-c0ffee"},
 }

@@ -29,8 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "rules": AccountRules(),
     "root_volume_gib": 100,
 }
-GPU = {**DEFAULTS, "node": node_spec("g5.xlarge", 2, gpus=1)}
-MANAGED = {**GPU, "managed_scaling": True}
+GPU = {**DEFAULTS, "node": node_spec("g5.xlarge", 2, gpus=1), "managed_scaling": True}
 
 
 def build(args: dict[str, Any] = DEFAULTS) -> Capacity:
@@ -48,11 +47,10 @@ def capacity(cloud: Cloud, args: dict[str, Any] = DEFAULTS) -> Capacity:
     return cloud.run(lambda: build(args))
 
 
-def test_the_group_has_a_fixed_number_in_the_one_subnet(cloud: Cloud) -> None:
-    capacity(cloud, GPU)
+def test_the_heads_group_has_one_instance(cloud: Cloud) -> None:
+    capacity(cloud)
     group = cloud.resources["head-group"].inputs
-    sizes = {group["minSize"], group["maxSize"], group["desiredCapacity"]}
-    assert sizes == {2.0}, "a range would let something else scale a running job"
+    assert {group["minSize"], group["maxSize"], group["desiredCapacity"]} == {1.0}
     assert group["vpcZoneIdentifiers"] == ["subnet-b"], "nothing runs in the public subnet"
     assert group["forceDelete"] is True, "`destroy` would wait for instances that nobody needs any more"
 
@@ -60,7 +58,7 @@ def test_the_group_has_a_fixed_number_in_the_one_subnet(cloud: Cloud) -> None:
 def test_no_instances_are_allowed(cloud: Cloud) -> None:
     capacity(cloud, {**GPU, "node": node_spec("g5.xlarge", 0, gpus=1)})
     group = cloud.resources["head-group"].inputs
-    assert {group["minSize"], group["maxSize"], group["desiredCapacity"]} == {0.0}, "the stack costs no GPUs then"
+    assert {group["minSize"], group["maxSize"]} == {0.0}, "the stack costs no GPUs then"
 
 
 def test_metadata_is_for_the_instance_alone(cloud: Cloud) -> None:
@@ -103,7 +101,7 @@ def test_what_is_launched_is_tagged(cloud: Cloud) -> None:
     specifications = cloud.resources["head-template"].inputs["tagSpecifications"]
     tagged = {entry["resourceType"]: entry["tags"] for entry in specifications}
     assert tagged.keys() == {"instance", "volume", "network-interface"}, "cost reports go by tags"
-    assert tagged["instance"] == {"Name": "head-instance", "project": "ray-on-ecs", "stack": "dev"}
+    assert tagged["instance"] == {"Name": "dev-head-instance", "project": "ray-on-ecs", "stack": "dev"}
 
 
 def test_user_data_reaches_the_instance_encoded(cloud: Cloud) -> None:
@@ -117,7 +115,7 @@ def test_the_image_id_is_taken_in_the_clear(cloud: Cloud) -> None:
     assert cloud.resources["head-template"].inputs["imageId"] == "ami-0abc", "a secret would hide the whole template"
 
 
-def test_a_new_type_or_disk_replaces_instances_and_a_new_image_does_not(cloud: Cloud) -> None:
+def test_a_new_type_or_disk_replaces_the_head(cloud: Cloud) -> None:
     capacity(cloud)
     template, group = cloud.resources["head-template"], cloud.resources["head-group"]
     assert template.replace_on_changes == ("instanceType", "blockDeviceMappings"), (
@@ -131,6 +129,20 @@ def test_a_new_type_or_disk_replaces_instances_and_a_new_image_does_not(cloud: C
         "triggers": ["vpc_zone_identifier"],
         "preferences": {"minHealthyPercentage": 0.0, "scaleInProtectedInstances": "Refresh"},
     }, "the number leaves no room for a new instance beside the old one, and a protected one would never go"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"node": replace(GPU["node"], instances=(instance_type("g5.xlarge"), instance_type("g6.xlarge")))},
+        {"node": replace(GPU["node"], spot_count=2)},
+        {"root_volume_gib": 200},
+    ],
+    ids=["another type", "spot", "disk"],
+)
+def test_updates_replace_no_running_worker(cloud: Cloud, change: dict[str, Any]) -> None:
+    capacity(cloud, {**GPU, **change})
+    assert "instanceRefresh" not in cloud.resources["head-group"].inputs, "a refresh also ends protected instances"
 
 
 def test_the_role_is_for_instances(cloud: Cloud) -> None:
@@ -165,7 +177,7 @@ def test_the_head_stands_alone(cloud: Cloud) -> None:
 
 
 def test_ecs_moves_a_managed_number_and_nobody_else_does(cloud: Cloud) -> None:
-    capacity(cloud, MANAGED)
+    capacity(cloud, GPU)
     group = cloud.resources["head-group"].inputs
     assert (group["minSize"], group["maxSize"]) == (0, 2), "instances are there only while tasks want them"
     assert "desiredCapacity" not in group, "`pulumi up` would put back its own number"
@@ -210,8 +222,7 @@ def test_ecs_does_not_scale_a_fixed_number_and_drains_what_leaves(cloud: Cloud) 
 
 def test_whoever_opens_a_session_reads_no_parameter_of_the_account(cloud: Cloud) -> None:
     capacity(cloud)
-    attached = cloud.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
-    assert [each.inputs["policyArn"] for each in attached] == [policies.ecs_agent("aws")]
+    assert not cloud.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment"), "ECS's policy comes later"
     own, channels = json.loads(cloud.resources["head-instance-ssm"].inputs["policy"])["Statement"]
     assert own["Action"] == ["ssm:UpdateInstanceInformation"]
     assert own["Resource"] == f"arn:aws:ec2:{REGION}:{ACCOUNT}:instance/*"
@@ -223,29 +234,59 @@ def test_whoever_opens_a_session_reads_no_parameter_of_the_account(cloud: Cloud)
 def test_instances_start_after_what_they_need(cloud: Cloud) -> None:
     capacity(cloud)
     needs = cloud.needs("head-group")
-    assert {"rule", "head-instance-ecs", "head-instance-ssm", "head-instance-profile"} <= needs, (
+    assert {"rule", "head-instance-ssm", "head-instance-profile"} <= needs, (
         "without them an instance neither joins the cluster nor reports its tasks stopped"
     )
 
 
-def test_the_instance_is_looked_up_by_its_group_and_running(cloud: Cloud) -> None:
-    instance = cloud.run(lambda: build().instance_id())
+@pytest.mark.parametrize("args", [DEFAULTS, GPU], ids=["head", "workers"])
+def test_instances_register_after_their_provider_is_associated(cloud: Cloud, args: dict[str, Any]) -> None:
+    def program() -> None:
+        made = build(args)
+        association = pulumi.CustomResource("test:index:Association", "association", {"provider": made.provider_name})
+        made.join_cluster(association)
+
+    cloud.run(program)
+    attached = cloud.resources["head-instance-ecs"]
+    assert attached.inputs["policyArn"] == policies.ecs_agent("aws"), "what the agent registers with"
+    assert {"association", "head-capacity-provider", "head-group"} <= cloud.needs("head-instance-ecs")
+    assert cloud.resources["head-group"].inputs["waitForCapacityTimeout"] == "0", "`up` goes on to the provider"
+
+
+@pytest.mark.parametrize("zones", [("us-west-2b",), ("us-west-2b", "us-west-2a")])
+def test_placement_groups_are_deleted_after_their_instances(cloud: Cloud, zones: tuple[str, ...]) -> None:
+    capacity(cloud, {**GPU, "node": replace(GPU["node"], zones=zones)})
+    groups = {each.name for each in cloud.of_type("aws:ec2/placementGroup:PlacementGroup")}
+    assert len(groups) == 2
+    assert groups <= cloud.needs("head-group"), "a job may have moved the instances into either"
+
+
+def instance_id(cloud: Cloud) -> pulumi.Output[str]:
+    """The head's instance, looked up after its service."""
+    return cloud.run(lambda: build().instance_id(pulumi.CustomResource("test:index:Service", "service", {})))
+
+
+def test_the_instance_is_looked_up_by_its_group(cloud: Cloud) -> None:
+    instance = instance_id(cloud)
     assert cloud.value(instance) == "i-0123456789abcdef0", "the commands need an instance to go to"
     (question,) = [args for token, args in cloud.calls if token.endswith(":getInstances")]
     assert question == {
         "filters": [{"name": "tag:aws:autoscaling:groupName", "values": ["head-group"]}],
-        "instanceStateNames": ["running"],
+        "instanceStateNames": ["pending", "running"],
     }, "without the filter any instance of the account would do"
 
 
-def test_an_instance_that_is_just_being_replaced_is_no_error(cloud: Cloud) -> None:
+def test_a_missing_instance_is_a_warning(cloud: Cloud, warnings: list[str]) -> None:
     cloud.running = ()
-    assert cloud.value(cloud.run(lambda: build().instance_id())) == "", "the next `up` finds it"
+    assert cloud.value(instance_id(cloud)) == "", "the next `up` finds it"
+    assert warnings[0].startswith(
+        "head_instance_id: EC2 has not started the head's instance yet; run `pulumi up` again"
+    )
 
 
 def test_a_preview_does_not_ask_for_instances_that_do_not_exist(cloud: Cloud) -> None:
     cloud.preview = True
-    instance = cloud.run(lambda: build().instance_id())
+    instance = instance_id(cloud)
     assert cloud.value(instance) is None, "the output stays unknown until the group is there"
     assert not [token for token, _ in cloud.calls if token.endswith(":getInstances")], "there is nothing to find"
 
@@ -298,16 +339,6 @@ def test_workers_are_spread_over_zones_if_told_to(cloud: Cloud) -> None:
     assert group.inputs["vpcZoneIdentifiers"] == ["subnet-b", "subnet-a"]
     assert "placementGroup" not in group.inputs, "a placement group is in one zone"
     assert group.ignore_changes == (), "nobody moves them"
-
-
-def test_only_the_head_is_waited_for(cloud: Cloud) -> None:
-    capacity(cloud, {**DEFAULTS, "waits": True})
-    assert "waitForCapacityTimeout" not in cloud.resources["head-group"].inputs, "the commands need its instance"
-    other = Cloud()
-    capacity(other, GPU)
-    assert other.resources["head-group"].inputs["waitForCapacityTimeout"] == "0", (
-        "a shortage of GPUs would end `up` before there is a head that says so"
-    )
 
 
 def test_roles_and_disks_keep_the_accounts_rules(cloud: Cloud) -> None:

@@ -8,12 +8,12 @@ from tests.infra.fake_aws import Cloud
 
 def discovery(cloud: Cloud) -> Discovery:
     """A namespace with valid defaults."""
-    return cloud.run(lambda: Discovery("discovery", DiscoveryArgs(namespace="ray-on-ecs-dev", vpc_id="vpc-1")))
+    return cloud.run(lambda: Discovery("discovery", DiscoveryArgs(namespace="ray-c0ffee", vpc_id="vpc-1")))
 
 
 def test_the_head_is_found_under_a_name_of_the_stack(cloud: Cloud) -> None:
     made = discovery(cloud)
-    assert cloud.value(made.head_host) == "head.ray-on-ecs-dev.internal", "two stacks of an account are two names"
+    assert cloud.value(made.head_host) == "head.ray-c0ffee.internal", "two stacks in a VPC have two names"
     assert cloud.value(made.registry_arn).endswith(":discovery-head"), "the head's service registers here"
 
 

@@ -11,15 +11,19 @@ from infra.config.location import ask_caller, common_zones, locate, remember
 from infra.config.settings import Settings
 from infra.errors import SettingError
 from infra.references import ExistingNetwork, Location
-from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
+from tests.infra.fake_aws import ACCOUNT, CLUSTER, REGION, Cloud, security_group
 
 EXISTING: dict[str, Any] = {"vpc_id": "vpc-0a1b", "subnet_ids": ("subnet-0c2d",)}
-PREFIX = "ray-on-ecs-dev"
 
 
 def location(cloud: Cloud, **settings: Any) -> Location:
     """The location that follows from otherwise default settings."""
-    return cloud.run(lambda: locate(Settings(**settings), ask_caller(), remember(PREFIX), None))
+
+    def program() -> Location:
+        up, others = remember(CLUSTER)
+        return locate(Settings(**settings), ask_caller(), up, None, others)
+
+    return cloud.run(program)
 
 
 def test_the_zone_offers_both_types(cloud: Cloud) -> None:
@@ -27,19 +31,25 @@ def test_the_zone_offers_both_types(cloud: Cloud) -> None:
     assert location(cloud).zone == "us-west-2c", "one subnet holds the head and the workers"
 
 
-def test_a_new_stack_goes_where_its_name_leads_and_stays_able_to_move(cloud: Cloud) -> None:
+def test_the_account_decides_a_new_stacks_zone(cloud: Cloud) -> None:
     cloud.not_offered = {"g5.xlarge": ("us-west-2a",)}
     made = location(cloud)
-    assert made.zones == ("us-west-2b", "us-west-2c"), "a subnet costs nothing"
-    assert made.zone in made.zones
-    assert made == location(cloud), "the next evaluation goes there, too"
+    assert sorted(made.zones) == ["us-west-2b", "us-west-2c"], "a subnet costs nothing"
+    assert made.zone == made.zones[0], "the NAT gateway is in the first"
+    cloud.stack = "prod"
+    assert location(cloud) == made, "a stack can be renamed"
+    zones = {location(Cloud(account=f"{number:012}")).zone for number in range(20)}
+    assert zones == {"us-west-2a", "us-west-2b", "us-west-2c"}, "not all accounts crowd into one"
+
+
+def test_the_nat_gateway_is_in_the_chosen_zone(cloud: Cloud) -> None:
+    made = location(cloud, availability_zones=("us-west-2c", "us-west-2a"))
+    assert made.zones == ("us-west-2c", "us-west-2a", "us-west-2b")
 
 
 def up(zone: str = "us-west-2b", zones: str = "us-west-2a us-west-2b", vpc_id: str = "vpc-0a1b") -> dict[str, Any]:
-    """The security group of a stack that is up, as EC2 tells of it."""
-    where = {"zone": zone, "zones": zones}
-    tags = {"Name": f"{PREFIX}-network-security-group", **{name: value for name, value in where.items() if value}}
-    return {"id": f"sg-of-{vpc_id}", "vpcId": vpc_id, "tags": tags}
+    """The security group of a stack that is up."""
+    return security_group(zone=zone, zones=zones, vpc_id=vpc_id)
 
 
 def test_a_stack_that_is_up_stays_where_it_is(cloud: Cloud) -> None:
@@ -47,7 +57,34 @@ def test_a_stack_that_is_up_stays_where_it_is(cloud: Cloud) -> None:
     made = location(cloud)
     assert (made.zone, made.zones) == ("us-west-2b", ("us-west-2a", "us-west-2b")), "us-west-2c came later"
     [asked] = [args for token, args in cloud.calls if token.endswith("getSecurityGroups")]
-    assert asked == {"tags": {"project": "ray-on-ecs", "stack": "dev"}}, "another stack may be elsewhere"
+    assert asked == {
+        "tags": {"project": "ray-on-ecs"},
+        "filters": [{"name": "tag:Name", "values": ["*-ray-on-ecs-network-security-group"]}],
+    }
+
+
+@pytest.mark.parametrize("stack", ["prod", "test"])
+def test_a_renamed_stack_stays_where_it_is(cloud: Cloud, stack: str) -> None:
+    cloud.stack = stack
+    cloud.security_groups = [up(zones="us-west-2b us-west-2a")]
+    made = location(cloud)
+    assert (made.zone, made.zones) == ("us-west-2b", ("us-west-2b", "us-west-2a")), "in the order of its subnets"
+
+
+def test_a_second_stack_goes_where_its_types_are(cloud: Cloud) -> None:
+    cloud.stack = "second"
+    cloud.security_groups = [up()]
+    cloud.not_offered = {"g5.xlarge": ("us-west-2a", "us-west-2b")}
+    assert location(cloud).zones == ("us-west-2c",), "the first stack's zones do not bind it"
+    cloud.not_offered = {}
+    assert location(cloud, availability_zones=("us-west-2c",)).zone == "us-west-2c"
+
+
+def test_stacks_in_different_places_decide_nothing(cloud: Cloud) -> None:
+    cloud.stack = "third"
+    alone = location(cloud)
+    cloud.security_groups = [up(), security_group(stack="second", zone="us-west-2a", vpc_id="vpc-0b")]
+    assert location(cloud) == alone
 
 
 def test_it_moves_to_a_zone_in_which_it_has_subnets_and_to_no_other(cloud: Cloud) -> None:
@@ -106,11 +143,12 @@ def test_a_type_that_none_of_its_zones_has_is_told_the_way_out(cloud: Cloud) -> 
 
 
 def test_the_default_group_of_its_vpc_is_not_asked(cloud: Cloud) -> None:
-    cloud.security_groups = [{"vpcId": "vpc-0a1b", "tags": {"Name": "network-default-group"}}, up()]
+    default = {"vpcId": "vpc-0a1b", "tags": {"Name": "dev-ray-on-ecs-network-default-group", "stack": "dev"}}
+    cloud.security_groups = [default, up()]
     assert location(cloud).zone == "us-west-2b"
 
 
-def test_two_stacks_of_one_name_are_told_apart_by_nobody(cloud: Cloud) -> None:
+def test_two_stacks_of_one_name_are_refused(cloud: Cloud) -> None:
     cloud.security_groups = [up(), up(vpc_id="vpc-0b")]
     with pytest.raises(pulumi.RunError, match=r"sg-of-vpc-0a1b in vpc-0a1b and sg-of-vpc-0b in vpc-0b; "):
         location(cloud)
@@ -118,7 +156,7 @@ def test_two_stacks_of_one_name_are_told_apart_by_nobody(cloud: Cloud) -> None:
 
 def test_a_group_that_does_not_say_where_it_is_is_refused(cloud: Cloud) -> None:
     cloud.security_groups = [up(zone="", zones="")]
-    with pytest.raises(pulumi.RunError, match="sg-of-vpc-0a1b has no tag 'zone'"):
+    with pytest.raises(pulumi.RunError, match="sg-of-vpc-0a1b lacks the tag ray-on-ecs:zone, which says where it is"):
         location(cloud)
 
 
@@ -285,7 +323,7 @@ SEVERAL: dict[str, Any] = {"worker_instance_types": ("p4d.24xlarge", "g5.xlarge"
 def test_a_zone_with_one_of_several_types_will_do_and_more_are_better(cloud: Cloud) -> None:
     cloud.not_offered = {"p4d.24xlarge": ("us-west-2a", "us-west-2c"), "g5.xlarge": ("us-west-2c",)}
     made = location(cloud, **SEVERAL)
-    assert made.zones == ("us-west-2a", "us-west-2b"), "in the third there is neither"
+    assert sorted(made.zones) == ["us-west-2a", "us-west-2b"], "in the third there is neither"
     assert made.zone == "us-west-2b", "there are both"
 
 
@@ -313,7 +351,5 @@ def test_helpers_are_where_the_head_is(cloud: Cloud) -> None:
 
 
 def test_another_cluster_of_the_stack_is_not_this_one(cloud: Cloud) -> None:
-    other = up(zone="us-west-2a")
-    other["tags"]["Name"] = "second-network-security-group"
-    cloud.security_groups = [other, up()]
+    cloud.security_groups = [security_group("my-ray-on-ecs", zone="us-west-2a"), up()]
     assert location(cloud).zone == "us-west-2b"

@@ -77,16 +77,12 @@ def test_the_dashboard_is_deployed_as_it_is_tested(cloud: Cloud) -> None:
     assert made["dashboardName"] == "ray", "the cluster's name, which no other stack has"
 
 
-def test_a_head_that_does_not_run_is_told_even_if_nobody_counts_its_tasks(cloud: Cloud) -> None:
+def test_a_silent_head_raises_the_alarm(cloud: Cloud) -> None:
     alarm = monitoring(cloud).resources["monitoring-head-alarm"].inputs
-    assert (alarm["metricName"], alarm["comparisonOperator"], alarm["threshold"]) == (
-        "RunningTaskCount",
-        "LessThanThreshold",
-        1,
-    )
-    assert alarm["dimensions"] == {"ClusterName": "ray", "ServiceName": "ray-head"}
+    assert (alarm["namespace"], alarm["metricName"]) == ("ray-on-ecs/ray", "GPUs"), "the head publishes it each minute"
+    assert (alarm["comparisonOperator"], alarm["threshold"]) == ("LessThanThreshold", 0), "no value is a reason"
+    assert alarm["treatMissingData"] == "breaching", "a missing value is"
     assert alarm["period"] * alarm["evaluationPeriods"] == 15 * 60, "an instance and its image take some minutes"
-    assert alarm["treatMissingData"] == "breaching", "a task that is not there has no number"
 
 
 def test_gpus_that_idle_are_told_while_there_are_any(cloud: Cloud) -> None:

