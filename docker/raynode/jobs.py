@@ -1,9 +1,10 @@
 """The head's jobs: stop them with the head, and submit again those that lost their driver or their head.
 
-Ray's own table of jobs, which is part of the head's state, is all that is remembered: the last job of a run decides. A
-job takes part if its metadata has the name of its run and `max_resubmissions`; `training.job` writes both.
+Ray's own table of jobs, which is part of the head's state, is all that is remembered: the job of a run that ended last
+decides. A job takes part if its metadata has the name of its run and `max_resubmissions`; `training.job` writes both.
 """
 
+import math
 import signal
 import sys
 import threading
@@ -11,7 +12,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from raynode import api, health, ports
+from raynode import api, ports
 from raynode.state import State
 
 # The metadata of a job. Jobs are of the same run if they agree in RUN; the first of RUN is also the first job's ID.
@@ -54,6 +55,16 @@ def url() -> str:
     return f"http://127.0.0.1:{ports.DASHBOARD}/api/jobs/"
 
 
+def wait_for_jobs_api() -> None:
+    """Return as soon as the dashboard accepts our token, and says that the GCS is alive."""
+    while True:
+        with suppress(OSError):
+            for question in ("version", "gcs_healthz"):
+                api.get(f"http://127.0.0.1:{ports.DASHBOARD}/api/{question}")
+            return
+        time.sleep(1)
+
+
 def next_id(name: str, taken: set[str]) -> str:
     """Return the first of `name.2`, `name.3`, ... that is free, as `training.job` does."""
     number = 2
@@ -84,11 +95,11 @@ class JobRecovery:
 
     def run(self) -> None:
         """Recover the jobs of the previous head as soon as Ray is up, then watch the jobs until the head stops."""
-        health.wait_until_healthy("head")
+        wait_for_jobs_api()
         if self._state:
             self.fail_orphaned_jobs()
             self._poll()
-            health.wait_until_healthy("head")  # the state of the jobs can be damaged as well
+            wait_for_jobs_api()  # the state of the jobs can be damaged as well
             self._state.mark_healthy()
         while not self._stopping.wait(POLL_SECONDS):
             self._poll()
@@ -224,9 +235,17 @@ def _running() -> list[str]:
 
 
 def _last_jobs(jobs: list[Job]) -> list[Job]:
-    """Return the last job of each run."""
+    """Return the job of each run that ended last, or that still runs.
+
+    Not the one that started last: the run's lock refuses a second job while the first one trains.
+    """
+
+    def times(job: Job) -> tuple[float, float]:
+        start = job.get("start_time") or 0
+        return (math.inf if _is_running(job) else job.get("end_time") or start), start
+
     last = {}
-    for job in sorted(jobs, key=lambda job: job.get("start_time") or 0):
+    for job in sorted(jobs, key=times):
         metadata = job.get("metadata") or {}
         if RUN[0] in metadata:
             last[tuple(metadata.get(key) for key in RUN)] = job

@@ -193,6 +193,35 @@ def test_only_the_last_job_of_a_run_counts(ray: Head) -> None:
     assert ray.bodies[0]["submission_id"] == "mine.3", "Ray takes no ID twice"
 
 
+def refused(**details: Any) -> dict[str, Any]:
+    """A second job of the run, which the run's lock refuses a few seconds after its start."""
+    return a_job(ENDED_WITH, "mine.2", driver_exit_code=2, start_time=1_010_000, end_time=1_014_000, **details)
+
+
+def test_a_job_that_the_lock_refused_does_not_decide(ray: Head) -> None:
+    ray.answer = [refused(), a_job(DIED)]
+    JobRecovery(None).resubmit_lost_jobs()
+    assert [body["submission_id"] for body in ray.bodies] == ["mine.3"]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "why"),
+    [
+        ([a_job(RUNNING), refused()], "the first one trains"),
+        ([a_job({"status": "SUCCEEDED"}), refused()], "its run is done"),
+        ([a_job(STOPPED), refused()], "its user stopped it"),
+        ([a_job(DIED, end_time=1_005_000), refused()], "it was the run's only one then, and would end so again"),
+        ([a_job(DIED), a_job(RUNNING, "mine.2", start_time=1_010_000, end_time=None)], "it took the run over"),
+        ([a_job(RUNNING, end_time=None), a_job(RUNNING, "mine.2", start_time=1_010_000)], "both run for a moment"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "jobs",
+)
+def test_a_run_with_two_jobs_is_not_submitted_a_third_time(ray: Head, jobs: list[Any], why: str) -> None:
+    ray.answer = jobs
+    JobRecovery(None).resubmit_lost_jobs()
+    assert ray.bodies == [], why
+
+
 def test_a_run_that_is_lost_again_and_again_stays_failed(ray: Head, capsys: pytest.CaptureFixture[str]) -> None:
     ray.answer = [a_job(KILLED, "mine.4", resubmissions=3)]
     recovery = JobRecovery(None)
