@@ -6,19 +6,19 @@ import urllib.request
 from http.client import HTTPException
 from typing import Any
 
-# Two requests fit into the ten seconds that a health check has.
+# Fits into the ten seconds that a health check has.
 TIMEOUT_SECONDS = 4.0
 # Ignore the proxies of the environment: the nodes are near, and a proxy would read the token.
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def get(url: str) -> Any:
+def get(url: str, timeout: float = TIMEOUT_SECONDS) -> Any:
     """Return the JSON document, or the text, that `url` answers with.
 
     Raises:
         OSError: No answer, a refusal (`urllib.error.HTTPError`), or not an answer of Ray's.
     """
-    return _send(urllib.request.Request(url))
+    return _send(urllib.request.Request(url), timeout)
 
 
 def post(url: str, body: dict[str, Any] | None = None, timeout: float = TIMEOUT_SECONDS) -> Any:
@@ -27,7 +27,7 @@ def post(url: str, body: dict[str, Any] | None = None, timeout: float = TIMEOUT_
     return _send(urllib.request.Request(url, data, {"Content-Type": "application/json"}, method="POST"), timeout)
 
 
-def _send(request: urllib.request.Request, timeout: float = TIMEOUT_SECONDS) -> Any:
+def _send(request: urllib.request.Request, timeout: float) -> Any:
     request.add_header("Authorization", f"Bearer {os.environ.get('RAY_AUTH_TOKEN', '')}")
     try:
         with OPENER.open(request, timeout=timeout) as response:

@@ -57,8 +57,13 @@ class Demand:
         as one GPU.
         """
         for_cpus = float(self.cpus_waiting > 0 and not self.gpus and not self.has_helpers)
-        in_use = self.gpus_used > 0 or self.worker_cpus_used > 0
-        return _needed(self.gpus, self.gpus_used, self.gpus_waiting or for_cpus, self.gpus_requested, in_use=in_use)
+        waiting = self.gpus_waiting or for_cpus
+        return _needed(self.gpus, self.gpus_used, waiting, self.gpus_requested, in_use=self.gpus_in_use > 0)
+
+    @property
+    def gpus_in_use(self) -> float:
+        """The number of GPUs that are used; a worker of which the CPUs alone are used counts as one."""
+        return self.gpus_used or float(self.worker_cpus_used > 0)
 
     @property
     def helper_cpus_needed(self) -> int:

@@ -12,6 +12,8 @@ from raynode.jobs import JobRecovery
 # Seconds after which Ray kills a job that is stopped. Its default, 3, is too short for a driver to stop its workers.
 JOB_LIMIT = "RAY_JOB_STOP_WAIT_TIME_S"
 JOB_LIMIT_SECONDS = "8"
+# `ray` with a dashboard that is started again. -P: not with modules of this folder, to which jobs write.
+RAY = (sys.executable, "-P", "-m", "raynode.dashboard")
 
 
 def main() -> None:
@@ -36,4 +38,4 @@ def start() -> int:
         *labels.flags(),
         *ports.flags(ports.HEAD),
     ]
-    return process.ray_start("ray-head", [*arguments, *sys.argv[1:]], before_stop=jobs.stop_jobs)
+    return process.ray_start("ray-head", [*arguments, *sys.argv[1:]], before_stop=jobs.stop_jobs, ray=RAY)

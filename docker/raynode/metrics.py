@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from raynode import address, api, demand, health, ports
+from raynode import api, demand, gcs, ports
 
 NAMESPACE = "CLOUDWATCH_NAMESPACE"
 # true if the stack can have CPU helpers, also while it has none.
@@ -55,15 +55,24 @@ def publish(namespace: str) -> None:
     Raises:
         Exception: Ray didn't answer, or CloudWatch refused the values; any of urllib's, Ray's or boto's errors.
     """
-    for url in health.urls("head"):  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
-        api.get(url)
-    found = demand.read(f"{address.default_address()}:{ports.GCS}", has_helpers=os.environ.get(HELPERS) == "true")
-    # The metrics that scale workers and helpers go first, so that they don't depend on those of the GPUs. RunProgress=0
-    # is a baseline: alarms take the maximum, so a run's own value wins; without a run the metric reads 0 instead of
-    # being missing.
-    counts = {"GPUs": found.gpus, "GPUsRequested": found.gpus_needed, "RunProgress": 0}
+    own = gcs.own_address()
+    gcs.check(own)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
+    found = demand.read(own, has_helpers=os.environ.get(HELPERS) == "true")
+    # The metrics that scale workers and helpers go first, so that they don't depend on those of the GPUs, which the
+    # dashboard knows. RunProgress=0 is a baseline: alarms take the maximum, so a run's own value wins; without a run
+    # the metric reads 0 instead of being missing.
+    counts = {
+        "GPUs": found.gpus,
+        "GPUsRequested": found.gpus_needed,
+        "GPUsUsed": found.gpus_in_use,
+        "RunProgress": 0,
+    }
     if found.has_helpers:
-        counts |= {"CPUs": found.helper_cpus, "CPUsRequested": found.helper_cpus_needed}
+        counts |= {
+            "CPUs": found.helper_cpus,
+            "CPUsRequested": found.helper_cpus_needed,
+            "CPUsUsed": found.helper_cpus_used,
+        }
     _put(namespace, [_datum(name, "Count", [value]) for name, value in counts.items()])
     _put(namespace, utilization(api.get(f"http://127.0.0.1:{ports.DASHBOARD}/nodes?view=summary")))
 

@@ -38,7 +38,9 @@ def run_node(name: str, start: Callable[[], int]) -> NoReturn:
         sys.exit(error.exit_status)
 
 
-def ray_start(name: str, arguments: Sequence[str], before_stop: Callable[[], signal.Signals]) -> int:
+def ray_start(
+    name: str, arguments: Sequence[str], before_stop: Callable[[], signal.Signals], ray: Sequence[str] = ("ray",)
+) -> int:
     """Run `ray start --block` until it ends.
 
     Args:
@@ -47,6 +49,7 @@ def ray_start(name: str, arguments: Sequence[str], before_stop: Callable[[], sig
         before_stop: Called when the node is asked to stop; returns the signal that Ray gets. On SIGTERM Ray drains the
             node: it takes no more work, and running work has RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S seconds to end. On
             SIGINT Ray exits at once.
+        ray: Ray's command.
 
     Returns:
         0 if the node was asked to stop and Ray exited cleanly, else Ray's own exit status.
@@ -54,7 +57,7 @@ def ray_start(name: str, arguments: Sequence[str], before_stop: Callable[[], sig
     received: list[int] = []
     for each in STOP_SIGNALS:
         signal.signal(each, lambda number, _: received.append(number))
-    command = ["ray", "start", *arguments, *ports.flags(ports.NODE), "--disable-usage-stats", "--block"]
+    command = [*ray, "start", *arguments, *ports.flags(ports.NODE), "--disable-usage-stats", "--block"]
     child = subprocess.Popen(command, env={**ports.METRICS, **os.environ})
     while child.poll() is None and not received:
         with suppress(subprocess.TimeoutExpired):

@@ -10,12 +10,11 @@ import signal
 import socket
 import sys
 import time
-from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from urllib.error import HTTPError
 
-from raynode import address, api, gpus, labels, ports, process
+from raynode import address, api, gcs, gpus, labels, ports, process
 from raynode.errors import HeadError, StartError
 
 DEFAULT_WAIT_SECONDS = 300.0
@@ -80,8 +79,7 @@ def stop_signal(host: str) -> signal.Signals:
     """Return SIGTERM, to drain the node, or SIGINT if there is no head, without which no work could be moved."""
     for _ in range(2):
         try:
-            with suppress(HTTPError):  # any answer shows that it runs
-                api.get(f"http://{host}:{ports.DASHBOARD}/api/version")
+            gcs.check(f"{host}:{ports.GCS}")
             return signal.SIGTERM
         except OSError:
             time.sleep(1)

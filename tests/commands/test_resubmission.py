@@ -1,130 +1,24 @@
 """A run that loses its driver or its head: `ray-head` submits it again, and it ends with the undisturbed weights."""
 
-import json
-import os
-import shutil
 import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 import torch
-from ray.job_submission import JobSubmissionClient
 
-from raynode import ports, state
-from tests.commands.conftest import REPOSITORY
 from tests.commands.head import SECONDS, TOKEN, commands, read_until
-from tests.local_cluster import command_line, start_ray
-from tests.waiting import free_ports, until
+from tests.commands.ray_head import RayHead, ray_head
+from tests.waiting import until
 from training.run import layout
 
 EPOCHS = 6
 RUN = (
     "--model", "own:held", "--dataset", "synthetic", "--samples", "256", "--num-workers", "2", f"--epochs={EPOCHS}",
 )  # fmt: skip
-# `ray-head` on the ports that the first argument gives.
-RAY_HEAD = """
-import json, sys
-from raynode import head, ports
-given = json.loads(sys.argv.pop(1))
-ports.HEAD.update(given["HEAD"])
-ports.NODE.clear()
-ports.NODE.update(given["NODE"])
-ports.GCS, ports.DASHBOARD = given["HEAD"]["--port"], given["HEAD"]["--dashboard-port"]
-sys.argv[1:] = ["--num-cpus=2", "--object-store-memory=100000000"]
-head.main()
-"""
-AGENT_PORT = "--dashboard-agent-listen-port"
 
 Follow = Callable[..., subprocess.Popen[str]]
 pytestmark = pytest.mark.fault
-
-
-@dataclass(frozen=True)
-class RayHead:
-    """A `ray-head` that runs, with its jobs."""
-
-    process: subprocess.Popen[bytes]
-    dashboard: str
-    log: Path
-
-    @property
-    def jobs(self) -> dict[str, str]:
-        """The status of each submitted job, by ID."""
-        client = JobSubmissionClient(self.dashboard, headers={"Authorization": f"Bearer {TOKEN['RAY_AUTH_TOKEN']}"})
-        listed: list[Any] = client.list_jobs()
-        return {job.submission_id: job.status.value for job in listed if job.submission_id}
-
-    def has_jobs(self, *wanted: str) -> bool:
-        """Return whether it answers, which a busy dashboard does not always, and has these jobs."""
-        try:
-            return self.jobs.keys() >= set(wanted)
-        except (OSError, RuntimeError):
-            return False
-
-    def kill_driver(self) -> None:
-        """Kill the driver of its only job, as the kernel does when memory runs out."""
-        [driver] = [each for each in self.processes if command_line(each).split()[1:3] == ["-m", "training"]]
-        driver.kill()
-
-    def kill(self) -> None:
-        """Kill all processes, as the loss of the container does."""
-        for each in self.processes:
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
-        self.process.wait(SECONDS)
-
-    @property
-    def processes(self) -> list[psutil.Process]:
-        """The processes of the container, that of `ray-head` first."""
-        first = psutil.Process(self.process.pid)
-        return [first, *first.children(recursive=True)]
-
-
-@contextmanager
-def ray_head(environment: Mapping[str, str], folder: Path) -> Generator[RayHead]:
-    """Run `ray-head` with its state and its jobs' results below a folder, everything else in one of its own."""
-    dashboard, *rest = free_ports(1 + len(ports.HEAD))
-    head_ports = dict(zip(ports.HEAD, [rest[0], dashboard, rest[1]], strict=True))
-    temporary = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the paths of sockets lie below it
-    variables = {
-        **{name: value for name, value in environment.items() if name != "RAY_ADDRESS"},
-        **TOKEN,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}",
-        "PYTHONPATH": f"{environment['PYTHONPATH']}{os.pathsep}{REPOSITORY / 'docker'}",
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1",
-        "RAY_TMPDIR": temporary,
-        "TRAINING_STORAGE_PATH": str(folder / "runs"),
-        state.FOLDER: str(folder / "state"),
-    }
-    given = json.dumps({"HEAD": head_ports, "NODE": {AGENT_PORT: rest[2]}})
-    try:
-        head = _start([sys.executable, "-c", RAY_HEAD, given], variables, folder, dashboard)
-        try:
-            yield head
-        finally:
-            if head.process.poll() is None:
-                head.kill()
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _start(command: list[str], environment: Mapping[str, str], folder: Path, dashboard: int) -> RayHead:
-    """Start a head, and wait until it answers."""
-    log = folder / f"head-{dashboard}.log"
-    head = RayHead(start_ray(command, environment, log), f"http://127.0.0.1:{dashboard}", log)
-    try:
-        until(head.has_jobs, why=log.read_text)
-    except BaseException:
-        head.kill()
-        raise
-    return head
 
 
 @pytest.fixture

@@ -1,15 +1,17 @@
-"""A stand-in for the HTTP server of a Ray head, which accepts one token."""
+"""Stand-ins for the dashboard and the GCS of a Ray head, which accept one token."""
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import version
 from typing import Any, cast
 
 import boto3
+import grpc
 import pytest
 
-from raynode import metrics, ports
+from raynode import address, gcs, metrics, ports
 from tests.serving import serving
 
 TOKEN = "right"
@@ -55,6 +57,40 @@ def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
     with serving(Head()) as server:
         monkeypatch.setattr(ports, "DASHBOARD", server.server_port)
         yield server
+
+
+class Gcs(grpc.GenericRpcHandler):
+    """Answers to TOKEN, as Ray does, unless it is to answer with an error."""
+
+    def __init__(self) -> None:
+        self.error: grpc.StatusCode | None = None
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        if handler_call_details.method != gcs.CHECK:
+            return None
+        given = dict(handler_call_details.invocation_metadata).get("authorization")
+        error = grpc.StatusCode.UNAUTHENTICATED if given != f"Bearer {TOKEN}" else self.error
+
+        def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+            if error:
+                context.abort(error, "as the test wants it")
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+@pytest.fixture
+def gcs_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gcs]:
+    """The GCS of this node."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    monkeypatch.setattr(address, "default_address", lambda: "127.0.0.1")
+    with ThreadPoolExecutor(1) as pool:
+        server, answering = grpc.server(pool), Gcs()
+        server.add_generic_rpc_handlers([answering])
+        monkeypatch.setattr(ports, "GCS", server.add_insecure_port("127.0.0.1:0"))
+        server.start()
+        yield answering
+        server.stop(None).wait()
 
 
 @pytest.fixture

@@ -51,6 +51,20 @@ def test_the_number_of_gpus_that_the_cluster_should_have(demand: Demand, wanted:
 
 
 @pytest.mark.parametrize(
+    ("demand", "used"),
+    [
+        (Demand(gpus=4), 0),
+        (Demand(gpus=4, gpus_used=1.5, worker_cpus_used=8), 1.5),
+        (Demand(gpus=4, worker_cpus_used=8), 1),
+        (Demand(gpus=4, gpus_waiting=8, helper_cpus=8, helper_cpus_used=8), 0),
+    ],
+    ids=["an idle worker", "work on GPUs", "work on a worker's CPUs alone", "work that waits, or on a helper"],
+)
+def test_the_number_of_gpus_that_are_in_use(demand: Demand, used: float) -> None:
+    assert demand.gpus_in_use == used
+
+
+@pytest.mark.parametrize(
     ("demand", "wanted"),
     [
         (Demand(), 0),

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import grpc
 import pytest
 from botocore.exceptions import BotoCoreError
 
-from raynode import demand, metrics
+from raynode import demand, metrics, ports
 from raynode.demand import Demand
 from tests.aws import metric_totals
-from tests.raynode.conftest import Head
+from tests.raynode.conftest import Gcs, Head
 from tests.raynode.test_process import fake_ray
+
+COUNTS = {"GPUs", "GPUsRequested", "GPUsUsed", "RunProgress"}
 
 
 def node(*gpus: dict[str, Any], state: str = "ALIVE") -> dict[str, Any]:
@@ -34,7 +37,7 @@ def summary(*nodes: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def ray(head: Head, monkeypatch: pytest.MonkeyPatch) -> Head:
+def ray(head: Head, gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> Head:
     """A head whose cluster has three GPUs and needs five, and a helper with eight CPUs and needs ten."""
     found = Demand(gpus=3, gpus_used=3, gpus_waiting=2, helper_cpus=8, helper_cpus_used=8, cpus_waiting=2)
     monkeypatch.setattr(demand, "read", lambda gcs, *, has_helpers: replace(found, has_helpers=has_helpers))
@@ -48,6 +51,7 @@ def test_the_gpus_that_there_are_those_needed_and_their_utilization_are_publishe
     assert metric_totals(cloudwatch, "head-a") == {
         "GPUs": (1, 3, "Count"),
         "GPUsRequested": (1, 5, "Count"),
+        "GPUsUsed": (1, 3, "Count"),
         "RunProgress": (1, 0, "Count"),
         "GPUUtilization": (3, 97 + 3 + 97, "Percent"),
         "GPUMemoryUtilization": (3, 50 + 50 + 100, "Percent"),
@@ -65,20 +69,37 @@ def test_where_there_can_be_helpers_their_cpus_are_published_as_well(
     monkeypatch.setenv(metrics.HELPERS, "true")
     metrics.publish("head-f")
     published = metric_totals(cloudwatch, "head-f")
-    assert (published["CPUs"], published["CPUsRequested"]) == ((1, 8, "Count"), (1, 10, "Count"))
+    expected = {"CPUs": (1, 8, "Count"), "CPUsRequested": (1, 10, "Count"), "CPUsUsed": (1, 8, "Count")}
+    assert {name: published.get(name) for name in expected} == expected
 
 
 def test_without_gpus_no_utilization_is_published(ray: Head, cloudwatch: Any) -> None:
     ray.answer = summary(node())
     metrics.publish("head-c")
-    assert set(metric_totals(cloudwatch, "head-c")) == {"GPUs", "GPUsRequested", "RunProgress"}
+    assert set(metric_totals(cloudwatch, "head-c")) == COUNTS
 
 
 def test_what_scales_the_workers_is_published_even_if_the_gpus_cannot_be_read(ray: Head, cloudwatch: Any) -> None:
     ray.answer = {"of another": "Ray"}
     with pytest.raises(KeyError):
         metrics.publish("head-d")
-    assert set(metric_totals(cloudwatch, "head-d")) == {"GPUs", "GPUsRequested", "RunProgress"}
+    assert set(metric_totals(cloudwatch, "head-d")) == COUNTS
+
+
+def test_what_scales_the_workers_is_published_without_a_dashboard(
+    ray: Head, cloudwatch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ports, "DASHBOARD", 9)
+    with pytest.raises(OSError, match="Connection refused"):
+        metrics.publish("head-g")
+    assert set(metric_totals(cloudwatch, "head-g")) == COUNTS
+
+
+def test_a_gcs_that_does_not_answer_publishes_nothing(ray: Head, gcs_server: Gcs, cloudwatch: Any) -> None:
+    gcs_server.error = grpc.StatusCode.UNAVAILABLE
+    with pytest.raises(OSError, match="does not answer: UNAVAILABLE"):
+        metrics.publish("head-h")
+    assert metric_totals(cloudwatch, "head-h") == {}
 
 
 def test_a_gpu_that_does_not_report_its_utilization_is_left_out() -> None:
@@ -175,7 +196,8 @@ def test_an_aws_that_cannot_be_used_is_an_error(
 
 HEAD = """
 from raynode import head, metrics, ports
-ports.DASHBOARD = 9
+ports.GCS = 9
+head.RAY = ["ray"]
 metrics.PUBLISH_SECONDS = 0.1
 head.main()
 """

@@ -6,11 +6,12 @@ import socket
 import sys
 import threading
 
+import grpc
 import pytest
 
 from raynode import address, gpus, ports, worker
 from raynode.errors import GpuError, HeadError, StartError
-from tests.raynode.conftest import Head
+from tests.raynode.conftest import Gcs, Head
 
 
 def test_a_head_that_accepts_the_worker_is_joined(head: Head) -> None:
@@ -92,11 +93,10 @@ def test_a_wait_is_a_number_of_seconds(given: str, monkeypatch: pytest.MonkeyPat
         worker.wait_seconds()
 
 
-def test_work_is_drained_only_if_a_head_can_move_it(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert worker.stop_signal("127.0.0.1") is signal.SIGTERM
-    head.failing = True
-    assert worker.stop_signal("127.0.0.1") is signal.SIGTERM, "a busy head is not a lost head"
-    monkeypatch.setattr(ports, "DASHBOARD", 9)
+def test_work_is_drained_only_if_a_head_can_move_it(gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "DASHBOARD", 9)  # where nothing answers
+    assert worker.stop_signal("127.0.0.1") is signal.SIGTERM, "a dashboard that hangs keeps no work from being moved"
+    gcs_server.error = grpc.StatusCode.UNAVAILABLE
     assert worker.stop_signal("127.0.0.1") is signal.SIGINT, "Ray would try to reach the head until its time is up"
 
 

@@ -1,0 +1,70 @@
+"""A head's dashboard that hangs or crashes is started again, and neither the head nor its jobs notice."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.commands.head import SECONDS
+from tests.commands.ray_head import RayHead, ray_head
+from tests.local_cluster import command_line
+from tests.waiting import until
+
+# The head's own command, less patient.
+RAY = """
+from raynode import dashboard
+dashboard.ASK_SECONDS, dashboard.HANG_SECONDS, dashboard.RETRY_SECONDS = 1, 10, 1
+dashboard.main()
+"""
+JOB = """
+import pathlib, sys, time
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.1)
+print("went on")
+"""
+pytestmark = pytest.mark.fault
+
+
+def dashboard(head: RayHead) -> psutil.Process:
+    """The main process of the head's dashboard, once it is there."""
+
+    def find() -> list[psutil.Process]:
+        return [each for each in head.processes if "dashboard/dashboard.py" in command_line(each)]
+
+    [process] = until(find, SECONDS, head.log.read_text)
+    return process
+
+
+def status(head: RayHead) -> str | None:
+    """The status of its job; None while the dashboard doesn't answer."""
+    try:
+        return head.jobs.get("mine")
+    except (OSError, RuntimeError):
+        return None
+
+
+def test_a_dashboard_that_hangs_or_crashes_costs_nothing(environment: dict[str, str], tmp_path: Path) -> None:
+    for name in ("state", "runs"):
+        (tmp_path / name).mkdir()
+    go_on = tmp_path / "go-on"
+    with ray_head(environment, tmp_path, ray=(sys.executable, "-c", RAY)) as head:
+        entrypoint = shlex.join(["python", "-c", JOB, str(go_on)])
+        head.client.submit_job(entrypoint=entrypoint, submission_id="mine")
+        until(lambda: status(head) == "RUNNING", SECONDS, head.log.read_text)
+
+        hung = dashboard(head)
+        hung.suspend()
+        assert head.is_healthy, "a new head would cost every run a restart"
+        until(lambda: "the dashboard has not answered for" in head.log.read_text(), SECONDS, head.log.read_text)
+        assert until(lambda: status(head), SECONDS, head.log.read_text) == "RUNNING", "its driver has not noticed"
+        assert not hung.is_running()
+
+        dashboard(head).kill()
+        until(lambda: "the dashboard has ended with -9" in head.log.read_text(), SECONDS, head.log.read_text)
+        go_on.touch()
+        until(lambda: status(head) == "SUCCEEDED", SECONDS, head.log.read_text)
+        assert "went on" in head.client.get_job_logs("mine")
+        assert head.process.poll() is None
+        assert head.is_healthy
