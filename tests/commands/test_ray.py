@@ -4,6 +4,10 @@ import dataclasses
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from raynode import ports
 from raynode.demand import Demand
@@ -44,6 +48,94 @@ request_resources(bundles=[{"GPU": 1, "CPU": 1}] * 3 + [{"CPU": 2}])
 show(gpus=2, gpus_requested=3, cpus_requested=2)
 nodes = api.get(f"http://{context.dashboard_url}/nodes?view=summary")["data"]["summary"]
 print(json.dumps([nodes[0]["raylet"]["state"], nodes[0]["gpus"]]))
+"""
+
+# Prints the GPUs that are in use and needed: what keeps a stack's workers, and what starts them.
+SHOW = """
+import json, os, sys, time
+import ray
+from ray.util import placement_group, remove_placement_group
+from raynode import demand
+
+def start(gpus):
+    global gcs
+    context = ray.init(
+        address="local", num_cpus=gpus, num_gpus=gpus, include_dashboard=False, log_to_driver=False
+    )
+    gcs = context.address_info["gcs_address"]
+
+def show(name, in_use, needed):
+    # A node tells of its use with a delay.
+    for _ in range(1000):
+        read = demand.read(gcs, has_helpers=False)
+        found = [read.gpus_in_use, read.gpus_needed]
+        if found == [in_use, needed]:
+            break
+        time.sleep(0.1)
+    print(json.dumps([name, *found]), flush=True)
+
+@ray.remote(num_cpus=0, num_gpus=1)
+class Actor:
+    pass
+
+@ray.remote
+def wait(file):
+    while not os.path.exists(file):
+        time.sleep(0.1)
+"""
+# What a Ray program does with two GPUs.
+USES = """
+start(gpus=2)
+actor = Actor.remote()
+show("an actor", 1, 2)
+more = [Actor.remote() for _ in range(3)]
+show("and actors that wait", 2, 4)
+del actor, more
+show("nothing", 0, 0)
+for name, options in {"a task": {"num_gpus": 1}, "a task on CPUs alone": {"num_gpus": 0}}.items():
+    end = f"{sys.argv[1]}/{name}"
+    task = wait.options(**options).remote(end)
+    show(name, 1, 2)
+    open(end, "w").close()
+    ray.get(task)
+    show("nothing", 0, 0)
+for strategy in ("STRICT_PACK", "SPREAD"):
+    group = placement_group([{"GPU": 1}] * 2, strategy=strategy)
+    show(strategy, 2, 2)
+    remove_placement_group(group)
+    show("nothing", 0, 0)
+"""
+# What one asks for where there is only a head, which has neither CPUs nor GPUs.
+WANTS = """
+start(gpus=0)
+for strategy in ("STRICT_PACK", "STRICT_SPREAD"):
+    group = placement_group([{"CPU": 1, "GPU": 1}] * 3, strategy=strategy)
+    show(strategy, 0, 3)
+    remove_placement_group(group)
+    show("nothing", 0, 0)
+actor = Actor.options(num_gpus=2).remote()
+show("an actor", 0, 2)
+del actor
+show("nothing", 0, 0)
+
+@ray.remote(num_cpus=0)
+def fit_trainer(folder):
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+    scaling = ScalingConfig(num_workers=3, use_gpu=True)
+    TorchTrainer(print, scaling_config=scaling, run_config=RunConfig(storage_path=folder)).fit()
+
+@ray.remote(num_cpus=0)
+def fit_tuner(folder):
+    from ray import tune
+    trial = tune.with_resources(lambda config: None, {"cpu": 1, "gpu": 2})
+    settings = tune.TuneConfig(num_samples=2)
+    tune.Tuner(trial, tune_config=settings, run_config=tune.RunConfig(storage_path=folder)).fit()
+
+training = fit_trainer.remote(sys.argv[1])
+show("a trainer", 0, 3)
+tuning = fit_tuner.remote(sys.argv[1])
+show("and two trials", 0, 7)
 """
 
 # A Ray of one helper with two CPUs, on which Ray Data prepares data; prints the CPUs that helpers have and should have,
@@ -132,6 +224,49 @@ def test_ray_tells_what_is_there_what_is_used_and_what_waits(environment: dict[s
     requested = {**nothing, "gpus_requested": 3, "cpus_requested": 2}
     assert found[3] == requested, "what a program requests, and nothing that has ended"
     assert found[4] == ["ALIVE", []], "the dashboard tells of nodes and GPUs though the Prometheus servers are shut"
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (
+            USES,
+            [
+                ["an actor", 1, 2],
+                ["and actors that wait", 2, 4],
+                ["nothing", 0, 0],
+                ["a task", 1, 2],
+                ["nothing", 0, 0],
+                ["a task on CPUs alone", 1, 2],
+                ["nothing", 0, 0],
+                ["STRICT_PACK", 2, 2],
+                ["nothing", 0, 0],
+                ["SPREAD", 2, 2],
+                ["nothing", 0, 0],
+            ],
+        ),
+        (
+            WANTS,
+            [
+                ["STRICT_PACK", 0, 3],
+                ["nothing", 0, 0],
+                ["STRICT_SPREAD", 0, 3],
+                ["nothing", 0, 0],
+                ["an actor", 0, 2],
+                ["nothing", 0, 0],
+                ["a trainer", 0, 3],
+                ["and two trials", 0, 7],
+            ],
+        ),
+    ],
+    ids=["with GPUs", "from none"],
+)
+def test_a_plain_ray_programs_gpus_count(
+    program: str, expected: list[Any], environment: dict[str, str], tmp_path: Path
+) -> None:
+    node = {**environment, **TOKEN, "PYTHONPATH": str(REPOSITORY / "docker")}
+    done = _run(SHOW + program, str(tmp_path), environment=node)
+    assert [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")] == expected
 
 
 def test_ray_data_that_is_short_of_cpus_asks_for_more_of_them_until_it_ends(environment: dict[str, str]) -> None:

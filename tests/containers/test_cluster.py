@@ -37,7 +37,7 @@ def test_the_train_command_trains_on_two_workers_into_the_bucket(cluster: Cluste
 
 
 def test_the_head_says_what_ray_is_short_of_and_the_job_how_it_goes(cluster: Cluster, trained: Trained) -> None:
-    expected = {"GPUs", "GPUsRequested", "RunProgress", "TrainLoss", "TestAccuracy", "SamplesPerSecond"}
+    expected = {"GPUs", "GPUsRequested", "GPUsUsed", "RunProgress", "TrainLoss", "TestAccuracy", "SamplesPerSecond"}
     cluster.until(lambda: cluster.metrics() >= expected, 300)
 
 
