@@ -24,7 +24,19 @@ LAPTOP = (ROOT / "docs" / "laptop.md").read_text()
 TRAINING = (ROOT / "docs" / "training.md").read_text()
 FAILURES = (ROOT / "docs" / "failures.md").read_text()
 DATA = (ROOT / "docs" / "data.md").read_text()
-OF_OTHER_TOOLS = {"--build", "--editable", "--exclude", "--file", "--logdir", "--nproc-per-node", "--rm", "--volumes"}
+OF_OTHER_TOOLS = {
+    "--build",
+    "--editable",
+    "--exclude",
+    "--file",
+    "--logdir",
+    "--nproc-per-node",
+    "--output",
+    "--path",
+    "--query",
+    "--rm",
+    "--volumes",
+}
 
 
 def section(title: str) -> str:
