@@ -78,14 +78,16 @@ class Capacity(pulumi.ComponentResource):
         """Let the instances register with ECS, once their capacity provider is associated with the cluster.
 
         An instance that registers before that might never belong to its provider, and a task would wait for it for
-        ever. Until it has these rights, its agent tries again and again.
+        ever. Until its role has this policy, its agent tries again and again. The policy goes with the role, which
+        outlives the instances: ECS deregisters an instance that ends only while its agent is connected.
         https://docs.aws.amazon.com/AmazonECS/latest/developerguide/asg-capacity-providers.html
         """
         return aws.iam.RolePolicyAttachment(
             f"{self._name}-instance-ecs",
             role=self._role.name,
             policy_arn=policies.ecs_agent(self._partition),
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[association]),
+            # Without retain_on_delete, `destroy` would detach the policy first, as it was attached last.
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[association], retain_on_delete=True),
         )
 
     def instance_id(self, service: pulumi.Resource) -> pulumi.Output[str]:

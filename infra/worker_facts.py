@@ -60,6 +60,7 @@ def _facts(args: WorkerFactsArgs) -> dict[str, pulumi.Input[object]]:
     return {
         "group": args.group_name,
         "types": list(worker.instance_types),
+        "gpus": worker.task.gpus,
         "zones": [
             {
                 "zone": zone,

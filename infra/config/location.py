@@ -223,7 +223,8 @@ def wrong_account(account: str) -> pulumi.RunError:
 
 
 def _allowed_accounts() -> list[str]:
-    return [str(each) for each in pulumi.Config("aws").get_object("allowedAccountIds") or []]
+    # `pulumi config set --path` makes a number of an account ID.
+    return [str(each).zfill(12) for each in pulumi.Config("aws").get_object("allowedAccountIds") or []]
 
 
 def offerings(settings: Settings, region: str, wanted: Sequence[str]) -> Offerings:

@@ -249,6 +249,8 @@ def test_instances_register_after_their_provider_is_associated(cloud: Cloud, arg
     cloud.run(program)
     attached = cloud.resources["head-instance-ecs"]
     assert attached.inputs["policyArn"] == policies.ecs_agent("aws"), "what the agent registers with"
+    assert attached.retain_on_delete, "`destroy` would cut the agents off before their instances end"
+    assert cloud.resources["head-instance-role"].inputs["forceDetachPolicies"] is True, "it goes with the role"
     assert {"association", "head-capacity-provider", "head-group"} <= cloud.needs("head-instance-ecs")
     assert cloud.resources["head-group"].inputs["waitForCapacityTimeout"] == "0", "`up` goes on to the provider"
 

@@ -51,11 +51,13 @@ def test_the_providers_own_refusal_is_one_line(cloud: Cloud, monkeypatch: pytest
         account(cloud)
 
 
-@pytest.mark.parametrize("allowed", ["", "[]"])
-def test_without_an_account_in_the_configuration_there_is_a_warning(
-    cloud: Cloud, warnings: list[str], allowed: str
-) -> None:
-    cloud.config = {"aws:allowedAccountIds": allowed or "[]"}
+def test_account_ids_may_be_numbers(cloud: Cloud) -> None:
+    cloud.account, cloud.config = "000000000042", {"aws:allowedAccountIds": "[42, 123456789012]"}
+    assert account(cloud).account == "000000000042"
+
+
+def test_a_missing_account_is_a_warning(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.config = {"aws:allowedAccountIds": "[]"}
     account(cloud)
     [line] = warnings
     assert line.endswith(f"Set it: `pulumi config set --path 'aws:allowedAccountIds[0]' {ACCOUNT}`")

@@ -43,6 +43,7 @@ def test_runs_find_where_the_workers_may_go(cloud: Cloud) -> None:
     assert found == {
         "group": "workers-group",
         "types": ["g5.xlarge"],
+        "gpus": 1,
         "zones": [
             {"zone": "us-west-2b", "subnet_id": "subnet-b", "placement_group": "pg-b"},
             {"zone": "us-west-2a", "subnet_id": "subnet-a", "placement_group": "pg-a"},
