@@ -10,7 +10,8 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -27,13 +28,13 @@ from training.launchers.rendezvous import Rendezvous
 from training.monitoring import post_mortem
 from training.monitoring.run_state import Progress, RunStateClient
 from training.periodic import every
-from training.run import layout
+from training.run.records import RecordFile, merge_records, read_records
 from training.run.storage import RunStorage
 from training.scripts import inputs, mpi, packages, run_folder
 from training.scripts.config import ScriptConfig
 from training.scripts.environment import OF_EVERY_RANK, Worker
 from training.scripts.group import Member
-from training.scripts.metrics import MetricsLog, ReportReader, read_metrics
+from training.scripts.metrics import MetricsLog, ReportReader
 from training.scripts.mpi import MpiNode, MpiRun
 from training.scripts.process import ScriptProcess
 
@@ -105,12 +106,13 @@ class ScriptWorker:
         self._world_size = context.get_world_size()
         self._group = collective.broadcast_from_rank_zero(uuid.uuid4().hex)
         address = ray.util.get_node_ip_address()
-        self._member = Member(address, _free_port(), context.get_node_rank(), network_of(address))
+        self._member = Member(address, 0, context.get_node_rank(), network_of(address))
         self._file = post_mortem.worker_file(storage.uri, self._rank)
         self._folder = run_folder.local_folder(storage)
         self._run_folder = run_folder.RunFolder(storage, self._folder, context.get_node_rank() == 0)
         self._metrics: MetricsLog | None = None
-        self._written: dict[str, Any] | None = None
+        self._record_file: RecordFile | None = None
+        self._shown: tuple[int, dict[str, Any]] | None = None
 
     def __enter__(self) -> ScriptWorker:
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -127,14 +129,17 @@ class ScriptWorker:
         if self._context.get_local_rank() == 0:
             self._run_folder.restore()
         python = packages.python_with(self._settings["requirements"], self._working_folder)
-        variables = self._variables(python)
-        collective.barrier()  # no script before every node has its files
+        fetched = {
+            f"{inputs.VARIABLE_PREFIX}{name}": inputs.fetch(each) for name, each in self._settings["inputs"].items()
+        }
         if self._rank == 0:
-            self._metrics = MetricsLog(self._config.metrics, read_metrics(self._storage))
+            self._metrics = MetricsLog(self._config.metrics, read_records(self._storage))
+            self._record_file = RecordFile(self._storage)
+        collective.barrier()  # no script before every node has its files
         with tempfile.TemporaryDirectory(prefix="training-sdk-") as folder:
             self._reports = ReportReader(Path(folder))
             self._deadline_file = Path(folder) / sdk.DEADLINE
-            variables[sdk.FOLDER_VARIABLE] = folder
+            variables = {**self._variables(python, fetched), sdk.FOLDER_VARIABLE: folder}
             with self._start(python, variables, Path(folder)) as process:
                 self._process = process
                 self._started_at = time.time()
@@ -165,11 +170,8 @@ class ScriptWorker:
         uploaded = ray.get_runtime_context().runtime_env.get("working_dir")
         return Path.cwd() if uploaded else self._config.folder
 
-    def _variables(self, python: str) -> dict[str, str]:
-        """Fetch the inputs and meet the other workers; return the script's environment."""
-        found = {
-            f"{inputs.VARIABLE_PREFIX}{name}": inputs.fetch(each) for name, each in self._settings["inputs"].items()
-        }
+    def _variables(self, python: str, fetched: Mapping[str, str]) -> dict[str, str]:
+        """Meet the other workers; return the script's environment with the variables of what was fetched."""
         self._members = members = self._meet()
         worker = Worker(
             rank=self._rank,
@@ -194,17 +196,23 @@ class ScriptWorker:
             "PYTHONUNBUFFERED": "1",
             **of_worker,
             "RUN_DIR": str(self._folder),
-            **found,
+            **fetched,
             **self._config.variables,
         }
 
     def _meet(self) -> dict[int, Member]:
-        """Wait for all workers of the group; return them by rank."""
-        while True:
-            members = self._settings["rendezvous"].update(self._group, self._rank, self._member)
-            if len(members) == self._world_size:
-                return members
-            time.sleep(POLL_SECONDS)
+        """Choose a port and wait for all workers of the group; return them by rank.
+
+        The script starts right after this, because another process can take the port until the script listens to it.
+        """
+        with socket.socket() as held:
+            held.bind(("", 0))
+            self._member = replace(self._member, port=held.getsockname()[1])
+            while True:
+                members = self._settings["rendezvous"].update(self._group, self._rank, self._member)
+                if len(members) == self._world_size:
+                    return members
+                time.sleep(POLL_SECONDS)
 
     def _look_after(self, process: ScriptProcess | MpiNode) -> Decision:
         """Look after the script until there is something else to do; return what."""
@@ -270,7 +278,7 @@ class ScriptWorker:
         self._take_reports()
         self._store(is_last=True)
         if self._metrics:
-            self._write_metrics()
+            self._write_metrics(is_last=True)
             self._report_progress()
         collective.barrier()  # as soon as one has raised, Ray kills the others
         if decision.action == "failed" and (status := self._member.status):
@@ -314,14 +322,16 @@ class ScriptWorker:
         if self._metrics:
             self._metrics.read_line(line)
 
-    def _write_metrics(self) -> None:
-        records = self._metrics.records if self._metrics else []
-        if not records or records[-1] == self._written:
+    def _write_metrics(self, is_last: bool = False) -> None:
+        if self._metrics is None or self._record_file is None or (last := self._metrics.last) is None:
             return
-        self._settings["run_state"].report_metrics(len(records) - 1, records[-1])
+        if last != self._shown:
+            self._settings["run_state"].report_metrics(*last)
+            self._shown = last
         try:
-            self._storage.write_lines(layout.METRICS, records)
-            self._written = records[-1]
+            self._record_file.write(self._metrics)
+            if is_last:
+                merge_records(self._storage)
         except OSError as cause:
             print(f"the metrics could not be stored, and will be tried again ({one_line(cause)})", flush=True)
 
@@ -341,9 +351,3 @@ class ScriptWorker:
             "threads_per_worker": self._settings["threads"],
             "node_cpus": psutil.cpu_count(),
         }
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]

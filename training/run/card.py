@@ -6,7 +6,6 @@ It is made of the documents in the folder alone, so it can also be made for a ru
 from __future__ import annotations
 
 import base64
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from jinja2 import Environment, StrictUndefined
 
 from training.errors import one_line
 from training.run import layout
+from training.run.records import read_records
 from training.run.storage import RunStorage
 
 TEMPLATE = Path(__file__).with_name("card.html.j2")
@@ -104,7 +104,6 @@ def read_documents(storage: RunStorage) -> Documents:
         UsageError: A document in it is broken.
     """
     settings = storage.read_json(layout.SETTINGS)
-    lines = (_read(storage, layout.METRICS) or b"").decode().splitlines()
     return Documents(
         run_name=storage.run_name,
         uri=storage.uri,
@@ -112,7 +111,7 @@ def read_documents(storage: RunStorage) -> Documents:
         status=storage.read_json(layout.STATUS),
         result=storage.read_json(layout.RESULT),
         error=storage.read_json(layout.ERROR),
-        metrics=[json.loads(line) for line in lines],
+        metrics=read_records(storage),
         curves=_read(storage, layout.CURVES),
         log=_read_log(storage),
     )

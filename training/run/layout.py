@@ -2,6 +2,8 @@
 
 SETTINGS = "config.json"
 METRICS = "metrics.jsonl"
+# In S3 what is to be added to it while a script runs.
+METRICS_PARTS = "metrics"
 EVENTS = "tensorboard/events.out.tfevents.training"
 RESULT = "result.json"
 ERROR = "error.json"

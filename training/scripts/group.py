@@ -12,7 +12,7 @@ class Member:
 
     Attributes:
         host: Its node's address.
-        port: A free port there.
+        port: A free port there, or 0 if none has been chosen yet.
         node_rank: The rank of its node.
         network: The network of that address, such as 10.0.0.0/20, or None if other nodes can't reach it by one.
         silent_seconds: How long its script has given no sign of life.

@@ -6,15 +6,13 @@ import json
 import math
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from training import sdk
-from training.run import layout
-from training.run.storage import RunStorage
 
 # The metric that is the number of the step, if the output has it.
 STEP = "step"
@@ -35,6 +33,7 @@ class MetricsLog:
         self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
         self._lock = threading.Lock()
         self._records = list(history)
+        self._changed = len(self._records)
         self._is_open = False
         self.step: int | None = None
 
@@ -43,6 +42,26 @@ class MetricsLog:
         """The records so far."""
         with self._lock:
             return [dict(each) for each in self._records]
+
+    @property
+    def last(self) -> tuple[int, dict[str, Any]] | None:
+        """The number of the last record, from 0, and the record."""
+        with self._lock:
+            return (len(self._records) - 1, dict(self._records[-1])) if self._records else None
+
+    def take(self, begin: Callable[[int], int]) -> tuple[int, list[dict[str, Any]]]:
+        """Return what has changed since the last call (see `Records`)."""
+        with self._lock:
+            changed, self._changed = self._changed, len(self._records)
+            if changed == len(self._records):
+                return changed, []
+            first = begin(changed)
+            return first, [dict(each) for each in self._records[first:]]
+
+    def put_back(self, first: int) -> None:
+        """Count the records from this number on as changed."""
+        with self._lock:
+            self._changed = min(self._changed, first)
 
     def read_line(self, line: str) -> None:
         """Take the metrics of a line of output. What is matched but is no number counts as null."""
@@ -70,8 +89,10 @@ class MetricsLog:
                     self._records.pop()
                 if self._records and self._records[-1][STEP] == step and not self._is_open:
                     self._records.pop()
+                self._changed = min(self._changed, len(self._records))
                 self._records.append({STEP: step, "time": datetime.now(UTC).isoformat(timespec="milliseconds")})
                 self._is_open = True
+            self._changed = min(self._changed, len(self._records) - 1)
             self._records[-1].update(values)
 
 
@@ -93,14 +114,6 @@ class ReportReader:
         complete, _, _ = text.rpartition("\n")
         self._position += len(complete) + bool(complete)
         return [json.loads(line) for line in StringIO(complete)]
-
-
-def read_metrics(storage: RunStorage) -> list[dict[str, Any]]:
-    """Read the records of the run's metrics; none if it has logged none."""
-    try:
-        return [json.loads(line) for line in storage.read(layout.METRICS).decode().splitlines()]
-    except FileNotFoundError:
-        return []
 
 
 def _number(text: str) -> float | None:

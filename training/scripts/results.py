@@ -7,11 +7,12 @@ from typing import Any
 
 from training.run import layout
 from training.run.cost import Cost
+from training.run.records import merge_records
 from training.run.results import png, run_times, versions
 from training.run.storage import RunStorage
 from training.run.tensorboard import write_events
 from training.scripts.config import ScriptConfig
-from training.scripts.metrics import STEP, read_metrics
+from training.scripts.metrics import STEP
 
 COLUMNS = 3
 
@@ -33,7 +34,7 @@ def write_results(
     Raises:
         OSError: A file could not be written.
     """
-    records = read_metrics(storage)
+    records = merge_records(storage)
     files = {"card": layout.CARD}
     if storage.files(layout.FILES_FOLDER):
         files["files"] = layout.FILES_FOLDER
