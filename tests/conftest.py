@@ -9,12 +9,15 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.aws import BUCKET, client, environment, moto_server
+from tests.flaky_s3 import flaky_proxy
 from training.run.workers_parameter import PARAMETER_VARIABLE
 
 # Folders whose tests take minutes, and the marker that keeps them out of `make test`.
 SLOW = {"containers": "container", "faults": "fault"}
 # The commands that start no Ray.
 WITHOUT_RAY = "tests/commands/test_plain.py"
+# Of the requests to S3, and how many pass after one of these: fewer clients than that ask for the same at a time.
+DROPPED, LOST, SPARED = 0.05, 0.05, 5
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -59,9 +62,13 @@ def aws_server() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def aws_variables(aws_server: str) -> dict[str, str]:
-    """The environment that leads AWS clients to the AWS of the tests."""
-    return environment(aws_server)
+def aws_variables(aws_server: str) -> Iterator[dict[str, str]]:
+    """The environment that leads AWS clients to the AWS of the tests.
+
+    Its S3 drops requests, and the answers to requests that it has done. A client that repeats them gets through.
+    """
+    with flaky_proxy(aws_server, DROPPED, LOST, spared=SPARED) as proxy:
+        yield environment(proxy.url)
 
 
 @pytest.fixture(scope="session")

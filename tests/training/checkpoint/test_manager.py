@@ -633,13 +633,14 @@ def test_checkpoints_survive_a_bad_line_to_the_storage(
     config: Config,
     digits: Dataset,
     monkeypatch: pytest.MonkeyPatch,
+    aws_server: str,
     aws_variables: dict[str, str],
     s3_client: Any,
 ) -> None:
     whole = train(config(**SETTINGS, run_name="whole"), digits)
     for name, value in aws_variables.items():
         monkeypatch.setenv(name, value)
-    with flaky_proxy(aws_variables["AWS_ENDPOINT_URL"], 0.2) as line:
+    with flaky_proxy(aws_server, 0.2, 0.2) as line:
         monkeypatch.setenv("AWS_ENDPOINT_URL", line.url)
         settings = config(**{**SETTINGS, "checkpoint_seconds": 1e6}, storage_path=f"s3://{BUCKET}/bad-line")
         storage = RunStorage.open(settings.storage_path, "test")
@@ -648,4 +649,4 @@ def test_checkpoints_survive_a_bad_line_to_the_storage(
             trainer.run_epoch()
             checkpoints.save()
         assert same(train(settings, digits), whole)
-        assert line.failed > 5
+        assert min(line.failed, line.lost) > 5

@@ -1,5 +1,6 @@
 import os
 import pickle
+import re
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
@@ -67,9 +68,15 @@ def test_a_bucket_is_written_under_its_prefix_and_run(s3: Any) -> None:
     assert body == b'{"epoch": 0}\n{"epoch": 1}\n', "one document a line"
 
 
-def test_calls_that_are_lost_are_made_again(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+# The calls that change a bucket: of small files, parts of large ones, a file that is deleted, and a folder.
+CHANGES = (r"PUT .*json$", r"PUT .*partNumber=", r"POST .*uploadId=", r"DELETE .*json$", r"POST .*delete$")
+
+
+def test_calls_that_are_lost_are_made_again(s3: Any, aws_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = bytes(range(256)) * 2**16
-    with flaky_proxy(os.environ["AWS_ENDPOINT_URL"], 0.3) as line:
+    with flaky_proxy(aws_server, 0.3, 0.1) as line:
+        for change in CHANGES:
+            line.decide("lose", change)
         monkeypatch.setenv("AWS_ENDPOINT_URL", line.url)
         storage = RunStorage.open(f"s3://{BUCKET}/again", "run")
         storage.check_writable()
@@ -86,7 +93,9 @@ def test_calls_that_are_lost_are_made_again(s3: Any, monkeypatch: pytest.MonkeyP
         storage.delete_folder("folder_2")
         storage.delete("0.json")
         storage.delete("never.json")
-        assert line.failed > 10
+        assert line.failed > 3
+        assert line.lost > 5
+        assert all(any(re.match(each, lost) for lost in line.lost_requests) for each in CHANGES)
     expected = {f"again/run/{n}.json" for n in range(1, 5)} | {"again/run/folder_1/model.pt"}
     assert keys(s3, "again/run/") - {"again/run/"} == expected
 
