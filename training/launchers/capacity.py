@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,6 +24,8 @@ CONNECT_SECONDS = 2
 READ_SECONDS = 3
 # An older failure says nothing about now; the group itself tries again every few minutes.
 RECENT = timedelta(minutes=15)
+# So long EC2 may have no instance for the rest of a gang before the part that it has is given up for another zone.
+PATIENCE = timedelta(minutes=5)
 ACTIVITIES = 50
 
 # What EC2 Auto Scaling writes when EC2 has no instance, and when the account may have none. A group of one type gives
@@ -94,17 +97,28 @@ def autoscaling_client() -> Any:
     )
 
 
+def utc_now() -> datetime:
+    """Return the time."""
+    return datetime.now(UTC)
+
+
 class CapacityWatch:
     """Looks at the workers' Auto Scaling group while a run waits for them.
 
-    The workers of a job are in one zone, unless the stack spreads them. When EC2 has none there, and nothing would be
-    lost, the watch moves the group to the next zone; each is tried once in a wait.
+    The workers of a job are in one zone, unless the stack spreads them. When EC2 has too few there, and nothing would
+    be lost, the watch moves the group to the next zone: at once if it has none, and after some minutes if it has a part
+    of them. Each zone is tried once in a wait; then the group goes back to the one that had the most, and stays.
+
+    A group may ask for more than the run needs: ECS starts two instances where there was none. So it never moves while
+    its zone has as many as the run needs.
 
     Args:
         workers: The workers as the stack has them.
+        needed: The number of instances without which the run can't begin.
         is_idle: Returns whether no instance of theirs is in use.
         say: Shows a line.
         connect: Makes a boto3 client of EC2 Auto Scaling.
+        now: Returns the time.
 
     Attributes:
         shortage: What EC2 lacks and the way out, on one line; empty as long as nothing is known to be lacking.
@@ -114,18 +128,25 @@ class CapacityWatch:
     def __init__(
         self,
         workers: Workers,
+        needed: int,
         is_idle: Callable[[], bool],
         say: Callable[[str], None],
         connect: Callable[[], Any] = autoscaling_client,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._workers = workers
+        self._needed = needed
+        self._now = now
         self._is_idle = is_idle
         self._say = say
         self._connect = connect
         self._next_look_at = 0.0
         self._zone: str | None = ""  # where the group was at the last look; None outside of the stack's zones
         self._moved_at: datetime | None = None
-        self._tried: list[str] = []
+        self._most: dict[str, int] = {}  # the most instances that each zone has had, in the order of the attempts
+        self._is_last = False  # whether the group stays where it is
+        self._lacking_since: datetime | None = None
+        self._count = 0
         self._said = {""}
         self._has_failed = False
         self.shortage = ""
@@ -155,9 +176,13 @@ class CapacityWatch:
         self.asks_on = group["MinSize"] > len(instances)
         subnets = group["VPCZoneIdentifier"].split(",")
         self._note_zone(self._zone_of(subnets))
+        here = [each for each in instances if self._zone in (None, each["AvailabilityZone"])]
         failure = newest_failure(self._read_activities(), subnets, self._since)
+        if len(here) >= self._needed:  # they are about to join
+            failure = None
+        lasts = self._note_count(len(here), failure)
         target = self._next_zone(failure)
-        if target and self._is_idle():
+        if target and lasts and self._is_idle():
             self._move(target, failure)
             failure = None
         self._note_shortage(self._describe(failure, subnets, target) if failure else "")
@@ -178,27 +203,41 @@ class CapacityWatch:
 
     def _note_zone(self, zone: str | None) -> None:
         if self._zone not in ("", zone):
-            self._moved_at = datetime.now(UTC)
+            self._moved_at = self._now()
+            self._lacking_since, self._count = None, 0
         self._zone = zone
-        if zone and zone not in self._tried:
-            self._tried.append(zone)
+        if zone:
+            self._most.setdefault(zone, 0)
+
+    def _note_count(self, count: int, failure: Failure | None) -> bool:
+        """Note how many instances the zone has; return whether it has had too few for long enough to give them up."""
+        if self._zone:
+            self._most[self._zone] = max(self._most[self._zone], count)
+        if failure is None or count > self._count:  # each that comes lets the others hope
+            self._lacking_since = None
+        self._count = count
+        self._lacking_since = self._lacking_since or self._now()
+        return not count or self._now() - self._lacking_since >= PATIENCE
 
     @property
     def _since(self) -> datetime:
         """The time from which on a failure counts: an earlier one in this zone is not of this wait's attempt."""
-        return max(datetime.now(UTC) - RECENT, self._moved_at or datetime.min.replace(tzinfo=UTC))
+        return max(self._now() - RECENT, self._moved_at or datetime.min.replace(tzinfo=UTC))
 
     def _next_zone(self, failure: Failure | None) -> Zone | None:
         """Return the zone to move to, or None to stay."""
         zones = self._workers["zones"]
-        if self._workers["spread"] or len(zones) == 1:
+        if self._workers["spread"] or len(zones) == 1 or self._is_last:
             return None
         if self._zone is None:
-            return zones[0]
+            return zones[0] if self._count < self._needed else None
         if failure is None or not failure.is_of_capacity:
             return None
         here = [zone["zone"] for zone in zones].index(self._zone)
-        return next((zone for zone in zones[here:] + zones[:here] if zone["zone"] not in self._tried), None)
+        if untried := [zone for zone in zones[here:] + zones[:here] if zone["zone"] not in self._most]:
+            return untried[0]
+        best = max(zones, key=lambda zone: (self._most[zone["zone"]], zone["zone"] == self._zone))
+        return best if best["zone"] != self._zone and self._most[best["zone"]] > self._count else None
 
     def _move(self, zone: Zone, failure: Failure | None) -> None:
         self._client.update_auto_scaling_group(
@@ -206,17 +245,29 @@ class CapacityWatch:
             VPCZoneIdentifier=zone["subnet_id"],
             PlacementGroup=zone["placement_group"] or "",  # empty takes the present one away
         )
-        why = "the workers are not in one of the stack's zones"
+        name, why = zone["zone"], "the workers are not in one of the stack's zones"
         if self._zone and failure:
-            why = f"no {self._types(failure)} in {self._zone}"
-        self._say(f"{why}; moving the workers to {zone['zone']}")
-        self._note_zone(zone["zone"])
+            has = f"only {self._count} of {self._needed}" if self._count else "no"
+            why = f"{has} {self._types(failure)} in {self._zone}"
+        if name in self._most:
+            self._is_last = True
+            self._say(f"{why}; moving the workers back to {name}, which had {self._most[name]}, to stay there")
+        else:
+            self._say(f"{why}; moving the workers to {name}")
+        self._note_zone(name)
 
     def _end_leftovers(self, instances: Sequence[Any]) -> None:
-        """After a move, end what the group still has in other zones; it starts as many in its own."""
+        """After a move, end what the group still has in other zones; it starts as many in its own.
+
+        Unless they are as many as the run needs, and its own zone has fewer: another job may have moved the group.
+        """
         if not self._moved_at or not self._zone:
             return
-        left = [each["InstanceId"] for each in instances if each["AvailabilityZone"] != self._zone]
+        by_zone: defaultdict[str, list[str]] = defaultdict(list)
+        for each in instances:
+            by_zone[each["AvailabilityZone"]].append(each["InstanceId"])
+        has_enough = len(by_zone.pop(self._zone, ())) >= self._needed
+        left = [name for names in by_zone.values() if has_enough or len(names) < self._needed for name in names]
         for each in left if left and self._is_idle() else ():
             self._client.terminate_instance_in_auto_scaling_group(InstanceId=each, ShouldDecrementDesiredCapacity=False)
 
@@ -236,11 +287,15 @@ class CapacityWatch:
             )
         if not failure.is_of_capacity:
             return f"EC2 starts no {types}: {one_line(failure.message)}"
-        zones = self._tried or self._names(subnets) or subnets
+        zones = [*self._most] or self._names(subnets) or subnets
         where = zones[0] if len(zones) == 1 else f"any of {', '.join(zones)}"
-        problem = f"EC2 has no {types} in {where} at the moment ({failure.code})"
+        has = "no"
+        if self._count:
+            has, where = f"only {self._count} of {self._needed}", self._zone or where
+        problem = f"EC2 has {has} {types} in {where} at the moment ({failure.code})"
         if target:
-            return f"{problem}; the workers move to {target['zone']} as soon as no GPU is in use"
+            if_it_lasts = f", if EC2 has no more for {PATIENCE.seconds // 60} minutes" if self._count else ""
+            return f"{problem}; the workers move to {target['zone']} as soon as no GPU is in use{if_it_lasts}"
         on_demand = ", or take them on demand: `pulumi config set spot false`" if failure.is_on_spot else ""
         more = f"`pulumi config set workerInstanceType {','.join(self._workers['types'])},TYPE`"
         return f"{problem}; add zones (availabilityZone or subnetId), or types: {more}{on_demand}"

@@ -162,7 +162,7 @@ class Launch:
             self.monitor.polling(bar.draw),
             self.meter.running(),
             self.record.training(self.monitor, self.meter.hours, self.allocation.num_workers),
-            ray_cluster.watching_capacity(self.console),
+            ray_cluster.watching_capacity(self.console, self.allocation),
         ):
             return self._fit_until_done(folder)
 

@@ -27,7 +27,7 @@ from training.launchers import network_interface
 from training.launchers.capacity import CapacityWatch
 from training.periodic import every
 from training.run.cost import InstanceKind
-from training.run.workers_parameter import PARAMETER_VARIABLE, read_workers
+from training.run.workers_parameter import PARAMETER_VARIABLE, Workers, read_workers
 
 CPU_WORKERS = 2
 POLL_SECONDS = 2.0
@@ -143,7 +143,7 @@ def _find_room(config: RunConfig, seconds: float, console: Console) -> WorkerAll
     if not seconds:
         raise ResourceError(_shortage_message(config, nodes, seconds))
     with _pending_placement_group(config), console.status("looking for workers") as status:
-        capacity = _watch_capacity(console)
+        capacity = _watch_capacity(console, config.workers[0] if config.workers else 1, config.device != "cpu")
         deadline = time.monotonic() + seconds
         while not (allocation := allocate_workers(config, nodes := _nodes())):
             left = deadline - time.monotonic()
@@ -167,11 +167,12 @@ def _apart_from_helpers(config: RunConfig, allocation: WorkerAllocation) -> Work
 
 
 @contextmanager
-def watching_capacity(console: Console) -> Generator[None]:
+def watching_capacity(console: Console, allocation: WorkerAllocation) -> Generator[None]:
     """Until the block ends, look at what EC2 has for the workers when this driver's job has waited for some a while.
 
     Workers that were lost in the middle of a run, as spot instances are, may have no successors in their zone.
     """
+    fewest = allocation.limits[0] if allocation.limits else allocation.num_workers
     has_waited = False
     watch: CapacityWatch | None = None
 
@@ -181,7 +182,7 @@ def watching_capacity(console: Console) -> Generator[None]:
         if not is_waiting:
             watch = None  # the next wait may try each zone again
         # A run has no workers for a moment whenever it starts some, and at its end.
-        elif has_waited and (watch := watch or _watch_capacity(console)):
+        elif has_waited and (watch := watch or _watch_capacity(console, fewest, allocation.use_gpu)):
             watch.look_if_due()
         has_waited = is_waiting
 
@@ -336,14 +337,26 @@ def _describe_resources(nodes: list[Resources]) -> str:
     return f"the cluster has {len(nodes)} node{plural} with {cpus} CPUs and {gpus} GPUs"
 
 
-def _watch_capacity(console: Console) -> CapacityWatch | None:
-    """Watch what EC2 has for the workers, if a stack says which they are."""
+def _watch_capacity(console: Console, num_workers: int, use_gpu: bool) -> CapacityWatch | None:
+    """Watch what EC2 has for so many workers, if a stack says which instances they run on."""
 
     def say(line: str) -> None:
         console.print(escape(f"training: {line}"), highlight=False, soft_wrap=True)
 
     workers = read_workers()
-    return CapacityWatch(workers, gpus_are_idle, say) if workers else None
+    needed = _instances_needed(num_workers, use_gpu, workers) if workers else 0
+    return CapacityWatch(workers, needed, gpus_are_idle, say) if workers else None
+
+
+def _instances_needed(num_workers: int, use_gpu: bool, workers: Workers) -> int:
+    """Return on how many instances so many workers fit: one for each GPU, and any number of them without GPUs.
+
+    A stack of an older version doesn't say how many GPUs an instance has, but each node of the cluster does.
+    """
+    if not use_gpu:
+        return 1
+    gpus = workers.get("gpus") or int(max((node.get("GPU", 0) for node in _nodes()), default=0))
+    return math.ceil(num_workers / max(gpus, 1))
 
 
 def _shortage_message(

@@ -54,6 +54,7 @@ class Workers(TypedDict):
         prices: By instance type; None if the stack knows none.
         head_usd: What the head's instance costs, in dollars an hour, or None; a stack of an older version has no key.
         scaling: By kind of node, `workers` and, if there can be any, `helpers`; a stack of an older version has no key.
+        gpus: The GPUs of each instance; a stack of an older version has no key.
     """
 
     group: str
@@ -64,6 +65,7 @@ class Workers(TypedDict):
     prices: dict[str, Price] | None
     head_usd: NotRequired[float | None]
     scaling: NotRequired[dict[str, Scaling]]
+    gpus: NotRequired[int]
 
 
 def read_workers() -> Workers | None:

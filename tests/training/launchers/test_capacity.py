@@ -65,6 +65,16 @@ def test_a_message_is_of_capacity_or_of_a_quota(message: str, is_of: str, on_spo
     assert (failure.is_on_spot, failure.code) == (on_spot, code)
 
 
+class Clock:
+    """The time, to which a test adds."""
+
+    def __init__(self) -> None:
+        self.passed = timedelta()
+
+    def __call__(self) -> datetime:
+        return datetime.now(UTC) + self.passed
+
+
 def activity(status: str, subnet: str, minutes_ago: float = 1, message: str = NO_CAPACITY, **changed: Any) -> Any:
     """A launch as `aws autoscaling describe-scaling-activities` shows it."""
     return {
@@ -162,9 +172,11 @@ def group(aws_server: str, subnets: list[str], launch_configuration: None) -> It
 
 
 class Watch:
-    """The watch of a waiting run, with the lines that it shows."""
+    """The watch of a waiting run, with the lines that it shows and a clock of its own."""
 
-    def __init__(self, group: Group, zones: int = 1, is_idle: bool = True, **changed: Any) -> None:
+    def __init__(
+        self, group: Any, zones: int = 1, is_idle: bool = True, needed: int = 1, clock: Any = None, **changed: Any
+    ) -> None:
         named = [
             {"zone": zone, "subnet_id": subnet, "placement_group": f"pg-{zone[-1]}" if zone != ZONES[2] else None}
             for zone, subnet in zip(ZONES[:zones], group.subnets, strict=False)
@@ -172,7 +184,11 @@ class Watch:
         workers: Any = {"group": GROUP, "types": ["g5.xlarge"], "zones": named, "spot": False, "spread": False}
         self.lines: list[str] = []
         self.is_idle = is_idle
-        self.watch = CapacityWatch({**workers, **changed}, lambda: self.is_idle, self.lines.append, lambda: group)
+        self.clock = clock or Clock()
+        workers |= changed
+        self.watch = CapacityWatch(
+            workers, needed, lambda: self.is_idle, self.lines.append, lambda: group, now=self.clock
+        )
 
     def look(self) -> str:
         self.watch.look()
@@ -252,9 +268,12 @@ def test_the_workers_move_to_the_next_zone_and_take_all_of_them_along(group: Gro
     a, b, _ = group.subnets
     group.create(a, size=1)
     group.activities = [activity("Failed", a)]
-    waiting = Watch(group, zones=3)
+    waiting = Watch(group, zones=3, needed=2)
+    assert waiting.look().startswith("EC2 has only 1 of 2 g5.xlarge in us-east-1a at the moment")
+    waiting.lines.clear()
+    waiting.clock.passed = capacity.PATIENCE
     assert waiting.look() == "", "in the new zone nothing is known to be lacking"
-    assert waiting.lines == ["no g5.xlarge in us-east-1a; moving the workers to us-east-1b"]
+    assert waiting.lines == ["only 1 of 2 g5.xlarge in us-east-1a; moving the workers to us-east-1b"]
     assert group.updates == [{"AutoScalingGroupName": GROUP, "VPCZoneIdentifier": b, "PlacementGroup": "pg-b"}]
     assert group.state["VPCZoneIdentifier"] == b
     assert group.zones_of_instances == ["us-east-1b"], "the job's workers are all in one zone, and as many as before"
@@ -303,10 +322,14 @@ def test_another_job_may_move_the_workers_on(group: Group) -> None:
     a, b, c = group.subnets
     group.create(a, size=1)
     group.activities = [activity("Failed", a)]
-    ours, theirs = Watch(group, zones=3), Watch(group, zones=3)
-    ours.look()
+    ours, theirs = Watch(group, zones=3, needed=2), Watch(group, zones=3, needed=2)
+    for each in (ours, theirs):
+        each.look()
+        each.clock.passed = capacity.PATIENCE
+        each.look()
+    group.activities = [activity("Failed", b, minutes_ago=-6)]
     theirs.look()
-    group.activities = [activity("Failed", b, minutes_ago=-1)]
+    theirs.clock.passed = 3 * capacity.PATIENCE
     theirs.look()
     assert (group.state["VPCZoneIdentifier"], group.zones_of_instances) == (c, ["us-east-1c"])
     started = group.state["Instances"]
@@ -318,7 +341,9 @@ def test_what_could_not_be_ended_is_ended_later(group: Group, monkeypatch: pytes
     a, _, _ = group.subnets
     group.create(a, size=1)
     group.activities = [activity("Failed", a)]
-    waiting = Watch(group, zones=2)
+    waiting = Watch(group, zones=2, needed=2)
+    waiting.look()
+    waiting.clock.passed = capacity.PATIENCE
 
     def refuse(**given: Any) -> None:
         raise RuntimeError("ResourceContention")
@@ -335,8 +360,13 @@ def test_the_workers_stay_while_any_is_in_use(group: Group) -> None:
     a, b, _ = group.subnets
     group.create(a, size=1)
     group.activities = [activity("Failed", a)]
-    waiting = Watch(group, zones=2, is_idle=False)
-    assert waiting.look() == f"{IN_A}; the workers move to us-east-1b as soon as no GPU is in use"
+    waiting = Watch(group, zones=2, is_idle=False, needed=2)
+    waiting.look()
+    waiting.clock.passed = capacity.PATIENCE
+    assert waiting.look() == (
+        "EC2 has only 1 of 2 g5.xlarge in us-east-1a at the moment (InsufficientInstanceCapacity); the workers move to "
+        "us-east-1b as soon as no GPU is in use, if EC2 has no more for 5 minutes"
+    )
     assert (group.updates, group.zones_of_instances) == ([], ["us-east-1a"])
     waiting.is_idle = True
     waiting.look()
@@ -408,9 +438,179 @@ def test_an_aws_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(name, value)
     lines: list[str] = []
     workers: Any = {"group": GROUP, "types": ["g5.xlarge"], "zones": [], "spot": False, "spread": False}
-    watch = CapacityWatch(workers, lambda: True, lines.append)
+    watch = CapacityWatch(workers, 1, lambda: True, lines.append)
     for _ in range(3):
         watch.look_if_due()
         now += capacity.POLL_SECONDS
     [line] = lines
     assert line.startswith("AWS does not tell how the workers are doing; waiting all the same (")
+
+
+class Cloud:
+    """An Auto Scaling group whose zones have so many instances for it, with the time that passes between two looks.
+
+    Attributes:
+        has: The instances that EC2 has for the group in each of ZONES.
+        desired: The number that the group asks for.
+        instances: The zone of each instance, by name.
+        zone: Where the group starts instances.
+        moves: The zones to which it was moved.
+        message: Why a launch fails.
+    """
+
+    def __init__(self, desired: int, *has: int) -> None:
+        self.has = dict(zip(ZONES, has, strict=False))
+        self.subnets = [f"subnet-{zone[-1]}" for zone in self.has]
+        self.desired = desired
+        self.instances: dict[str, str] = {}
+        self.zone = ZONES[0]
+        self.moves: list[str] = []
+        self.message = NO_CAPACITY
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self._activities: list[Any] = []
+        self._started = 0
+
+    def step(self) -> None:
+        """The group asks for what it lacks, one instance after the other, until one fails."""
+        self.now += timedelta(seconds=capacity.POLL_SECONDS)
+        while len(self.instances) < self.desired:
+            self.now += timedelta(milliseconds=1)
+            there = self.in_zone(self.zone) < self.has[self.zone]
+            status, subnet = "Successful" if there else "Failed", f"subnet-{self.zone[-1]}"
+            self._activities.append(activity(status, subnet, message=self.message, StartTime=self.now))
+            if not there:
+                return
+            self._started += 1
+            self.instances[f"i-{self._started}"] = self.zone
+
+    def in_zone(self, zone: str) -> int:
+        return list(self.instances.values()).count(zone)
+
+    def describe_auto_scaling_groups(self, **given: Any) -> Any:
+        instances = [
+            {"InstanceId": name, "AvailabilityZone": zone, "LifecycleState": "InService"}
+            for name, zone in self.instances.items()
+        ]
+        return {
+            "AutoScalingGroups": [
+                {"MinSize": 0, "Instances": instances, "VPCZoneIdentifier": f"subnet-{self.zone[-1]}"}
+            ]
+        }
+
+    def describe_scaling_activities(self, **given: Any) -> Any:
+        return {"Activities": self._activities[::-1][: given["MaxRecords"]]}
+
+    def update_auto_scaling_group(self, **given: Any) -> None:
+        self.zone = f"us-east-1{given['VPCZoneIdentifier'][-1]}"
+        self.moves.append(self.zone[-1])
+
+    def terminate_instance_in_auto_scaling_group(self, **given: Any) -> None:
+        del self.instances[given["InstanceId"]]
+
+    def wait(self, needed: int, minutes: float = 60, **options: Any) -> Watch:
+        """A run waits for `needed` instances so long, or until its group's zone has them."""
+        watch = Watch(self, zones=len(self.has), needed=needed, clock=lambda: self.now, **options)
+        end = self.now + timedelta(minutes=minutes)
+        while self.now < end and self.in_zone(self.zone) < needed:
+            self.step()
+            watch.look()
+        return watch
+
+
+def test_a_part_of_a_gang_is_given_up_after_minutes() -> None:
+    cloud = Cloud(4, 3, 4, 4)
+    cloud.wait(4, minutes=4)
+    assert (cloud.moves, cloud.in_zone(ZONES[0])) == ([], 3)
+    watch = cloud.wait(4)
+    assert (cloud.moves, cloud.in_zone(ZONES[1]), len(cloud.instances)) == (["b"], 4, 4)
+    assert watch.lines[-1] == "only 3 of 4 g5.xlarge in us-east-1a; moving the workers to us-east-1b"
+
+
+def test_each_instance_that_comes_prolongs_the_wait() -> None:
+    cloud = Cloud(4, 1, 4)
+    watch = Watch(cloud, zones=2, needed=4, clock=lambda: cloud.now)
+    for number in (1, 2, 3, 4):
+        cloud.has[ZONES[0]] = number
+        end = cloud.now + 0.8 * capacity.PATIENCE
+        while cloud.now < end:
+            cloud.step()
+            watch.look()
+    assert (cloud.moves, cloud.in_zone(ZONES[0])) == ([], 4)
+
+
+def test_one_worker_is_enough_where_ecs_asks_for_two() -> None:
+    cloud = Cloud(2, 1, 2, 2)
+    watch = Watch(cloud, zones=3, needed=1, clock=lambda: cloud.now)
+    for _ in range(180):
+        cloud.step()
+        assert watch.look() == "", "the run lacks nothing"
+    assert (cloud.moves, cloud.in_zone(ZONES[0])) == ([], 1)
+
+
+def test_where_no_zone_has_any_the_last_is_kept() -> None:
+    cloud = Cloud(2, 0, 0, 0)
+    watch = cloud.wait(2)
+    assert cloud.moves == ["b", "c"], "each zone is tried at once, and once"
+    assert watch.watch.shortage.startswith("EC2 has no g5.xlarge in any of us-east-1a, us-east-1b, us-east-1c at the ")
+    cloud.has[ZONES[2]] = 2
+    cloud.wait(2, minutes=1)
+    assert (cloud.moves, cloud.in_zone(ZONES[2])) == (["b", "c"], 2), "a zone that recovers has the run"
+
+
+def test_a_gang_ends_in_the_zone_with_most() -> None:
+    cloud = Cloud(4, 0, 2, 3)
+    cloud.wait(4)
+    assert (cloud.moves, cloud.in_zone(ZONES[2]), len(cloud.instances)) == (["b", "c"], 3, 3)
+    cloud.has[ZONES[2]] = 4
+    cloud.wait(4, minutes=1)
+    assert cloud.in_zone(ZONES[2]) == 4
+
+
+def test_a_gang_goes_back_to_where_it_had_most() -> None:
+    cloud = Cloud(4, 1, 3, 0)
+    watch = cloud.wait(4)
+    assert cloud.moves == ["b", "c", "b"]
+    assert watch.lines[-2:] == [
+        "no g5.xlarge in us-east-1c; moving the workers back to us-east-1b, which had 3, to stay there",
+        "EC2 has only 3 of 4 g5.xlarge in us-east-1b at the moment (InsufficientInstanceCapacity); " + MORE_TYPES,
+    ]
+    assert (cloud.in_zone(ZONES[1]), len(cloud.instances)) == (3, 3)
+    cloud.has[ZONES[1]] = 4
+    cloud.wait(4, minutes=1)
+    assert cloud.in_zone(ZONES[1]) == 4, "it is where the run begins when one more comes"
+
+
+def test_an_elastic_run_stays_with_its_fewest_workers() -> None:
+    cloud = Cloud(4, 2, 4)
+    watch = Watch(cloud, zones=2, needed=2, clock=lambda: cloud.now)
+    for _ in range(180):
+        cloud.step()
+        watch.look()
+    assert (cloud.moves, cloud.in_zone(ZONES[0])) == ([], 2)
+
+
+def test_a_quota_moves_no_part_of_a_gang() -> None:
+    cloud = Cloud(4, 3, 4)
+    cloud.message = NO_QUOTA
+    watch = cloud.wait(4)
+    assert (cloud.moves, cloud.in_zone(ZONES[0])) == ([], 3)
+    assert watch.watch.shortage.startswith("the account's quota has no room for another g5.xlarge")
+
+
+def test_what_another_run_uses_is_not_given_up() -> None:
+    cloud = Cloud(4, 3, 4)
+    cloud.wait(4, is_idle=False)
+    assert (cloud.moves, cloud.in_zone(ZONES[0])) == ([], 3)
+
+
+def test_a_gang_is_not_ended_where_another_job_left_it() -> None:
+    cloud = Cloud(4, 2, 4)
+    watch = Watch(cloud, zones=2, needed=2, clock=lambda: cloud.now)
+    cloud.step()
+    watch.look()
+    cloud.update_auto_scaling_group(VPCZoneIdentifier="subnet-b")
+    cloud.has[ZONES[1]] = 0
+    for _ in range(30):
+        cloud.step()
+        watch.look()
+    assert cloud.in_zone(ZONES[0]) == 2, "the run begins on them"

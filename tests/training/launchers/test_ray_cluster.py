@@ -134,7 +134,7 @@ class Capacity:
 
 @pytest.mark.usefixtures("nothing_to_join")
 def test_a_wait_in_vain_says_what_ec2_lacks_and_what_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "_watch_capacity", lambda console: Capacity())
+    monkeypatch.setattr(ray_cluster, "_watch_capacity", lambda *given: Capacity())
     console = Console(record=True, force_terminal=True, width=200)
     with pytest.raises(ResourceError) as error:
         ray_cluster.wait_for_workers(ImageConfig(), 0.3, console)
@@ -149,7 +149,7 @@ def test_a_wait_in_vain_says_what_ec2_lacks_and_what_goes_on(monkeypatch: pytest
 @pytest.mark.usefixtures("nothing_to_join")
 def test_workers_that_have_joined_are_not_moved_away(monkeypatch: pytest.MonkeyPatch) -> None:
     capacity = Capacity()
-    monkeypatch.setattr(ray_cluster, "_watch_capacity", lambda console: capacity)
+    monkeypatch.setattr(ray_cluster, "_watch_capacity", lambda *given: capacity)
     seen = iter([[HEAD], [HEAD], [HEAD, G5_XLARGE]])
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: next(seen))
     assert ray_cluster.wait_for_workers(ImageConfig(), 60, Console()) == ON_A_GPU
@@ -161,6 +161,38 @@ def test_without_a_stack_a_wait_asks_no_aws(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv(PARAMETER_VARIABLE, raising=False)
     with pytest.raises(ResourceError, match=r"; ask for fewer workers, another --device, or add nodes$"):
         ray_cluster.wait_for_workers(ImageConfig(), 0.05, Console())
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "use_gpu", "gpus", "nodes", "needed"),
+    [
+        (4, True, 1, [HEAD], 4),
+        (4, True, 4, [HEAD], 1),
+        (5, True, 4, [HEAD], 2),
+        (8, True, None, [HEAD, G5_12XLARGE], 2),
+        (8, True, None, [HEAD], 8),
+        (8, False, 4, [HEAD], 1),
+    ],
+    ids=["a GPU each", "four GPUs", "rounded up", "as a node shows", "not known", "without GPUs"],
+)
+def test_workers_need_so_many_instances(
+    num_workers: int, use_gpu: bool, gpus: int | None, nodes: Any, needed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_cluster, "_nodes", lambda: nodes)
+    workers: Any = {"gpus": gpus} if gpus else {}
+    assert ray_cluster._instances_needed(num_workers, use_gpu, workers) == needed
+
+
+@pytest.mark.usefixtures("nothing_to_join")
+@pytest.mark.parametrize(("given", "workers"), [({}, 1), ({"num_workers": 4}, 4), ({"num_workers": "2:4"}, 2)])
+def test_a_wait_watches_for_the_fewest_workers(
+    given: dict[str, Any], workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(ray_cluster, "_watch_capacity", lambda console, *needs: asked.append(needs))
+    with pytest.raises(ResourceError):
+        ray_cluster.wait_for_workers(ImageConfig(**given), 0.05, Console())
+    assert asked == [(workers, True)]
 
 
 OWN_JOB, OTHER_JOB = "01000000", "02000000"
@@ -290,7 +322,8 @@ def test_a_run_that_waits_for_lost_workers_looks_what_ec2_has(monkeypatch: pytes
             over.set()
         return bool(found)
 
-    def watch(console: Console) -> Capacity:
+    def watch(console: Console, num_workers: int, use_gpu: bool) -> Capacity:
+        assert (num_workers, use_gpu) == (2, True), "an elastic run goes on with its fewest workers"
         watches.append(Capacity())
         return watches[-1]
 
@@ -298,7 +331,7 @@ def test_a_run_that_waits_for_lost_workers_looks_what_ec2_has(monkeypatch: pytes
     monkeypatch.setattr(ray_cluster, "_is_waiting", is_waiting)
     monkeypatch.setattr(ray_cluster, "_watch_capacity", watch)
     monkeypatch.setattr(ray_cluster, "WATCH_SECONDS", 0.01)
-    with ray_cluster.watching_capacity(Console()):
+    with ray_cluster.watching_capacity(Console(), WorkerAllocation(4, True, 4, limits=(2, 4))):
         assert over.wait(LIMIT_SECONDS)
     first, second = watches
     assert second.looks > 0, "the next wait may try each zone again"
