@@ -56,7 +56,7 @@ def check_roles(settings: Settings, region: str, prefix: str) -> None:
 def check_owner(cluster: pulumi.Output[str], up: Remembered | None) -> pulumi.Output[str]:
     """The cluster's name, once it is certain that the stack that is up is the one in this state.
 
-    A state that has the stack knows its cluster's name, also in a preview. Another state, or an empty one, does not.
+    A state that has the stack knows its cluster's name in a preview, too. In another state it is unknown or different.
 
     Raises:
         RunError: When the output is awaited, if another state owns the stack that is up.
@@ -64,8 +64,8 @@ def check_owner(cluster: pulumi.Output[str], up: Remembered | None) -> pulumi.Ou
     if up is None:
         return cluster
 
-    async def check() -> str:
-        if await cluster.is_known() and (name := await cluster.future()) == up.cluster:
+    def check(name: str) -> str:
+        if name == up.cluster:
             return name
         raise pulumi.RunError(
             f"stack: a stack of the name {up.stack} is up in this account and region, and this state does not have it "
@@ -73,4 +73,4 @@ def check_owner(cluster: pulumi.Output[str], up: Remembered | None) -> pulumi.Ou
             "this stack another name, or delete what is left of a lost one (docs/stack.md)"
         )
 
-    return pulumi.Output.from_input(check())
+    return cluster.apply(check, run_with_unknowns=True)

@@ -47,6 +47,7 @@ def _of_the_gpus(namespace: str) -> dict[str, Lines]:
         ],
         "GPUs": [
             _own(namespace, "GPUs", "in the cluster"),
+            _own(namespace, "GPUsUsed", "used", "Maximum"),
             _own(namespace, "GPUsRequested", "requested by jobs", "Maximum"),
         ],
     }

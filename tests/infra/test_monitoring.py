@@ -45,7 +45,8 @@ def lines() -> dict[str, list[list]]:
     ("namespace", "metric"),
     [
         *(("ray-on-ecs/ray", name) for name in ("TrainLoss", "TestLoss", "TestAccuracy", "SamplesPerSecond")),
-        *(("ray-on-ecs/ray", name) for name in ("GPUUtilization", "GPUMemoryUtilization", "GPUs", "GPUsRequested")),
+        *(("ray-on-ecs/ray", name) for name in ("GPUUtilization", "GPUMemoryUtilization", "GPUs")),
+        *(("ray-on-ecs/ray", name) for name in ("GPUsUsed", "GPUsRequested")),
         *(("ECS/ContainerInsights", name) for name in ("RunningTaskCount", "DesiredTaskCount")),
         *(("ECS/ContainerInsights", name) for name in ("NetworkRxBytes", "NetworkTxBytes")),
         *(("AWS/ECS", name) for name in ("CPUUtilization", "MemoryUtilization")),
