@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +23,9 @@ from training.node_folder import node_folder
 MAX_ATTEMPTS = 12
 # Of the disk, beside what is fetched.
 SPARE_BYTES = 2 * 2**30
+# What is read by one call, and how many calls are under way: one alone has a small part of a node's bandwidth.
+PIECE_BYTES = 16 * 2**20
+FETCH_THREADS = 16
 
 
 def open_filesystem(address: str) -> tuple[fs.FileSystem, str]:
@@ -41,6 +46,7 @@ def open_filesystem(address: str) -> tuple[fs.FileSystem, str]:
         region=found.region or None,
         endpoint_override=os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"),
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=MAX_ATTEMPTS),
+        allow_delayed_open=True,  # a small file is one call, which may be repeated, instead of an upload in three
     )
     return filesystem, path
 
@@ -125,11 +131,35 @@ def fetch(address: str, flag: str, hint: str = "give less") -> Path:
 def _fetch(filesystem: fs.FileSystem, path: str, files: list[fs.FileInfo], target: Path) -> None:
     part = Path(f"{target}.part")
     shutil.rmtree(part, ignore_errors=True)
-    for each in files:
-        local = part / (each.path.removeprefix(f"{path}/") if each.path != path else each.base_name)
-        local.parent.mkdir(parents=True, exist_ok=True)
-        fs.copy_files(each.path, str(local), source_filesystem=filesystem, destination_filesystem=fs.LocalFileSystem())
+    names = [each.path.removeprefix(f"{path}/") if each.path != path else each.base_name for each in files]
+    copy_to_disk(filesystem, {part / name: each for name, each in zip(names, files, strict=True)})
     part.rename(target)
+
+
+def copy_to_disk(filesystem: fs.FileSystem, files: Mapping[Path, fs.FileInfo]) -> None:
+    """Copy files to these paths: several at a time, and of a large one several pieces at a time.
+
+    Raises:
+        OSError: A file can't be read, or has changed since it was listed, or the disk is full.
+    """
+
+    def copy(target: Path, offset: int) -> None:
+        found = files[target]
+        size = min(PIECE_BYTES, found.size - offset)
+        with filesystem.open_input_file(found.path) as source:
+            content = source.read_at(size, offset)
+        if len(content) < size:
+            raise OSError(f"{found.path} has become shorter while it was read")
+        with target.open("r+b") as file:
+            file.seek(offset)
+            file.write(content)
+
+    for target in files:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(b"")
+    pieces = [(target, offset) for target, found in files.items() for offset in range(0, found.size, PIECE_BYTES)]
+    with ThreadPoolExecutor(FETCH_THREADS) as threads:
+        list(threads.map(lambda piece: copy(*piece), pieces))
 
 
 def check_room(address: str, needed: int, folder: Path, flag: str, hint: str = "give less") -> None:

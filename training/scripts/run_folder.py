@@ -17,6 +17,7 @@ from typing import NamedTuple
 import psutil
 from pyarrow import fs
 
+from training.filesystem import copy_to_disk
 from training.node_folder import node_folder
 from training.run import layout
 from training.run.storage import RunStorage
@@ -71,24 +72,19 @@ class RunFolder:
         self._folder.mkdir(parents=True, exist_ok=True)
         if self._storage.is_local:
             return
-        remote = {
-            name: Remote(info.size, info.mtime_ns) for name, info in self._storage.files(layout.FILES_FOLDER).items()
-        }
+        remote = self._storage.files(layout.FILES_FOLDER)
         here = self._scan()
         for name in here.keys() - remote.keys():
             (self._folder / name).unlink()
-        for name, found in remote.items():
-            path = self._folder / name
-            # A file that is restored has the time of its object.
-            if name not in here or (here[name].size, here[name].written) != found:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                fs.copy_files(
-                    self._storage.path(layout.FILES_FOLDER, name),
-                    str(path),
-                    source_filesystem=self._storage.filesystem,
-                    destination_filesystem=fs.LocalFileSystem(),
-                )
-                os.utime(path, ns=(found.written, found.written))
+        # A file that is restored has the time of its object.
+        changed = {
+            self._folder / name: found
+            for name, found in remote.items()
+            if name not in here or (here[name].size, here[name].written) != (found.size, found.mtime_ns)
+        }
+        copy_to_disk(self._storage.filesystem, changed)
+        for path, found in changed.items():
+            os.utime(path, ns=(found.mtime_ns, found.mtime_ns))
         self._stored = self._scan()
         self._of_others = set() if self._is_first else set(self._stored)
 
@@ -144,13 +140,6 @@ class RunFolder:
 
     def _scan(self) -> dict[str, State]:
         return {str(path.relative_to(self._folder)): state for path, state in _files(self._folder)}
-
-
-class Remote(NamedTuple):
-    """An object's size in bytes and when it was written (ns)."""
-
-    size: int
-    written: int
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, State]]:

@@ -50,6 +50,27 @@ def test_an_object_is_fetched_as_a_file(storage: RunStorage) -> None:
     assert (Path(path).name, Path(path).read_text()) == ("a.txt", "a")
 
 
+def test_objects_larger_than_a_piece_are_fetched_whole(
+    storage: RunStorage, s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filesystem, "PIECE_BYTES", 1000)
+    for size in (0, 999, 1000, 1001, 5500):
+        s3.put_object(Bucket=BUCKET, Key=f"sizes/{size}", Body=bytes(range(250)) * (size // 250) + b"x" * (size % 250))
+    folder = Path(inputs.fetch(inputs.resolve("data", f"s3://{BUCKET}/sizes", storage)))
+    for size in (0, 999, 1000, 1001, 5500):
+        expected = s3.get_object(Bucket=BUCKET, Key=f"sizes/{size}")["Body"].read()
+        assert (folder / str(size)).read_bytes() == expected
+
+
+def test_an_object_that_shrinks_meanwhile_is_refused(storage: RunStorage, s3: Any, tmp_path: Path) -> None:
+    s3.put_object(Bucket=BUCKET, Key="shrinking/a", Body=b"long")
+    found, path = filesystem.open_filesystem(f"s3://{BUCKET}/shrinking")
+    [listed] = filesystem.list_files(found, path)
+    s3.put_object(Bucket=BUCKET, Key="shrinking/a", Body=b"")
+    with pytest.raises(OSError, match="shorter"):
+        filesystem.copy_to_disk(found, {tmp_path / "a": listed})
+
+
 def test_what_has_changed_in_the_bucket_is_fetched_anew(storage: RunStorage, s3: Any) -> None:
     s3.put_object(Bucket=BUCKET, Key="changing/a.txt", Body=b"a")
     before = inputs.fetch(inputs.resolve("data", f"s3://{BUCKET}/changing", storage))
