@@ -167,9 +167,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _fail(self, proxy: FlakyProxy) -> None:
         if proxy.failed % 2:
-            self.close_connection = True
             self.send_response(503)
             self.send_header("Content-Length", "0")
+            self.send_header("Connection", "close")  # or the client would send the next request to a closed one
             self.end_headers()
         else:
             self._close()
