@@ -34,11 +34,14 @@ ddp_snapshot.main()
 """
 # Shows what it was given, and needs a second of Python at most.
 SHOW = """
-import json, os, sys
+import json, os, socket, sys
 from pathlib import Path
 from training import sdk
 found = {"rank": os.environ["RANK"], "size": os.environ["WORLD_SIZE"], "arguments": sys.argv[1:], "folder": os.getcwd()}
 found["data"] = Path("data.txt").read_text()
+found["port"] = os.environ["MASTER_PORT"]
+found["addresses"] = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
+socket.create_server(("", int(found["addresses"][int(os.environ["RANK"])].rpartition(":")[2]))).close()
 Path(os.environ["RUN_DIR"], f"{os.environ['RANK']}.json").write_text(json.dumps(found))
 for step in (1, 2):
     sdk.progress(step)
@@ -146,6 +149,9 @@ def test_a_job_has_the_code_that_was_there_when_it_was_submitted(submit: Start, 
         ("1", "2", ["--run-name", "own"]),
     ]
     assert {each["data"] for each in shown} == {"of the folder"}
+    assert shown[0]["addresses"] == shown[1]["addresses"]
+    assert len(set(shown[0]["addresses"])) == 2, "each rank can listen to a port that was free when it started"
+    assert {each["port"] for each in shown} == {shown[0]["addresses"][0].rpartition(":")[2]}
     assert {each["folder"] for each in shown}.isdisjoint({str(code)})
     metrics = [json.loads(line) for line in (head.storage / "job" / "metrics.jsonl").read_text().splitlines()]
     assert [(each["step"], each["loss"]) for each in metrics] == [(1, 1.0), (2, 0.5)]

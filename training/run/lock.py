@@ -116,10 +116,11 @@ class RunLock:
             return False
         is_fresh = time.time() - self._refreshed_at < STALE_SECONDS
         try:
-            if self._write(self._version, may_create=is_fresh and not self._has_ended) is not None:
-                self._version = None
+            other = self._write(self._version, may_create=is_fresh and not self._has_ended)
         except OSError:
             return True
+        if other is not None and not self._has_ended:  # else this command itself has deleted it
+            self._version = None
         return self._version is not None
 
     def _write(self, replaces: str | None, *, may_create: bool) -> _Seen | None:

@@ -145,6 +145,13 @@ def test_a_lock_that_was_deleted_is_written_again(storage: RunStorage) -> None:
         assert held.refresh()
 
 
+def test_a_refresh_after_the_end_does_nothing(storage: RunStorage) -> None:
+    with RunLock(storage) as held:
+        pass
+    assert held.refresh(), "as of a thread that was interrupted"
+    assert not storage.exists("run.lock")
+
+
 @pytest.mark.usefixtures("quick")
 def test_a_stale_lock_that_is_gone_was_taken_over(storage: RunStorage) -> None:
     with RunLock(storage) as first:
