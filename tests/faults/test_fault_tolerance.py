@@ -225,7 +225,7 @@ def test_a_node_that_is_told_to_stop_has_all_steps_stored_first(
     assert "are being preempted; stopped after step" in run.log
 
 
-def test_a_bucket_that_loses_answers_costs_time_alone(
+def test_a_bucket_that_loses_calls_costs_time_alone(
     start: Start, uninterrupted: DisturbedRun, proxy: FlakyProxy, s3_client: Any
 ) -> None:
     proxy.decide("lose", "PUT .*/run.lock", 2)
