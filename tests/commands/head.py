@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.local_cluster import start_ray
 from tests.waiting import free_ports, until
@@ -45,12 +46,14 @@ class Head:
 
 
 @contextmanager
-def started(environment: Mapping[str, str], storage: Path) -> Generator[Head]:
+def started(
+    environment: Mapping[str, str], storage: Path, token: Mapping[str, str] = MappingProxyType(TOKEN)
+) -> Generator[Head]:
     """A head on free ports, with the variables of this environment."""
     ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
     temporary = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the paths of sockets lie below it
     own = {
-        **TOKEN,
+        **token,
         "RAY_TMPDIR": temporary,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}",
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -23,7 +23,7 @@ from rich.markup import escape
 
 from training.config import RunConfig
 from training.errors import ResourceError, UsageError
-from training.launchers import network_interface
+from training.launchers import cluster_token, network_interface
 from training.launchers.capacity import CapacityWatch
 from training.periodic import every
 from training.run.cost import InstanceKind
@@ -296,7 +296,12 @@ def allocate_workers(config: RunConfig, nodes: list[Resources]) -> WorkerAllocat
 
 
 def _check_reachable(address: str) -> None:
-    """Raise ResourceError unless something listens at `host:port`: Ray itself would try for ever."""
+    """Check that a Ray cluster at `host:port` answers, and accepts this process: Ray itself would try for ever.
+
+    Raises:
+        ResourceError: Nothing listens there, or not a Ray cluster.
+        UsageError: The cluster wants another token, or any.
+    """
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or "/" in host:
         return
@@ -306,6 +311,7 @@ def _check_reachable(address: str) -> None:
         raise ResourceError(
             f"RAY_ADDRESS: nothing listens at {address!r} ({cause}); correct it, or unset it to use this machine"
         ) from cause
+    cluster_token.check(address)
 
 
 @contextmanager
