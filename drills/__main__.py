@@ -1,6 +1,6 @@
 """Drills: disturb runs at random moments, in every way that they should survive, and compare their weights.
 
-usage: python -m drills [-n N] [--seed N] [--kind KIND …]
+usage: python -m drills [-n N] [--seed N] [--monitor-seconds S] [--kind KIND …]
 
 An undisturbed run comes first. Its duration, from the command's start to its end, is the range from which the moments
 are drawn: start-up and recovery are disturbed as well as training. A run is disturbed again and again until it ends
@@ -29,8 +29,9 @@ from rich.console import Console
 from rich.table import Table
 
 from drills.disturbances import FREEZE_STALL_SECONDS, KINDS, Disturber, TooLateError, wait_until
-from tests import aws
+from tests import aws, failing_monitor
 from tests.disturbed_run import END_SECONDS, EVERY_STEP, STEPS_PER_EPOCH, WORKERS, S3Run
+from tests.failing_monitor import CloudWatch
 from tests.flaky_s3 import FlakyProxy, flaky_proxy
 from tests.local_cluster import LocalCluster, kill_tree
 from tests.slow_model import FOLDER_VARIABLE
@@ -46,6 +47,7 @@ FLAGS = (
     *("--epochs", str(EPOCHS)),
     *("--max-failures", "100"),
     *("--stall-timeout", str(FREEZE_STALL_SECONDS)),
+    *("--cloudwatch-namespace", "drills"),
 )
 
 
@@ -56,12 +58,14 @@ class Site:
     Attributes:
         cluster: The Ray cluster.
         proxy: The proxy between the cluster and S3.
+        cloudwatch: The cluster's CloudWatch.
         client: A boto3 client of that S3, past the proxy.
         console: Shows the progress.
     """
 
     cluster: LocalCluster
     proxy: FlakyProxy
+    cloudwatch: CloudWatch
     client: Any
     console: Console
 
@@ -107,6 +111,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m drills", description="Disturb runs at random moments.")
     parser.add_argument("-n", type=int, default=10, help="disturbances of each kind (default: 10)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments (default: 0)")
+    monitor = "seconds for which monitor-failed stops the dashboard and CloudWatch (default: 60)"
+    parser.add_argument("--monitor-seconds", type=float, default=60.0, metavar="S", help=monitor)
     kinds = f"kinds of disturbances: {', '.join(KINDS)} (default: all)"
     parser.add_argument("--kind", nargs="+", choices=list(KINDS), default=list(KINDS), metavar="KIND", help=kinds)
     arguments = parser.parse_args()
@@ -122,7 +128,8 @@ def main() -> int:
         site.console.print(f"undisturbed: {baseline.seconds:.0f} s from the command's start to its end")
         drills = {}
         for kind in arguments.kind:
-            drills[kind] = drill(site, kind, arguments.n, baseline, random.Random(f"{arguments.seed} {kind}"))
+            generator = random.Random(f"{arguments.seed} {kind}")
+            drills[kind] = drill(site, kind, arguments.n, baseline, generator, arguments.monitor_seconds)
             site.console.print(table({kind: drills[kind]}))  # in case the others are interrupted
     Console(width=120).print(table(drills))
     return 0 if all(each.passed for each in drills.values()) else 1
@@ -130,21 +137,23 @@ def main() -> int:
 
 @contextmanager
 def prepared(console: Console) -> Generator[Site]:
-    """Start an S3, a proxy in front of it, and a cluster that reaches it through the proxy."""
+    """Start an AWS, proxies in front of its S3 and CloudWatch, and a cluster that reaches both through these."""
     with (
         tempfile.TemporaryDirectory(prefix="drills-") as folder,
         aws.moto_server() as url,
         flaky_proxy(url, 0.0) as proxy,
+        failing_monitor.cloudwatch(url) as cloudwatch,
     ):
         client = aws.client("s3", url)
         client.create_bucket(Bucket=aws.BUCKET)
         variables = {
             **aws.environment(proxy.url),
+            "AWS_ENDPOINT_URL_CLOUDWATCH": cloudwatch.url,
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_SECONDS),
             FOLDER_VARIABLE: folder,
         }
         with LocalCluster(WORKERS, variables) as cluster:
-            yield Site(cluster, proxy, client, console)
+            yield Site(cluster, proxy, cloudwatch, client, console)
 
 
 def restart(run: S3Run) -> S3Run:
@@ -153,7 +162,9 @@ def restart(run: S3Run) -> S3Run:
     return run
 
 
-def drill(site: Site, kind: str, count: int, baseline: Baseline, generator: random.Random) -> Drill:
+def drill(
+    site: Site, kind: str, count: int, baseline: Baseline, generator: random.Random, monitor_seconds: float
+) -> Drill:
     """Disturb runs until there have been `count` disturbances or a run has not ended as the undisturbed one."""
     found = Drill()
     runs = 0
@@ -161,7 +172,8 @@ def drill(site: Site, kind: str, count: int, baseline: Baseline, generator: rand
         runs += 1
         site.cluster.replace_ended()
         run = site.start(f"{kind}-{runs}")
-        disturber = Disturber(run, generator, partial(restart, run), site.proxy.outage)
+        outages = site.proxy.outage, site.cloudwatch.outage
+        disturber = Disturber(run, generator, partial(restart, run), *outages, monitor_seconds)
         try:
             for line in disturb(disturber, KINDS[kind], count - found.disturbances, baseline.seconds):
                 site.console.print(f"{kind}: {line}")

@@ -33,6 +33,8 @@ class Disturber:
         random: Chooses among the processes.
         restart: Starts the run's command again.
         outage: A context within which every request to S3 fails.
+        cloudwatch_outage: The same for CloudWatch.
+        monitor_seconds: How long the monitoring fails.
         moments: When the run has been disturbed (Unix time).
     """
 
@@ -40,6 +42,8 @@ class Disturber:
     random: random.Random
     restart: Callable[[], object]
     outage: Callable[[], AbstractContextManager[None]]
+    cloudwatch_outage: Callable[[], AbstractContextManager[None]]
+    monitor_seconds: float
     moments: list[float] = field(default_factory=list)
 
     def kill_worker(self) -> None:
@@ -89,6 +93,16 @@ class Disturber:
             if not wait_until(self.run, time.time() + OUTAGE_SECONDS):
                 raise TooLateError
 
+    def fail_monitor(self) -> None:
+        """Stop the dashboard with SIGSTOP, and let every request to CloudWatch fail; the run may end meanwhile."""
+        dashboard = self._find(lambda: self.run.cluster.head_processes("dashboard/dashboard.py"))
+        dashboard.suspend()
+        try:
+            with self.cloudwatch_outage():
+                wait_until(self.run, time.time() + self.monitor_seconds)
+        finally:
+            dashboard.resume()
+
     def _train_worker(self) -> psutil.Process:
         return self._find(self.run.cluster.train_workers)
 
@@ -115,6 +129,7 @@ KINDS: dict[str, Callable[[Disturber], None]] = {
     "node-drained": Disturber.drain_node,
     "worker-frozen": Disturber.freeze_worker,
     "s3-outage": Disturber.fail_s3,
+    "monitor-failed": Disturber.fail_monitor,
 }
 
 

@@ -12,8 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import failing_monitor
 from tests.aws import BUCKET
 from tests.disturbed_run import EPOCHS, EVERY_STEP, STEPS_PER_EPOCH, DisturbedRun, S3Run
+from tests.failing_monitor import CloudWatch
 from tests.flaky_s3 import FlakyProxy, flaky_proxy
 from tests.local_cluster import LocalCluster, have_ended, kill, kill_tree
 from tests.slow_model import FOLDER_VARIABLE
@@ -35,12 +37,19 @@ def proxy(aws_server: str) -> Iterator[FlakyProxy]:
 
 
 @pytest.fixture(scope="module")
+def cloudwatch(aws_server: str) -> Iterator[CloudWatch]:
+    with failing_monitor.cloudwatch(aws_server) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
 def cluster(
-    tmp_path_factory: pytest.TempPathFactory, proxy: FlakyProxy, aws_variables: dict[str, str]
+    tmp_path_factory: pytest.TempPathFactory, proxy: FlakyProxy, cloudwatch: CloudWatch, aws_variables: dict[str, str]
 ) -> Iterator[LocalCluster]:
     variables = {
         **aws_variables,
         "AWS_ENDPOINT_URL": proxy.url,
+        "AWS_ENDPOINT_URL_CLOUDWATCH": cloudwatch.url,
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_SECONDS),
         FOLDER_VARIABLE: str(tmp_path_factory.mktemp("runs")),
     }
@@ -223,6 +232,24 @@ def test_a_node_that_is_told_to_stop_has_all_steps_stored_first(
     assert run.has_weights_of(uninterrupted)
     assert len(run.step_times) == EPOCHS * STEPS_PER_EPOCH, "no step was repeated"
     assert "are being preempted; stopped after step" in run.log
+
+
+def test_a_run_does_not_notice_that_its_monitor_fails(
+    start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun, cloudwatch: CloudWatch
+) -> None:
+    run = start("monitor", *EVERY_STEP, "--cloudwatch-namespace", "monitor", step_seconds=0.3)
+    run.wait_for_steps(MIDDLE, SAVED)
+    [dashboard] = cluster.head_processes("dashboard/dashboard.py")
+    dashboard.suspend()
+    try:
+        with cloudwatch.outage():
+            assert run.finish() == 0, run.log
+    finally:
+        dashboard.resume()
+    assert cloudwatch.refused
+    assert len(run.step_times) == EPOCHS * STEPS_PER_EPOCH, "no step was repeated"
+    assert "restarting" not in run.log
+    assert run.has_weights_of(uninterrupted)
 
 
 def test_a_bucket_that_loses_calls_costs_time_alone(
