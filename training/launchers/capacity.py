@@ -122,7 +122,6 @@ class CapacityWatch:
 
     Attributes:
         shortage: What EC2 lacks and the way out, on one line; empty as long as nothing is known to be lacking.
-        asks_on: Whether the group goes on asking EC2 for instances when no job waits for them.
     """
 
     def __init__(
@@ -150,7 +149,6 @@ class CapacityWatch:
         self._said = {""}
         self._has_failed = False
         self.shortage = ""
-        self.asks_on = False
 
     def look_if_due(self) -> None:
         """Look at the group if the last time is a while ago. A failure is shown once, and the wait goes on."""
@@ -173,7 +171,6 @@ class CapacityWatch:
         if (group := self._read_group()) is None:
             return
         instances = [each for each in group["Instances"] if not each["LifecycleState"].startswith("Terminat")]
-        self.asks_on = group["MinSize"] > len(instances)
         subnets = group["VPCZoneIdentifier"].split(",")
         self._note_zone(self._zone_of(subnets))
         here = [each for each in instances if self._zone in (None, each["AvailabilityZone"])]

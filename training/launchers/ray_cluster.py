@@ -40,10 +40,6 @@ SMALLEST_SHARE = 1e-4  # of a CPU or GPU, that Ray counts
 INSTANCE_TYPE_LABEL = "instance-type"
 MARKET_LABEL = "ray.io/market-type"
 NODE_GROUP_LABEL, HELPERS = "ray.io/node-group", "helpers"
-GOES_ON = (
-    "the stack goes on asking EC2 for instances when no job waits: `pulumi config set workerCount 0` and `pulumi up` "
-    "withdraw that"
-)
 
 Resources = dict[str, float]
 
@@ -371,8 +367,7 @@ def _shortage_message(
     wanted = f"--num-workers {config.num_workers}" if config.num_workers else "the run"
     on = {"cuda": "a GPU and a CPU", "cpu": "a CPU", "auto": "a GPU or a CPU"}[config.device]
     way_out = (capacity.shortage if capacity else "") or "ask for fewer workers, another --device, or add nodes"
-    goes_on = f"; {GOES_ON}" if capacity and capacity.asks_on else ""
     return (
         f"{wanted} needs {on} for each worker, but {_describe_resources(nodes)}, after a wait of {seconds:.0f} s; "
-        f"{way_out}{goes_on}"
+        f"{way_out}"
     )

@@ -400,16 +400,6 @@ def test_a_group_outside_the_zones_moves_to_the_first(zones: tuple[int, ...], gr
     assert waiting.lines == ["the workers are not in one of the stack's zones; moving the workers to us-east-1a"]
 
 
-def test_a_group_that_has_a_smallest_size_asks_on_when_no_job_waits(group: Group) -> None:
-    group.create(group.subnets[0], size=1)
-    waiting = Watch(group)
-    waiting.look()
-    assert not waiting.watch.asks_on, "it has what it asks for"
-    group.has_instances = False
-    waiting.look()
-    assert waiting.watch.asks_on, "what then starts costs money, and nobody knows"
-
-
 def test_a_group_that_is_gone_is_nothing_to_say(group: Group) -> None:
     group.create(group.subnets[0])
     waiting = Watch(group)
