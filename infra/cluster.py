@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import pulumi
 import pulumi_aws as aws
@@ -15,8 +15,12 @@ from infra.tags import birth_name, tags
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterArgs:
-    """Inputs of Cluster."""
+    """Inputs of Cluster.
 
+    `made_for` is what the cluster is made for, such as its account: the state keeps the values of the first `up`.
+    """
+
+    made_for: Mapping[str, str] = field(default_factory=dict)
     log_retention_days: int
     kms_key_arn: str = ""
 
@@ -24,10 +28,12 @@ class ClusterArgs:
 class Cluster(pulumi.ComponentResource):
     """An empty ECS cluster; instances join it by its name, and their capacity providers are associated afterwards.
 
-    `name` is known in the preview of a stack that is up, and unknown in that of a new one.
+    `name` is known in the preview of a stack that is up, and unknown in that of a new one. `made_for` has the values of
+    the first `up`.
     """
 
     name: pulumi.Output[str]
+    made_for: pulumi.Output[Mapping[str, str]]
     ref: ResourceRef
     logs: ResourceRef
 
@@ -57,9 +63,12 @@ class Cluster(pulumi.ComponentResource):
             f"{name}-suffix",
             byte_length=3,
             prefix=f"{birth_name()}-",
-            # A renamed stack keeps the name that its cluster has: another prefix would replace everything.
-            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["prefix"]),
+            keepers=args.made_for,
+            # Another prefix or keeper would replace everything. So a renamed stack keeps its cluster's name, and the
+            # program can compare the keepers, which are those of the first `up`, with today's.
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["prefix", "keepers"]),
         )
+        self.made_for = suffix.keepers.apply(lambda kept: kept or {})
         self.name = physical = pulumi.Output.concat(name, "-", suffix.hex)
         insights = aws.cloudwatch.LogGroup(
             f"{name}-insights",

@@ -23,8 +23,6 @@ COOLDOWN_SECONDS = 60
 PERIOD_SECONDS = 60
 # https://docs.aws.amazon.com/autoscaling/application/userguide/application-auto-scaling-limits.html
 MAX_STEPS = 20
-# Stands for a metric that is missing; no cluster has as many GPUs or CPUs.
-MISSING = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,20 +99,25 @@ class NodeScaling(pulumi.ComponentResource):
         They are in use while Ray has work on them, whichever program it belongs to; while a program requests nodes,
         unless it requests more than there can be and all of them are there; and while a run reports progress. A head
         that runs and publishes nothing may have a run: its silence is not a reason to end one. A head that does not run
-        has none, and a metric that is missing counts as 0 then.
+        has none.
 
         Instances are counted, since they are billed, also where no task comes to run on them. So are those that EC2 is
-        asked for and does not have: they would start later.
+        asked for and does not have: they would start later. A metric that is missing counts as 0, even if it never had
+        a value: MAX skips it, and `instances` always has one, where FILL of an empty metric may give nothing.
         """
         scale, most = self._args.scale, self._most
-        requested = "FILL(requested, 0)"
+        used, requested, progress, head = (
+            f"MAX([{metric}, instances * 0])" for metric in ("used", "requested", "progress", "head")
+        )
+        # One more than there are, so that it is 0 where the metric is missing alone.
+        published = "MAX([available + 1, instances * 0])"
         in_use = [
-            "FILL(used, 0) > 0",
-            f"({requested} > 0 && ({requested} <= {most} || FILL(available, 0) < {most}))",
-            f"(FILL(head, 0) > 0 && FILL(available, {MISSING}) == {MISSING})",
+            f"{used} > 0",
+            f"({requested} > 0 && ({requested} <= {most} || {published} <= {most}))",
+            f"({head} > 0 && {published} == 0)",
         ]
         if self._args.node.task.gpus:  # helpers may well be idle while GPUs train
-            in_use.append("FILL(progress, 0) > 0")
+            in_use.append(f"{progress} > 0")
         step = aws.appautoscaling.PolicyStepScalingPolicyConfigurationStepAdjustmentArgs(
             metric_interval_lower_bound="0", scaling_adjustment=scale.min_count
         )
@@ -122,7 +125,7 @@ class NodeScaling(pulumi.ComponentResource):
             name,
             "idle",
             f"Ray {self._args.kind} idle for {scale.idle_minutes} minutes (scale in to {scale.min_count})",
-            expression=f"IF({' || '.join(in_use)}, 0, MAX([instances, FILL(wanted, 0)]))",
+            expression=f"IF({' || '.join(in_use)}, 0, MAX([instances, wanted]))",
             above=scale.min_count,
             minutes=scale.idle_minutes,
             policy=self._policy(f"{name}-idle", [step]),

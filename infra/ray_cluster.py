@@ -171,14 +171,16 @@ class RayCluster(pulumi.ComponentResource):
         opts = pulumi.ResourceOptions(parent=self)
 
         cluster = Cluster(
-            f"{prefix}-ray", ClusterArgs(log_retention_days=settings.log_retention_days, kms_key_arn=key), opts
+            f"{prefix}-ray",
+            ClusterArgs(made_for=plan.identity, log_retention_days=settings.log_retention_days, kms_key_arn=key),
+            opts,
         )
         network = Network(
             f"{prefix}-network",
             NetworkArgs(
                 vpc_cidr=settings.vpc_cidr,
                 location=plan.location,
-                cluster_name=config.check_owner(cluster.name, plan.up),
+                cluster_name=config.check_state(cluster.name, cluster.made_for, plan.identity, plan.up),
                 nat_gateway=settings.nat_gateway,
             ),
             opts,

@@ -191,9 +191,11 @@ def test_every_name_fits_its_service(monkeypatch: pytest.MonkeyPatch, name: str)
 
 
 @pytest.mark.parametrize("change", [{"stack": "prod"}, {"project": "vision"}], ids=["stack", "project"])
-def test_a_rename_replaces_nothing(monkeypatch: pytest.MonkeyPatch, everything: Cloud, change: dict[str, str]) -> None:
+def test_a_rename_replaces_nothing(monkeypatch: pytest.MonkeyPatch, everything: Cloud, change: dict[str, Any]) -> None:
     """The engine replaces what has another logical name, type or parent; names in AWS change by replacement, too."""
-    up = {"security_groups": [security_group(zone="us-west-2c", zones="us-west-2c us-west-2a us-west-2b")]}
+    up: dict[str, Any] = {
+        "security_groups": [security_group(zone="us-west-2c", zones="us-west-2c us-west-2a us-west-2b")]
+    }
     renamed = deploy(monkeypatch, EVERYTHING, **change, **up)
     assert {(each.type, each.name) for each in renamed.resources.values()} == {
         (each.type, each.name) for each in everything.resources.values()
@@ -216,7 +218,7 @@ def test_a_stack_of_another_state_is_refused_in_preview(monkeypatch: pytest.Monk
     ("cloud", "line"),
     [
         ({"account": "999999999999"}, "aws:allowedAccountIds: the stack is in account 123456789012, and these"),
-        ({"roles": [head_role(region="eu-west-1")]}, "aws:region: 'us-west-2', and stack dev is up in eu-west-1 "),
+        ({"roles": [head_role(region="eu-west-1")]}, "aws:region: 'us-west-2', and this stack is up in eu-west-1; "),
         ({"roles": [head_role(path="/old/")]}, "rolePath: '/' differs from the stack's, /old/; change it back, or "),
     ],
     ids=["account", "region", "role path"],

@@ -3,8 +3,8 @@
 Ray ends the whole head, and with it all jobs, when its dashboard crashes, and leaves one alone that hangs. But jobs run
 without it; only who submits, lists or follows one needs it.
 
-What is private of Ray is here: `ray start` asks its node every second which of its processes have ended.
-tests/raynode/test_dashboard.py holds that the names exist.
+This module alone uses private names of Ray for that: `ray start` asks its node every second which of its processes
+have ended. tests/raynode/test_dashboard.py holds that the names exist.
 """
 
 import math
@@ -66,7 +66,10 @@ class Supervisor:
             _kill_tree(process.pid)
             process.wait()
         node.all_processes.pop(PROCESS_TYPE_DASHBOARD, None)
-        node.start_api_server(include_dashboard=True, raise_on_failure=False)
+        try:
+            node.start_api_server(include_dashboard=True, raise_on_failure=False)
+        except Exception as cause:  # a full disk, a busy GCS: the head goes on without a dashboard for a while
+            print(f"ray-head: the dashboard does not start ({cause!r}); trying again", file=sys.stderr, flush=True)
         self._asked_at = self._started_at = self._silent_since = time.monotonic()
         self._limit = START_SECONDS
 

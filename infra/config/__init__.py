@@ -10,13 +10,13 @@ from typing import TypeVar
 
 import pulumi
 
-from infra.config.identity import check_owner
+from infra.config.identity import check_state
 from infra.config.plan import Plan, make_plan
 from infra.config.settings import Settings
 from infra.errors import SettingError
 from infra.references import ExistingNetwork
 
-__all__ = ["Plan", "Settings", "check_owner", "in_one_line", "load", "plan"]
+__all__ = ["Plan", "Settings", "check_state", "in_one_line", "load", "plan"]
 T = TypeVar("T")
 
 

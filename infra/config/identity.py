@@ -1,28 +1,44 @@
-"""Pre-flight checks of a stack that is up: its region, its roles and the state that owns it.
+"""Pre-flight checks of a stack that is up: its account, region, roles and network, and the state that owns it.
 
-A program can't read its stack's state, so these checks go by the tags of what is up.
+A program can't read its stack's state, but for the outputs of its own resources. So these checks go by the keepers of a
+RandomId, which keep the values of the first `up`, also when the stack is renamed; and by the tags of what is up, which
+also tell of a stack of this name in another state.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import pulumi
 import pulumi_aws as aws
 
-from infra.config.location import Remembered
+from infra.config.location import Caller, Remembered, wrong_account
 from infra.config.settings import Settings
 from infra.errors import SettingError, error_reason
+from infra.references import ExistingNetwork, Location
 from infra.tags import HEAD_ROLE, REGION_TAG
 
 # Pulumi puts a hyphen and seven hexadecimal digits behind a logical name.
 RANDOM_END = "-[0-9a-f]{7}"
+DESTROY = "change it back, or `pulumi destroy` first"
 
 
-def check_roles(settings: Settings, region: str, prefix: str) -> None:
-    """Refuse another region, role path or permissions boundary than those of the stack that is up.
+def identity(settings: Settings, location: Location, given: ExistingNetwork | None) -> dict[str, str]:
+    """Everything that can't change while a stack is up, as plain text."""
+    network = {} if given else {"vpcId": settings.vpc_id, "vpcCidr": "" if settings.vpc_id else settings.vpc_cidr}
+    return {
+        "account": location.account,
+        "region": location.region,
+        "rolePath": settings.role_path,
+        "permissionsBoundary": settings.permissions_boundary,
+        **network,
+        "zones": "" if location.existing else " ".join(location.zones),
+    }
 
-    A role's path and boundary can't change while instances have it: Pulumi would delete the old role under them.
+
+def check_roles(settings: Settings, caller: Caller, prefix: str) -> None:
+    """Refuse another region, role path or permissions boundary than those of a stack of this name that is up.
 
     Raises:
         RunError: The stack is up in another region.
@@ -32,40 +48,43 @@ def check_roles(settings: Settings, region: str, prefix: str) -> None:
         found = aws.iam.get_roles(name_regex=f"^{re.escape(prefix)}-{HEAD_ROLE}{RANDOM_END}$")
         roles = [aws.iam.get_role(name=each) for each in found.names]
     except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
-        what = f"can't be asked whether the stack is up in another region (iam:ListRoles: {error_reason(error)})"
-        pulumi.log.warn(f"aws:region: IAM {what}; going on")
+        what = "can't be asked whether the stack is up in another region (iam:ListRoles and iam:GetRole"
+        pulumi.log.warn(f"aws:region: IAM {what}: {error_reason(error)}); going on")
         return
     own = {"project": pulumi.get_project(), "stack": pulumi.get_stack()}
+    now = {
+        "region": caller.region,
+        "rolePath": settings.role_path,
+        "permissionsBoundary": settings.permissions_boundary,
+    }
     for role in roles:
         tags = role.tags or {}
-        if not own.items() <= tags.items():
-            continue
-        if (there := tags.get(REGION_TAG, region)) != region:
-            raise pulumi.RunError(
-                f"aws:region: {region!r}, and stack {own['stack']} is up in {there} (role {role.name}); `pulumi config "
-                f"set aws:region {there}`, `pulumi destroy` it there first, or give this stack another name"
-            )
-        hint = "change it back, or `pulumi destroy` first: its instances and tasks have these roles"
-        if role.path != settings.role_path:
-            raise SettingError("rolePath", settings.role_path, f"differs from the stack's, {role.path}", hint)
-        if (role.permissions_boundary or "") != settings.permissions_boundary:
-            problem = f"differs from the stack's, {role.permissions_boundary or 'none'}"
-            raise SettingError("permissionsBoundary", settings.permissions_boundary, problem, hint)
+        if own.items() <= tags.items():
+            region = tags.get(REGION_TAG, caller.region)
+            boundary = role.permissions_boundary or ""
+            _refuse_change({"region": region, "rolePath": role.path, "permissionsBoundary": boundary}, now)
 
 
-def check_owner(cluster: pulumi.Output[str], up: Remembered | None) -> pulumi.Output[str]:
-    """The cluster's name, once it is certain that the stack that is up is the one in this state.
+def check_state(
+    cluster: pulumi.Output[str],
+    made_for: pulumi.Output[Mapping[str, str]],
+    now: Mapping[str, str],
+    up: Remembered | None,
+) -> pulumi.Output[str]:
+    """The cluster's name, once it is certain that this state has the stack that is up, and that the stack stays there.
 
-    A state that has the stack knows its cluster's name in a preview, too. In another state it is unknown or different.
+    Args:
+        cluster: The cluster's name; a state that has the stack knows it in a preview, too.
+        made_for: The identity at the first `up`.
+        now: The identity now.
+        up: The stack of this name that is up, or None.
 
     Raises:
-        RunError: When the output is awaited, if another state owns the stack that is up.
+        RunError: When the output is awaited.
     """
-    if up is None:
-        return cluster
 
-    def check(name: str) -> str:
-        if name == up.cluster:
+    def check_owner(name: str) -> str:
+        if up is None or name == up.cluster:
             return name
         raise pulumi.RunError(
             f"stack: a stack of the name {up.stack} is up in this account and region, and this state does not have it "
@@ -73,4 +92,45 @@ def check_owner(cluster: pulumi.Output[str], up: Remembered | None) -> pulumi.Ou
             "this stack another name, or delete what is left of a lost one (docs/stack.md)"
         )
 
-    return cluster.apply(check, run_with_unknowns=True)
+    def check_identity(known: tuple[str, Mapping[str, str]]) -> str:
+        name, was = known
+        try:
+            _refuse_change(was, now)
+        except SettingError as error:
+            raise pulumi.RunError(str(error)) from error
+        return name
+
+    owned = cluster.apply(check_owner, run_with_unknowns=up is not None)
+    return pulumi.Output.all(owned, made_for).apply(lambda known: check_identity((known[0], known[1])))
+
+
+def _refuse_change(was: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Refuse what would replace the stack, or take roles and network from under its instances.
+
+    Raises:
+        RunError: Account, region or zones differ.
+        SettingError: A setting differs.
+    """
+    changed = {key for key in now if was.get(key, now[key]) != now[key]}
+    if "account" in changed:
+        raise wrong_account(now["account"], was["account"])
+    if "region" in changed:
+        there = was["region"]
+        raise pulumi.RunError(
+            f"aws:region: {now['region']!r}, and this stack is up in {there}; `pulumi config set aws:region {there}`, "
+            "`pulumi destroy` it there first, or give this stack another name"
+        )
+    for key in ("rolePath", "permissionsBoundary"):
+        if key in changed:
+            hint = f"{DESTROY}: instances and tasks run with these roles"
+            raise SettingError(key, now[key], f"differs from the stack's, {was[key] or 'none'}", hint)
+    for key in ("vpcId", "vpcCidr"):
+        if key in changed:
+            raise SettingError(
+                key, now[key], f"is another network than the stack's, {was[key] or 'its own VPC'}", DESTROY
+            )
+    if "zones" in changed:
+        raise pulumi.RunError(
+            f"availabilityZone: the stack has subnets in {was['zones']}, in this order, and would get others, in "
+            f"{now['zones']}: its security group is not found by its tags. If the stack was renamed, rename it back"
+        )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ def locate(
         caller: Account, region and partition.
         up: The stack as it is up, or None.
         given: A network of the same program, which does not exist yet.
-        others: The project's other stacks in this region.
+        others: The other stacks in this account and region.
 
     Raises:
         SettingError: It can't run where the settings say, or can't move there.
@@ -102,25 +103,29 @@ def locate(
 
 
 def remember(prefix: str) -> tuple[Remembered | None, list[Remembered]]:
-    """Ask EC2 for the security groups of this project's clusters with these names; their tags say where they are.
+    """Ask EC2 for the security groups of all clusters with these names; their tags say where they are.
 
     Returns:
-        This stack if it is up, and the project's other stacks.
+        This stack if it is up, and the other stacks.
 
     Raises:
         RunError: EC2 can't be asked, two stacks have this name, or the group of this one lacks the tags.
     """
     suffix = f"-{prefix}-{SECURITY_GROUP}"
-    name = aws.ec2.GetSecurityGroupsFilterArgs(name="tag:Name", values=[f"*{suffix}"])
+    filters = [
+        aws.ec2.GetSecurityGroupsFilterArgs(name="tag-key", values=[CLUSTER_TAG]),
+        aws.ec2.GetSecurityGroupsFilterArgs(name="tag:Name", values=[f"*{suffix}"]),
+    ]
     try:
-        found = aws.ec2.get_security_groups(tags={"project": pulumi.get_project()}, filters=[name])
+        found = aws.ec2.get_security_groups(filters=filters)
         groups = [aws.ec2.get_security_group(id=each) for each in found.ids]
     except Exception as error:
         what = f"AWS can't be asked whether the stack is up (ec2:DescribeSecurityGroups: {error_reason(error)})"
         raise pulumi.RunError(f"aws:region: {what}; let the caller ask, or try again") from error
     # The pattern also finds a cluster whose name only ends like this one's.
     groups = [each for each in groups if each.tags.get("Name") == f"{each.tags.get('stack')}{suffix}"]
-    own = [each for each in groups if each.tags["stack"] == pulumi.get_stack()]
+    name = (pulumi.get_project(), pulumi.get_stack())
+    own = [each for each in groups if (each.tags.get("project"), each.tags["stack"]) == name]
     if len(own) > 1:
         which = " and ".join(f"{each.id} in {each.vpc_id}" for each in own)
         raise pulumi.RunError(
@@ -128,10 +133,10 @@ def remember(prefix: str) -> tuple[Remembered | None, list[Remembered]]:
             f"groups {which}; `pulumi destroy` one of them, or delete what is left of a lost one (docs/stack.md)"
         )
     for each in own:
-        if missing := [tag for tag in (CLUSTER_TAG, ZONE_TAG) if tag not in each.tags]:
+        if ZONE_TAG not in each.tags:
             raise pulumi.RunError(
-                f"stack: its security group {each.id} lacks the tag {' and '.join(missing)}, which says where it is; "
-                "restore it, or `pulumi destroy` first"
+                f"stack: its security group {each.id} lacks the tag {ZONE_TAG}, which says where it is; restore it, or "
+                "`pulumi destroy` first"
             )
     others = [each for each in groups if each not in own and ZONE_TAG in each.tags]
     return (_remembered(own[0]) if own else None), [_remembered(each) for each in others]
@@ -142,7 +147,7 @@ def _remembered(group: aws.ec2.GetSecurityGroupResult) -> Remembered:
     return Remembered(
         group_id=group.id,
         stack=tags["stack"],
-        cluster=tags.get(CLUSTER_TAG, ""),
+        cluster=tags[CLUSTER_TAG],
         vpc_id=group.vpc_id,
         zone=tags[ZONE_TAG],
         zones=tuple(tags.get(ZONES_TAG, "").split()),
@@ -150,10 +155,10 @@ def _remembered(group: aws.ec2.GetSecurityGroupResult) -> Remembered:
 
 
 def _renamed(others: Sequence[Remembered]) -> Remembered | None:
-    """The place of the project's other stacks, if all of them have the same and a VPC of their own.
+    """The place of the other stacks with a VPC of theirs, if it is the same for all.
 
     After `pulumi stack rename` the tags still have the old name: one of the others is this stack, and has to stay where
-    it is. A new stack can be there as well.
+    it is. A new stack can be there as well. Where the others differ, check_state refuses to move a renamed stack.
     """
     places = {(each.zone, each.zones): each for each in others if each.zones}
     return next(iter(places.values())) if len(places) == 1 else None
@@ -192,7 +197,7 @@ def ask_caller() -> Caller:
         )
     except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
         if refused := re.search(r"account ID not allowed: (\d{12})", str(error), re.I):
-            raise wrong_account(refused[1]) from error
+            raise wrong_account(refused[1], " or ".join(_allowed_accounts())) from error
         hint = "sign in, and set aws:region with `pulumi config set aws:region us-west-2`"
         raise pulumi.RunError(f"aws:region: AWS can't be asked ({error_reason(error)}); {hint}") from error
 
@@ -210,21 +215,34 @@ def check_account(account: str) -> None:
             f"and lose track of this one. Set it: `pulumi config set --path '{ALLOWED}[0]' {account}`"
         )
     elif account not in allowed:
-        raise wrong_account(account)
+        raise wrong_account(account, " or ".join(allowed))
 
 
-def wrong_account(account: str) -> pulumi.RunError:
+def wrong_account(account: str, right: str) -> pulumi.RunError:
     """Error for credentials of an account that the stack is not in."""
-    belongs = " or ".join(_allowed_accounts()) or "another one"
     return pulumi.RunError(
-        f"{ALLOWED}: the stack is in account {belongs}, and these credentials are of {account}; choose others with "
+        f"{ALLOWED}: the stack is in account {right}, and these credentials are of {account}; choose others with "
         "AWS_PROFILE or `pulumi config set aws:profile NAME`"
     )
 
 
 def _allowed_accounts() -> list[str]:
-    # `pulumi config set --path` makes a number of an account ID.
-    return [str(each).zfill(12) for each in pulumi.Config("aws").get_object("allowedAccountIds") or []]
+    """The list, in which `pulumi config set --path` makes numbers of account IDs.
+
+    Raises:
+        RunError: It is not a list.
+    """
+    text = pulumi.Config("aws").get("allowedAccountIds") or "[]"
+    try:
+        accounts = json.loads(text)
+    except ValueError:
+        accounts = None
+    if not isinstance(accounts, list):
+        raise pulumi.RunError(
+            f"{ALLOWED}: {text} is not a list; `pulumi config rm {ALLOWED}`, then `pulumi config set --path "
+            f"'{ALLOWED}[0]' {text}`"
+        )
+    return [str(each).zfill(12) for each in accounts]
 
 
 def offerings(settings: Settings, region: str, wanted: Sequence[str]) -> Offerings:

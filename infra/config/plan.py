@@ -5,8 +5,8 @@ What cannot work is refused here, in a preview, before anything exists.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import pulumi
 import pulumi_aws as aws
@@ -31,6 +31,7 @@ class Plan:
         worker: A worker's node.
         helper: A helper's node, or None where there are no helpers.
         gpus: How many GPUs a job requests by default.
+        identity: Everything that can't change while the stack is up.
         up: The stack as it is up, or None.
     """
 
@@ -39,6 +40,7 @@ class Plan:
     worker: NodeSpec
     helper: NodeSpec | None
     gpus: int
+    identity: Mapping[str, str] = field(default_factory=dict)
     up: Remembered | None = None
 
     @property
@@ -67,7 +69,7 @@ def make_plan(settings: Settings, prefix: str, network: ExistingNetwork | None =
     region = caller.region
     check_account(caller.account)
     up, others = remember(prefix)
-    identity.check_roles(settings, region, prefix)
+    identity.check_roles(settings, caller, prefix)
     if not settings.image_uri and pulumi.runtime.is_dry_run():
         docker.check(is_up=up is not None)
     if settings.image_uri and "@" not in settings.image_uri:
@@ -87,7 +89,15 @@ def make_plan(settings: Settings, prefix: str, network: ExistingNetwork | None =
     prices.check(settings.max_hourly_usd, *nodes)
     _check_room(settings, location, sum(node.max_count for node in nodes))
     gpus = settings.workers.default_job_count * worker.task.gpus
-    return Plan(location=location, head=head, worker=worker, helper=next(iter(helpers), None), gpus=gpus, up=up)
+    return Plan(
+        location=location,
+        head=head,
+        worker=worker,
+        helper=next(iter(helpers), None),
+        gpus=gpus,
+        identity=identity.identity(settings, location, network),
+        up=up,
+    )
 
 
 def _check_room(settings: Settings, location: Location, nodes: int) -> None:

@@ -118,8 +118,9 @@ def _allowed(quota: Quota) -> float:
 
 
 def _has_network() -> bool:
-    """Whether this project has a VPC: that of a stack that has been renamed, or of an `up` that failed half-way."""
-    return bool(aws.ec2.get_vpcs(tags={"project": pulumi.get_project()}).ids)
+    """Whether there is a VPC of this project or this stack: after a rename, or an `up` that failed half-way."""
+    own = ({"project": pulumi.get_project()}, {"stack": pulumi.get_stack()})
+    return any(aws.ec2.get_vpcs(tags=tags).ids for tags in own)
 
 
 def _refuse_network(quota: Quota, region: str, there: int, allowed: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-    from training.run.storage import RunStorage
+from training.run.storage import RunStorage
 
 PICTURE = "compare.png"
 COLUMNS = 3
@@ -143,13 +142,14 @@ def read(storage: RunStorage) -> Run:
         UsageError: A document is broken.
         ResourceError: The folder can't be read.
     """
+    from training.run.records import read_records
+
     try:
         settings = (storage.read_json(layout.SETTINGS) or {}).get("settings", {})
-        lines = storage.read(layout.METRICS).splitlines() if storage.exists(layout.METRICS) else []
         return Run(
             name=storage.run_name,
             settings=settings,
-            metrics=[json.loads(line) for line in lines],
+            metrics=read_records(storage),
             result=storage.read_json(layout.RESULT) or {},
             status=storage.read_json(layout.STATUS) or {},
         )

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,7 @@ class Cloud(mocks.Mocks):
     partition: str = "aws"
     security_groups: list[dict[str, Any]] = field(default_factory=list)
     roles: list[dict[str, Any]] = field(default_factory=list)
+    kept: dict[str, str] = field(default_factory=dict)
     prices: dict[str, float] | None = field(default_factory=lambda: {"m5.xlarge": 0.192, "g5.xlarge": 1.006})
     spot_prices: dict[str, float] | None = field(default_factory=lambda: {"g5.xlarge": 0.4})
     absent: tuple[str, ...] = ()
@@ -163,6 +165,8 @@ class Cloud(mocks.Mocks):
             return "", args.inputs
         arn = f"arn:aws:service:{REGION}:{ACCOUNT}:{args.name}"
         outputs = {"name": args.name, "arn": arn, **args.inputs}
+        if args.typ == "random:index/randomId:RandomId":
+            outputs["keepers"] = {**outputs["keepers"], **self.kept}  # the state has those of the first `up`
         return f"{args.name}-id", {**outputs, **_OUTPUTS.get(args.typ, {})}
 
     def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
@@ -216,7 +220,9 @@ class Cloud(mocks.Mocks):
                 subnet = {"vpcId": "vpc-0a1b", "availabilityZone": zone, "mapPublicIpOnLaunch": False}
                 return {"id": args.args["id"], **subnet, **self.subnet}, []
             case "getSecurityGroups":
-                return {"ids": [f"sg-{number}" for number, _ in enumerate(self.security_groups)]}, []
+                return {
+                    "ids": [f"sg-{number}" for number, each in enumerate(self.security_groups) if _fits(each, args)]
+                }, []
             case "getRoles":
                 names = [each["name"] for each in self.roles if re.search(args.args["nameRegex"], each["name"])]
                 return {"names": names}, []
@@ -258,6 +264,16 @@ class Cloud(mocks.Mocks):
         known = [name for name in types if name in instance_types()]
         pairs = [(name, zone) for zone in self.zones for name in known if zone not in self.not_offered.get(name, ())]
         return {"instanceTypes": [name for name, _ in pairs], "locations": [zone for _, zone in pairs]}
+
+
+def _fits(group: dict[str, Any], args: mocks.MockCallArgs) -> bool:
+    """Whether EC2 finds a security group by these filters."""
+    tags: dict[str, str] = group["tags"]
+    values = {"tag-key": list(tags), **{f"tag:{key}": [value] for key, value in tags.items()}}
+    return all(
+        any(fnmatch(value, pattern) for value in values.get(each["name"], ()) for pattern in each["values"])
+        for each in args.args["filters"]
+    )
 
 
 class _Recorder(mocks.MockMonitor):

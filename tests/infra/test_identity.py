@@ -8,11 +8,11 @@ import pulumi
 import pytest
 
 from infra.cluster import Cluster, ClusterArgs
-from infra.config.identity import check_owner, check_roles
-from infra.config.location import Caller, ask_caller, check_account, remember
+from infra.config.identity import check_roles, check_state, identity
+from infra.config.location import Caller, ask_caller, check_account, locate, remember
 from infra.config.settings import Settings
 from infra.errors import SettingError
-from tests.infra.fake_aws import ACCOUNT, CLUSTER, REGION, Cloud, head_role, security_group
+from tests.infra.fake_aws import ACCOUNT, CLUSTER, Cloud, head_role, security_group
 
 OTHER = "999999999999"
 BOUNDARY = f"arn:aws:iam::{ACCOUNT}:policy/boundary"
@@ -56,6 +56,17 @@ def test_account_ids_may_be_numbers(cloud: Cloud) -> None:
     assert account(cloud).account == "000000000042"
 
 
+@pytest.mark.parametrize("text", ["123456789012", "012345678901", "my-account"])
+def test_a_list_of_accounts_is_a_list(cloud: Cloud, text: str) -> None:
+    cloud.config = {"aws:allowedAccountIds": text}
+    with pytest.raises(pulumi.RunError) as refused:
+        account(cloud)
+    assert str(refused.value) == (
+        f"aws:allowedAccountIds: {text} is not a list; `pulumi config rm aws:allowedAccountIds`, then `pulumi config "
+        f"set --path 'aws:allowedAccountIds[0]' {text}`"
+    )
+
+
 def test_a_missing_account_is_a_warning(cloud: Cloud, warnings: list[str]) -> None:
     cloud.config = {"aws:allowedAccountIds": "[]"}
     account(cloud)
@@ -65,7 +76,7 @@ def test_a_missing_account_is_a_warning(cloud: Cloud, warnings: list[str]) -> No
 
 def roles(cloud: Cloud, **settings: Any) -> None:
     """The check of the roles, with otherwise default settings."""
-    cloud.run(lambda: check_roles(Settings(**settings), REGION, CLUSTER))
+    cloud.run(lambda: check_roles(Settings(**settings), ask_caller(), CLUSTER))
 
 
 def test_the_roles_of_this_stack_pass(cloud: Cloud, warnings: list[str]) -> None:
@@ -79,8 +90,8 @@ def test_another_region_is_refused(cloud: Cloud) -> None:
     with pytest.raises(pulumi.RunError) as refused:
         roles(cloud)
     assert str(refused.value) == (
-        "aws:region: 'us-west-2', and stack dev is up in eu-west-1 (role ray-on-ecs-head-instance-role-1a2b3c4); "
-        "`pulumi config set aws:region eu-west-1`, `pulumi destroy` it there first, or give this stack another name"
+        "aws:region: 'us-west-2', and this stack is up in eu-west-1; `pulumi config set aws:region eu-west-1`, "
+        "`pulumi destroy` it there first, or give this stack another name"
     )
 
 
@@ -120,38 +131,67 @@ def test_roles_in_use_keep_their_path_and_boundary(
 def test_a_caller_without_iam_rights_is_warned(cloud: Cloud, warnings: list[str]) -> None:
     cloud.silent = ("getRoles",)
     roles(cloud)
-    assert "(iam:ListRoles: " in warnings[0]
+    assert "(iam:ListRoles and iam:GetRole: " in warnings[0]
     assert warnings[0].endswith("; going on")
 
 
-def owner(cloud: Cloud) -> str | None:
+def state(cloud: Cloud, **settings: Any) -> str | None:
     """The cluster's name as the security group's tag gets it; a preview of a new stack does not know it."""
 
     def program() -> pulumi.Output[str]:
-        cluster = Cluster(f"{CLUSTER}-ray", ClusterArgs(log_retention_days=30))
-        return check_owner(cluster.name, remember(CLUSTER)[0])
+        up, others = remember(CLUSTER)
+        given = Settings(**settings)
+        now = identity(given, locate(given, ask_caller(), up, None, others), None)
+        cluster = Cluster(f"{CLUSTER}-ray", ClusterArgs(made_for=now, log_retention_days=30))
+        return check_state(cluster.name, cluster.made_for, now, up)
 
     return cloud.value(cloud.run(program))
 
 
 def test_the_state_that_has_the_stack_passes(cloud: Cloud) -> None:
-    assert owner(Cloud()) == "ray-on-ecs-ray-dev-c0ffee", "nothing is up yet"
+    assert state(Cloud()) == "ray-on-ecs-ray-dev-c0ffee", "nothing is up yet"
     cloud.security_groups = [security_group()]
-    assert owner(cloud) == "ray-on-ecs-ray-dev-c0ffee"
+    assert state(cloud) == "ray-on-ecs-ray-dev-c0ffee"
 
 
-def test_a_renamed_stack_passes(cloud: Cloud) -> None:
-    cloud.stack = "prod"
-    cloud.security_groups = [security_group()]
-    assert owner(cloud) == "ray-on-ecs-ray-dev-c0ffee", "the tag still has the old name"
+@pytest.mark.parametrize("change", [{"stack": "prod"}, {"project": "vision"}])
+def test_a_renamed_stack_passes(change: dict[str, Any]) -> None:
+    zones: dict[str, Any] = {"zone": "us-west-2a", "zones": "us-west-2a us-west-2c"}
+    cloud = Cloud(**change, security_groups=[security_group(**zones)], kept={"zones": zones["zones"]})
+    assert state(cloud) == "ray-on-ecs-ray-dev-c0ffee", "the tags still have the old name"
 
 
 @pytest.mark.parametrize(("preview", "cluster"), [(True, "ray-on-ecs-ray-dev-c0ffee"), (False, "ray-of-another")])
 def test_another_state_is_refused(preview: bool, cluster: str) -> None:
     cloud = Cloud(security_groups=[security_group(cluster=cluster)], preview=preview)
     with pytest.raises(pulumi.RunError) as refused:
-        owner(cloud)
+        state(cloud)
     assert str(refused.value).startswith(
         "stack: a stack of the name dev is up in this account and region, and this state does not have it (cluster "
         f"{cluster}, security group sg-of-vpc-0a1b); use the state that made it (`pulumi login`), "
     )
+
+
+@pytest.mark.parametrize(
+    ("kept", "line"),
+    [
+        ({"account": OTHER}, f"aws:allowedAccountIds: the stack is in account {OTHER}, and these credentials are of"),
+        ({"region": "eu-west-1"}, "aws:region: 'us-west-2', and this stack is up in eu-west-1; "),
+        (
+            {"rolePath": "/teams/"},
+            "rolePath: '/' differs from the stack's, /teams/; change it back, or `pulumi destroy`",
+        ),
+        ({"permissionsBoundary": BOUNDARY}, "permissionsBoundary: '' differs from the stack's, arn:aws:iam::"),
+        ({"vpcId": "vpc-0b"}, "vpcId: '' is another network than the stack's, vpc-0b; change it back, or"),
+        ({"vpcCidr": "10.1.0.0/16"}, "vpcCidr: '10.0.0.0/16' is another network than the stack's, 10.1.0.0/16; "),
+        (
+            {"zones": "us-west-2c us-west-2b"},
+            "availabilityZone: the stack has subnets in us-west-2c us-west-2b, in this",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stack", ["dev", "prod"], ids=["same name", "renamed"])
+def test_a_stack_stays_in_place(stack: str, kept: dict[str, str], line: str) -> None:
+    with pytest.raises(pulumi.RunError) as refused:
+        state(Cloud(stack=stack, kept=kept))
+    assert str(refused.value).startswith(line)

@@ -58,14 +58,16 @@ def test_a_stack_that_is_up_stays_where_it_is(cloud: Cloud) -> None:
     assert (made.zone, made.zones) == ("us-west-2b", ("us-west-2a", "us-west-2b")), "us-west-2c came later"
     [asked] = [args for token, args in cloud.calls if token.endswith("getSecurityGroups")]
     assert asked == {
-        "tags": {"project": "ray-on-ecs"},
-        "filters": [{"name": "tag:Name", "values": ["*-ray-on-ecs-network-security-group"]}],
+        "filters": [
+            {"name": "tag-key", "values": ["ray-on-ecs:cluster"]},
+            {"name": "tag:Name", "values": ["*-ray-on-ecs-network-security-group"]},
+        ]
     }
 
 
-@pytest.mark.parametrize("stack", ["prod", "test"])
-def test_a_renamed_stack_stays_where_it_is(cloud: Cloud, stack: str) -> None:
-    cloud.stack = stack
+@pytest.mark.parametrize("change", [{"stack": "prod"}, {"project": "vision"}])
+def test_a_renamed_stack_stays_where_it_is(change: dict[str, Any]) -> None:
+    cloud = Cloud(**change)
     cloud.security_groups = [up(zones="us-west-2b us-west-2a")]
     made = location(cloud)
     assert (made.zone, made.zones) == ("us-west-2b", ("us-west-2b", "us-west-2a")), "in the order of its subnets"

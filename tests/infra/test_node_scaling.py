@@ -41,24 +41,38 @@ def scaling(cloud: Cloud, count: Scale, gpus: int = 1, kind: str = "workers", vc
     return cloud
 
 
+class Missing:
+    """A metric without a value in a minute."""
+
+    def __add__(self, other: object) -> Missing:
+        return self
+
+    __mul__ = __add__
+
+
 def value(cloud: Cloud, kind: str, **metrics: float | None) -> float | None:
-    """What an alarm's expression is in a minute with these values, by CloudWatch's rules."""
+    """The value of an alarm's expression in a minute with these values, by CloudWatch's rules."""
     alarm = cloud.resources[f"scaling-{kind}-alarm"].inputs
     result = next(query for query in alarm["metricQueries"] if query.get("returnData"))
+
+    def largest(values: list[Any]) -> Any:
+        return max((each for each in values if not isinstance(each, Missing)), default=Missing())
+
     functions = {
         "IF": lambda condition, yes, no: yes if condition else no,
-        "FILL": lambda value, filling: value if value is not None or filling is REPEAT else filling,
+        "FILL": lambda value, filling: filling if isinstance(value, Missing) and filling is not REPEAT else value,
         "REPEAT": REPEAT,  # without an earlier value
-        "MAX": max,
+        "MAX": largest,
     }
     used = {query["id"] for query in alarm["metricQueries"]} - {"result"}
-    known = {**dict.fromkeys(used), **metrics}
-    assert known.keys() == used, "the alarm looks at other metrics"
+    assert metrics.keys() <= used, "the alarm looks at other metrics"
+    known = {name: Missing() if metrics.get(name) is None else metrics[name] for name in used}
     expression = result["expression"].replace("&&", "and").replace("||", "or")
     try:
-        return eval(expression, {"__builtins__": {}}, {**functions, **known})
-    except TypeError:  # a metric without a value, which nothing fills
+        found = eval(expression, {"__builtins__": {}}, {**functions, **known})
+    except TypeError:  # a missing value is compared
         return None
+    return None if isinstance(found, Missing) else found
 
 
 def rings(cloud: Cloud, kind: str, **metrics: float | None) -> bool:

@@ -43,12 +43,14 @@ class FakeNode:
         self.all_processes: dict[str, list[Any]] = {"raylet": [self._run("pass")]}
         self.all_processes["raylet"][0].process.wait()
         self.starts = 0
-        self.fails = False
+        self.failure: Exception | bool = False
         self.start_api_server()
 
     def start_api_server(self, **given: bool) -> None:
         self.starts += 1
-        if not self.fails:
+        if isinstance(self.failure, Exception):
+            raise self.failure
+        if not self.failure:
             self.all_processes[PROCESS_TYPE_DASHBOARD] = [self._run("import time; time.sleep(600)")]
 
     @property
@@ -109,17 +111,20 @@ def test_a_dashboard_that_has_ended_is_started_again(
     assert capsys.readouterr().err == 2 * "ray-head: the dashboard has ended with -9; starting it again\n"
 
 
-def test_a_dashboard_that_does_not_start_is_tried_now_and_then(node: Any, clock: Clock) -> None:
+@pytest.mark.parametrize("failure", [True, OSError("No space left on device")], ids=["no process", "full disk"])
+def test_a_dashboard_that_does_not_start_is_tried_now_and_then(
+    node: Any, clock: Clock, failure: Exception | bool
+) -> None:
     supervisor = Supervisor()
     clock.now += RETRY_SECONDS
     node.dashboard.kill()
     node.dashboard.wait()
-    node.fails = True
+    node.failure = failure
     for _ in range(3 * int(RETRY_SECONDS)):
         supervisor.dead_processes(node)
         clock.now += 1
     assert node.starts == 4
-    node.fails = False
+    node.failure = False
     supervisor.dead_processes(node)
     assert node.dashboard.poll() is None
 

@@ -116,6 +116,7 @@ class CapacityWatch:
         workers: The workers as the stack has them.
         needed: The number of instances without which the run can't begin.
         is_idle: Returns whether no instance of theirs is in use.
+        others_wait: Returns whether another job waits for workers: instances that have not joined Ray yet may be its.
         say: Shows a line.
         connect: Makes a boto3 client of EC2 Auto Scaling.
         now: Returns the time.
@@ -129,6 +130,7 @@ class CapacityWatch:
         workers: Workers,
         needed: int,
         is_idle: Callable[[], bool],
+        others_wait: Callable[[], bool],
         say: Callable[[str], None],
         connect: Callable[[], Any] = autoscaling_client,
         now: Callable[[], datetime] = utc_now,
@@ -137,6 +139,7 @@ class CapacityWatch:
         self._needed = needed
         self._now = now
         self._is_idle = is_idle
+        self._others_wait = others_wait
         self._say = say
         self._connect = connect
         self._next_look_at = 0.0
@@ -179,7 +182,7 @@ class CapacityWatch:
             failure = None
         lasts = self._note_count(len(here), failure)
         target = self._next_zone(failure)
-        if target and lasts and self._is_idle():
+        if target and lasts and self._is_idle() and not (instances and self._others_wait()):
             self._move(target, failure)
             failure = None
         self._note_shortage(self._describe(failure, subnets, target) if failure else "")
@@ -265,7 +268,7 @@ class CapacityWatch:
             by_zone[each["AvailabilityZone"]].append(each["InstanceId"])
         has_enough = len(by_zone.pop(self._zone, ())) >= self._needed
         left = [name for names in by_zone.values() if has_enough or len(names) < self._needed for name in names]
-        for each in left if left and self._is_idle() else ():
+        for each in left if left and self._is_idle() and not self._others_wait() else ():
             self._client.terminate_instance_in_auto_scaling_group(InstanceId=each, ShouldDecrementDesiredCapacity=False)
 
     def _note_shortage(self, line: str) -> None:

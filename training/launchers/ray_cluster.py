@@ -236,6 +236,17 @@ def instance_kind(labels: Mapping[str, str]) -> InstanceKind:
     return InstanceKind(labels.get(INSTANCE_TYPE_LABEL), labels.get(MARKET_LABEL))
 
 
+def other_jobs_wait() -> bool:
+    """Return whether another job waits for a placement group with GPUs."""
+    job_id = ray.get_runtime_context().get_job_id()
+    table: dict[str, Any] = placement_group_table()
+    return any(
+        group["state"] in ("PENDING", "RESCHEDULING") and any(bundle.get("GPU") for bundle in group["bundles"].values())
+        for key, group in table.items()
+        if not key.endswith(job_id)
+    )
+
+
 def gpus_are_idle() -> bool:
     """Return whether the nodes with GPUs run nothing, and hold no place but for this driver's job.
 
@@ -347,7 +358,7 @@ def _watch_capacity(console: Console, num_workers: int, use_gpu: bool) -> Capaci
 
     workers = read_workers()
     needed = _instances_needed(num_workers, use_gpu, workers) if workers else 0
-    return CapacityWatch(workers, needed, gpus_are_idle, say) if workers else None
+    return CapacityWatch(workers, needed, gpus_are_idle, other_jobs_wait, say) if workers else None
 
 
 def _instances_needed(num_workers: int, use_gpu: bool, workers: Workers) -> int:

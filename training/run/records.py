@@ -8,6 +8,7 @@ until the end of an attempt. A part has the records from its number on, counted 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -139,7 +140,8 @@ def merge_records(storage: RunStorage) -> list[Record]:
 
 
 def _parts(storage: RunStorage) -> list[int]:
-    return sorted(int(name.removesuffix(".jsonl")) for name in storage.file_sizes(layout.METRICS_PARTS))
+    names = storage.file_sizes(layout.METRICS_PARTS)
+    return sorted(int(name.removesuffix(".jsonl")) for name in names if re.fullmatch(r"\d{9}\.jsonl", name))
 
 
 def _part(number: int) -> str:

@@ -175,7 +175,14 @@ class Watch:
     """The watch of a waiting run, with the lines that it shows and a clock of its own."""
 
     def __init__(
-        self, group: Any, zones: int = 1, is_idle: bool = True, needed: int = 1, clock: Any = None, **changed: Any
+        self,
+        group: Any,
+        zones: int = 1,
+        is_idle: bool = True,
+        needed: int = 1,
+        clock: Any = None,
+        others_wait: bool = False,
+        **changed: Any,
     ) -> None:
         named = [
             {"zone": zone, "subnet_id": subnet, "placement_group": f"pg-{zone[-1]}" if zone != ZONES[2] else None}
@@ -187,7 +194,7 @@ class Watch:
         self.clock = clock or Clock()
         workers |= changed
         self.watch = CapacityWatch(
-            workers, needed, lambda: self.is_idle, self.lines.append, lambda: group, now=self.clock
+            workers, needed, lambda: self.is_idle, lambda: others_wait, self.lines.append, lambda: group, now=self.clock
         )
 
     def look(self) -> str:
@@ -428,7 +435,7 @@ def test_an_aws_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(name, value)
     lines: list[str] = []
     workers: Any = {"group": GROUP, "types": ["g5.xlarge"], "zones": [], "spot": False, "spread": False}
-    watch = CapacityWatch(workers, 1, lambda: True, lines.append)
+    watch = CapacityWatch(workers, 1, lambda: True, lambda: False, lines.append)
     for _ in range(3):
         watch.look_if_due()
         now += capacity.POLL_SECONDS
@@ -591,6 +598,16 @@ def test_what_another_run_uses_is_not_given_up() -> None:
     cloud = Cloud(4, 3, 4)
     cloud.wait(4, is_idle=False)
     assert (cloud.moves, cloud.in_zone(ZONES[0])) == ([], 3)
+
+
+def test_instances_of_another_waiting_run_stay() -> None:
+    cloud = Cloud(4, 2, 4)
+    cloud.wait(4, others_wait=True)
+    assert (cloud.moves, cloud.in_zone(ZONES[0])) == ([], 2), "they still pull their image"
+    cloud.instances.clear()
+    cloud.has[ZONES[0]] = 0
+    cloud.wait(4, others_wait=True)
+    assert cloud.moves == ["b"], "a zone without instances helps neither"
 
 
 def test_a_gang_is_not_ended_where_another_job_left_it() -> None:

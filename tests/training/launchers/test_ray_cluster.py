@@ -283,6 +283,17 @@ def test_gpus_that_another_job_holds_are_not_idle(cluster: Cluster) -> None:
     assert not ray_cluster.gpus_are_idle()
 
 
+def test_only_other_jobs_that_want_gpus_wait(cluster: Cluster) -> None:
+    cluster.place(OWN_JOB)
+    cluster.place(OTHER_JOB, "a")
+    assert not ray_cluster.other_jobs_wait(), "one has its place, the other is this job"
+    cluster.place(OTHER_JOB)
+    assert ray_cluster.other_jobs_wait()
+    for group in cluster.groups.values():
+        group["bundles"] = {index: {"CPU": 1.0} for index in group["bundles"]}
+    assert not ray_cluster.other_jobs_wait(), "they wait for CPUs"
+
+
 def test_instances_count_once_and_by_what_their_nodes_say(cluster: Cluster) -> None:
     assert ray_cluster.instances_with_workers() == {}
     cluster.place(OTHER_JOB, "b")

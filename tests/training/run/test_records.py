@@ -58,6 +58,15 @@ def test_records_are_read_while_they_grow(storage: RunStorage) -> None:
 
 
 @pytest.mark.usefixtures("small_parts")
+def test_other_files_among_the_parts_are_no_records(storage: RunStorage) -> None:
+    storage.write("metrics/notes.txt", "mine")
+    log, file = attempt(storage)
+    make(log, *range(1, 10))
+    file.write(log)
+    assert merge_records(storage) == log.records
+
+
+@pytest.mark.usefixtures("small_parts")
 def test_a_record_is_completed_later(storage: RunStorage) -> None:
     log, file = attempt(storage)
     for step in range(1, 10):
