@@ -13,8 +13,8 @@ def check(kind: str) -> None:
 
     Head: the GCS alone decides, because nothing runs without it. A dashboard that hangs is started again by
     `raynode.dashboard`, and no run needs it: a new head would cost each of them a restart. Worker: its agent, which
-    asks the head whether this raylet is dead; an unreachable head counts as "no". A worker outlives its head for a while and
-    exits by itself if no head comes back: a replacement would only have to wait for a head as well.
+    asks the head whether this raylet is dead; an unreachable head counts as "no". A worker outlives its head for a
+    while and exits by itself if no head comes back: a replacement would only have to wait for a head as well.
 
     Raises:
         OSError: It isn't.

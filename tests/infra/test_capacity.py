@@ -29,7 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "rules": AccountRules(),
     "root_volume_gib": 100,
 }
-GPU = {**DEFAULTS, "node": node_spec("g5.xlarge", 2, gpus=1), "managed_scaling": True}
+GPU: dict[str, Any] = {**DEFAULTS, "node": node_spec("g5.xlarge", 2, gpus=1), "managed_scaling": True}
 
 
 def build(args: dict[str, Any] = DEFAULTS) -> Capacity:
