@@ -16,9 +16,10 @@ from infra.ray_cluster import RayCluster
 
 # Known while Pulumi plans: AWS is asked whether these zones offer the instance types.
 region = aws.get_region().region
-zones = aws.get_availability_zones(
+found = aws.get_availability_zones(
     state="available", filters=[aws.GetAvailabilityZonesFilterArgs(name="zone-type", values=["availability-zone"])]
-).names[:2]
+)
+zones = list(found.names[:2])
 
 vpc = awsx.ec2.Vpc(
     "company",
