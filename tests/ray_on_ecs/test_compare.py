@@ -149,6 +149,6 @@ def test_what_cannot_be_compared_is_refused(
 
 
 def test_a_broken_document_is_named(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
-    folders.of("fast").write("metrics.jsonl", "{")
+    folders.of("fast").write("metrics.jsonl", "{\n")
     assert main(["compare", "--local", "slow", "fast"]) == 2
     assert "fast" in capsys.readouterr().err
