@@ -23,7 +23,7 @@ from training.node_folder import node_folder
 MAX_ATTEMPTS = 12
 # Of the disk, beside what is fetched.
 SPARE_BYTES = 2 * 2**30
-# What is read by one call, and how many calls are under way: one alone has a small part of a node's bandwidth.
+# Bytes of a call, and the number of calls at a time: one call has a small part of a node's bandwidth.
 PIECE_BYTES = 16 * 2**20
 FETCH_THREADS = 16
 

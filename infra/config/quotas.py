@@ -118,7 +118,7 @@ def _allowed(quota: Quota) -> float:
 
 
 def _has_network() -> bool:
-    """Whether there is a VPC of this project or this stack: after a rename, or an `up` that failed half-way."""
+    """Return True if there is a VPC of this project or stack: after a rename, or an `up` that failed half-way."""
     own = ({"project": pulumi.get_project()}, {"stack": pulumi.get_stack()})
     return any(aws.ec2.get_vpcs(tags=tags).ids for tags in own)
 
