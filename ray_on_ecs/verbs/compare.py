@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-from training.run.storage import RunStorage
+    from training.run.storage import RunStorage
 
 PICTURE = "compare.png"
 COLUMNS = 3

@@ -70,12 +70,16 @@ first, second = map(weights, sys.argv[1:])
 print(first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first))
 """
 CREATE = """
+import json
 import boto3
 where = {{"endpoint_url": "http://127.0.0.1:5000", "region_name": "us-east-1"}}
 boto3.client("ssm", **where).put_parameter(Name="{name}", Type="String", Value={value!r}, Overwrite=True)
-boto3.client("s3", **where).create_bucket(Bucket="{bucket}")
+s3 = boto3.client("s3", **where)
+s3.create_bucket(Bucket="{bucket}")
+public = {{"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::{bucket}/*"}}
+s3.put_bucket_policy(Bucket="{bucket}", Policy=json.dumps({{"Version": "2012-10-17", "Statement": [public]}}))
 """
-# Without boto3, which takes a second of a core: runs are looked at again and again.
+# Unsigned, without boto3, which takes a second of a core: runs are looked at again and again.
 READ = """
 import sys, urllib.error, urllib.request
 try:
