@@ -4,7 +4,8 @@ usage: python -m drills [-n N] [--seed N] [--monitor-seconds S] [--kind KIND …
 
 An undisturbed run comes first. Its duration, from the command's start to its end, is the range from which the moments
 are drawn: start-up and recovery are disturbed as well as training. A run is disturbed again and again until it ends
-first; then another run takes the disturbances that are left of N.
+first; then another run takes the disturbances that are left of N. A run whose monitoring fails has longer steps: it
+goes on until the monitoring is back.
 
 Exit status: 0 if every run ended with the undisturbed run's weights, 1 if one did not, 2 for a wrong argument.
 """
@@ -39,6 +40,8 @@ from tests.slow_model import FOLDER_VARIABLE
 EPOCHS = 6
 STEPS = EPOCHS * STEPS_PER_EPOCH
 STEP_SECONDS = 0.3
+# Of runs whose monitoring fails: their steps stay far below the stall timeout.
+MOST_MONITOR_SECONDS = 1200.0
 DRAIN_SECONDS = 40
 LOG_CHARACTERS = 3000
 # No run is refused here because it was disturbed too often.
@@ -69,9 +72,9 @@ class Site:
     client: Any
     console: Console
 
-    def start(self, name: str) -> S3Run:
+    def start(self, name: str, step_seconds: float = STEP_SECONDS) -> S3Run:
         """Start a run."""
-        return restart(S3Run(self.cluster, name, FLAGS, client=self.client))
+        return restart(S3Run(self.cluster, name, FLAGS, client=self.client), step_seconds)
 
 
 @dataclass(frozen=True)
@@ -111,13 +114,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m drills", description="Disturb runs at random moments.")
     parser.add_argument("-n", type=int, default=10, help="disturbances of each kind (default: 10)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments (default: 0)")
-    monitor = "seconds for which monitor-failed stops the dashboard and CloudWatch (default: 60)"
+    monitor = f"seconds of monitor-failed without dashboard and CloudWatch: 60, {MOST_MONITOR_SECONDS:.0f} at most"
     parser.add_argument("--monitor-seconds", type=float, default=60.0, metavar="S", help=monitor)
     kinds = f"kinds of disturbances: {', '.join(KINDS)} (default: all)"
     parser.add_argument("--kind", nargs="+", choices=list(KINDS), default=list(KINDS), metavar="KIND", help=kinds)
     arguments = parser.parse_args()
     if arguments.n < 1:
         parser.error(f"-n: {arguments.n} is less than 1")
+    if not 0 < arguments.monitor_seconds <= MOST_MONITOR_SECONDS:
+        parser.error(f"--monitor-seconds: {arguments.monitor_seconds} is not within 0 and {MOST_MONITOR_SECONDS:.0f}")
     with prepared(Console(stderr=True, highlight=False)) as site:
         started = time.time()
         run = site.start("undisturbed")
@@ -156,9 +161,9 @@ def prepared(console: Console) -> Generator[Site]:
             yield Site(cluster, proxy, cloudwatch, client, console)
 
 
-def restart(run: S3Run) -> S3Run:
+def restart(run: S3Run, step_seconds: float = STEP_SECONDS) -> S3Run:
     """Start a run's command, for the first time or again."""
-    run.start(step_seconds=STEP_SECONDS)
+    run.start(step_seconds=step_seconds)
     return run
 
 
@@ -168,16 +173,19 @@ def drill(
     """Disturb runs until there have been `count` disturbances or a run has not ended as the undisturbed one."""
     found = Drill()
     runs = 0
+    step_seconds = STEP_SECONDS
+    if kind == "monitor-failed":
+        step_seconds = max(step_seconds, 1.1 * (baseline.seconds + monitor_seconds) / STEPS)
     while found.disturbances < count and found.passed:
         runs += 1
         site.cluster.replace_ended()
-        run = site.start(f"{kind}-{runs}")
+        run = site.start(f"{kind}-{runs}", step_seconds)
         outages = site.proxy.outage, site.cloudwatch.outage
-        disturber = Disturber(run, generator, partial(restart, run), *outages, monitor_seconds)
+        disturber = Disturber(run, generator, partial(restart, run, step_seconds), *outages, monitor_seconds)
         try:
             for line in disturb(disturber, KINDS[kind], count - found.disturbances, baseline.seconds):
                 site.console.print(f"{kind}: {line}")
-            found.ended = run.finish(END_SECONDS) == 0
+            found.ended = run.finish(END_SECONDS + STEPS * step_seconds) == 0
         except TimeoutError as error:
             site.console.print(f"{kind}: {error}", markup=False)
             found.ended = False
