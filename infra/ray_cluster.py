@@ -266,7 +266,7 @@ class RayCluster(pulumi.ComponentResource):
                 task_definition_arn=of_kind[kind].definition_arn,
                 capacity_provider=capacities[kind].provider_name,
                 count=scale.initial_count if scale else 1,
-                autoscaled=scale is not None,
+                autoscaled=scale is not None and scale.max_count > 0,
                 redeploy=settings.redeploy_workers if scale else "",
                 registry_arn=None if scale else discovery.registry_arn,
                 after=needed,

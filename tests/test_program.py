@@ -481,7 +481,9 @@ def test_a_stack_can_be_kept_without_gpus(monkeypatch: pytest.MonkeyPatch) -> No
     cloud = deploy(monkeypatch, {"workerCount": "0"})
     assert cloud.resources["workers-group"].inputs["maxSize"] == 0, "GPUs are the cost"
     assert not cloud.of_type("aws:appautoscaling/target:Target"), "there is nothing to scale"
-    assert cloud.resources["ray-workers-service"].inputs["desiredCount"] == 0, "ECS would look for instances for ever"
+    service = cloud.resources["ray-workers-service"]
+    assert service.inputs["desiredCount"] == 0, "ECS would look for instances for ever"
+    assert service.ignore_changes == (), "workers that run would stay, as nothing stops them any more"
     assert cloud.resources["head-group"].inputs["desiredCapacity"] == 1, "the head stays, with its runs and dashboard"
     assert "--num-workers" not in cloud.exports["train_command"], "0 workers are none that train"
 
