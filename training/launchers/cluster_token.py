@@ -4,6 +4,7 @@ Ray itself would try for 20 seconds to join a cluster that refuses it, and print
 """
 
 import os
+import time
 from collections.abc import Sequence
 
 import grpc
@@ -19,7 +20,11 @@ from training.errors import ResourceError, UsageError
 # An RPC of Ray's GCS that drivers ask, too.
 CHECK = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 ANSWER_SECONDS = 3.0
+# Of a GCS that is busy, such as that of a head that has just started again.
+BUSY_SECONDS = 30.0
+RETRY_SECONDS = 1.0
 REFUSED = grpc.StatusCode.UNAUTHENTICATED
+BUSY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 def check(address: str) -> None:
@@ -32,7 +37,9 @@ def check(address: str) -> None:
         UsageError: The cluster wants another token, or any, or has none.
         ResourceError: What listens there is not a Ray cluster.
     """
-    error = _ask(address)
+    deadline = time.monotonic() + BUSY_SECONDS
+    while (error := _ask(address)) in BUSY and time.monotonic() < deadline:
+        time.sleep(RETRY_SECONDS)
     if error not in (None, REFUSED):
         raise ResourceError(
             f"RAY_ADDRESS: what listens at {address!r} does not answer as a Ray cluster does ({error.name}); correct "
