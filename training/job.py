@@ -45,6 +45,9 @@ SUBMIT_ATTEMPTS = 3
 NOISY = ("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging")
 # How long a head that has just started may need until its agent accepts jobs.
 AGENT_SECONDS = 60.0
+# How long the head may need to start a dashboard that hangs or has crashed again, and the pause between two calls.
+DASHBOARD_SECONDS = 150.0
+RETRY_SECONDS = 2.0
 
 ABOUT = """\
 python -m training.job [--max-resubmissions N] [flags of python -m training]
@@ -170,27 +173,39 @@ def _count(text: str) -> int:
 
 
 def connect() -> "JobSubmissionClient":
-    """Connect to the Jobs API of the head's dashboard; Ray reads address and token from the environment.
+    """Connect to the Jobs API of the head's dashboard, once there is one.
+
+    Ray reads address and token from the environment.
 
     Raises:
         UsageError: The head refuses the token.
-        ResourceError: No dashboard answers.
+        ResourceError: The address is wrong, or no dashboard answers in time.
     """
     from ray.exceptions import AuthenticationError  # takes seconds: not for --help or a mistyped flag
     from ray.job_submission import JobSubmissionClient
 
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)
-    try:
-        return JobSubmissionClient(DASHBOARD)
-    except AuthenticationError as cause:
-        raise UsageError(
-            "RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's, and RAY_AUTH_MODE=token"
-        ) from cause
-    except (OSError, RuntimeError, ValueError) as cause:
-        raise ResourceError(
-            f"no dashboard of a Ray head answers ({one_line(cause)}); set RAY_API_SERVER_ADDRESS to the address of one"
-        ) from cause
+    deadline, waits = time.monotonic() + DASHBOARD_SECONDS, False
+    while True:
+        try:
+            return JobSubmissionClient(DASHBOARD)
+        except AuthenticationError as cause:
+            raise UsageError(
+                "RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's, and "
+                "RAY_AUTH_MODE=token"
+            ) from cause
+        except (OSError, RuntimeError, ValueError) as cause:
+            if not isinstance(cause, ConnectionError) or time.monotonic() > deadline:
+                raise ResourceError(
+                    f"no dashboard of a Ray head answers ({one_line(cause)}); set RAY_API_SERVER_ADDRESS to the "
+                    "address of one"
+                ) from cause
+            if not waits:
+                where = os.environ.get("RAY_API_SERVER_ADDRESS", DASHBOARD)
+                _say(f"waiting up to {DASHBOARD_SECONDS:.0f} s for the dashboard of the Ray head at {where}")
+            waits = True
+            time.sleep(RETRY_SECONDS)
 
 
 def find_or_submit(client: "JobSubmissionClient", work: Submission, metadata: dict[str, str]) -> str:

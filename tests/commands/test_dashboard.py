@@ -1,6 +1,7 @@
 """A head's dashboard that hangs or crashes is started again, and neither the head nor its jobs notice."""
 
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -24,6 +25,8 @@ while not pathlib.Path(sys.argv[1]).exists():
     time.sleep(0.1)
 print("went on")
 """
+# The first call of `python -m training.job`.
+CONNECT = "from training import job; job.connect(); print('connected')"
 pytestmark = pytest.mark.fault
 
 
@@ -57,9 +60,14 @@ def test_a_dashboard_that_hangs_or_crashes_costs_nothing(environment: dict[str, 
         hung = dashboard(head)
         hung.suspend()
         assert head.is_healthy, "a new head would cost every run a restart"
+        command = [sys.executable, "-c", CONNECT]
+        variables = {**head.environment, "RAY_API_SERVER_ADDRESS": head.dashboard}
+        connecting = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
         until(lambda: "the dashboard has not answered for" in head.log.read_text(), SECONDS, head.log.read_text)
         assert until(lambda: status(head), SECONDS, head.log.read_text) == "RUNNING", "its driver has not noticed"
         assert not hung.is_running()
+        said, _ = connecting.communicate(timeout=SECONDS)
+        assert said.splitlines()[-1:] == ["connected"], said
 
         dashboard(head).kill()
         until(lambda: "the dashboard has ended with -9" in head.log.read_text(), SECONDS, head.log.read_text)
