@@ -74,7 +74,11 @@ def publish(namespace: str) -> None:
             "CPUsUsed": found.helper_cpus_used,
         }
     _put(namespace, [_datum(name, "Count", [value]) for name, value in counts.items()])
-    _put(namespace, utilization(api.get(f"http://127.0.0.1:{ports.DASHBOARD}/nodes?view=summary")))
+    try:
+        nodes = api.get(f"http://127.0.0.1:{ports.DASHBOARD}/nodes?view=summary")
+    except OSError as cause:
+        raise OSError(f"only the GPU utilization: {cause}") from cause
+    _put(namespace, utilization(nodes))
 
 
 def utilization(nodes: Any) -> list[Datum]:
