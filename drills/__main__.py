@@ -40,7 +40,7 @@ from tests.slow_model import FOLDER_VARIABLE
 EPOCHS = 6
 STEPS = EPOCHS * STEPS_PER_EPOCH
 STEP_SECONDS = 0.3
-# Of runs whose monitoring fails: their steps stay far below the stall timeout.
+# Steps of runs whose monitoring fails take 1/60 of that, which stays below the stall timeout.
 MOST_MONITOR_SECONDS = 1200.0
 DRAIN_SECONDS = 40
 LOG_CHARACTERS = 3000

@@ -140,7 +140,8 @@ def copy_to_disk(filesystem: fs.FileSystem, files: Mapping[Path, fs.FileInfo]) -
     """Copy files to these paths: several at a time, and of a large one several pieces at a time.
 
     Raises:
-        OSError: A file can't be read, or is shorter than when it was listed, or the disk is full.
+        OSError: A file can't be read, or is shorter than when it was listed, or the disk is full. Another change
+            since then goes unnoticed.
     """
 
     def copy(target: Path, offset: int) -> None:
