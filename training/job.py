@@ -45,8 +45,8 @@ SUBMIT_ATTEMPTS = 3
 NOISY = ("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging")
 # How long a head that has just started may need until its agent accepts jobs.
 AGENT_SECONDS = 60.0
-# How long the head may need to start a dashboard that hangs or has crashed again, and the pause between two calls.
-DASHBOARD_SECONDS = 150.0
+# How long the head may need to start its dashboard again once that has ended, and the pause between two calls.
+DASHBOARD_SECONDS = 60.0
 RETRY_SECONDS = 2.0
 
 ABOUT = """\
@@ -186,7 +186,7 @@ def connect() -> "JobSubmissionClient":
 
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)
-    deadline, waits = time.monotonic() + DASHBOARD_SECONDS, False
+    deadline = None
     while True:
         try:
             return JobSubmissionClient(DASHBOARD)
@@ -196,15 +196,16 @@ def connect() -> "JobSubmissionClient":
                 "RAY_AUTH_MODE=token"
             ) from cause
         except (OSError, RuntimeError, ValueError) as cause:
-            if not isinstance(cause, ConnectionError) or time.monotonic() > deadline:
+            is_over = deadline is not None and time.monotonic() > deadline
+            if is_over or not isinstance(cause, ConnectionError):
                 raise ResourceError(
                     f"no dashboard of a Ray head answers ({one_line(cause)}); set RAY_API_SERVER_ADDRESS to the "
                     "address of one"
                 ) from cause
-            if not waits:
+            if deadline is None:
+                deadline = time.monotonic() + DASHBOARD_SECONDS
                 where = os.environ.get("RAY_API_SERVER_ADDRESS", DASHBOARD)
                 _say(f"waiting up to {DASHBOARD_SECONDS:.0f} s for the dashboard of the Ray head at {where}")
-            waits = True
             time.sleep(RETRY_SECONDS)
 
 
@@ -263,19 +264,63 @@ def _follow(client: "JobSubmissionClient", run: dict[str, str], job_id: str) -> 
 
     Raises:
         Interrupted: The user pressed Ctrl-C; the job keeps running.
-        TrainingError: The connection was lost, or the job ended without an exit status of its own.
+        TrainingError: The connection was lost for too long, or the job ended without an exit status of its own.
     """
     again = f"the same command with --run-name {run['run_name']}"
-    try:
-        job_id, job = follow_to_end(client, run, job_id, _show_log)
-    except KeyboardInterrupt as stop:
-        raise Interrupted(f"job {job_id} keeps running; {again} follows it, ray job stop {job_id} stops it") from stop
-    except (OSError, RuntimeError, aiohttp.ClientError) as cause:
-        raise TrainingError(
-            f"lost the connection to job {job_id} ({one_line(cause)}); {again} follows it, or resumes the run if the "
-            "head has lost it"
-        ) from cause
-    return driver_exit_status(job_id, job, again)
+    log = _Log(job_id)
+    shown, lost_at = -1, 0.0
+    while True:
+        try:
+            job_id, job = follow_to_end(client, run, log.job_id, log.show)
+            return driver_exit_status(job_id, job, again)
+        except KeyboardInterrupt as stop:
+            raise _keeps_running(log.job_id, again) from stop
+        except (OSError, RuntimeError, aiohttp.ClientError) as cause:
+            if log.characters > shown:  # the connection was there
+                shown, lost_at = log.characters, time.monotonic()
+                _say(f"lost the connection to job {log.job_id} ({one_line(cause)}); connecting again")
+            if time.monotonic() - lost_at > DASHBOARD_SECONDS:
+                raise TrainingError(
+                    f"lost the connection to job {log.job_id} ({one_line(cause)}); {again} follows it, or resumes the "
+                    "run if the head has lost it"
+                ) from cause
+        try:
+            time.sleep(RETRY_SECONDS)
+        except KeyboardInterrupt as stop:
+            raise _keeps_running(log.job_id, again) from stop
+
+
+def _keeps_running(job_id: str, again: str) -> Interrupted:
+    return Interrupted(f"job {job_id} keeps running; {again} follows it, ray job stop {job_id} stops it")
+
+
+class _Log:
+    """Prints the logs of a run's jobs, each character once: Ray sends a log from its start with each connection.
+
+    Args:
+        job_id: The first job.
+
+    Attributes:
+        job_id: The job whose log is shown now.
+        characters: The number of characters printed.
+    """
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        self.characters = 0
+        self._shown: dict[str, int] = {}
+
+    async def show(self, client: "JobSubmissionClient", job_id: str) -> None:
+        """Print the rest of a job's log, until it ends."""
+        self.job_id = job_id
+        read = 0
+        async for text in client.tail_job_logs(job_id):
+            shown = self._shown.get(job_id, 0)
+            new = text[max(shown - read, 0) :]
+            print(new, end="", flush=True)
+            read += len(text)
+            self.characters += len(new)
+            self._shown[job_id] = max(shown, read)
 
 
 # Shows a job's log, until it ends.
@@ -305,11 +350,6 @@ def _show_to_end(client: "JobSubmissionClient", job_id: str, show: ShowLog) -> A
     if not job.status.is_terminal():
         raise ConnectionError("the log ended before the job")
     return job
-
-
-async def _show_log(client: "JobSubmissionClient", job_id: str) -> None:
-    async for lines in client.tail_job_logs(job_id):
-        print(lines, end="", flush=True)
 
 
 def _resubmitted(client: "JobSubmissionClient", run: dict[str, str], lost: Any) -> str | None:

@@ -47,16 +47,26 @@ ROOM = 25
 # What `docker stop` itself may add to the stop timeout before it kills.
 GRACE_SECONDS = 45
 
-NODES = """
-import json
-from raynode import api, ports
-listed = api.get(f"http://127.0.0.1:{ports.DASHBOARD}/api/v0/nodes?detail=1")["data"]["result"]["result"]
+# A head is well before its dashboard answers.
+ASK = """
+import json, time
+from raynode import api, jobs, ports
+def ask(url, seconds=60):
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return api.get(url)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.5)
+"""
+NODES = f"""{ASK}
+listed = ask(f"http://127.0.0.1:{{ports.DASHBOARD}}/api/v0/nodes?detail=1")["data"]["result"]["result"]
 print(json.dumps([node for node in listed if node["state"] == "ALIVE"]))
 """
-JOBS = """
-import json
-from raynode import api, jobs
-print(json.dumps({job["submission_id"]: job["status"] for job in api.get(jobs.url()) if job["submission_id"]}))
+JOBS = f"""{ASK}
+print(json.dumps({{job["submission_id"]: job["status"] for job in ask(jobs.url()) if job["submission_id"]}}))
 """
 STOP_JOBS = "from raynode.jobs import JobRecovery; JobRecovery(None).stop_jobs()"
 # Arguments: the names of two runs. Prints whether their models are equal.

@@ -6,6 +6,7 @@ This one needs a package, and an MPI between containers; tests/commands/test_lau
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,14 +41,15 @@ def wheels(code: Path) -> str:
 def test_a_script_goes_on_after_a_rank_was_killed(cluster: Cluster, wheels: str, tmp_path: Path) -> None:
     flags = (f"--working-dir={CODE}", "--run-name=mpi", "--mpi", f"--requirements={wheels}", "--metric=pi=pi ([0-9.]+)")
     # A round takes a few hundredths of a second: there have to be enough of them to find one in the middle.
-    command = cluster.submit(*flags, SCRIPT, "--rounds=500")
+    command = cluster.submit(*flags, SCRIPT, "--rounds=1000")
     command.insert(command.index("training.job") + 1, "--launch")
     output = tmp_path / "log"
     process = cluster.engine.start("exec", cluster.head, *command, output=output)
     try:
         until(lambda: "round 3:" in output.read_text() or process.poll() is not None, 400, output.read_text)
         assert process.poll() is None, output.read_text()
-        killed = [cluster.engine.python(name, KILL, SCRIPT) for name in cluster.workers]
+        with ThreadPoolExecutor() as threads:
+            killed = list(threads.map(lambda name: cluster.engine.python(name, KILL, SCRIPT), cluster.workers))
         assert sorted(map(bool, killed)) == [False, True], "one worker has rank 1"
         until(lambda: process.poll() is not None, 400, output.read_text)
     finally:
