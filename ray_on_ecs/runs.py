@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from ray_on_ecs.storage import S3Access
 from training.errors import ResourceError, UsageError, one_line
 from training.run import layout
-from training.run.losses import loss_of
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo
@@ -148,19 +147,21 @@ class Folders:
         try:
             if files is None and job is not None:
                 found = RunInfo(name=name, state=_state_of_job(job), started=_iso(_number(job["start_time"], 1000)))
-            elif layout.STATUS in (files := files or {}):
-                found = self._with_status(name, files, job)
             else:
-                found = self._without_status(name, files, job)
+                found = self._of_folder(name, files or {}, job)
             seconds = max(self.now - datetime.fromisoformat(found.started).timestamp(), 0.0) if found.started else None
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             heard = _newest(files or {})
             return RunInfo(name=name, state="unreadable", started=_iso(heard), updated=_iso(heard))
         return replace(found, started_seconds_ago=seconds, job=job["submission_id"] if job else found.job)
 
-    def _with_status(self, name: str, files: Mapping[str, FileInfo], job: Job | None) -> RunInfo:
-        status = self._read(name, layout.STATUS)
-        heard = _newest({each: files[each] for each in (layout.STATUS, layout.LOCK) if each in files})
+    def _of_folder(self, name: str, files: Mapping[str, FileInfo], job: Job | None) -> RunInfo:
+        if layout.STATUS in files:
+            status = self._read(name, layout.STATUS)
+        else:  # training.plain writes none, and a driver may be killed before its first one
+            state = "training" if layout.LOCK in files else "interrupted"
+            status = {"state": state, "started": _iso(_newest(files, layout.SETTINGS))}
+        heard = _newest({each: files[each] for each in (layout.STATUS, layout.LOCK) if each in files} or files)
         return RunInfo(
             name=name,
             state=_state(status, files, job, is_silent=self.now - heard > LOST_SECONDS),
@@ -176,44 +177,9 @@ class Folders:
             job=status.get("job"),
         )
 
-    def _without_status(self, name: str, files: Mapping[str, FileInfo], job: Job | None) -> RunInfo:
-        """Return what the other documents say of a run of a version that wrote no status."""
-        result = self._read(name, layout.RESULT) if layout.RESULT in files else {}
-        settings = result.get("config") or (
-            self._read(name, layout.SETTINGS)["settings"] if layout.SETTINGS in files else {}
-        )
-        lines = self._content(name, layout.METRICS).splitlines() if layout.METRICS in files else []
-        metrics = json.loads(lines[-1]) if lines else result.get("metrics") or {}
-        times, cost, hardware = (result.get(part) or {} for part in ("times", "cost", "hardware"))
-        return RunInfo(
-            name=name,
-            state=self._old_state(files, job),
-            kind=("script" if "command" in settings else "images") if settings else None,
-            epoch=_integer(metrics.get("epoch")),
-            epochs=_integer(settings.get("epochs")),
-            step=_integer(metrics.get("step")),
-            loss=loss_of(metrics),
-            started=_utc(times["started"]) if times else _iso(_newest(files, layout.SETTINGS)),
-            updated=_iso(_newest(files)),
-            cost_usd=_number(cost.get("usd")),
-            workers=_integer(hardware.get("workers")),
-        )
-
-    def _old_state(self, files: Mapping[str, FileInfo], job: Job | None) -> str:
-        if layout.RESULT in files:
-            return "finished"
-        if layout.LOCK in files and self.now - _newest(files, layout.LOCK) < LOST_SECONDS:
-            return "training"
-        if job is not None:
-            return _state_of_job(job)
-        return "failed" if layout.ERROR in files else "interrupted"
-
-    def _content(self, name: str, document: str) -> bytes:
-        with self.storage.filesystem.open_input_file(f"{self.storage.base}/{name}/{document}") as stream:
-            return stream.read()
-
     def _read(self, name: str, document_name: str) -> dict[str, Any]:
-        document = json.loads(self._content(name, document_name))
+        with self.storage.filesystem.open_input_file(f"{self.storage.base}/{name}/{document_name}") as stream:
+            document = json.loads(stream.read())
         if not isinstance(document, dict):
             raise ValueError("it is no object")
         return document

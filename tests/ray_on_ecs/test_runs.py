@@ -144,29 +144,34 @@ def test_a_clock_that_is_behind_gives_no_negative_times(
     assert "0 s ago" in capsys.readouterr().out
 
 
-def test_runs_of_versions_without_a_status_are_read_from_what_they_left(
-    folders: Folders, listed: Callable[..., Any]
-) -> None:
-    folders.recipe("finished-one")
-    folders.recipe("failed-one", done=2, is_finished=False)
-    folders.of("failed-one").write_json(layout.ERROR, {"what": "a worker died"})
-    folders.recipe("killed-one", done=3, is_finished=False)
-    folders.recipe("training-one", done=3, is_finished=False)
-    folders.of("training-one").write(layout.LOCK, "{}")
-    folders.script("script-one")
+def test_runs_without_a_status_are_listed(folders: Folders, listed: Callable[..., Any]) -> None:
+    """Those of `training.plain`, and those whose driver was killed before it wrote one."""
+    folders.recipe("plain-finished")
+    for name in ("plain-training", "plain-killed", "plain-interrupted"):
+        folders.recipe(name, done=3, is_finished=False)
+    folders.of("plain-training").write(layout.LOCK, "{}")
+    folders.of("plain-killed").write(layout.LOCK, "{}")
+    folders.of("no-settings-yet").write(layout.LOCK, "{}")
+    folders.age(130, "plain-killed/run.lock", "no-settings-yet/run.lock")
     found = listed("--no-head")
     assert {name: run["state"] for name, run in found.items()} == {
-        "finished-one": "finished",
-        "failed-one": "failed",
-        "killed-one": "interrupted",
-        "training-one": "training",
-        "script-one": "finished",
+        "plain-finished": "finished",
+        "plain-training": "training",
+        "plain-killed": "lost",
+        "plain-interrupted": "interrupted",
+        "no-settings-yet": "lost",
     }
-    assert found["finished-one"]["epoch"] == 4
-    assert found["finished-one"]["cost_usd"] == 0.5
-    assert found["script-one"]["kind"] == "script"
-    assert found["script-one"]["step"] == 200
-    assert found["script-one"]["loss"] == pytest.approx(1.1 / 20)
+    assert 0 <= found["plain-training"]["started_seconds_ago"] < 60
+    assert 120 < found["no-settings-yet"]["started_seconds_ago"] < 190
+
+
+def test_a_resumed_run_without_a_status_is_starting(
+    folders: Folders, listed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders.recipe("mine", done=3, is_finished=False)
+    with head([job("mine")]) as url:
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
+        assert listed()["mine"]["state"] == "starting"
 
 
 @pytest.mark.parametrize(
