@@ -34,9 +34,7 @@ SIDE = 4096  # of the square matrices whose product says what the GPU can do
 # What may make it faster, by the settings that differ from the default.
 WAYS: dict[str, dict[str, Any]] = {
     "default settings": {},
-    "--cuda-graph on": {"cuda_graph": "on"},
     "--compile on": {"compile": "on"},
-    "--cuda-graph on --compile on": {"cuda_graph": "on", "compile": "on"},
 }
 SMALL = 128  # the kernels of a step are as many for any number of images
 

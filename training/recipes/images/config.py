@@ -84,13 +84,6 @@ class ImageConfig(TrainingConfig):
         choices=AUTO_ON_OFF,
         may_change=True,
     )
-    cuda_graph: str = how_fast(
-        "off",
-        "launch the kernels of a step all at once, as a CUDA graph: faster where a GPU waits for them; for one worker, "
-        "and a model that does the same in each step",
-        choices=ON_OFF,
-        may_change=True,
-    )
     data_on_device: str = how_fast(
         "auto",
         "keep the data set on the GPU; auto: if it takes half of the free memory or less",
@@ -103,7 +96,6 @@ class ImageConfig(TrainingConfig):
         super().__post_init__()
         _check_norm_batch(self)
         _check_folder(self)
-        _check_cuda_graph(self)
 
     @property
     def label(self) -> str:
@@ -143,17 +135,6 @@ def _check_folder(config: ImageConfig) -> None:
             )
     if config.image_size != FOLDER_IMAGE_SIZE:
         raise UsageError(f"--image-size: {config.image_size} is for --dataset folder; leave it out")
-
-
-def _check_cuda_graph(config: ImageConfig) -> None:
-    if config.cuda_graph == "off":
-        return
-    if config.fused_optimizer == "off":
-        raise UsageError("--cuda-graph: 'on' needs --fused-optimizer on; leave one of them out")
-    if config.workers and config.workers[1] > 1:
-        raise UsageError(
-            f"--cuda-graph: 'on' needs a single worker, and --num-workers is {config.num_workers}; leave one out"
-        )
 
 
 def _check_norm_batch(config: ImageConfig) -> None:

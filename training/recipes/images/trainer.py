@@ -22,7 +22,6 @@ from torch.nn.utils import get_total_norm
 from training.engine import ddp, optim, random_state
 from training.engine.agreement import is_alike
 from training.engine.compiler import check_compiler
-from training.engine.cuda_graph import GraphedStep, check_graph
 from training.engine.epochs import EpochState, EpochTrainer
 from training.engine.feed import Feed, in_threads
 from training.engine.trainer import EpochMetrics, OnStep, TrainerState
@@ -95,8 +94,6 @@ class ImageTrainer(EpochTrainer):
             self.model, config, self.batches.global_batch, config.epochs * self.batches.steps
         )
         self._loss_scale = torch.tensor(self.world_size / self.batches.microbatches, device=device)
-        self._step_sums = MetricSums(device)
-        self._graphed_step = self._graph() if config.cuda_graph == "on" else None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -196,8 +193,6 @@ class ImageTrainer(EpochTrainer):
         progress = state["progress"]
         ranks = state["ranks"]
         set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
-        if self._graphed_step:
-            self._graphed_step.forget()
         self.schedule.load_state_dict(progress["schedule"])
         self._load_epochs(progress, MetricSums(self.device))
         self._rebuild_ddp_buckets(min(self.step, BUCKET_REBUILD_STEPS))
@@ -261,15 +256,6 @@ class ImageTrainer(EpochTrainer):
 
     def _step(self, microbatches: Sequence[Batch], sums: MetricSums) -> None:
         """Take one step of the optimizer from this rank's micro-batches. Nothing waits for the device."""
-        if self._graphed_step:
-            self._graphed_step(microbatches)
-            sums.merge(self._step_sums)
-        else:
-            self._descend(microbatches, sums)
-        self.schedule.step()
-
-    def _descend(self, microbatches: Sequence[Batch], sums: MetricSums) -> None:
-        """Do what a step does on the device."""
         self.optimizer.zero_grad(set_to_none=True)
         for number, (images, labels) in enumerate(batch_norm.once_per_step(self.model, microbatches), start=1):
             with self._sync_gradients(self.ddp_model, last=number == len(microbatches)):
@@ -280,15 +266,7 @@ class ImageTrainer(EpochTrainer):
             sums.add(labels, logits.detach(), loss.detach())
         self.timer.allreduce_finished()
         self.optimizer.step()
-
-    def _graph(self) -> GraphedStep:
-        check_graph(self.device, self.world_size)
-
-        def step(microbatches: Sequence[Batch]) -> None:
-            self._step_sums.clear()
-            self._descend(microbatches, self._step_sums)
-
-        return GraphedStep(step, self.optimizer)
+        self.schedule.step()
 
     @torch.no_grad()
     def _test(self, on_batch: Callable[[], None]) -> Means:
@@ -333,16 +311,6 @@ class MetricSums:
         correct = (logits.argmax(dim=1) == labels).sum()
         self.sums += torch.stack([loss * len(labels), correct])
         self.samples += len(labels)
-
-    def merge(self, other: MetricSums) -> None:
-        """Add other sums of this rank."""
-        self.sums += other.sums
-        self.samples += other.samples
-
-    def clear(self) -> None:
-        """Begin again, in the same tensor."""
-        self.sums.zero_()
-        self.samples = 0
 
     def state(self) -> tuple[list[float], int]:
         """Return the sums, and the number of samples."""
