@@ -88,6 +88,9 @@ def price_variables(aws_server: str, aws_variables: dict[str, str]) -> dict[str,
         "spot": False,
         "spread": False,
         "prices": {"g5.xlarge": {"on_demand": 3600, "spot": None}},
+        "head_usd": None,
+        "scaling": {"workers": {"min": 0, "max": 2, "idle_minutes": 30}},
+        "gpus": 1,
     }
     client("ssm", aws_server).put_parameter(Name="workers", Type="String", Value=json.dumps(workers))
     return {**aws_variables, PARAMETER_VARIABLE: "workers"}

@@ -25,7 +25,6 @@ HEAD, WORKERS, HELPERS = "head", "workers", "helpers"
 LABELS = {"instance_type": "instance-type", "zone": "ray.io/availability-zone", "market": "ray.io/market-type"}
 NODE_GROUP = "ray.io/node-group"
 SPOT, ON_DEMAND = "spot", "on-demand"
-OLDER_STACK = "the stack is of an older version, pulumi up brings it to this one"
 
 
 @click.command("status")
@@ -143,10 +142,7 @@ def read_aws(stack: Stack, there: Sequence[Document] | None) -> Document:
     if there is not None:
         starting = max(0, len(group["Instances"]) - numbers[WORKERS]) if group else 0
         found["hourly_usd"] |= costs(there, starting, workers)
-    scaling = workers.get("scaling")
-    if scaling is None:
-        unknown["stops"] = OLDER_STACK
-        return found
+    scaling = workers["scaling"]
     alarms = {
         kind: ask("alarms", lambda kind=kind: aws.scaling_alarms(stack, kind)) if scale["max"] else {}
         for kind, scale in scaling.items()
@@ -196,7 +192,7 @@ def costs(there: Sequence[Document], starting: int, workers: Workers) -> Documen
 def _price(node: Document, workers: Workers) -> float | None:
     """Return what a node costs an hour; a worker without labels counts as what the stack asks for first."""
     if node["kind"] == HEAD:
-        return workers.get("head_usd")
+        return workers["head_usd"]
     first = workers["types"][0] if node["kind"] == WORKERS else ""
     price = (workers["prices"] or {}).get(node["instance_type"] or first)
     market = node["market"] or (SPOT if workers["spot"] and first else ON_DEMAND)

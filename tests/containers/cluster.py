@@ -33,6 +33,9 @@ WORKERS = {
     "spot": False,
     "spread": False,
     "prices": {"g5.xlarge": {"on_demand": 3600, "spot": None}},
+    "head_usd": None,
+    "scaling": {"workers": {"min": 0, "max": 2, "idle_minutes": 30}},
+    "gpus": 1,
 }
 INSTANCE = {"instance_type": "g5.xlarge", "zone": "us-east-1a", "market": "on-demand"}
 # A model of one's own, on every node: with it a run has many short epochs of four steps, and can be disturbed in its

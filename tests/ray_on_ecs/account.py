@@ -258,6 +258,7 @@ class Laptop:
             "prices": {"g5.xlarge": {"on_demand": 1.006, "spot": 0.4}},
             "head_usd": 0.192,
             "scaling": {"workers": {"min": 0, "max": 2, "idle_minutes": 30}},
+            "gpus": 1,
         }
         document = {key: value for key, value in (facts | changed).items() if value is not ...}
         self.aws("ssm").put_parameter(

@@ -102,11 +102,17 @@ def test_what_aws_refuses_is_left_out(stack: Laptop) -> None:
     assert found["cost"].startswith("0.19 USD an hour now")
 
 
-def test_of_an_older_stack_it_is_not_known_what_stops(stack: Laptop) -> None:
-    stack.put_workers(scaling=..., head_usd=...)
+def test_without_a_price_the_costs_are_not_known(stack: Laptop) -> None:
+    stack.put_workers(head_usd=None)
+    assert shown(stack.run("status"))["cost"].startswith("unknown (the stack knows no price of a node); at most 2.20")
+
+
+def test_a_parameter_of_another_version_is_said_to_be_one(stack: Laptop) -> None:
+    stack.put_workers(scaling=...)
     found = shown(stack.run("status"))
-    assert found["stops"] == "unknown (the stack is of an older version, pulumi up brings it to this one)"
-    assert found["cost"].startswith("unknown (the stack knows no price of a node); at most 2.20")
+    why = f"unknown ({stack.outputs['workers_parameter']} does not say what the workers are; pulumi up writes it)"
+    assert found["stops"] == why
+    assert found["cost"].startswith(f"{why}; at most 2.20")
 
 
 def test_without_its_head_it_says_what_aws_knows_and_why(stack: Laptop) -> None:

@@ -223,7 +223,7 @@ def instances_with_workers() -> Counter[InstanceKind]:
 def may_start_helpers() -> bool:
     """Return whether this is the head of a stack that starts CPU helpers when a run asks for them."""
     workers = read_workers()
-    return bool(workers and workers.get("scaling", {}).get(HELPERS))
+    return workers is not None and HELPERS in workers["scaling"]
 
 
 def is_helper(labels: Mapping[str, str]) -> bool:
@@ -362,14 +362,8 @@ def _watch_capacity(console: Console, num_workers: int, use_gpu: bool) -> Capaci
 
 
 def _instances_needed(num_workers: int, use_gpu: bool, workers: Workers) -> int:
-    """Return on how many instances so many workers fit: one for each GPU, and any number of them without GPUs.
-
-    A stack of an older version doesn't say how many GPUs an instance has, but each node of the cluster does.
-    """
-    if not use_gpu:
-        return 1
-    gpus = workers.get("gpus") or int(max((node.get("GPU", 0) for node in _nodes()), default=0))
-    return math.ceil(num_workers / max(gpus, 1))
+    """Return on how many instances so many workers fit: one for each GPU, and any number of them without GPUs."""
+    return math.ceil(num_workers / workers["gpus"]) if use_gpu else 1
 
 
 def _shortage_message(

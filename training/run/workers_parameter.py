@@ -1,11 +1,10 @@
-"""What the stack tells a run, and a laptop, of its workers: an SSM parameter, which the head's environment names.
+"""What the stack tells a run, and a laptop, of its workers: an SSM parameter, which the head's environment names."""
 
-Python sees which keys of a TypedDict are not required where its annotations are not postponed.
-"""
+from __future__ import annotations
 
 import json
 import os
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 PARAMETER_VARIABLE = "WORKERS_PARAMETER"
 CONNECT_SECONDS = 2
@@ -52,9 +51,9 @@ class Workers(TypedDict):
         spot: Whether it starts spot instances.
         spread: Whether the workers of one job may be in several zones.
         prices: By instance type; None if the stack knows none.
-        head_usd: What the head's instance costs, in dollars an hour, or None; a stack of an older version has no key.
-        scaling: By kind of node, `workers` and, if there can be any, `helpers`; a stack of an older version has no key.
-        gpus: The GPUs of each instance; a stack of an older version has no key.
+        head_usd: What the head's instance costs, in dollars an hour, or None.
+        scaling: By kind of node, `workers` and, if there can be any, `helpers`.
+        gpus: The GPUs of each instance.
     """
 
     group: str
@@ -63,9 +62,9 @@ class Workers(TypedDict):
     spot: bool
     spread: bool
     prices: dict[str, Price] | None
-    head_usd: NotRequired[float | None]
-    scaling: NotRequired[dict[str, Scaling]]
-    gpus: NotRequired[int]
+    head_usd: float | None
+    scaling: dict[str, Scaling]
+    gpus: int
 
 
 def read_workers() -> Workers | None:

@@ -18,6 +18,9 @@ WORKERS = {
     "spot": False,
     "spread": False,
     "prices": {"g5.xlarge": {"on_demand": 1.006, "spot": 0.41}, "g6.xlarge": {"on_demand": 0.8048, "spot": None}},
+    "head_usd": 0.192,
+    "scaling": {"workers": {"min": 0, "max": 2, "idle_minutes": 30}},
+    "gpus": 1,
 }
 G5 = InstanceKind("g5.xlarge", "on-demand")
 G5_SPOT = InstanceKind("g5.xlarge", "spot")
