@@ -27,7 +27,6 @@ ONE_WORKER: tuple[tuple[str, Any, Any], ...] = (
     ("compile", "off", "on"),
     ("horizontal_flip", "off", "on"),
     ("max_shift", 0, 2),
-    ("norm_batch", 64, 0),  # two groups of half the batch each
     ("data_on_device", "off", "on"),
 )
 TWO_WORKERS: tuple[tuple[str, Any, Any], ...] = (

@@ -22,7 +22,7 @@ from training.recipes.images.trainer import ImageTrainer
 STEPS = 12
 DTYPES = ("fp32", "bf16")
 SEEDS_OF_SMALL = 20
-SMALL = ImageConfig(dataset="synthetic", samples=2 * 8 * STEPS, batch_size=8, norm_batch=0, epochs=1)
+SMALL = ImageConfig(dataset="synthetic", samples=2 * 8 * STEPS, batch_size=8, epochs=1)
 TRAFFIC_TARGET = 0.51
 POINTS = 0.3
 

@@ -15,16 +15,11 @@ from training.recipes.images.config import ImageConfig
         (["--epochs", "many"], ["--epochs", "many"]),
         (["--batch-size", "0"], ["--batch-size", "0", "1 or more"]),
         (["--lr", "0"], ["--lr", "0.0", "above 0"]),
-        (["--norm-batch", "1"], ["--norm-batch", "1", "no variance"]),
         (["--lr", "nan"], ["--lr", "nan", "finite"]),
         (["--num-workers", "0"], ["--num-workers", "0", "from 1"]),
         (["--num-workers", "2:1"], ["--num-workers", "2:1", "a minimum and a maximum"]),
         (["--num-workers", "1:"], ["--num-workers", "1:", "a minimum and a maximum"]),
         (["--num-workers", "0:4"], ["--num-workers", "0:4", "from 1"]),
-        (
-            ["--num-workers", "1:4", "--batch-size", "32", "--norm-batch", "64"],
-            ["--num-workers: 1:4", "--norm-batch 64", "--norm-batch 32"],
-        ),
         (["--checkpoint-seconds", "-1"], ["--checkpoint-seconds", "0.0 or more"]),
         (["--stall-timeout", "0"], ["--stall-timeout", "above 0"]),
         (["--samples", "9"], ["--samples", "9", "10 or more"]),
@@ -137,10 +132,3 @@ def test_the_default_batch_size_follows_the_device(settings: dict[str, Any], dev
     config = ImageConfig(**settings).resolve_device(device)
     assert (config.device, config.batch_size) == (device, expected)
     assert config.resolve_device(device) == config, "a run that is resumed keeps it"
-
-
-def test_groups_of_batch_norm_are_checked_when_the_batch_size_is_known() -> None:
-    config = ImageConfig(num_workers="1:2", norm_batch=128)
-    assert config.resolve_device("cuda").batch_size == 2048
-    with pytest.raises(UsageError, match="--norm-batch 64 or less"):
-        config.resolve_device("cpu")

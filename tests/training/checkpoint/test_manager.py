@@ -147,8 +147,8 @@ def train_rank(rank: int, ranks: int, config: ImageConfig, dataset: Dataset, cut
 def test_several_ranks_that_are_cut_end_as_if_they_were_not(
     config: Config, digits: Dataset, on_ranks: Ranks, ranks: int, cut: int
 ) -> None:
-    # BatchNormGroups of 32 images and buckets of 10 kB: each rank has several of both.
-    settings = {**SETTINGS, "batch_size": 64, "norm_batch": 32, "bucket_mb": 0.01}
+    # Buckets of 10 kB: each rank has several.
+    settings = {**SETTINGS, "batch_size": 64, "bucket_mb": 0.01}
     whole = on_ranks(ranks, train_rank, config(**settings, run_name="whole"), digits)
     assert on_ranks(ranks, train_rank, config(**settings), digits, cut) == [None] * ranks
     again = on_ranks(ranks, train_rank, config(**settings), digits)

@@ -1,1 +1,1 @@
-"""The image classifier: its settings, data sets, augmentation, models, batch norm and trainer."""
+"""The image classifier: its settings, data sets, augmentation, models, running statistics and trainer."""

@@ -69,13 +69,6 @@ class ImageConfig(TrainingConfig):
     max_shift: int = how(
         0, "translate training images by up to this many pixels in each direction", type=int, at_least=0, at_most=16
     )
-    norm_batch: int = how(
-        0,
-        "images that batch norm normalizes together (ghost batch norm), whatever the number of workers; 0: each "
-        "worker's batch",
-        type=int,
-        at_least=0,
-    )
     channels_last: str = how_fast("auto", "memory layout of images and weights; auto: on GPUs", choices=AUTO_ON_OFF)
     stream: str = how_fast(
         "auto",
@@ -92,9 +85,8 @@ class ImageConfig(TrainingConfig):
     )
 
     def __post_init__(self) -> None:
-        """Check the values, and those of batch norm against the number of workers."""
+        """Check the values, and those that belong to one data set against it."""
         super().__post_init__()
-        _check_norm_batch(self)
         _check_folder(self)
 
     @property
@@ -135,20 +127,3 @@ def _check_folder(config: ImageConfig) -> None:
             )
     if config.image_size != FOLDER_IMAGE_SIZE:
         raise UsageError(f"--image-size: {config.image_size} is for --dataset folder; leave it out")
-
-
-def _check_norm_batch(config: ImageConfig) -> None:
-    if config.norm_batch == 1:
-        raise UsageError(
-            "--norm-batch: 1 is not allowed, because one image has no variance; use 2 or more, or 0 for each worker's "
-            "batch"
-        )
-    if config.workers is None or config.batch_size is None:
-        return
-    minimum, maximum = config.workers
-    if minimum < maximum and config.batch_size < config.norm_batch:
-        raise UsageError(
-            f"--num-workers: {config.num_workers} may train on fewer than {maximum} workers, but --norm-batch "
-            f"{config.norm_batch} needs the images of several workers at --batch-size {config.batch_size}; use "
-            f"--norm-batch {config.batch_size} or less"
-        )

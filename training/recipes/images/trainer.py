@@ -26,7 +26,7 @@ from training.engine.epochs import EpochState, EpochTrainer
 from training.engine.feed import Feed, in_threads
 from training.engine.trainer import EpochMetrics, OnStep, TrainerState
 from training.errors import UsageError
-from training.recipes.images import batch_norm, models
+from training.recipes.images import models, running_statistics
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.dataset import Dataset
 from training.recipes.images.loader import Batch, BatchLoader
@@ -240,8 +240,7 @@ class ImageTrainer(EpochTrainer):
                 f"--num-workers: {self.config.num_workers} trains on {self.world_size} workers now, and this model's "
                 f"SyncBatchNorm needs all {self.batches.microbatches} at once; give a fixed number of workers"
             )
-        groups = batch_norm.BatchNormGroups.for_run(self.batches.batch_size, self.config.norm_batch, self.world_size)
-        model = batch_norm.group(model.to(self.device), groups, self.device)
+        model = model.to(self.device)
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = self._with_layout(tensor.data)
         if self.config.compile == "on":
@@ -257,7 +256,7 @@ class ImageTrainer(EpochTrainer):
     def _step(self, microbatches: Sequence[Batch], sums: MetricSums) -> None:
         """Take one step of the optimizer from this rank's micro-batches. Nothing waits for the device."""
         self.optimizer.zero_grad(set_to_none=True)
-        for number, (images, labels) in enumerate(batch_norm.once_per_step(self.model, microbatches), start=1):
+        for number, (images, labels) in enumerate(running_statistics.once_per_step(self.model, microbatches), start=1):
             with self._sync_gradients(self.ddp_model, last=number == len(microbatches)):
                 logits = self._forward(self.ddp_model, images)
                 loss = cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing)
@@ -271,7 +270,7 @@ class ImageTrainer(EpochTrainer):
     @torch.no_grad()
     def _test(self, on_batch: Callable[[], None]) -> Means:
         self.model.eval()
-        batch_norm.sync_buffers(self.model, len(self.batches.local_microbatches) / self.batches.microbatches)
+        running_statistics.sync_buffers(self.model, len(self.batches.local_microbatches) / self.batches.microbatches)
         sums = MetricSums(self.device)
         for images, labels in self.batches.test():
             logits = self._forward(self.model, images)
