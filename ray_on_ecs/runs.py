@@ -160,7 +160,7 @@ class Folders:
             status = self._read(name, layout.STATUS)
         else:  # training.plain writes none, and a driver may be killed before its first one
             state = "training" if layout.LOCK in files else "interrupted"
-            status = {"state": state, "started": _iso(_newest(files, layout.SETTINGS))}
+            status = {"state": state, "started": _iso(_newest(files, layout.SETTINGS)) or ""}
         heard = _newest({each: files[each] for each in (layout.STATUS, layout.LOCK) if each in files} or files)
         return RunInfo(
             name=name,
