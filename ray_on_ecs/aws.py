@@ -124,10 +124,8 @@ def gone(stack: Stack) -> StackGone:
 def head_instance(stack: Stack) -> str:
     """Return the instance of the head's task: the outputs may be older than it."""
     try:
-        tasks = call(
-            "ecs", stack, "list_tasks", cluster=stack.cluster_name, serviceName=stack.services.get("head", "head")
-        )["taskArns"]
-        if tasks:
+        given = {"cluster": stack.cluster_name, "serviceName": stack.services["head"]}
+        if tasks := call("ecs", stack, "list_tasks", **given)["taskArns"]:
             described = call("ecs", stack, "describe_tasks", cluster=stack.cluster_name, tasks=tasks)["tasks"]
             instances = [task["containerInstanceArn"] for task in described if task.get("containerInstanceArn")]
             found = call(
@@ -146,9 +144,7 @@ def head_instance(stack: Stack) -> str:
 def explain_head(stack: Stack) -> ResourceError | None:
     """Return why the head doesn't answer, as ECS sees it, or None if ECS doesn't say."""
     try:
-        answer = call(
-            "ecs", stack, "describe_services", cluster=stack.cluster_name, services=[stack.services.get("head", "head")]
-        )
+        answer = call("ecs", stack, "describe_services", cluster=stack.cluster_name, services=[stack.services["head"]])
         service = next(iter(answer["services"]), {})
     except Refused as cause:
         return gone(stack) if cause.code == "ClusterNotFoundException" else None

@@ -254,7 +254,7 @@ class StackCluster(Cluster):
         stack = self.stack
         return (
             f"it was started with another one: aws ecs update-service --region {stack.region} --cluster "
-            f"{stack.cluster_name} --service {stack.services.get('head')} --force-new-deployment gives it the stack's"
+            f"{stack.cluster_name} --service {stack.services['head']} --force-new-deployment gives it the stack's"
         )
 
     def explain(self, cause: ResourceError) -> ResourceError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ class Stack:
         workers_parameter: The SSM parameter with the facts about the workers.
         services: The ECS service of each kind of node: head, workers and, if there can be any, helpers.
         gpus: GPUs of all workers that the stack is set to.
-        image_uri: The image.
         log_group: The CloudWatch log group.
         metrics_dashboard: The CloudWatch dashboard.
         estimated_hourly_usd: What all instances cost an hour, or None if AWS did not say.
@@ -48,12 +47,11 @@ class Stack:
     head_host: str
     token_parameter: str
     workers_parameter: str
-    services: dict[str, str] = field(default_factory=dict)
-    gpus: int = 0
-    image_uri: str = ""
-    log_group: str = ""
-    metrics_dashboard: str = ""
-    estimated_hourly_usd: float | None = None
+    services: dict[str, str]
+    gpus: int
+    log_group: str
+    metrics_dashboard: str
+    estimated_hourly_usd: float | None
 
     @property
     def storage_path(self) -> str:
@@ -132,7 +130,7 @@ def _read(name: str, outputs: dict[str, Any], called: str) -> Stack:
     try:
         return Stack(name=name, **given)
     except TypeError as cause:
-        missing = sorted(known - set(outputs) - {"services", "gpus", "log_group"})
+        missing = sorted(known - set(outputs))
         raise UsageError(
             f"{called}: has no output {', '.join(missing)}; pulumi up brings the stack to this version of the project "
             "(and replaces the head: not during a run); --stack names another stack"

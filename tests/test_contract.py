@@ -21,6 +21,7 @@ from infra.definitions.sizing import TaskSize
 from infra.references import Scale
 from infra.worker_facts import WorkerFacts, WorkerFactsArgs
 from ray_on_ecs import cluster as laptop
+from ray_on_ecs.stack import Stack
 from ray_on_ecs.verbs import notebook, status
 from raynode import instance, jobs, metrics, ports, state, worker
 from raynode.errors import StartError
@@ -301,6 +302,11 @@ def test_runs_and_laptops_read_what_the_stack_writes_about_the_workers() -> None
     for key in found:
         lacking = json.dumps({name: value for name, value in found.items() if name != key})
         assert workers_parameter.parse_workers(lacking) is None, "of another version"
+
+
+def test_a_laptop_needs_no_output_that_the_program_does_not_export() -> None:
+    exported = set(re.findall(r'pulumi\.export\("(\w+)"', (ROOT / "__main__.py").read_text()))
+    assert {each.name for each in dataclasses.fields(Stack)} - {"name"} <= exported
 
 
 def test_a_laptop_says_of_the_workers_what_stops_them() -> None:

@@ -36,7 +36,7 @@ CONSOLE = "console.aws.amazon.com"
 @on_cluster
 def command(cluster: Cluster, run: str, folder: str, no_browser: bool, cloudwatch: bool, as_json: bool) -> None:
     """Copy RUN's card to DIR/RUN (default: runs/RUN) and show it: results, curves, settings, the end of the log."""
-    address = dashboard(cluster.stack) if cluster.stack and cluster.stack.metrics_dashboard else None
+    address = dashboard(cluster.stack) if cluster.stack else None
     if cloudwatch and address is None:
         raise UsageError("--cloudwatch: only a stack has a dashboard there; give --stack or --outputs")
     card, curves = _copy(find_run(cluster, run), Path(folder).absolute() / run)

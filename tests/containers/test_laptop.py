@@ -43,6 +43,7 @@ OUTPUTS = {
     "workers_parameter": WORKERS_PARAMETER,
     "services": {"head": "head", "workers": "workers"},
     "gpus": 2,
+    "log_group": "logs",
     "metrics_dashboard": METRICS,
     "estimated_hourly_usd": 7200,
 }

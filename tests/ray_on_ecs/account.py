@@ -331,6 +331,7 @@ def _make(made: Laptop) -> None:
         "gpus": 2,
         "image_uri": "image",
         "log_group": f"{prefix}-logs",
+        "metrics_dashboard": f"{prefix}-dashboard",
         "estimated_hourly_usd": 2.204,
         "train_command": "aws ssm start-session",
     }

@@ -5,11 +5,13 @@ import math
 import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from ray_on_ecs.stack import Stack
 from tests.aws import REGION
 from tests.serving import serving
 from training.run import layout
@@ -21,9 +23,16 @@ DONE = ("finished", "failed", "interrupted")
 
 
 def outputs(bucket: str) -> dict[str, Any]:
-    """The outputs of a stack with this bucket, as far as the runs need them."""
-    names = ("cluster_name", "head_instance_id", "head_host", "token_parameter", "workers_parameter")
-    return {**dict.fromkeys(names, "x"), "region": REGION, "bucket": bucket, "metrics_dashboard": "dev-cluster"}
+    """The outputs of a stack with this bucket; of the others the runs need nothing."""
+    return {
+        **{each.name: "x" for each in fields(Stack) if each.name != "name"},
+        "region": REGION,
+        "bucket": bucket,
+        "services": {"head": "x"},
+        "gpus": 2,
+        "metrics_dashboard": "dev-cluster",
+        "estimated_hourly_usd": None,
+    }
 
 
 def moment(ago: float = 0.0) -> str:

@@ -31,6 +31,8 @@ OUTPUTS = {
     "workers_parameter": "the-workers",
     "services": {"head": "the-head"},
     "gpus": 2,
+    "log_group": "the-logs",
+    "metrics_dashboard": "the-dashboard",
     "estimated_hourly_usd": "unknown",
     "train_command": "aws ssm start-session",
 }
