@@ -483,8 +483,6 @@ def _nodes(found: Examined) -> str:
 def _code(found: Examined) -> str:
     there, here = head_code(_head(found)), code.fingerprint()
     build = "docker compose --file docker/compose.yaml up --build --detach" if found.flags["compose"] else UP
-    if there is None:
-        raise Notice("the image does not say which code it has, it is older than this version", build)
     if there != here:
         raise Notice(f"the image has other code ({there}) than is here ({here})", build)
     return f"the image has the code that is here ({here})"
