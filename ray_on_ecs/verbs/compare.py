@@ -162,7 +162,8 @@ def read(storage: RunStorage) -> Run:
 def compare_settings(runs: Sequence[Run]) -> tuple[dict[str, list[Any]], int, int]:
     """Return the settings that differ with each run's value, and how many are equal, or not of all runs.
 
-    Of runs of one kind, a setting that only some have differs: the others are of an older version.
+    A setting that only some runs have differs, as between recipes; between recipes and scripts all but `command` are
+    left out.
     """
     flat = [{**_flat(run.settings), "run_name": None} for run in runs]
     is_mixed = len({run.is_script for run in runs}) > 1
