@@ -52,7 +52,6 @@ class Registered:
     delete_timeout: str
     ignore_changes: tuple[str, ...]
     replace_on_changes: tuple[str, ...]
-    aliases: tuple[str, ...]
 
 
 @dataclass
@@ -299,7 +298,6 @@ class _Recorder(mocks.MockMonitor):
             delete_timeout=request.customTimeouts.delete,
             ignore_changes=tuple(request.ignoreChanges),
             replace_on_changes=tuple(request.replaceOnChanges),
-            aliases=tuple("at the top" if each.spec.noParent else str(each) for each in request.aliases),
         )
         return response
 
