@@ -12,7 +12,7 @@ from training.errors import UsageError
 from training.run import layout
 from training.run.storage import RunStorage
 
-# The format of a run's folder, the checkpoints included. A setting that has a default can be added without a new one.
+# The format of a run's folder, the settings and the checkpoints included; a run of another one is refused.
 FORMAT = 1
 
 C = TypeVar("C", bound=RunConfig)
@@ -51,20 +51,16 @@ def check_not_finished(storage: RunStorage) -> None:
 
 
 def check_settings_unchanged(config: RunConfig, storage: RunStorage) -> None:
-    """Raise UsageError if the run was started with other settings, which would give its curve two meanings.
-
-    A setting that an older version did not have counts as its default.
-    """
-    written = _read_settings(storage)
+    """Raise UsageError if the run was started with other settings, which would give its curve two meanings."""
+    before, now = _read_settings(storage), config.to_dict()
     if newest_checkpoint(storage) is None:
         return
-    defaults = {spec.name: spec.default for spec in fields(config)}
     fixed = [spec.name for spec in fields(config) if not spec.metadata["may_change"]]
-    started = replace(config, **{name: written.get(name, defaults[name]) for name in fixed}).resolve_defaults()
-    before, now = started.to_dict(), config.to_dict()
-    changed = [name for name in fixed if before[name] != now[name]]
+    changed = [name for name in fixed if before.get(name) != now[name]]
+    if "recipe" in changed:  # the other settings are another recipe's
+        changed = ["recipe"]
     if changed:
-        details = ", ".join(f"{flag(name)} {before[name]} (now {now[name]})" for name in changed)
+        details = ", ".join(f"{flag(name)} {before.get(name)} (now {now[name]})" for name in changed)
         raise UsageError(
             f"--run-name: run {storage.run_name!r} was started with {details}; "
             "repeat those settings to continue it, or give another --run-name"

@@ -21,6 +21,7 @@ from training.recipes.images.config import ImageConfig
 from training.recipes.images.dataset import Dataset, Split
 from training.recipes.images.recipe import IMAGES
 from training.recipes.images.trainer import ImageTrainer
+from training.recipes.settings import parse_training
 from training.run.storage import RunStorage
 
 Config = Callable[..., ImageConfig]
@@ -84,17 +85,15 @@ def test_a_new_run_takes_the_device_that_there_is(config: Config, storage: RunSt
     assert keep_device(config(device="auto"), storage).device == "auto"
 
 
-def test_a_setting_that_an_older_version_did_not_have_counts_as_its_default(
+def test_a_run_of_another_recipe_is_refused_without_that_one_s_settings(
     settings: ImageConfig, storage: RunStorage
 ) -> None:
-    for name in ("label_smoothing", "lr"):  # the default of the other is the optimizer's
-        rewrite(storage, lambda document, name=name: document["settings"].pop(name))
-    check_settings_unchanged(settings, storage)
-    with pytest.raises(UsageError, match=r"--label-smoothing 0.0 \(now 0.1\)"):
-        check_settings_unchanged(replace(settings, label_smoothing=0.1), storage)
+    language = parse_training(["--recipe", "language", "--run-name", "test"], {}).resolve_defaults()
+    with pytest.raises(UsageError, match=r"started with --recipe images \(now language\); repeat those settings"):
+        check_settings_unchanged(language, storage)
 
 
-@pytest.mark.parametrize("number", [None, 0, FORMAT + 1])
+@pytest.mark.parametrize("number", [None, FORMAT + 1])
 def test_a_folder_of_another_format_is_refused_in_a_line(
     settings: ImageConfig, storage: RunStorage, number: int | None
 ) -> None:
@@ -105,12 +104,7 @@ def test_a_folder_of_another_format_is_refused_in_a_line(
         assert "\n" not in str(caught.value)
 
 
-def test_a_folder_from_before_there_were_formats_is_refused_in_a_line(
-    settings: ImageConfig, storage: RunStorage
-) -> None:
-    storage.write_json("config.json", settings.to_dict())
-    with pytest.raises(UsageError, match="was written by another version"):
-        check_not_finished(storage)
+def test_checkpoints_without_settings_are_refused_in_a_line(settings: ImageConfig, storage: RunStorage) -> None:
     storage.delete("config.json")
     with pytest.raises(UsageError, match="was written by another version"):
         check_not_finished(storage)
