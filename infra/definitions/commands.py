@@ -17,8 +17,7 @@ def train(region: str, gpus: int, instance_id: str) -> str:
     """Submit the training job on the head, as soon as it is well, and follow its log.
 
     The job outlives a dropped connection, and the same command with the name of its run follows it again. It waits for
-    a worker on each of the stack's GPUs, as instances that still pull the image are not in the cluster yet. More
-    arguments go behind it, inside the quotes, where a number of workers takes the place of this one.
+    a worker on each of the stack's GPUs, as instances that still pull the image are not in the cluster yet.
     """
     workers = f" --num-workers {gpus}" if gpus else ""
     wait = f'while c=$({HEAD_CONTAINER}); [ -z "$c" ]; do echo waiting for the Ray head to start; sleep 10; done'

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import subprocess
 from pathlib import Path
 
 from infra.definitions import commands
-from training.config import parse
-from training.recipes.images.config import ImageConfig
-
-README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
 def parsed(command: str) -> tuple[list[str], dict[str, list[str]]]:
@@ -56,18 +51,6 @@ def test_the_train_command_waits_for_a_head_that_still_pulls_its_image(tmp_path:
 
 def test_without_gpus_the_job_keeps_its_own_number_of_workers() -> None:
     assert "--num-workers" not in commands.train("us-west-2", 0, "i-1"), "0 workers are none that train"
-
-
-def test_the_train_command_takes_more_arguments_as_the_readme_says() -> None:
-    recipe = re.search(r"train_command \| sed '([^']*)'", README)
-    assert recipe is not None, "the README shows how"
-    mine = recipe[1].replace("--epochs 5", "--epochs 5 --num-workers 8")
-    given = commands.train("us-west-2", 2, "i-1")
-    longer = subprocess.run(["sed", mine], input=given, capture_output=True, text=True, check=True).stdout
-    _, parameters = parsed(longer.strip())
-    _, _, arguments = parameters["command"][0].partition("-m training.job ")
-    job = parse(ImageConfig, arguments.split(), {})
-    assert (job.num_workers, job.epochs) == (8, 5), "what is added wins over what the stack says"
 
 
 def test_the_container_is_looked_up_on_the_instance_and_not_here() -> None:
