@@ -196,7 +196,7 @@ class Capacity(pulumi.ComponentResource):
             protect_from_scale_in=args.managed_scaling,
             vpc_zone_identifiers=[subnets[zone] for zone in zones],
             placement_group=placement,
-            **_launched_from(template, node, managed=args.managed_scaling),
+            **_launched_from(template, node),
             instance_refresh=None if args.managed_scaling else _replace_at_once(),
             # Free of charge: what is paid for, whatever runs on the instances, and what EC2 is asked for.
             enabled_metrics=[
@@ -270,17 +270,18 @@ def _managed_scaling(args: CapacityArgs) -> aws.ecs.CapacityProviderAutoScalingG
     )
 
 
-def _launched_from(template: aws.ec2.LaunchTemplate, node: NodeSpec, *, managed: bool) -> dict[str, Any]:
-    """The template alone for the head, and for the others with its types in order of preference and a share of spot.
+def _launched_from(template: aws.ec2.LaunchTemplate, node: NodeSpec) -> dict[str, Any]:
+    """The template alone, or with several types in order of preference, and with spot instances.
 
-    Also for a single type: EC2 Auto Scaling may replace running instances when a group gets its first such policy.
+    Running instances stay when the template or the types change.
+    https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_LaunchTemplate.html
 
     On demand EC2 Auto Scaling takes the first type that EC2 has in the zone. On spot the order does not count: it takes
     the pools that are cheap among those that are least likely to be interrupted.
     https://docs.aws.amazon.com/autoscaling/ec2/userguide/allocation-strategies.html
     """
     latest = {"version": "$Latest"}
-    if not managed:
+    if len(node.instances) == 1 and not node.spot_count:
         return {"launch_template": aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, **latest)}
     distribution = aws.autoscaling.GroupMixedInstancesPolicyInstancesDistributionArgs(
         on_demand_allocation_strategy="prioritized",

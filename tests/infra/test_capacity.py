@@ -303,15 +303,6 @@ def test_a_machine_image_that_is_given_is_taken(cloud: Cloud) -> None:
 SEVERAL = (instance_type("g5.xlarge"), instance_type("g6.xlarge"))
 
 
-def test_a_second_type_changes_nothing_but_the_list(cloud: Cloud) -> None:
-    capacity(cloud, GPU)
-    other = Cloud()
-    capacity(other, {**GPU, "node": replace(GPU["node"], instances=SEVERAL)})
-    one, two = (each.resources["head-group"].inputs for each in (cloud, other))
-    one["mixedInstancesPolicy"]["launchTemplate"]["overrides"].append({"instanceType": "g6.xlarge"})
-    assert one == two, "the first such policy of a group may replace its instances"
-
-
 def test_of_several_types_the_first_that_ec2_has_is_taken(cloud: Cloud) -> None:
     capacity(cloud, {**GPU, "node": replace(GPU["node"], instances=SEVERAL)})
     group = cloud.resources["head-group"].inputs
