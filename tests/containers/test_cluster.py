@@ -22,6 +22,12 @@ def test_nodes_join_by_name_with_the_size_of_their_task(cluster: Cluster) -> Non
         assert announced <= SIZE.memory_mib * 2**20, "Ray would announce the host's memory and exceed the task's"
 
 
+def test_ray_status_in_the_heads_shell_shows_all_nodes(cluster: Cluster) -> None:
+    said = cluster.engine.execute(cluster.head, "ray", "status").stdout
+    assert len(re.findall(r"^ 1 node_", said, re.MULTILINE)) == 3, said
+    assert f"/{2 * SIZE.vcpus:.1f} CPU" in said, said
+
+
 def test_the_train_command_trains_on_two_workers_into_the_bucket(cluster: Cluster, trained: Trained) -> None:
     addresses = cluster.addresses()
     head = addresses.pop(cluster.head)

@@ -198,11 +198,12 @@ def _pairs(given: tuple[str, ...]) -> dict[str, str]:
 
 
 def _check_pairs(flag: str, given: tuple[str, ...]) -> None:
+    form = {"--input": "NAME=URI", "--metric": "NAME=REGEX"}.get(flag, "NAME=VALUE")
     seen = set()
     for each in given:
         name, found, value = each.partition("=")
         if not found or not re.fullmatch(NAME, name) or (not value and flag != "--env"):
-            raise UsageError(f"{flag}: {each!r} is not allowed; it must be NAME=VALUE, NAME of letters, digits and '_'")
+            raise UsageError(f"{flag}: {each!r} is not allowed; it must be {form}, NAME of letters, digits and '_'")
         if name in seen:
             raise UsageError(f"{flag}: {name!r} is given twice")
         seen.add(name)
