@@ -79,9 +79,12 @@ def _dashboards(node: Node) -> list[Any]:
 
 
 def _answers(node: Node) -> bool:
-    """Return whether the dashboard and its Jobs API answer."""
+    """Return whether the dashboard and its Jobs API answer.
+
+    Not at `node.webui_url`: on a head that has come back elsewhere with its state, that is the previous head's.
+    """
     try:
-        api.get(f"http://{node.webui_url}/api/version", ANSWER_SECONDS)
+        api.get(f"http://127.0.0.1:{node._ray_params.dashboard_port}/api/version", ANSWER_SECONDS)
     except OSError:
         return False
     return True

@@ -305,7 +305,7 @@ class Cluster:
         """Train to the end; the job's log."""
         command = self.submit(f"--run-name={run_name}", *flags)
         done = self.engine.run("exec", self.head, *command, check=False, timeout=seconds)
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr + self.engine.logs(self.head)[-8000:]
         return done.stdout
 
     def trained(self) -> Trained:

@@ -4,6 +4,7 @@ import json
 import re
 
 from tests.containers.cluster import SIZE, Cluster, Trained
+from tests.waiting import until
 
 RESULTS = {"result.json", "metrics.jsonl", "curves.png", "model.pt", "config.json"}
 
@@ -23,8 +24,14 @@ def test_nodes_join_by_name_with_the_size_of_their_task(cluster: Cluster) -> Non
 
 
 def test_ray_status_in_the_heads_shell_shows_all_nodes(cluster: Cluster) -> None:
-    said = cluster.engine.execute(cluster.head, "ray", "status").stdout
-    assert len(re.findall(r"^ 1 node_", said, re.MULTILINE)) == 3, said
+    said = ""
+
+    def shows_all() -> bool:  # a head that has just started says that there is no status yet
+        nonlocal said
+        said = cluster.engine.execute(cluster.head, "ray", "status", check=False).stdout
+        return len(re.findall(r"^ 1 node_", said, re.MULTILINE)) == 3
+
+    until(shows_all, 120, lambda: said)
     assert f"/{2 * SIZE.vcpus:.1f} CPU" in said, said
 
 

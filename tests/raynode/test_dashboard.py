@@ -31,15 +31,15 @@ def test_ray_has_what_the_supervisor_needs() -> None:
     assert "self.all_processes[ray_constants.PROCESS_TYPE_DASHBOARD] = " in started
     parameters = inspect.signature(Node.start_api_server).parameters
     assert list(parameters) == ["self", "include_dashboard", "raise_on_failure"]
-    assert isinstance(Node.webui_url, property)
+    assert "port=self._ray_params.dashboard_port" in started
     assert callable(scripts.main)
 
 
 class FakeNode:
     """A node with a raylet that has ended, whose dashboards are processes that sleep."""
 
-    def __init__(self, url: str) -> None:
-        self.webui_url = url
+    def __init__(self, port: int) -> None:
+        self._ray_params = SimpleNamespace(dashboard_port=port)
         self.all_processes: dict[str, list[Any]] = {"raylet": [self._run("pass")]}
         self.all_processes["raylet"][0].process.wait()
         self.starts = 0
@@ -71,7 +71,7 @@ class Clock:
 
 @pytest.fixture
 def node(head: Head) -> Iterator[Any]:
-    node = FakeNode(f"127.0.0.1:{head.server_port}")
+    node = FakeNode(head.server_port)
     yield node
     for each in node.all_processes.get(PROCESS_TYPE_DASHBOARD, []):
         each.process.kill()
