@@ -17,7 +17,7 @@ from ray_on_ecs.cluster import Cluster, Head
 from ray_on_ecs.errors import StackGone
 from ray_on_ecs.screen import note, out
 from training.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
-from training.job import driver_exit_status, follow_to_end, of_run, submitted, under_way
+from training.job import UnreadLogs, driver_exit_status, follow_to_end, of_run, submitted, under_way
 from training.run import layout
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ class Follower:
         self._cluster = cluster
         self._run = run
         self._name = run["run_name"]
-        # By job, the characters of its log that are shown.
-        self._shown: dict[str, int] = {}
+        self._logs = UnreadLogs()
         self._line = ""
         self._job = ""
         # When the connection was lost, or None while the log is read.
@@ -58,7 +57,7 @@ class Follower:
             Interrupted: The user pressed Ctrl-C; the run goes on.
             UsageError: AWS or the head takes the credentials no more; the run goes on.
             ResourceError: The connection was lost, and could not be made again.
-            TrainingError: The job ended without an exit status of its own, or the head knows it no more.
+            TrainingError: The driver has no exit status, or the head no longer lists the job.
         """
         self._job, job = job_id, None
         try:
@@ -113,7 +112,7 @@ class Follower:
 
         A connection may lead nowhere and say nothing: where the log is silent, the head has to answer.
         """
-        read, texts = 0, aiter(client.tail_job_logs(job_id))
+        texts = aiter(self._logs.read(client, job_id))
         while True:
             waiting = asyncio.ensure_future(anext(texts, None))
             while not (await asyncio.wait({waiting}, timeout=SILENT_SECONDS))[0]:
@@ -124,11 +123,8 @@ class Follower:
                     raise
             if (text := waiting.result()) is None:
                 return
-            new = text[max(self._shown.get(job_id, 0) - read, 0) :]
-            read += len(text)
-            self._shown[job_id] = max(self._shown.get(job_id, 0), read)
             self._lost_at, self._pause = None, FIRST_PAUSE
-            self._print(new)
+            self._print(text)
 
     def _print(self, text: str) -> None:
         """Print whole lines: a line that is not complete yet would be cut by the progress line."""

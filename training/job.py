@@ -13,7 +13,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -264,63 +264,57 @@ def _follow(client: "JobSubmissionClient", run: dict[str, str], job_id: str) -> 
 
     Raises:
         Interrupted: The user pressed Ctrl-C; the job keeps running.
-        TrainingError: The connection was lost for too long, or the job ended without an exit status of its own.
+        TrainingError: The connection was lost for too long, or the driver has no exit status.
     """
     again = f"the same command with --run-name {run['run_name']}"
-    log = _Log(job_id)
+    logs = UnreadLogs()
+
+    async def show(client: "JobSubmissionClient", of_job: str) -> None:
+        nonlocal job_id
+        job_id = of_job
+        async for text in logs.read(client, job_id):
+            print(text, end="", flush=True)
+
     shown, lost_at = -1, 0.0
-    while True:
-        try:
-            job_id, job = follow_to_end(client, run, log.job_id, log.show)
-            return driver_exit_status(job_id, job, again)
-        except KeyboardInterrupt as stop:
-            raise _keeps_running(log.job_id, again) from stop
-        except (OSError, RuntimeError, aiohttp.ClientError) as cause:
-            if log.characters > shown:  # the connection was there
-                shown, lost_at = log.characters, time.monotonic()
-                _say(f"lost the connection to job {log.job_id} ({one_line(cause)}); connecting again")
-            if time.monotonic() - lost_at > DASHBOARD_SECONDS:
-                raise TrainingError(
-                    f"lost the connection to job {log.job_id} ({one_line(cause)}); {again} follows it, or resumes the "
-                    "run if the head has lost it"
-                ) from cause
-        try:
-            time.sleep(RETRY_SECONDS)
-        except KeyboardInterrupt as stop:
-            raise _keeps_running(log.job_id, again) from stop
+    try:
+        while True:
+            try:
+                job_id, job = follow_to_end(client, run, job_id, show)
+                break
+            except (OSError, RuntimeError, aiohttp.ClientError) as cause:
+                if logs.characters > shown:  # the connection was there
+                    shown, lost_at = logs.characters, time.monotonic()
+                    _say(f"lost the connection to job {job_id} ({one_line(cause)}); connecting again")
+                if time.monotonic() - lost_at > DASHBOARD_SECONDS:
+                    raise TrainingError(
+                        f"lost the connection to job {job_id} ({one_line(cause)}); {again} follows it, or resumes the "
+                        "run if the head has lost it"
+                    ) from cause
+                time.sleep(RETRY_SECONDS)
+    except KeyboardInterrupt as stop:
+        raise Interrupted(f"job {job_id} keeps running; {again} follows it, ray job stop {job_id} stops it") from stop
+    return driver_exit_status(job_id, job, again)
 
 
-def _keeps_running(job_id: str, again: str) -> Interrupted:
-    return Interrupted(f"job {job_id} keeps running; {again} follows it, ray job stop {job_id} stops it")
+class UnreadLogs:
+    """Reads the logs of jobs, each character once: Ray sends a log from its start with each connection."""
 
+    def __init__(self) -> None:
+        self._read: dict[str, int] = {}
 
-class _Log:
-    """Prints the logs of a run's jobs, each character once: Ray sends a log from its start with each connection.
+    @property
+    def characters(self) -> int:
+        """The number of characters read, in all logs together."""
+        return sum(self._read.values())
 
-    Args:
-        job_id: The first job.
-
-    Attributes:
-        job_id: The job whose log is shown now.
-        characters: The number of characters printed.
-    """
-
-    def __init__(self, job_id: str) -> None:
-        self.job_id = job_id
-        self.characters = 0
-        self._shown: dict[str, int] = {}
-
-    async def show(self, client: "JobSubmissionClient", job_id: str) -> None:
-        """Print the rest of a job's log, until it ends."""
-        self.job_id = job_id
-        read = 0
+    async def read(self, client: "JobSubmissionClient", job_id: str) -> AsyncIterator[str]:
+        """Yield the rest of a job's log, until it ends. A part counts as read when the next one is asked for."""
+        end = 0
         async for text in client.tail_job_logs(job_id):
-            shown = self._shown.get(job_id, 0)
-            new = text[max(shown - read, 0) :]
-            print(new, end="", flush=True)
-            read += len(text)
-            self.characters += len(new)
-            self._shown[job_id] = max(shown, read)
+            begin, end = end, end + len(text)
+            read = self._read.get(job_id, 0)
+            yield text[max(read - begin, 0) :]
+            self._read[job_id] = max(read, end)
 
 
 # Shows a job's log, until it ends.
@@ -367,7 +361,7 @@ def _resubmitted(client: "JobSubmissionClient", run: dict[str, str], lost: Any) 
 
 
 def _lost_driver(job: Any) -> bool:
-    """Return whether the job failed without an exit status of its own."""
+    """Return whether the job failed because its driver or its head died."""
     status = job.driver_exit_code
     return job.status == "FAILED" and (status is None or status < 0 or status > Interrupted.exit_status)
 

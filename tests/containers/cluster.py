@@ -50,26 +50,16 @@ ROOM = 25
 # What `docker stop` itself may add to the stop timeout before it kills.
 GRACE_SECONDS = 45
 
-# A head is well before its dashboard answers.
-ASK = """
-import json, time
-from raynode import api, jobs, ports
-def ask(url, seconds=60):
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return api.get(url)
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(0.5)
-"""
-NODES = f"""{ASK}
-listed = ask(f"http://127.0.0.1:{{ports.DASHBOARD}}/api/v0/nodes?detail=1")["data"]["result"]["result"]
+NODES = """
+import json
+from raynode import api, ports
+listed = api.get(f"http://127.0.0.1:{ports.DASHBOARD}/api/v0/nodes?detail=1")["data"]["result"]["result"]
 print(json.dumps([node for node in listed if node["state"] == "ALIVE"]))
 """
-JOBS = f"""{ASK}
-print(json.dumps({{job["submission_id"]: job["status"] for job in ask(jobs.url()) if job["submission_id"]}}))
+JOBS = """
+import json
+from raynode import api, jobs
+print(json.dumps({job["submission_id"]: job["status"] for job in api.get(jobs.url()) if job["submission_id"]}))
 """
 STOP_JOBS = "from raynode.jobs import JobRecovery; JobRecovery(None).stop_jobs()"
 # Arguments: the names of two runs. Prints whether their models are equal.
@@ -265,11 +255,16 @@ class Cluster:
 
     def nodes(self) -> list[dict[str, Any]]:
         """The nodes that the head knows as alive, as Ray's state API has them."""
-        return json.loads(self.engine.python(self.head, NODES))
+        return self._ask_dashboard(NODES)
 
     def jobs(self) -> dict[str, str]:
         """The status of each submitted job, by its submission id."""
-        return json.loads(self.engine.python(self.head, JOBS))
+        return self._ask_dashboard(JOBS)
+
+    def _ask_dashboard(self, program: str) -> Any:
+        """The JSON that a program prints in the head; a head is well before its dashboard answers."""
+        command = ("python", "-c", program)
+        return json.loads(until(lambda: self.engine.execute(self.head, *command, check=False).stdout, 60))
 
     def stop_jobs(self) -> None:
         """Stop the jobs that run, as their user does: the head doesn't submit them again."""

@@ -24,15 +24,12 @@ def test_nodes_join_by_name_with_the_size_of_their_task(cluster: Cluster) -> Non
 
 
 def test_ray_status_in_the_heads_shell_shows_all_nodes(cluster: Cluster) -> None:
-    said = ""
+    def status() -> str:
+        return cluster.engine.execute(cluster.head, "ray", "status", check=False).stdout
 
-    def shows_all() -> bool:  # a head that has just started says that there is no status yet
-        nonlocal said
-        said = cluster.engine.execute(cluster.head, "ray", "status", check=False).stdout
-        return len(re.findall(r"^ 1 node_", said, re.MULTILINE)) == 3
-
-    until(shows_all, 120, lambda: said)
-    assert f"/{2 * SIZE.vcpus:.1f} CPU" in said, said
+    # Nodes that have just joined are not in it yet.
+    until(lambda: len(re.findall(r"^ 1 node_", status(), re.MULTILINE)) == 3, 120, status)
+    assert f"/{2 * SIZE.vcpus:.1f} CPU" in status(), "the workers' CPUs"
 
 
 def test_the_train_command_trains_on_two_workers_into_the_bucket(cluster: Cluster, trained: Trained) -> None:
