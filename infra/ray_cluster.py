@@ -73,7 +73,7 @@ class RayClusterArgs(TypedDict, total=False):
     vpc_id: pulumi.Input[str]
     """A VPC to use instead of one of its own. One that the same program makes needs availability_zones, too."""
     subnet_ids: list[pulumi.Input[str]]
-    """Private subnets of that VPC, each in a zone of its own, in the order of availability_zones."""
+    """Private subnets of that VPC in different zones, in the order of availability_zones."""
     availability_zones: list[str]
     """Zone of every instance; workers go on to the next of several. By default one is chosen."""
     spread_zones: bool

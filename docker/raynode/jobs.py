@@ -76,7 +76,7 @@ def next_id(name: str, taken: set[str]) -> str:
 class JobRecovery:
     """Watches the jobs of a head, from a thread, and submits again each run whose last job lost its driver or head.
 
-    A job that ended with an exit status of its own, or that a user stopped, is left alone.
+    A job whose driver exited by itself, or that a user stopped, is not submitted again.
 
     Args:
         state: The state that this head took over from the previous one, or None.

@@ -1,4 +1,4 @@
-"""What the stack tells a run, and a laptop, of its workers: an SSM parameter, which the head's environment names."""
+"""The SSM parameter in which the stack describes its workers, for runs and for `ray-on-ecs`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The running statistics of batch norm, in a step that the micro-batches of several ranks make.
 
-Each micro-batch is normalized by itself. What the model is tested with is the mean over all micro-batches, whichever
-ranks had them.
+Batch norm normalizes each micro-batch separately. Evaluation uses the mean of the statistics over all micro-batches, on
+any number of ranks.
 """
 
 from __future__ import annotations
