@@ -6,12 +6,13 @@ import os
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import psutil
 import ray
 from ray import PlacementGroupID, cloudpickle
 from ray._private.state import available_resources_per_node
@@ -33,6 +34,7 @@ CPU_WORKERS = 2
 POLL_SECONDS = 2.0
 CONNECT_SECONDS = 5.0
 WATCH_SECONDS = 20.0
+START_ATTEMPTS = 3
 LOOPBACK = "127.0.0.1"
 SMALLEST_SHARE = 1e-4  # of a CPU or GPU, that Ray counts
 # Labels that `ray-worker` gives its node, our own and Ray's:
@@ -117,8 +119,28 @@ def _join_or_start(config: RunConfig, address: str, runtime_env: Mapping[str, An
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody announces the end of one's own machine
     # The workers inherit the variables. The hook would cost seconds: Ray would not use the processes that it prestarts.
     network_interface.use_route_to(LOOPBACK)
-    init(address="local", num_cpus=cpus)
+    _start_here(partial(init, address="local", num_cpus=cpus))
     return True
+
+
+def _start_here(init: Callable[[], Any]) -> None:
+    """Start Ray on this machine; Ray itself gives up after 30 s, which a busy machine may need.
+
+    Raises:
+        ResourceError: Ray did not start.
+    """
+    others = set(psutil.Process().children())
+    for attempt in range(1, START_ATTEMPTS + 1):
+        try:
+            init()
+            return
+        except Exception as cause:  # the type that Ray raises
+            if "timed out during startup" not in str(cause):
+                raise
+            for process in set(psutil.Process().children()) - others:  # Ray leaves what did start until this exits
+                process.kill()
+            if attempt == START_ATTEMPTS:
+                raise ResourceError(f"Ray did not start on this machine in {attempt} times 30 s: {cause}") from cause
 
 
 def wait_for_workers(config: RunConfig, seconds: float, console: Console) -> WorkerAllocation:

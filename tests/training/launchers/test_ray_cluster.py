@@ -1,3 +1,6 @@
+import signal
+import subprocess
+import sys
 import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -334,3 +337,27 @@ def test_a_run_that_waits_for_lost_workers_looks_what_ec2_has(monkeypatch: pytes
     first, second = watches
     assert second.looks > 0, "the next wait may try each zone again"
     assert second.looks > first.looks, "workers that are just starting are no shortage"
+
+
+def test_ray_is_started_again_when_a_busy_machine_was_too_slow() -> None:
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        processes.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+        if len(processes) < 2:
+            raise Exception("The current node timed out during startup.")
+
+    ray_cluster._start_here(start)
+    first, second = processes
+    assert first.wait(LIMIT_SECONDS) == -signal.SIGKILL
+    assert second.poll() is None
+    second.kill()
+    second.wait()
+
+
+def test_ray_that_does_not_start_is_one_line() -> None:
+    def start() -> None:
+        raise Exception("The current node timed out during startup.")
+
+    with pytest.raises(ResourceError, match=r"Ray did not start on this machine in 3 times 30 s: The current node"):
+        ray_cluster._start_here(start)
