@@ -33,7 +33,7 @@ from bench import (
 )
 from bench.harness import Bench, BenchmarkError
 from bench.report import Comparison
-from training.errors import UsageError
+from ray_on_ecs.errors import UsageError
 
 
 def main() -> int:

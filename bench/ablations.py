@@ -11,7 +11,7 @@ import torch
 from bench import harness
 from bench.harness import Bench
 from bench.report import Comparison, spread
-from training.errors import UsageError
+from ray_on_ecs.errors import UsageError
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.datasets import load
 from training.recipes.images.trainer import ImageTrainer

@@ -19,11 +19,11 @@ import torch
 
 from bench.harness import Bench, BenchmarkError, on_two_workers
 from bench.report import Comparison, at_most, spread
-from training.checkpoint.manager import CheckpointManager
+from ray_on_ecs.checkpoint.manager import CheckpointManager
+from ray_on_ecs.tracking.storage import RunStorage
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.dataset import Dataset
 from training.recipes.images.trainer import ImageTrainer
-from training.run.storage import RunStorage
 
 EPOCHS = 5
 COSTS = ("blocked", "slower", "stored")

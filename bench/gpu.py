@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bench import reference
 from bench.harness import Bench
 from bench.report import Comparison, Target, at_least, spread
-from training.errors import UsageError
+from ray_on_ecs.errors import UsageError
 from training.recipes.images import datasets
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.loader import Batch

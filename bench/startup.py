@@ -54,8 +54,8 @@ def _first_lines(bench: Bench) -> Comparison:
             bench.log(f"a script's first line: {repeat + 1} of {REPEATS}")
             by_torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "first.py"]
             torchrun.append(_until_first_line(by_torchrun, cluster.environment, folder))
-            launch.append(_until_first_line(["training.launch", *flags, "first.py"], cluster.environment, folder))
-    return _compare("from the command to a script's first line", SCRIPT_NOTE, torchrun, "training.launch", launch)
+            launch.append(_until_first_line(["ray_on_ecs.run", *flags, "first.py"], cluster.environment, folder))
+    return _compare("from the command to a script's first line", SCRIPT_NOTE, torchrun, "ray_on_ecs.run", launch)
 
 
 def _compare(name: str, note: str, torchrun: list[float], launcher: str, seconds: list[float]) -> Comparison:

@@ -107,7 +107,7 @@ def main() -> None:
         # Under this name and path the same command goes on from the last checkpoint.
         run_config=ray.train.RunConfig(
             name=args.run_name,
-            storage_path=os.environ.get("TRAINING_STORAGE_PATH"),
+            storage_path=os.environ.get("RAY_ON_ECS_STORAGE_PATH"),
             failure_config=ray.train.FailureConfig(max_failures=3),
         ),
     )

@@ -1,6 +1,6 @@
 """What the workers are, where they may be, what they cost and what ends them, where runs and laptops find it.
 
-See training/run/cost.py, training/launchers/capacity.py and ray_on_ecs/verbs/status.py.
+See ray_on_ecs/tracking/cost.py, ray_on_ecs/run/zone_failover.py and ray_on_ecs/cli/status.py.
 """
 
 from __future__ import annotations

@@ -1,11 +1,52 @@
-"""Why a cluster can't be reached, where that decides what a command does next."""
+"""What ends a run early, and the exit status each cause has. A bug is none of these and keeps its traceback."""
 
-from training.errors import ResourceError
+LONGEST_CAUSE = 300
 
 
-class HeadAway(ResourceError):
+class TrainingError(Exception):
+    """The run failed while it trained; the message says what is left and how to go on."""
+
+    exit_status = 1
+
+
+class Interrupted(TrainingError):
+    """The user stopped the run; its checkpoints so far are kept."""
+
+    exit_status = 130
+
+
+class DivergedError(TrainingError):
+    """The loss is no longer a finite number; training on, or again with the same settings, would not change that."""
+
+
+class StorageError(TrainingError):
+    """Checkpoints could not be stored or read, however often it was tried."""
+
+
+class UsageError(TrainingError):
+    """A setting, a folder or a data set that can't be used; nothing was created or trained."""
+
+    exit_status = 2
+
+
+class ResourceError(TrainingError):
+    """The cluster didn't offer the workers that the run asked for within the time given."""
+
+    exit_status = 3
+
+
+class ScriptError(Exception):
+    """A user's script failed or hung; it may be started again."""
+
+
+def one_line(cause: object) -> str:
+    """What a cause says, on one line that isn't too long for a screen."""
+    return " ".join(str(cause).split())[:LONGEST_CAUSE]
+
+
+class HeadUnavailable(ResourceError):
     """The head doesn't answer now: it is starting, or being replaced."""
 
 
-class StackGone(ResourceError):
+class StackNotFound(ResourceError):
     """The outputs of a stack are there, and nothing else of it."""

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from ray_on_ecs.cluster_info import PARAMETER_VARIABLE
 from tests.aws import BUCKET, client, environment, moto_server
 from tests.flaky_s3 import flaky_proxy
-from training.run.workers_parameter import PARAMETER_VARIABLE
 
 # Folders whose tests take minutes, and the marker that keeps them out of `make test`.
 SLOW = {"containers": "container", "faults": "fault"}

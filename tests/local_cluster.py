@@ -64,7 +64,7 @@ class LocalCluster:
         self._count = workers
         self._numbers = itertools.count()
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "TRAINING_"))},
+            **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
             **BUSY_MACHINE,
             "PYTHONPATH": str(REPOSITORY),
             "RAY_AUTH_MODE": "token",

@@ -14,24 +14,24 @@ from typing import Any
 import pytest
 import yaml
 
-import training
+import ray_on_ecs
 from infra.definitions import commands, containers
 from infra.definitions.policies import RUNS_PREFIX
 from infra.definitions.sizing import TaskSize
 from infra.references import Scale
 from infra.worker_facts import WorkerFacts, WorkerFactsArgs
-from ray_on_ecs import cluster as laptop
-from ray_on_ecs.stack import Stack
-from ray_on_ecs.verbs import notebook, status
-from raynode import instance, jobs, metrics, ports, state, worker
-from raynode.errors import StartError
+from ray_on_ecs import cluster_info
+from ray_on_ecs.cli import notebook, status
+from ray_on_ecs.cluster import clusters as laptop
+from ray_on_ecs.cluster import jobs as client
+from ray_on_ecs.cluster.stack import Stack
+from ray_on_ecs.config import ENVIRONMENT_PREFIX, environment_variable, parse
+from ray_on_ecs.node import instance, jobs, metrics, ports, state, worker
+from ray_on_ecs.node.errors import StartError
+from ray_on_ecs.run import ray_cluster
 from tests.containers import cluster
 from tests.infra.fake_aws import Cloud, node_spec
-from training import job
-from training.config import ENVIRONMENT_PREFIX, environment_variable, parse
-from training.launchers import ray_cluster
 from training.recipes.images.config import ImageConfig
-from training.run import workers_parameter
 
 ROOT = Path(__file__).parents[1]
 SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=1)
@@ -42,7 +42,7 @@ WORKER = containers.worker(COMMON, head_host="head.internal")
 LOCAL = dataclasses.replace(COMMON, region="us-east-1", size=cluster.SIZE)
 ONLY_LOCAL = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-TRAINING_PACKAGES = {*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["train"]}
+RAY_ON_ECS_PACKAGES = {*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["train"]}
 COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
 
 
@@ -95,7 +95,7 @@ def test_the_head_keeps_its_state_where_its_command_looks_for_it() -> None:
 
 def test_the_images_version_is_the_packages() -> None:
     dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
-    assert f"ARG VERSION={training.__version__}\n" in dockerfile
+    assert f"ARG VERSION={ray_on_ecs.__version__}\n" in dockerfile
 
 
 @pytest.fixture(scope="session")
@@ -148,11 +148,10 @@ def test_every_port_is_documented() -> None:
     assert {int(port) for row in rows for port in row[:2] if port} == {*ports.HEAD.values(), *ports.NODE.values()}
 
 
-def test_the_train_command_runs_the_job_of_this_repository() -> None:
-    found = re.search(r"\$c python -m (\w+)\.(\w+)([^\"]*)", commands.train("us-west-2", 8, "i-1"))
+def test_the_train_command_asks_for_a_worker_on_each_gpu() -> None:
+    found = re.search(r"\$c ray-on-ecs run --recipe images ([^\"]*)", commands.train("us-west-2", 8, "i-1"))
     assert found is not None
-    assert (ROOT / found[1] / f"{found[2]}.py").is_file(), f"python -m {found[1]}.{found[2]} would not run"
-    assert parse(ImageConfig, found[3].split(), {}).num_workers == 8, "a worker on each GPU of the stack"
+    assert parse(ImageConfig, found[1].split(), {}).num_workers == 8
 
 
 # The stack's alone: names, the one container, the log driver, what an instance says, and GPUs.
@@ -230,35 +229,37 @@ def test_the_laptop_finds_what_compose_publishes() -> None:
     assert f"127.0.0.1:{laptop.COMPOSE_PORTS[notebook.PORT]}:{notebook.PORT}" in COMPOSE["head"]["ports"]
     environment = COMPOSE["head"]["environment"]
     assert environment["RAY_AUTH_TOKEN"] == f"${{RAY_AUTH_TOKEN:-{laptop.COMPOSE_TOKEN}}}"
-    assert environment["TRAINING_STORAGE_PATH"] == laptop.COMPOSE_STORAGE
+    assert environment["RAY_ON_ECS_STORAGE_PATH"] == laptop.COMPOSE_STORAGE
 
 
 def test_compose_trains_as_the_train_command_does() -> None:
-    submitted = re.search(r"\$c (python -m .*?)\"", commands.train("us-west-2", 2, "i-1"))
+    submitted = re.search(r"\$c (ray-on-ecs .*?)\"", commands.train("us-west-2", 2, "i-1"))
     assert submitted is not None
     assert COMPOSE["train"]["command"].startswith(f"{submitted[1]} "), "another command than the stack's"
     assert COMPOSE["train"]["environment"]["RAY_API_SERVER_ADDRESS"] == f"http://head:{ports.DASHBOARD}"
 
 
 def test_the_train_command_asks_the_dashboard_of_the_head_it_runs_on() -> None:
-    assert int(job.DASHBOARD.rpartition(":")[2]) == ports.DASHBOARD, "no variable of the container says where it is"
+    assert int(client.DASHBOARD.rpartition(":")[2]) == ports.DASHBOARD, "no variable of the container says where it is"
 
 
 def test_the_head_finds_in_a_job_what_it_needs_to_submit_the_run_again() -> None:
     config = parse(ImageConfig, ["--run-name", "mine"], {})
-    assert tuple(job.run_identity(config, config)) == jobs.RUN, (
+    assert tuple(client.run_identity(config, config)) == jobs.RUN, (
         "a lost job and its successor would be of different runs"
     )
-    assert job.MAX_RESUBMISSIONS == jobs.MAX_RESUBMISSIONS, "no run would be submitted again"
+    assert client.MAX_RESUBMISSIONS == jobs.MAX_RESUBMISSIONS, "no run would be submitted again"
 
 
 def test_a_lost_run_is_submitted_under_the_id_that_the_job_command_would_take() -> None:
     taken = {"mine": None, "mine.2": None, "other": None}
-    assert jobs.next_id("mine", set(taken)) == job.free_id(taken, "mine"), "of two that are submitted Ray refuses one"
+    assert jobs.next_id("mine", set(taken)) == client.free_id(taken, "mine"), (
+        "of two that are submitted Ray refuses one"
+    )
 
 
 def test_a_lost_run_is_submitted_before_its_follower_gives_up() -> None:
-    assert jobs.POLL_SECONDS < job.RESUBMISSION_SECONDS / 2
+    assert jobs.POLL_SECONDS < client.RESUBMISSION_SECONDS / 2
 
 
 def test_a_run_that_only_waits_for_workers_makes_no_progress() -> None:
@@ -267,7 +268,7 @@ def test_a_run_that_only_waits_for_workers_makes_no_progress() -> None:
 
 def test_the_lock_holds_the_versions_of_the_project() -> None:
     lock = (ROOT / "docker" / "requirements.lock").read_text()
-    pins = {re.sub(r"\[.*\]", "", each) for each in TRAINING_PACKAGES if "==" in each}
+    pins = {re.sub(r"\[.*\]", "", each) for each in RAY_ON_ECS_PACKAGES if "==" in each}
     assert len(pins) == 3, "ray, torch and torchvision are exact"
     assert all(f"\n{pin} " in f"\n{lock}" for pin in pins), "make lock has not been run"
     requirements = re.findall(r"^[a-z0-9-]+==.*?(?=^[a-z0-9-]+==|\Z)", lock, flags=re.MULTILINE | re.DOTALL)
@@ -294,14 +295,14 @@ def test_runs_and_laptops_read_what_the_stack_writes_about_the_workers() -> None
     cloud = Cloud()
     cloud.run(lambda: WorkerFacts("worker-facts", args))
     text = cloud.resources["worker-facts-parameter"].inputs["value"]["value"]
-    found = workers_parameter.parse_workers(text)
+    found = cluster_info.parse_workers(text)
     assert found is not None
-    assert found.keys() == workers_parameter.Workers.__annotations__.keys()
-    assert found["zones"][0].keys() == workers_parameter.Zone.__annotations__.keys()
-    assert found["scaling"]["workers"].keys() == workers_parameter.Scaling.__annotations__.keys()
+    assert found.keys() == cluster_info.Workers.__annotations__.keys()
+    assert found["zones"][0].keys() == cluster_info.Zone.__annotations__.keys()
+    assert found["scaling"]["workers"].keys() == cluster_info.Scaling.__annotations__.keys()
     for key in found:
         lacking = json.dumps({name: value for name, value in found.items() if name != key})
-        assert workers_parameter.parse_workers(lacking) is None, "of another version"
+        assert cluster_info.parse_workers(lacking) is None, "of another version"
 
 
 def test_a_laptop_needs_no_output_that_the_program_does_not_export() -> None:

@@ -8,12 +8,12 @@ import click
 import pytest
 import yaml
 
-from ray_on_ecs.__main__ import VERBS, ray_on_ecs
-from training import job
-from training.config import parse
+from ray_on_ecs.cli.main import COMMANDS, command_line
+from ray_on_ecs.cluster import jobs
+from ray_on_ecs.config import parse
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.recipe import IMAGES
-from training.run.tensorboard import scalars
+from training.tensorboard import scalars
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -77,16 +77,22 @@ def test_every_make_command_is_a_target() -> None:
 
 
 def test_every_flag_that_is_mentioned_is_one_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(ImageConfig, ["--help"], {})
-    known = capsys.readouterr().out + job.ABOUT
+    known = help_of_the_recipe(capsys)
     for flag in mentioned(README + TRAINING + FAILURES) - OF_OTHER_TOOLS - of_the_laptop():
         assert f"{flag} " in known, f"{flag} is no flag of python -m training"
 
 
-def test_every_flag_of_the_laptop_is_one_of_its_verbs() -> None:
-    assert mentioned(LAPTOP) - of_the_laptop() <= OF_OTHER_TOOLS | {"--head", "--help", "--launch"}
-    assert set(first_words(LAPTOP)) | {"completion"} == set(VERBS), "each verb is in the table"
+def help_of_the_recipe(capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit):
+        parse(ImageConfig, ["--help"], {})
+    return capsys.readouterr().out
+
+
+def test_every_flag_of_the_laptop_is_one_of_its_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = help_of_the_recipe(capsys)
+    for flag in mentioned(LAPTOP) - of_the_laptop() - OF_OTHER_TOOLS - {"--head", "--help"}:
+        assert f"{flag} " in recipe, flag
+    assert set(first_words(LAPTOP)) | {"completion"} == set(COMMANDS), "each verb is in the table"
 
 
 def mentioned(text: str) -> set[str]:
@@ -95,8 +101,8 @@ def mentioned(text: str) -> set[str]:
 
 def of_the_laptop() -> set[str]:
     """The flags of all verbs of ray-on-ecs."""
-    context = click.Context(ray_on_ecs)
-    commands = [ray_on_ecs.get_command(context, verb) for verb in VERBS]
+    context = click.Context(command_line)
+    commands = [command_line.get_command(context, verb) for verb in COMMANDS]
     return {name for command in commands if command for each in command.params for name in each.opts}
 
 
@@ -112,7 +118,7 @@ def test_the_training_s_defaults_are_those_of_its_settings() -> None:
         shown |= dict(zip(names, defaults.replace("`", "").split(", "), strict=True))
     config = ImageConfig().resolve_defaults()
     for name, value in shown.items():
-        default = job.DEFAULT_MAX_RESUBMISSIONS if name == "max_resubmissions" else getattr(config, name)
+        default = jobs.DEFAULT_MAX_RESUBMISSIONS if name == "max_resubmissions" else getattr(config, name)
         fits = value in ("DDP's", "all there are") if default is None else type(default)(value) == default
         assert fits, f"{name} is not {value}"
     for title in ("how fast", "when something happens"):

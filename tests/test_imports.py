@@ -1,6 +1,8 @@
 """Tests, benchmarks and drills import in one direction: benchmarks and drills use the tests' machinery."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,10 @@ def test_only_their_own_tests_import_benchmarks_and_drills() -> None:
         folder = file.relative_to(ROOT / "tests").parts[0]
         forbidden = {"bench", "drills"} - {folder}
         assert not forbidden & imported_packages(file), f"{file.relative_to(ROOT)}: share the code in tests/ instead"
+
+
+def test_a_script_that_imports_the_package_imports_the_standard_library_alone() -> None:
+    program = "import sys; before = set(sys.modules); import ray_on_ecs; print(*(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    packages = {name.partition(".")[0] for name in done.stdout.split()}
+    assert packages - sys.stdlib_module_names == {"ray_on_ecs"}

@@ -14,7 +14,7 @@ import pytest
 
 from infra.config import docker
 from infra.definitions.policies import ECS_AGENT_POLICY, LOOK_AT_GROUPS, MOVE_GROUP, SESSION_MANAGER, WILDCARD_ACTIONS
-from ray_on_ecs import aws
+from ray_on_ecs.cluster import aws
 from tests.infra.fake_aws import (
     ACCOUNT,
     CLUSTER,
@@ -459,8 +459,8 @@ def test_nothing_lets_the_internet_in(stack: Cloud) -> None:
 
 def test_training_finds_its_gpus_and_its_bucket(stack: Cloud) -> None:
     head = environment(stack, HEAD_TASK)
-    assert "python -m training.job --num-workers 2" in stack.exports["train_command"], "one worker for each GPU"
-    assert head["TRAINING_STORAGE_PATH"] == "s3://training-bucket/runs", "the task's role allows this prefix alone"
+    assert "ray-on-ecs run --recipe images --num-workers 2" in stack.exports["train_command"], "one worker for each GPU"
+    assert head["RAY_ON_ECS_STORAGE_PATH"] == "s3://training-bucket/runs", "the task's role allows this prefix alone"
     assert environment(stack, WORKER_TASK)["RAY_HEAD_HOST"] == "head.ray-on-ecs-ray-dev-c0ffee.internal"
 
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from training.cli import run_command
+from ray_on_ecs.command import run_command
 from training.engine.config import TrainingConfig
 from training.recipes.settings import parse_training
 
@@ -15,7 +15,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _train(config: TrainingConfig) -> None:
     from rich.console import Console
 
-    from training.launchers.ray_driver import run
+    from training.ray_driver import run
     from training.recipes.registry import recipe_of
 
     run(recipe_of(config), config, Console())

@@ -21,21 +21,21 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from training.checkpoint.manager import CheckpointManager
-from training.checkpoint.resume import check_not_finished, check_settings_unchanged, write_settings
+from ray_on_ecs.checkpoint.manager import CheckpointManager
+from ray_on_ecs.checkpoint.resume import check_not_finished, check_settings_unchanged, write_settings
+from ray_on_ecs.errors import Interrupted, StorageError, TrainingError, UsageError
+from ray_on_ecs.filesystem import short_reason
+from ray_on_ecs.tracking.lock import hold_lock
+from ray_on_ecs.tracking.report import try_write_card
+from ray_on_ecs.tracking.storage import RunStorage
+from training import results
 from training.engine.config import TrainingConfig
 from training.engine.feed import thread_feed
 from training.engine.fit import Listener, fit
 from training.engine.recipe import Recipe
 from training.engine.trainer import EpochMetrics, Trainer
-from training.errors import Interrupted, StorageError, TrainingError, UsageError
-from training.filesystem import short_reason
 from training.recipes.registry import recipe_of
 from training.recipes.settings import parse_training
-from training.run import results
-from training.run.card import try_write_card
-from training.run.lock import hold_lock
-from training.run.storage import RunStorage
 
 
 def main() -> int:
@@ -120,7 +120,7 @@ def _prepare(recipe: Recipe, config: TrainingConfig, device: torch.device, lock:
     storage = RunStorage.open(config.storage_path, str(config.run_name))
     storage.check_writable()
     check_not_finished(storage)
-    lock.enter_context(hold_lock(storage, lambda line: print(f"training: {line}", flush=True)))
+    lock.enter_context(hold_lock(storage, lambda line: print(f"ray-on-ecs: {line}", flush=True)))
     check_settings_unchanged(config, storage)
     write_settings(storage, config)
     return config
@@ -143,7 +143,7 @@ def _train(recipe: Recipe, config: TrainingConfig, device: torch.device) -> None
     if trainer.rank == 0:
         summary = results.run_summary(trainer, checkpoints.summary, files)
         document = results.write_results(storage, recipe, config, summary, lines.first_step)
-        try_write_card(storage, lambda line: print(f"training: {line}", flush=True))
+        try_write_card(storage, lambda line: print(f"ray-on-ecs: {line}", flush=True))
         Console().print(results.table(document, recipe, trainer.history))
         print(f"results in {storage.uri}")
 
@@ -166,7 +166,7 @@ def _from_rank_0(call: Callable[[], TrainingConfig]) -> TrainingConfig:
 def _fail(error: TrainingError) -> int:
     """Print the error and return the exit status; of errors that are alike on all ranks, one line for each node."""
     if _local_rank() == 0 or isinstance(error, StorageError):
-        print(f"training: {error}", file=sys.stderr)
+        print(f"ray-on-ecs: {error}", file=sys.stderr)
     return error.exit_status
 
 

@@ -21,7 +21,7 @@ def train(region: str, gpus: int, instance_id: str) -> str:
     """
     workers = f" --num-workers {gpus}" if gpus else ""
     wait = f'while c=$({HEAD_CONTAINER}); [ -z "$c" ]; do echo waiting for the Ray head to start; sleep 10; done'
-    submit = f"sudo docker exec -it $c python -m training.job{workers}"
+    submit = f"sudo docker exec -it $c ray-on-ecs run --recipe images{workers}"
     return _session(region, instance_id, "AWS-StartInteractiveCommand", {"command": [f"{wait}; {submit}"]})
 
 

@@ -71,9 +71,9 @@ def head(
         environment={
             "CLOUDWATCH_NAMESPACE": metrics_namespace,
             "RAY_HEAD_STATE": STATE_DIR,
-            "TRAINING_CLOUDWATCH_NAMESPACE": metrics_namespace,
-            "TRAINING_STORAGE_PATH": f"s3://{bucket}/{RUNS_PREFIX}",
-            "TRAINING_WAIT_SECONDS": str(WAIT_SECONDS),
+            "RAY_ON_ECS_CLOUDWATCH_NAMESPACE": metrics_namespace,
+            "RAY_ON_ECS_STORAGE_PATH": f"s3://{bucket}/{RUNS_PREFIX}",
+            "RAY_ON_ECS_WAIT_SECONDS": str(WAIT_SECONDS),
             "WORKERS_PARAMETER": workers_parameter,
             **of_helpers,
         },

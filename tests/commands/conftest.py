@@ -56,7 +56,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a command: a Ray cluster of its own, a short path to its sockets, and a user's models."""
     home = tmp_path_factory.mktemp("home")
     (home / "own.py").write_text(OWN_MODELS)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINING_", "RAY_", "AWS_"))}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "AWS_"))}
     path = f"{home}{os.pathsep}{REPOSITORY}"
     ray = {"RAY_ADDRESS": "local", "RAY_TMPDIR": "/tmp/ray-tests"}
     return {**kept, **BUSY_MACHINE, **ray, "PYTHONPATH": path, "COLUMNS": "100"}

@@ -18,6 +18,8 @@ from types import MappingProxyType
 from tests.local_cluster import start_ray
 from tests.waiting import free_ports, until
 
+# As in the image: the cluster is that of RAY_API_SERVER_ADDRESS.
+ON_HEAD = {"RAY_ON_ECS_CLUSTER": "head"}
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-the-tests"}
 PORTS = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port")
 COMMAND = ("ray", "start", "--head", "--block", "--num-cpus=2", "--object-store-memory=100000000")
@@ -42,7 +44,7 @@ class Head:
     @property
     def variables(self) -> dict[str, str]:
         """The environment in which a driver joins it."""
-        return {**TOKEN, "RAY_ADDRESS": self.address, "TRAINING_STORAGE_PATH": str(self.storage)}
+        return {**TOKEN, "RAY_ADDRESS": self.address, "RAY_ON_ECS_STORAGE_PATH": str(self.storage)}
 
 
 @contextmanager
@@ -58,7 +60,7 @@ def started(
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1",
-        "TRAINING_STORAGE_PATH": str(storage),
+        "RAY_ON_ECS_STORAGE_PATH": str(storage),
     }
     variables = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"}
     command = [*COMMAND, "--node-ip-address=127.0.0.1", *(f"--{name}={port}" for name, port in ports.items())]

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 from ray.job_submission import JobSubmissionClient
 
-from raynode import ports, state
+from ray_on_ecs.node import ports, state
 from tests.commands.conftest import REPOSITORY
 from tests.commands.head import SECONDS, TOKEN
 from tests.local_cluster import command_line, start_ray
@@ -26,7 +26,7 @@ from tests.waiting import free_ports, until
 # `ray-head` on the ports that the first argument gives.
 RAY_HEAD = """
 import json, sys
-from raynode import head, ports
+from ray_on_ecs.node import head, ports
 given = json.loads(sys.argv.pop(1))
 ports.HEAD.update(given["HEAD"])
 ports.NODE.clear()
@@ -39,7 +39,7 @@ head.main()
 # `ray-health head` for the GCS on the port that the first argument gives.
 RAY_HEALTH = """
 import sys
-from raynode import health, ports
+from ray_on_ecs.node import health, ports
 ports.GCS = int(sys.argv.pop(1))
 sys.argv[1:] = ["head"]
 sys.exit(health.main())
@@ -119,7 +119,7 @@ def ray_head(environment: Mapping[str, str], folder: Path, ray: Sequence[str] = 
         "PYTHONPATH": f"{environment['PYTHONPATH']}{os.pathsep}{REPOSITORY / 'docker'}",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1",
         "RAY_TMPDIR": temporary,
-        "TRAINING_STORAGE_PATH": str(folder / "runs"),
+        "RAY_ON_ECS_STORAGE_PATH": str(folder / "runs"),
         state.FOLDER: str(folder / "state"),
     }
     given = json.dumps({"HEAD": head_ports, "NODE": {AGENT_PORT: rest[2]}, "RAY": ray})

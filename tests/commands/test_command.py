@@ -32,7 +32,7 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished(train: Train, storage: Path, aws_variables: dict[str, str]) -> Run:
     """resnet18 on the digits, from the command line."""
     command = ("--dataset", "digits", "--epochs", "3", "--storage-path", str(storage), "--run-name", "digits")
-    return train(*command, TRAINING_CLOUDWATCH_NAMESPACE="runs/of the tests", **aws_variables)
+    return train(*command, RAY_ON_ECS_CLOUDWATCH_NAMESPACE="runs/of the tests", **aws_variables)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_an_interrupted_run_in_a_bucket_continues_under_its_name(
     s3_client: Any,
 ) -> None:
     command = ("--model", "own:held", *TINY[2:], "--epochs", "6", "--keep-checkpoints", "1", "--run-name", "cut")
-    variables = {**head.variables, **price_variables, "TRAINING_STORAGE_PATH": f"s3://{BUCKET}/runs"}
+    variables = {**head.variables, **price_variables, "RAY_ON_ECS_STORAGE_PATH": f"s3://{BUCKET}/runs"}
     process = start(*command, **variables)
     until(lambda: process.poll() is not None or len(_lines(s3_client, "metrics.jsonl")) == 4)
     assert _status(s3_client)["state"] == "training"
@@ -183,11 +183,11 @@ def test_a_model_that_fails_is_reported_in_one_line_with_the_way_on(train: Train
     run = train(*command, **head.variables)
     assert run.returncode == 1
     last = run.stderr.splitlines()[-1]
-    assert last.startswith("training: training failed on rank"), run.stderr
+    assert last.startswith("ray-on-ecs: training failed on rank"), run.stderr
     assert "RuntimeError" in last, "the cause is named"
     assert "--run-name bad" in last, "and how to go on"
     status = json.loads((head.storage / "bad" / "status.json").read_text())
-    assert (status["state"], f"training: {status['error']}") == ("failed", last)
+    assert (status["state"], f"ray-on-ecs: {status['error']}") == ("failed", last)
     card = (head.storage / "bad" / "card.html").read_text()
     assert '<span class="state failed">failed</span>' in card
     assert "RuntimeError" in card
@@ -199,7 +199,7 @@ def test_gpus_that_are_not_there_are_an_error_after_the_wait_not_a_hang(train: T
         pytest.skip("this machine has a GPU")
     run = train(*TINY, "--device", "cuda", "--num-workers", "2", "--storage-path", str(tmp_path))
     assert run.returncode == 3
-    assert run.stderr.splitlines()[-1].startswith("training: --num-workers 2 needs a GPU and a CPU for each worker")
+    assert run.stderr.splitlines()[-1].startswith("ray-on-ecs: --num-workers 2 needs a GPU and a CPU for each worker")
     assert list(tmp_path.iterdir()) == [], "nothing was created"
 
 
@@ -216,7 +216,7 @@ def test_gpus_that_are_not_there_are_an_error_after_the_wait_not_a_hang(train: T
 def test_a_mistake_is_one_line_and_exit_status_2(train: Train, arguments: tuple[str, ...], named: str) -> None:
     run = train(*arguments)
     assert run.returncode == 2
-    assert run.stderr.startswith(f"training: {named}"), run.stderr
+    assert run.stderr.startswith(f"ray-on-ecs: {named}"), run.stderr
     assert run.stderr.count("\n") == 1, "one line, no traceback"
     assert run.stdout == ""
 
@@ -224,14 +224,14 @@ def test_a_mistake_is_one_line_and_exit_status_2(train: Train, arguments: tuple[
 def test_a_missing_bucket_is_one_line_and_exit_status_2(train: Train, aws_variables: dict[str, str]) -> None:
     run = train("--dataset", "digits", "--storage-path", "s3://no-such-bucket/runs", **aws_variables)
     assert run.returncode == 2
-    assert run.stderr.startswith("training: --storage-path: 's3://no-such-bucket/runs'"), run.stderr
+    assert run.stderr.startswith("ray-on-ecs: --storage-path: 's3://no-such-bucket/runs'"), run.stderr
     assert run.stderr.count("\n") == 1
 
 
 def test_a_cluster_that_does_not_answer_is_one_line(train: Train, tmp_path: Path) -> None:
     run = train(*TINY, "--storage-path", str(tmp_path), RAY_ADDRESS="127.0.0.1:9")
     assert run.returncode == 3, run.stderr
-    assert run.stderr.startswith("training: RAY_ADDRESS: nothing listens at '127.0.0.1:9'"), run.stderr
+    assert run.stderr.startswith("ray-on-ecs: RAY_ADDRESS: nothing listens at '127.0.0.1:9'"), run.stderr
     assert run.stderr.count("\n") == 1, "Ray itself would try for ever"
     assert list(tmp_path.iterdir()) == [], "nothing was created"
 

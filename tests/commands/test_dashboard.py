@@ -15,7 +15,7 @@ from tests.waiting import until
 
 # The head's own command, less patient.
 RAY = """
-from raynode import dashboard
+from ray_on_ecs.node import dashboard
 dashboard.ASK_SECONDS, dashboard.HANG_SECONDS, dashboard.RETRY_SECONDS = 1, 10, 1
 dashboard.main()
 """
@@ -25,8 +25,12 @@ while not pathlib.Path(sys.argv[1]).exists():
     time.sleep(0.1)
 print("went on")
 """
-# The first call of `python -m training.job`.
-CONNECT = "from training import job; job.connect(); print('connected')"
+# The first call of `ray-on-ecs run` on a head.
+CONNECT = """
+from ray_on_ecs.cluster.clusters import HeadCluster
+with HeadCluster().connect_when_up(print):
+    print("connected")
+"""
 pytestmark = pytest.mark.fault
 
 

@@ -5,16 +5,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.job_submission import JobInfo, JobSubmissionClient
+from ray.job_submission import JobInfo, JobStatus, JobSubmissionClient
 
-from tests.commands.head import SECONDS, TOKEN, Head, commands, read_until
+from ray_on_ecs.cli.main import main
+from ray_on_ecs.cluster import jobs
+from ray_on_ecs.cluster.clusters import Head, HeadCluster
+from ray_on_ecs.errors import ResourceError
+from tests.commands.head import ON_HEAD, SECONDS, TOKEN, commands, read_until
+from tests.commands.head import Head as RayHead
 from tests.waiting import free_ports, until
-from training import job
-from training.errors import ResourceError
 
 TINY = ("--model", "own:build", "--dataset", "synthetic", "--samples", "256", "--num-workers", "2")
 LONG = ("--model", "own:held", *TINY[2:6], "--num-workers", "1", "--epochs", "10", "--run-name", "long")
@@ -38,16 +43,18 @@ asyncio.run(main())
 
 
 @pytest.fixture(scope="module")
-def ray_jobs(head: Head) -> JobSubmissionClient:
+def ray_jobs(head: RayHead) -> JobSubmissionClient:
     return JobSubmissionClient(head.dashboard, headers={"Authorization": f"Bearer {TOKEN['RAY_AUTH_TOKEN']}"})
 
 
 @pytest.fixture
-def follow(environment: dict[str, str], head: Head, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start `python -m training.job` with these arguments; after the test the commands that still follow are ended."""
-    own = {**environment, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard}
-    with commands("training.job", own, tmp_path) as start:
-        yield start
+def follow(
+    environment: dict[str, str], head: RayHead, tmp_path: Path
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start `ray-on-ecs run --recipe images` as on the head; end the commands that still follow after the test."""
+    own = {**environment, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard, **ON_HEAD}
+    with commands("ray_on_ecs", own, tmp_path) as start:
+        yield partial(start, "run", "--recipe", "images")
 
 
 @pytest.fixture
@@ -64,7 +71,7 @@ def long_run(follow: Callable[..., subprocess.Popen[str]], hold: Path, ray_jobs:
 
 
 def test_a_run_is_followed_to_its_end_and_a_second_time_under_another_id(
-    follow: Callable[..., subprocess.Popen[str]], head: Head, ray_jobs: JobSubmissionClient
+    follow: Callable[..., subprocess.Popen[str]], head: RayHead, ray_jobs: JobSubmissionClient
 ) -> None:
     process = follow(*TINY, "--epochs", "2", "--run-name", "short")
     out, err = process.communicate(timeout=SECONDS)
@@ -72,7 +79,7 @@ def test_a_run_is_followed_to_its_end_and_a_second_time_under_another_id(
     assert out.startswith("run short is submitted as job short\n"), "the ID by which Ray's own commands know it"
     assert "[Epoch 1 | CPU: Process rank 1" in out, "the log of the job is shown"
     assert "Training result: short" in out, "to its last line"
-    assert err == "", "nothing of Ray's beside it"
+    assert err == "ray-on-ecs open short shows what came of it, ray-on-ecs fetch short brings it here\n"
     folder = head.storage / "short"
     assert (folder / "result.json").exists(), "the head's environment says where results go"
     status = json.loads((folder / "status.json").read_text())
@@ -100,15 +107,14 @@ def test_the_same_command_shows_the_log_of_a_run_under_way_from_the_start(
     second.send_signal(signal.SIGINT)
     _, err = second.communicate(timeout=SECONDS)
     assert second.returncode == 130
-    assert f"job {long_run} keeps running" in err, "Ctrl-C is for the follower"
-    assert "--run-name long follows it" in err
-    assert f"ray job stop {long_run}" in err, "and the way to end it is named"
+    assert f"run long goes on as job {long_run}" in err, "Ctrl-C is for the follower"
+    assert "ray-on-ecs logs --follow long shows it, ray-on-ecs stop long stops it" in err
     assert err.count("\n") == 1, "no traceback"
     assert _status(ray_jobs, long_run) == "RUNNING"
 
 
 def test_a_lost_connection_is_made_again_and_a_stopped_job_is_one_line(
-    follow: Callable[..., subprocess.Popen[str]], long_run: str, head: Head, ray_jobs: JobSubmissionClient
+    follow: Callable[..., subprocess.Popen[str]], long_run: str, head: RayHead, ray_jobs: JobSubmissionClient
 ) -> None:
     [port] = free_ports(1)
     there = head.dashboard.rpartition(":")[2]
@@ -124,16 +130,15 @@ def test_a_lost_connection_is_made_again_and_a_stopped_job_is_one_line(
     seen = {process: read_until(process, "Process rank") for process in (cut, whole)}
     connection.kill()
     connection.communicate()
-    seen[cut] += read_until(cut, f"lost the connection to job {long_run} (")
     connection = connect()
     try:
         ray_jobs.stop_job(long_run)
         for process in (cut, whole):
             out, err = process.communicate(timeout=SECONDS)
             assert process.returncode == 1, "it is not finished"
-            assert err == (
-                f"training: job {long_run} was stopped; the same command with --run-name long resumes the run\n"
-            )
+            line = f"ray-on-ecs: job {long_run} was stopped; the same command with --run-name long resumes the run\n"
+            assert err.endswith(line)
+            assert ("lost the connection (" in err) == (process is cut)
             assert (seen[process] + out).count("model    own:held") == 1, "each line is shown once"
     finally:
         connection.kill()
@@ -150,7 +155,7 @@ def test_a_run_gets_a_name_that_the_user_can_give_again(
     assert process.returncode == 2, "a mistake that only the head can see is passed on"
     name = out.split()[1]
     assert name.startswith("own-nothing-synthetic-")
-    command = f"python -m training --model own:nothing --dataset synthetic --run-name {name}"
+    command = f"python -m training --recipe images --model own:nothing --dataset synthetic --run-name {name}"
     found: Any = ray_jobs.get_job_info(name)
     assert found.entrypoint == command
 
@@ -162,63 +167,51 @@ def test_a_mistake_is_one_line_before_anything_is_submitted(
     process = follow("--epochs", "0")
     out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, out) == (2, "")
-    assert err.startswith("training: --epochs: 0 is not allowed"), err
+    assert err.startswith("ray-on-ecs: --epochs: 0 is not allowed"), err
     assert err.count("\n") == 1, "no traceback"
     assert len(ray_jobs.list_jobs()) == before
 
 
-@pytest.mark.parametrize("given", [{"RAY_AUTH_TOKEN": "another"}, {"RAY_AUTH_MODE": "disabled"}])
-def test_another_token_than_the_heads_is_one_line(
-    follow: Callable[..., subprocess.Popen[str]], given: dict[str, str]
-) -> None:
-    process = follow(*TINY, **given)
+def test_another_token_than_the_heads_is_one_line(follow: Callable[..., subprocess.Popen[str]]) -> None:
+    process = follow(*TINY, RAY_AUTH_TOKEN="another")
     out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, out) == (2, "")
-    assert err.startswith("training: RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster"), err
+    assert err.startswith("ray-on-ecs: the Ray head refuses the token; set RAY_AUTH_TOKEN to the cluster's"), err
     assert err.count("\n") == 1, "no traceback"
 
 
 def test_no_head_is_one_line_and_exit_status_3(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("RAY_ON_ECS_CLUSTER", "head")
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")
-    monkeypatch.setattr(job, "DASHBOARD_SECONDS", 1.0)
-    assert job.main(["--dataset", "synthetic"]) == 3
+    monkeypatch.setattr(HeadCluster, "start_seconds", 0.0)
+    assert main(["run", "--recipe", "images", "--dataset", "synthetic"]) == 3
     out, err = capsys.readouterr()
-    assert out == "waiting up to 1 s for the dashboard of the Ray head at http://127.0.0.1:9\n"
-    assert "RAY_API_SERVER_ADDRESS" in err, "the way out is named"
-    assert err.count("\n") == 1, "no traceback"
+    assert out == ""
+    assert err.count("its dashboard doesn't answer at http://127.0.0.1:9") == err.count("\n") == 1, "no traceback"
 
 
 def test_a_driver_that_a_signal_ended_has_a_shells_exit_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _followed(monkeypatch, status="FAILED", driver_exit_code=-9) == 137, "the kernel's, when memory is short"
-    line = "training: job gone was ended by signal 9; the same command with --run-name gone resumes the run\n"
+    line = "ray-on-ecs: job gone was ended by signal 9; the same command with --run-name gone resumes the run\n"
     assert capsys.readouterr().err == line, "the log can't know"
 
 
 def test_a_job_without_a_driver_says_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert _followed(monkeypatch, status="FAILED", message="The actor\ndied.") == 1
-    line = "training: job gone failed (The actor died.); the same command with --run-name gone resumes the run\n"
+    line = "ray-on-ecs: job gone failed (The actor died.); the same command with --run-name gone resumes the run\n"
     assert capsys.readouterr().err == line, "the log can't know"
-
-
-def test_help_says_what_it_adds_to_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        job.main(["--help"])
-    shown = capsys.readouterr().out
-    assert stopped.value.code == 0
-    assert shown.index("--max-resubmissions") < shown.index("RAY_API_SERVER_ADDRESS") < shown.index("--batch-size"), (
-        "its own, then the training's"
-    )
 
 
 @pytest.mark.parametrize("given", [["-1"], ["x"], ["1.5"], []], ids=["negative", "text", "fraction", "nothing"])
 def test_a_wrong_number_of_resubmissions_is_one_line(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert job.main(["--max-resubmissions", *given]) == 2
+    assert main(["run", "--max-resubmissions", *given]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("training: --max-resubmissions: "), err
+    assert err.startswith("ray-on-ecs: "), err
+    assert "--max-resubmissions" in err
     assert err.count("\n") == 1
 
 
@@ -230,14 +223,16 @@ def test_a_wrong_number_of_resubmissions_is_one_line(given: list[str], capsys: p
 def test_the_job_tells_the_head_how_often_it_may_be_submitted_again(
     monkeypatch: pytest.MonkeyPatch, given: list[str], environment: str | None, allowed: str
 ) -> None:
-    monkeypatch.delenv("TRAINING_MAX_RESUBMISSIONS", raising=False)
+    monkeypatch.delenv("RAY_ON_ECS_MAX_RESUBMISSIONS", raising=False)
     if environment:
-        monkeypatch.setenv("TRAINING_MAX_RESUBMISSIONS", environment)
+        monkeypatch.setenv("RAY_ON_ECS_MAX_RESUBMISSIONS", environment)
     submitted: list[dict[str, Any]] = []
     _followed(monkeypatch, submitted, given, status="SUCCEEDED", driver_exit_code=0)
     [job] = submitted
     assert job["metadata"]["max_resubmissions"] == allowed
-    assert job["entrypoint"] == "python -m training --run-name gone", "python -m training has no such flag"
+    assert job["entrypoint"] == "python -m training --recipe images --run-name gone", (
+        "python -m training has no such flag"
+    )
 
 
 class Refusing:
@@ -257,16 +252,16 @@ class Refusing:
 
 
 def test_a_head_whose_agent_has_not_started_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(jobs, "POLL_SECONDS", 0.01)
     api: Any = Refusing(*["No available agent to submit job, please try again later."] * 5)
-    assert job.find_or_submit(api, job.submission_of_training(["--run-name", "mine"]), {}) == "mine"
+    assert jobs.find_or_submit(api, jobs.submission_of_recipe("images", ["--run-name", "mine"]), {}) == "mine"
     assert api.submitted == ["mine"]
 
 
 def test_a_lost_race_is_not_run_for_ever() -> None:
-    api: Any = Refusing(*["Job with submission_id mine already exists."] * job.SUBMIT_ATTEMPTS)
+    api: Any = Refusing(*["Job with submission_id mine already exists."] * jobs.SUBMIT_ATTEMPTS)
     with pytest.raises(ResourceError, match="the Ray head accepted no job"):
-        job.find_or_submit(api, job.submission_of_training(["--run-name", "mine"]), {})
+        jobs.find_or_submit(api, jobs.submission_of_recipe("images", ["--run-name", "mine"]), {})
 
 
 def _followed(
@@ -276,15 +271,18 @@ def _followed(
     **details: Any,
 ) -> int:
     """Return the exit status of the command whose job ended so, without a line in its log."""
+    begun: list[Any] = []
 
     class Client:
         def __init__(self, address: str) -> None:
             pass
 
-        def list_jobs(self) -> list[JobInfo]:
-            return []
+        def list_jobs(self) -> list[Any]:
+            return begun
 
         def submit_job(self, **job: Any) -> None:
+            named = {"submission_id": job["submission_id"], "metadata": job["metadata"], "start_time": 1}
+            begun.append(SimpleNamespace(**named, status=JobStatus.SUCCEEDED))
             if submitted is not None:
                 submitted.append(job)
 
@@ -295,7 +293,9 @@ def _followed(
             return JobInfo(entrypoint="python", **details)
 
     monkeypatch.setattr("ray.job_submission.JobSubmissionClient", Client)
-    return job.main([*given, "--run-name", "gone"])
+    monkeypatch.setattr(Head, "get", lambda self, path: {"data": {"result": {"result": []}}})
+    monkeypatch.setenv("RAY_ON_ECS_CLUSTER", "head")
+    return main(["run", "--recipe", "images", *given, "--run-name", "gone"])
 
 
 def _latest(jobs: JobSubmissionClient, name: str) -> str:

@@ -59,9 +59,9 @@ def test_a_run_is_trained_listed_and_fetched(laptop: Callable[..., subprocess.Po
 # The command, with less patience for a log that is silent.
 IMPATIENT = """
 import sys
-import ray_on_ecs.cluster, ray_on_ecs.follow
+import ray_on_ecs.cluster.clusters, ray_on_ecs.cli.follow
 from ray_on_ecs.__main__ import main
-ray_on_ecs.follow.SILENT_SECONDS, ray_on_ecs.cluster.REQUEST_SECONDS = 2, 10
+ray_on_ecs.cli.follow.SILENT_SECONDS, ray_on_ecs.cluster.clusters.REQUEST_SECONDS = 2, 10
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -61,6 +61,6 @@ def test_the_doctor_names_another_token_and_a_folder_that_can_t_be_written(
         "  Ray: the Ray head refuses the token; set RAY_AUTH_TOKEN to the cluster's"
     )
     (tmp_path / "file").touch()
-    done = ray_on_ecs(head, environment, "doctor", TRAINING_STORAGE_PATH=str(tmp_path / "file" / "runs"))
+    done = ray_on_ecs(head, environment, "doctor", RAY_ON_ECS_STORAGE_PATH=str(tmp_path / "file" / "runs"))
     assert done.returncode == 1
     assert "can't be written" in done.stdout.splitlines()[-1]

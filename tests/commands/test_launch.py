@@ -1,17 +1,18 @@
-"""`python -m training.launch` as users type it, on a head that runs: their code is uploaded, and nothing is left."""
+"""`python -m ray_on_ecs.run` as users type it, on a head that runs: their code is uploaded, and nothing is left."""
 
 import json
 import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.commands.conftest import REPOSITORY
-from tests.commands.head import SECONDS, Head, commands, read_until
+from tests.commands.head import ON_HEAD, SECONDS, Head, commands, read_until
 from tests.local_cluster import have_ended
 from tests.waiting import until
 
@@ -36,7 +37,7 @@ ddp_snapshot.main()
 SHOW = """
 import json, os, socket, sys
 from pathlib import Path
-from training import sdk
+import ray_on_ecs
 found = {"rank": os.environ["RANK"], "size": os.environ["WORLD_SIZE"], "arguments": sys.argv[1:], "folder": os.getcwd()}
 found["data"] = Path("data.txt").read_text()
 found["port"] = os.environ["MASTER_PORT"]
@@ -44,8 +45,8 @@ found["addresses"] = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
 socket.create_server(("", int(found["addresses"][int(os.environ["RANK"])].rpartition(":")[2]))).close()
 Path(os.environ["RUN_DIR"], f"{os.environ['RANK']}.json").write_text(json.dumps(found))
 for step in (1, 2):
-    sdk.progress(step)
-    sdk.log(loss=1 / step)
+    ray_on_ecs.progress(step)
+    ray_on_ecs.log(loss=1 / step)
 """
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -62,8 +63,8 @@ def code(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def launch(environment: dict[str, str], head: Head, code: Path) -> Iterator[Start]:
-    """Start `python -m training.launch` in that folder, on the head of the tests."""
-    with commands("training.launch", {**environment, **head.variables}, code) as start:
+    """Start `python -m ray_on_ecs.run` in that folder, on the head of the tests."""
+    with commands("ray_on_ecs.run", {**environment, **head.variables}, code) as start:
         yield start
 
 
@@ -110,7 +111,7 @@ def test_a_missing_package_is_one_line_and_no_reason_to_start_again(launch: Star
     status, out, err = end(launch("--num-workers", "1", "missing.py"))
     assert status == 2, out + err
     assert err == (
-        "training: missing.py ended with exit status 1: ModuleNotFoundError: No module named 'no_such_package'; name "
+        "ray-on-ecs: missing.py ended with exit status 1: ModuleNotFoundError: No module named 'no_such_package'; name "
         "its package in a file for --requirements\n"
     )
     assert "restarting" not in out
@@ -120,7 +121,7 @@ def test_a_script_that_hangs_leaves_its_stacks(launch: Start, head: Head) -> Non
     flags = ("--num-workers", "1", "--run-name", "stuck", "--stall-timeout", "5", "--max-failures", "0")
     status, out, err = end(launch(*flags, "stuck.py"))
     assert status == 1, out + err
-    assert err.startswith("training: training failed: no progress for 5 s; see ")
+    assert err.startswith("ray-on-ecs: training failed: no progress for 5 s; see ")
     [stacks] = (head.storage / "stuck" / "stalls").glob("*/rank_0.txt")
     assert "in stuck" in stacks.read_text()
     assert json.loads((head.storage / "stuck" / "error.json").read_text())["next"].endswith(" stuck.py")
@@ -129,18 +130,16 @@ def test_a_script_that_hangs_leaves_its_stacks(launch: Start, head: Head) -> Non
 
 @pytest.fixture
 def submit(environment: dict[str, str], head: Head, code: Path) -> Iterator[Start]:
-    """Start `python -m training.job` in that folder."""
-    variables = {**environment, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard}
-    with commands("training.job", variables, code) as start:
-        yield start
+    """Start `ray-on-ecs run` in that folder."""
+    variables = {**environment, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard, **ON_HEAD}
+    with commands("ray_on_ecs", variables, code) as start:
+        yield partial(start, "run")
 
 
 def test_a_job_has_the_code_that_was_there_when_it_was_submitted(submit: Start, head: Head, code: Path) -> None:
     (code / "show.py").write_text(SHOW)
     (code / "data.txt").write_text("of the folder")
-    status, out, err = end(
-        submit("--launch", "--num-workers", "2", "--run-name", "job", "show.py", "--run-name", "own")
-    )
+    status, out, err = end(submit("--num-workers", "2", "--run-name", "job", "show.py", "--run-name", "own"))
     assert status == 0, out + err
     assert "run job is submitted as job job" in out
     shown = [json.loads((head.storage / "job" / "files" / f"{rank}.json").read_text()) for rank in range(2)]
@@ -169,7 +168,7 @@ def test_a_folder_that_is_too_large_is_one_line(request: pytest.FixtureRequest, 
         with (code / "data" / name).open("wb") as file:
             file.truncate(2**30)
     start = request.getfixturevalue(module)
-    status, out, err = end(start(*(["--launch"] if module == "submit" else []), "held.py"))
+    status, out, err = end(start("held.py"))
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "has 2,048 MiB, and 512 MiB can be uploaded; the largest are data (2,048 MiB), " in err
     assert ".rayignore" in err
@@ -181,7 +180,7 @@ def test_ctrl_c_leaves_nothing_running(launch: Start, head: Head) -> None:
     process.send_signal(signal.SIGINT)
     status, _, err = end(process)
     assert status == 130, err
-    assert err == "training: interrupted; continue with --run-name interrupted\n"
+    assert err == "ray-on-ecs: interrupted; continue with --run-name interrupted\n"
     until(lambda: not scripts("stuck.py"))
     folder = head.storage / "interrupted"
     assert json.loads((folder / "status.json").read_text())["state"] == "interrupted"
@@ -204,7 +203,7 @@ def test_a_wrong_path_is_one_line_before_anything_starts(
     before = set(head.storage.iterdir())
     status, out, err = end(launch(*given))
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"training: {message}")
+    assert err.startswith(f"ray-on-ecs: {message}")
     assert set(head.storage.iterdir()) == before
 
 

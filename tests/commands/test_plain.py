@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from ray_on_ecs.errors import TrainingError
 from tests.commands.conftest import Run
 from tests.commands.head import SECONDS
 from tests.training.ranks import Ranks
 from training import plain
-from training.errors import TrainingError
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.recipe import IMAGES
 
@@ -75,7 +75,7 @@ def test_a_finished_run_is_refused_and_nothing_is_lost(run: Start, tmp_path: Pat
     before = (tmp_path / "mine" / "result.json").read_text()
     again = run(*TINY, "--run-name", "mine")
     assert again.returncode == 2
-    assert again.stderr.startswith("training: --run-name: run 'mine' is finished (2 epochs"), again.stderr
+    assert again.stderr.startswith("ray-on-ecs: --run-name: run 'mine' is finished (2 epochs"), again.stderr
     assert (tmp_path / "mine" / "result.json").read_text() == before
 
 
@@ -105,8 +105,8 @@ def test_gpus_that_are_not_there_are_one_line(run: Start) -> None:
     refused = run(*TINY, "--device", "cuda")
     assert refused.returncode == 2
     assert refused.stderr == (
-        "training: --device: 'cuda' needs a GPU for each process (1 here), and there are 0; start fewer processes, or "
-        "use --device cpu\n"
+        "ray-on-ecs: --device: 'cuda' needs a GPU for each process (1 here), and there are 0; start fewer processes, "
+        "or use --device cpu\n"
     )
 
 
@@ -125,7 +125,7 @@ def test_ctrl_c_is_a_line_and_an_exit_status(environment: dict[str, str], tmp_pa
     assert run.stdout.readline().startswith("[Epoch 0 |"), "it trains"
     run.send_signal(signal.SIGINT)
     _, stderr = run.communicate(timeout=SECONDS)
-    assert stderr == "training: interrupted; continue with --run-name mine\n"
+    assert stderr == "ray-on-ecs: interrupted; continue with --run-name mine\n"
     assert run.returncode == 130
 
 
@@ -133,8 +133,8 @@ def test_what_rank_0_refuses_is_said_once(run: Start) -> None:
     assert run(*TINY, "--run-name", "mine").returncode == 0
     again = run(*TINY, "--run-name", "mine", launcher=TORCHRUN)
     assert again.returncode != 0
-    assert again.stderr.count("training: ") == 1, again.stderr
-    assert "training: --run-name: run 'mine' is finished" in again.stderr
+    assert again.stderr.count("ray-on-ecs: ") == 1, again.stderr
+    assert "ray-on-ecs: --run-name: run 'mine' is finished" in again.stderr
 
 
 def refused(rank: int, ranks: int, config: ImageConfig) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from raynode import ports
-from raynode.demand import Demand
+from ray_on_ecs.node import ports
+from ray_on_ecs.node.demand import Demand
 from tests.commands.conftest import REPOSITORY, Run
 from tests.commands.head import SECONDS, TOKEN
 
@@ -20,7 +20,7 @@ import dataclasses, json, time
 import ray
 from ray.autoscaler.sdk import request_resources
 from ray.util import placement_group, remove_placement_group
-from raynode import api, demand, metrics
+from ray_on_ecs.node import api, demand, metrics
 
 context = ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=True, log_to_driver=False)
 
@@ -55,7 +55,7 @@ SHOW = """
 import json, os, sys, time
 import ray
 from ray.util import placement_group, remove_placement_group
-from raynode import demand
+from ray_on_ecs.node import demand
 
 def start(gpus):
     global gcs
@@ -144,7 +144,7 @@ PIPELINE = """
 import json, os, time
 os.environ["RAY_DATA_MIN_GAP_BETWEEN_AUTOSCALING_REQUESTS"] = "1"
 import ray
-from raynode import demand
+from ray_on_ecs.node import demand
 
 context = ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
 
@@ -171,13 +171,13 @@ print(json.dumps(cpus()), flush=True)
 # has forgotten it.
 WAITS = """
 import json, os, sys, time
-from training.cli import RAY_SETTINGS
+from ray_on_ecs.command import RAY_SETTINGS
 os.environ.update(RAY_SETTINGS)
 import ray
 from ray.autoscaler.v2.sdk import get_cluster_status
 from rich.console import Console
-from training.launchers import ray_cluster
-from training.config import RunConfig
+from ray_on_ecs.run import ray_cluster
+from ray_on_ecs.config import RunConfig
 
 class Known(Exception):
     pass

@@ -18,10 +18,10 @@ TRAIN = ("--dataset", "synthetic", "--num-workers", "1")
 JOIN = """
 import os
 import ray
-from training.cli import RAY_SETTINGS
+from ray_on_ecs.command import RAY_SETTINGS
 os.environ.update(RAY_SETTINGS)
-from training.config import RunConfig
-from training.launchers import ray_cluster
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.run import ray_cluster
 
 @ray.remote(num_cpus=0)
 class Actor:
@@ -86,7 +86,7 @@ def test_a_refused_token_is_one_line(
 ) -> None:
     done = train(*TRAIN, RAY_ADDRESS=head.address, **home(file), **given)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("training: " + said.format(address=head.address)), done.stderr
+    assert done.stderr.startswith("ray-on-ecs: " + said.format(address=head.address)), done.stderr
     assert done.stderr.count("\n") == 1, "Ray itself prints an error each second"
 
 
@@ -113,7 +113,7 @@ def test_a_mode_for_a_cluster_without_token_is_one_line(
 ) -> None:
     done = train(*TRAIN, RAY_ADDRESS=open_head.address, **home(WRONG), **MODE)
     assert (done.returncode, done.stdout) == (2, ""), "its actors would die"
-    said = f"training: RAY_AUTH_MODE: the Ray cluster at '{open_head.address}' has no token; unset RAY_AUTH_MODE\n"
+    said = f"ray-on-ecs: RAY_AUTH_MODE: the Ray cluster at '{open_head.address}' has no token; unset RAY_AUTH_MODE\n"
     assert done.stderr == said
 
 
@@ -123,5 +123,5 @@ def test_an_address_that_is_not_rays_is_one_line(head: Head, train: Callable[...
         address = f"127.0.0.1:{silent.getsockname()[1]}" if kind == "silent" else head.dashboard.rpartition("/")[2]
         done = train(*TRAIN, RAY_ADDRESS=address, **TOKEN)
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith(f"training: RAY_ADDRESS: what listens at '{address}' does not answer as a Ray")
+    assert done.stderr.startswith(f"ray-on-ecs: RAY_ADDRESS: what listens at '{address}' does not answer as a Ray")
     assert done.stderr.count("\n") == 1

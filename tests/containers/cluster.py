@@ -52,16 +52,16 @@ GRACE_SECONDS = 45
 
 NODES = """
 import json
-from raynode import api, ports
+from ray_on_ecs.node import api, ports
 listed = api.get(f"http://127.0.0.1:{ports.DASHBOARD}/api/v0/nodes?detail=1")["data"]["result"]["result"]
 print(json.dumps([node for node in listed if node["state"] == "ALIVE"]))
 """
 JOBS = """
 import json
-from raynode import api, jobs
+from ray_on_ecs.node import api, jobs
 print(json.dumps({job["submission_id"]: job["status"] for job in api.get(jobs.url()) if job["submission_id"]}))
 """
-STOP_JOBS = "from raynode.jobs import JobRecovery; JobRecovery(None).stop_jobs()"
+STOP_JOBS = "from ray_on_ecs.node.jobs import JobRecovery; JobRecovery(None).stop_jobs()"
 # Arguments: the names of two runs. Prints whether their models are equal.
 EQUAL = """
 import io, sys
@@ -292,7 +292,7 @@ class Cluster:
 
     def submit(self, *flags: str) -> list[str]:
         """The command that the stack's `train_command` runs in the head, with more flags."""
-        inside = re.search(r"exec -it \$c (python -m training\.job .*?)\"", commands.train("us-east-1", 2, "i-1"))
+        inside = re.search(r"exec -it \$c (ray-on-ecs run .*?)\"", commands.train("us-east-1", 2, "i-1"))
         assert inside is not None, "train_command has another form"
         return [*inside[1].split(), *flags]
 

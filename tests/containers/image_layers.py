@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 IMAGE = "ray-on-ecs"
 CHANGED_IMAGE = "ray-on-ecs-changed"
 # What docker/Dockerfile copies.
-CONTEXT = (".dockerignore", "LICENSE", "pyproject.toml", "docker", "training")
+CONTEXT = (".dockerignore", "LICENSE", "pyproject.toml", "docker", "ray_on_ecs", "training")
 CHANGED_FILE = "training/engine/fit.py"
 BUILD_SECONDS = 1800
 

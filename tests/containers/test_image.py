@@ -48,7 +48,7 @@ def test_the_packages_are_whole(engine: Engine, image: str) -> None:
     assert inside(engine, image, "python", "-m", "pip", "check").startswith("No broken requirements"), (
         "parts are missing"
     )
-    inside(engine, image, "python", "-c", "import torch, torchvision, triton, ray.train, training, raynode")
+    inside(engine, image, "python", "-c", "import torch, torchvision, triton, ray.train, ray_on_ecs.node, training")
 
 
 def test_a_change_to_the_training_code_pushes_little(engine: Engine, image: str) -> None:
@@ -61,7 +61,8 @@ def test_it_says_what_it_is_and_runs_as_nobody_special(engine: Engine, image: st
     config = json.loads(engine.run("image", "inspect", image).stdout)[0]["Config"]
     labels = {name.removeprefix("org.opencontainers.image."): value for name, value in config["Labels"].items()}
     assert (
-        labels["version"] == inside(engine, image, "python", "-c", "import training as t; print(t.__version__)").strip()
+        labels["version"]
+        == inside(engine, image, "python", "-c", "import ray_on_ecs as r; print(r.__version__)").strip()
     )
     assert labels["source"]
     assert config["User"] == "ray"

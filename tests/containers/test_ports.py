@@ -5,7 +5,7 @@ import secrets
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from raynode import ports
+from ray_on_ecs.node import ports
 from tests.containers.cluster import ROOT, Cluster
 
 DOCUMENT = (ROOT / "docs" / "image.md").read_text()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from raynode import gpus
-from raynode.errors import GpuError, HeadError, StartError
+from ray_on_ecs.node import gpus
+from ray_on_ecs.node.errors import GpuError, HeadError, StartError
 from tests.containers.cluster import HEAD_HOST, S3, Cluster
 from tests.containers.engine import Engine
 

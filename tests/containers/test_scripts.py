@@ -41,8 +41,7 @@ def wheels(code: Path) -> str:
 def test_a_script_goes_on_after_a_rank_was_killed(cluster: Cluster, wheels: str, tmp_path: Path) -> None:
     flags = (f"--working-dir={CODE}", "--run-name=mpi", "--mpi", f"--requirements={wheels}", "--metric=pi=pi ([0-9.]+)")
     # A round takes a few hundredths of a second: there have to be enough of them to find one in the middle.
-    command = cluster.submit(*flags, SCRIPT, "--rounds=1000")
-    command.insert(command.index("training.job") + 1, "--launch")
+    command = ["ray-on-ecs", "run", "--num-workers=2", *flags, SCRIPT, "--rounds=1000"]
     output = tmp_path / "log"
     process = cluster.engine.start("exec", cluster.head, *command, output=output)
     try:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from infra.definitions.containers import STATE_DIR
-from raynode import ports
+from ray_on_ecs.node import ports
 from tests.containers.cluster import HEAD_HOST, Cluster, Trained
 from tests.containers.engine import Engine
 from tests.waiting import until

@@ -295,7 +295,7 @@ def test_a_stall_leaves_the_stacks_of_all_ranks_and_the_run_can_go_on(
 def test_a_failure_that_stays_leaves_what_is_needed_to_go_on(start: Start, uninterrupted: DisturbedRun) -> None:
     run = start("broken", *EVERY_STEP, "--max-failures", "0", fail_at=MIDDLE)
     assert run.finish() == 1
-    said = run.log[run.log.index("training: training failed on rank") :]
+    said = run.log[run.log.index("ray-on-ecs: training failed on rank") :]
     assert "ValueError: this model is broken; see " in said
     assert "Traceback" not in said, "one line"
     error = run.read_json("error.json")

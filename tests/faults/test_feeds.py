@@ -24,8 +24,8 @@ import numpy as np
 import ray
 from ray.util import placement_group_table
 from training.engine.feed import thread_feed
-from training.errors import UsageError
-from training.launchers import helpers
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.run import helpers
 
 parts, settings = json.loads(sys.argv[1]), json.loads(sys.argv[2])
 folder = Path(settings["folder"])

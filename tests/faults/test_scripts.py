@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
+from ray_on_ecs.run.driver import JOB_VARIABLE
 from tests.aws import BUCKET
 from tests.disturbed_run import END_SECONDS
 from tests.local_cluster import LocalCluster, kill_tree
 from tests.waiting import until
-from training.launchers.script_driver import JOB_VARIABLE
 
 # Counts steps on two ranks; rank 0 saves every tenth. It needs a second of Python and nothing else.
 SCRIPT = """
 import json, os, signal, sys, time
 from pathlib import Path
-from training import sdk
+import ray_on_ecs
 
 file = Path(os.environ["RUN_DIR"], "state.json")
 names = ("RANK", "WORLD_SIZE") if "RANK" in os.environ else ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
@@ -38,12 +38,12 @@ signal.signal(signal.SIGTERM, lambda *_: stopping.append(True))
 while step < 60:
     time.sleep(0.3)
     step += 1
-    sdk.progress(step)
-    sdk.log(value=step)
+    ray_on_ecs.progress(step)
+    ray_on_ecs.log(value=step)
     if step % 10 == 0 or stopping:
         save()
     if stopping:
-        print(f"rank {rank} stops at step {step}, {sdk.seconds_left():.0f} s are left")
+        print(f"rank {rank} stops at step {step}, {ray_on_ecs.seconds_left():.0f} s are left")
         sys.exit(0)
 """
 DRAIN_SECONDS = 60
@@ -75,7 +75,7 @@ class ScriptRun:
         own = (*flags, *storage, "--num-workers", workers, "--max-failures", "1", "--working-dir", str(folder / "code"))
         with self._log.open("wb") as log:
             self.command: subprocess.Popen[bytes] = cluster.start_training(
-                *own, "count.py", log=log, module="training.launch"
+                *own, "count.py", log=log, module="ray_on_ecs.run"
             )
 
     @property

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
+from ray_on_ecs.run.driver import JOB_VARIABLE
 from tests.aws import BUCKET
 from tests.disturbed_run import END_SECONDS
 from tests.local_cluster import REPOSITORY, LocalCluster, kill_tree
 from tests.waiting import until
-from training.launchers.script_driver import JOB_VARIABLE
 
 WORKERS = 2
 EXAMPLES = REPOSITORY / "examples"
@@ -29,7 +29,7 @@ class Example(NamedTuple):
     """A file of examples/ or a module.
 
     Attributes:
-        flags: The flags of `python -m training.launch`, after which the script's name comes.
+        flags: The flags of `python -m ray_on_ecs.run`, after which the script's name comes.
         arguments: The script's flags.
         reached: What rank 0 prints in the middle, where a rank is killed.
         resumed: What tells from the output that it did not begin at the beginning.
@@ -128,7 +128,7 @@ def test_an_example_goes_on_after_a_rank_was_killed(
     folder = ("--working-dir", str(EXAMPLES))
     with log.open("wb") as output:
         command = cluster.start_training(
-            *run, *folder, *example.flags, script, *example.arguments, log=output, module="training.launch"
+            *run, *folder, *example.flags, script, *example.arguments, log=output, module="ray_on_ecs.run"
         )
 
     def is_in_the_middle() -> bool:

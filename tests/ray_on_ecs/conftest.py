@@ -1,14 +1,5 @@
-"""A laptop, with a stack of its own."""
+"""The fixtures of tests/training, whose recipes some tests of the checkpoints train."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from tests.training.conftest import config, digits, on_ranks, one_thread, s3
 
-import pytest
-
-from tests.ray_on_ecs.account import Laptop, laptop
-
-
-@pytest.fixture
-def stack(aws_server: str, tmp_path: Path) -> Iterator[Laptop]:
-    with laptop(aws_server, tmp_path) as made:
-        yield made
+__all__ = ["config", "digits", "on_ranks", "one_thread", "s3"]

@@ -7,7 +7,7 @@ import shutil
 
 import torch
 
-from training.errors import UsageError
+from ray_on_ecs.errors import UsageError
 
 
 def check_compiler(device: torch.device) -> None:

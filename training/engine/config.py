@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
 
-from training.config import AUTO_ON_OFF, ON_OFF, RunConfig, setting, when_something_happens
+from ray_on_ecs.config import AUTO_ON_OFF, ON_OFF, RunConfig, setting, when_something_happens
 
 DEFAULT_LR = {"adamw": 3e-3, "sgd": 0.1}
 DEFAULT_WEIGHT_DECAY = {"adamw": 0.05, "sgd": 5e-4}

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ray_on_ecs.errors import DivergedError
 from training.engine import random_state
 from training.engine.step_timer import StepTimer
 from training.engine.trainer import OnStep
-from training.errors import DivergedError
 
 # Every so many steps the loss is read from the device and must be a finite number.
 FINITE_CHECK_STEPS = 100

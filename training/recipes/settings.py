@@ -1,15 +1,21 @@
-"""The settings of the recipe that a command line names; without torch, so that a laptop can check them."""
+"""The settings of the recipe that a command line names; without torch, so that a laptop can check them.
+
+`python -m training.recipes.settings FLAGS` checks them, and prints the name of the run and the storage path as JSON.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
-from training.config import environment_variable, flag, parse
+from ray_on_ecs.command import exit_status
+from ray_on_ecs.config import environment_variable, flag, parse
+from ray_on_ecs.errors import UsageError
 from training.engine.config import TrainingConfig
-from training.errors import UsageError
 from training.recipes import RECIPES
 from training.recipes.images.config import ImageConfig
 from training.recipes.language.config import LanguageConfig
@@ -54,3 +60,20 @@ def parse_training(arguments: Sequence[str], environment: Mapping[str, str] = os
 
 def _flags(config: type[TrainingConfig]) -> set[str]:
     return {flag(spec.name) for spec in fields(config)}
+
+
+def main() -> int:
+    """Check the flags of a command line; returns the exit status."""
+
+    def check() -> int:
+        flags = sys.argv[1:]
+        config = parse_training(flags).resolve_defaults()
+        typed = parse(type(config), flags, {})
+        print(json.dumps({"run_name": config.run_name, "storage_path": typed.storage_path}))
+        return 0
+
+    return exit_status(check, "interrupted")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

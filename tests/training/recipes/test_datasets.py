@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from ray_on_ecs.errors import UsageError
 from tests.aws import BUCKET
-from training.errors import UsageError
 from training.recipes.images import datasets, recipe
 from training.recipes.images.config import DATASETS, FOLDER, ImageConfig
 from training.recipes.images.dataset import Dataset, Split

@@ -15,10 +15,10 @@ import torch
 from PIL import Image
 from torch import nn
 
+from ray_on_ecs.errors import UsageError
 from tests.aws import BUCKET
 from tests.training.ranks import Ranks
 from training.engine.feed import in_threads, thread_feed
-from training.errors import UsageError
 from training.recipes.images import datasets, files, models, recipe
 from training.recipes.images.augment import Augmentation
 from training.recipes.images.config import FOLDER, ImageConfig

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from training.errors import UsageError
+from ray_on_ecs.errors import UsageError
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.dataset import Dataset, Split
 from training.recipes.images.loader import Batch, BatchLoader

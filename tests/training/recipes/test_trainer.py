@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from ray_on_ecs.errors import DivergedError, UsageError
 from tests.training.ranks import Ranks
 from training.engine import ddp
 from training.engine.step_timer import StepTimer
-from training.errors import DivergedError, UsageError
 from training.recipes.images import datasets, models
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.dataset import Dataset, Split

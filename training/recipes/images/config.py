@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from training.config import AUTO_ON_OFF, ON_OFF, flag, setting
+from ray_on_ecs.config import AUTO_ON_OFF, ON_OFF, flag, setting
+from ray_on_ecs.errors import UsageError
 from training.engine.config import GPU_BATCH_SIZE, TrainingConfig, how, how_fast
-from training.errors import UsageError
 from training.recipes import RECIPES
 
 FOLDER = "folder"

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import torch
 
+from ray_on_ecs.errors import UsageError
 from training.engine.feed import Feed, in_threads
-from training.errors import UsageError
 from training.recipes.images import files
 from training.recipes.images.config import FOLDER, MIN_STEPS_PER_EPOCH, ImageConfig
 from training.recipes.images.dataset import Dataset, Split

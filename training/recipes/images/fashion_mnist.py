@@ -11,8 +11,8 @@ from pathlib import Path
 from filelock import FileLock
 from torchvision.datasets import FashionMNIST
 
-from training.errors import UsageError
-from training.filesystem import fetch, short_reason
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.filesystem import fetch, short_reason
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.dataset import Dataset, Split
 

@@ -24,9 +24,9 @@ from PIL import Image
 from pyarrow import fs
 from torch import Tensor
 
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.filesystem import filesystem_of, find_files, short_reason
 from training.engine.feed import Feed
-from training.errors import UsageError
-from training.filesystem import filesystem_of, find_files, short_reason
 from training.recipes.images.augment import Augmentation
 from training.recipes.images.dataset import Dataset, Split
 

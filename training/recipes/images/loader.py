@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ray_on_ecs.errors import UsageError
 from training.engine import random_state
 from training.engine.feed import Feed, in_threads
-from training.errors import UsageError
 from training.recipes.images.augment import Augmentation
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.dataset import Dataset, Split

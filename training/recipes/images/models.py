@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from training.errors import UsageError
+from ray_on_ecs.errors import UsageError
 
 
 def resnet18_classifier(channels: int, classes: int) -> nn.Module:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
+from ray_on_ecs.filesystem import check_outside
 from training.engine.feed import Feed
 from training.engine.recipe import Quality, Recipe
-from training.filesystem import check_outside
 from training.recipes.images import datasets, models
 from training.recipes.images.config import FOLDER, ImageConfig
 from training.recipes.images.trainer import ImageTrainer

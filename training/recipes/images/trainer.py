@@ -19,13 +19,14 @@ from torch.nn import SyncBatchNorm
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import get_total_norm
 
+from ray_on_ecs.checkpoint.trainer import TrainerState
+from ray_on_ecs.errors import UsageError
 from training.engine import ddp, optim, random_state
 from training.engine.agreement import is_alike
 from training.engine.compiler import check_compiler
 from training.engine.epochs import EpochState, EpochTrainer
 from training.engine.feed import Feed, in_threads
-from training.engine.trainer import EpochMetrics, OnStep, TrainerState
-from training.errors import UsageError
+from training.engine.trainer import EpochMetrics, OnStep
 from training.recipes.images import models, running_statistics
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.dataset import Dataset

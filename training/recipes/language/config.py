@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from training.config import AUTO_ON_OFF, ON_OFF, flag, setting
+from ray_on_ecs.config import AUTO_ON_OFF, ON_OFF, flag, setting
+from ray_on_ecs.errors import UsageError
 from training.engine.config import TrainingConfig, how, how_fast
-from training.errors import UsageError
 from training.recipes import RECIPES
 
 PYTHON = "python"

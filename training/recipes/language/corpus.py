@@ -22,11 +22,11 @@ from filelock import FileLock
 from pyarrow import fs
 from tokenizers import Tokenizer
 
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.filesystem import check_room, open_filesystem
+from ray_on_ecs.node_folder import node_folder
 from training.engine.agreement import from_rank_zero
 from training.engine.feed import Feed, in_threads
-from training.errors import UsageError
-from training.filesystem import check_room, open_filesystem
-from training.node_folder import node_folder
 from training.recipes.language import tokenizer as tokenizers
 from training.recipes.language.texts import Texts, find, tokenize, tokens_of
 

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from training.errors import UsageError
+from ray_on_ecs.errors import UsageError
 from training.recipes.language.corpus import Corpus
 from training.recipes.language.model import ModelConfig, RopeScaling
 from training.recipes.language.sharding import whole

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ray_on_ecs.errors import UsageError
 from training.engine import random_state
 from training.engine.feed import in_threads
-from training.errors import UsageError
 from training.recipes.language.corpus import Corpus
 
 # The target of a position that has none, as torch's cross_entropy has it.

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.filesystem import check_outside, fetch
 from training.engine.feed import Feed
 from training.engine.recipe import Quality, Recipe
-from training.errors import UsageError
-from training.filesystem import check_outside, fetch
 from training.recipes.language import corpus, hugging_face, texts
 from training.recipes.language.config import PYTHON, SIZES, LanguageConfig
 from training.recipes.language.model import ModelConfig, default_mlp_width, random_weights

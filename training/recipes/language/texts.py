@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from training.errors import UsageError
-from training.filesystem import filesystem_of, find_files
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.filesystem import filesystem_of, find_files
 from training.recipes.language import tokenizer as tokenizers
 from training.recipes.language.config import PYTHON
 

@@ -18,12 +18,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from ray_on_ecs.checkpoint.trainer import TrainerState
+from ray_on_ecs.errors import UsageError
 from training.engine import ddp, optim, random_state
 from training.engine.agreement import is_alike
 from training.engine.compiler import check_compiler
 from training.engine.epochs import EpochState, EpochTrainer
-from training.engine.trainer import EpochMetrics, OnStep, TrainerState
-from training.errors import UsageError
+from training.engine.trainer import EpochMetrics, OnStep
 from training.recipes.language import sharding
 from training.recipes.language.config import LanguageConfig
 from training.recipes.language.corpus import Corpus

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from ray_on_ecs.cluster import jobs
+from ray_on_ecs.config import parse
+from ray_on_ecs.errors import UsageError
 from tests.aws import BUCKET
-from training import job
-from training.config import parse
-from training.errors import UsageError
 from training.recipes.images.config import ImageConfig
 from training.recipes.language import recipe
 from training.recipes.language.config import LanguageConfig
@@ -24,8 +24,8 @@ from training.recipes.settings import parse_training
         (["--recipe", "images"], {}, ImageConfig),
         (["--epochs", "2", "--recipe", "language"], {}, LanguageConfig),
         (["--recipe=language"], {}, LanguageConfig),
-        ([], {"TRAINING_RECIPE": "language"}, LanguageConfig),
-        (["--recipe", "images"], {"TRAINING_RECIPE": "language"}, ImageConfig),
+        ([], {"RAY_ON_ECS_RECIPE": "language"}, LanguageConfig),
+        (["--recipe", "images"], {"RAY_ON_ECS_RECIPE": "language"}, ImageConfig),
     ],
 )
 def test_the_recipe_decides_which_settings_there_are(
@@ -119,7 +119,7 @@ def test_a_flag_of_another_recipe_is_named(flags: list[str], message: str) -> No
 
 def test_a_job_trains_a_language_model_with_the_flags_that_were_typed() -> None:
     flags = ["--recipe", "language", "--corpus", "s3://bucket/texts", "--max-steps", "10"]
-    submission = job.submission_of_training(flags)
+    submission = jobs.submission_of_recipe("language", flags[2:])
     words = shlex.split(submission.entrypoint)
     assert words[:3] == ["python", "-m", "training"]
     assert words[3 : 3 + len(flags)] == flags

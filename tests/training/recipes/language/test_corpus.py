@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ray_on_ecs.errors import UsageError
 from tests.aws import BUCKET
 from tests.training.ranks import Ranks
 from tests.training.recipes.language.conftest import MODULES
 from training.engine.feed import thread_feed
-from training.errors import UsageError
 from training.recipes.language import corpus, tokenizer
 from training.recipes.language import texts as texts_module
 from training.recipes.language.corpus import Corpus
@@ -172,7 +172,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_made(
     texts: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(corpus, "node_folder", lambda kind, key: tmp_path / "corpus")
-    monkeypatch.setattr("training.filesystem.SPARE_BYTES", 2**60)
+    monkeypatch.setattr("ray_on_ecs.filesystem.SPARE_BYTES", 2**60)
     with pytest.raises(UsageError, match=r"--corpus: .* GiB, and there is room for 0\.0 GiB"):
         corpus.load(str(texts), 0.05, 512)
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from ray_on_ecs.errors import UsageError
 from tests.training.ranks import Ranks
 from training.engine.feed import in_threads
-from training.errors import UsageError
 from training.recipes.language import corpus, hugging_face, recipe, sharding
 from training.recipes.language.config import LanguageConfig
 from training.recipes.language.corpus import Corpus

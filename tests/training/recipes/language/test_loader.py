@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from training.errors import UsageError
+from ray_on_ecs.errors import UsageError
 from training.recipes.language.corpus import Corpus
 from training.recipes.language.loader import IGNORED, SequenceLoader
 

@@ -10,15 +10,15 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
 
+from ray_on_ecs.checkpoint.manager import CheckpointManager
+from ray_on_ecs.errors import DivergedError, UsageError
+from ray_on_ecs.tracking.storage import RunStorage
 from tests.training.ranks import Ranks
-from training.checkpoint.manager import CheckpointManager
-from training.errors import DivergedError, UsageError
 from training.recipes.language import recipe
 from training.recipes.language.config import LanguageConfig
 from training.recipes.language.corpus import Corpus
 from training.recipes.language.model import random_weights
 from training.recipes.language.trainer import LanguageTrainer, learning_rate
-from training.run.storage import RunStorage
 
 CPU = torch.device("cpu")
 FULL = StateDictOptions(full_state_dict=True)

@@ -1,0 +1,64 @@
+"""What a checkpoint's manifest says, and whether the checkpoint's files are still as it says."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Any, TypedDict
+
+from ray_on_ecs.tracking.storage import RunStorage
+
+# Files are read in chunks of this size.
+CHUNK_BYTES = 16 * 2**20
+
+Heartbeat = Callable[[], None]
+
+
+class FileRecord(TypedDict):
+    """What a manifest says of a file: its size and its SHA-256 in hexadecimal digits."""
+
+    bytes: int
+    sha256: str
+
+
+class Manifest(TypedDict):
+    """What is known of a checkpoint without loading it.
+
+    Attributes:
+        step: Optimizer steps before it.
+        epochs: Epochs finished before it.
+        score: The score of the epoch that it ended, if it ended one.
+        world_size: The number of ranks that saved it.
+        data: The data set that was trained on, as the trainer describes it.
+        files: Its files by name.
+    """
+
+    step: int
+    epochs: int
+    score: float | None
+    world_size: int
+    data: dict[str, Any]
+    files: dict[str, FileRecord]
+
+
+def find_fault(
+    storage: RunStorage, name: str, manifest: Manifest, files: Iterable[str], heartbeat: Heartbeat
+) -> str | None:
+    """Read some of a checkpoint's files; returns what is wrong with them, or None."""
+    for file in files:
+        size = 0
+        digest = hashlib.sha256()
+        try:
+            with storage.open_reader(f"{name}/{file}") as stream:
+                while chunk := stream.read(CHUNK_BYTES):
+                    heartbeat()
+                    size += len(chunk)
+                    digest.update(chunk)
+        except FileNotFoundError:
+            return f"{file} is missing"
+        expected = manifest["files"][file]
+        if size != expected["bytes"]:
+            return f"{file} has {size:,} of {expected['bytes']:,} bytes"
+        if digest.hexdigest() != expected["sha256"]:
+            return f"{file} holds something else"
+    return None

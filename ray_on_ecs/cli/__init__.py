@@ -1,0 +1,1 @@
+"""The command line `ray-on-ecs`: one module for each command."""

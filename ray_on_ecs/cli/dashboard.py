@@ -1,0 +1,47 @@
+"""`ray-on-ecs dashboard`."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import click
+
+from ray_on_ecs.cli.screen import note, out
+from ray_on_ecs.cluster.clusters import Cluster, on_cluster
+from ray_on_ecs.errors import ResourceError
+
+LOOK_SECONDS = 5.0
+
+
+@click.command("dashboard")
+@click.option("--no-browser", is_flag=True, help="Print the address only.")
+@on_cluster
+def command(cluster: Cluster, no_browser: bool) -> int:
+    """Forward Ray's dashboard to this machine until Ctrl-C, and open it in the browser."""
+    with cluster.connect() as head:
+        out.print(f"dashboard  {head.url}", markup=False)
+        if head.token:
+            out.print(f"token      {head.token}", markup=False)
+        if not no_browser:
+            click.launch(head.url)
+        note("Ctrl-C closes it")
+        hold_open(int(head.url.rpartition(":")[2]))
+    return 0
+
+
+def hold_open(port: int) -> None:
+    """Return when the user presses Ctrl-C. What is looked at now and then is also no session that AWS closes as idle.
+
+    Raises:
+        ResourceError: Nothing listens at this port of this machine any more.
+    """
+    try:
+        while True:
+            time.sleep(LOOK_SECONDS)
+            with socket.create_connection(("127.0.0.1", port), timeout=LOOK_SECONDS):
+                pass
+    except KeyboardInterrupt:
+        click.echo(err=True)
+    except OSError as cause:
+        raise ResourceError("the session has ended; the same command opens another one") from cause

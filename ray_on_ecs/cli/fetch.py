@@ -1,0 +1,239 @@
+"""`ray-on-ecs fetch`: copy a run's folder, or what is new in it, to this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich import filesize
+
+from ray_on_ecs.cli.screen import note, notes, out, print_json
+from ray_on_ecs.cluster.clusters import Cluster, on_cluster
+from ray_on_ecs.cluster.history import find_run
+from ray_on_ecs.errors import ResourceError, UsageError, one_line
+from ray_on_ecs.tracking import layout
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileInfo
+
+    from ray_on_ecs.tracking.storage import RunStorage
+
+FOLDER = "runs"
+COPIES_AT_ONCE = 8
+CHUNK_BYTES = 8 * 2**20
+# A run that is under way replaces its files, perhaps while they are read.
+ATTEMPTS = 3
+# What runs leave in their folders for themselves: the lock, and files that are being written.
+INTERNAL = (layout.LOCK, f"{layout.LOCK}.*", ".write-check", "*.part")
+NAMES_SHOWN = 8
+# Of a folder that is made here: neither git nor the upload of a script's folder takes what was fetched.
+IGNORE = "*\n"
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What was fetched.
+
+    Attributes:
+        folder: Where the run's files are now.
+        files: All that are there of those that were asked for, by their paths in it.
+        copied: Those that were not there before.
+        size: The bytes of all of them.
+    """
+
+    folder: Path
+    files: list[str]
+    copied: list[str]
+    size: int
+
+    def __str__(self) -> str:
+        """Say what is where."""
+        tops = list(dict.fromkeys(f"{name.partition('/')[0]}{'/' * ('/' in name)}" for name in self.files))
+        names = ", ".join(tops[:NAMES_SHOWN]) + (", …" if len(tops) > NAMES_SHOWN else "")
+        new = "nothing new" if not self.copied else f"{len(self.copied)} new"
+        return f"{self.folder}: {_plural(len(self.files))}, {filesize.decimal(self.size)}, {new}: {names}"
+
+
+@click.command("fetch")
+@click.argument("run")
+@click.argument("folder", metavar="[DIR]", default=FOLDER)
+@click.option("--checkpoints", is_flag=True, help="The checkpoints, too, from which a run resumes.")
+@click.option("--only", metavar="GLOB", multiple=True, help="Only files like this, as '*.json'; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was fetched as JSON.")
+@on_cluster
+def command(cluster: Cluster, run: str, folder: str, checkpoints: bool, only: tuple[str, ...], as_json: bool) -> None:
+    """Copy RUN into DIR/RUN (default: runs/RUN): its results, logs and files. What is there already stays."""
+    fetched = copy_run(cluster, run, Path(folder), checkpoints=checkpoints, only=only)
+    if as_json:
+        document = {"run": run, "folder": str(fetched.folder), "files": fetched.files, "copied": fetched.copied}
+        print_json({**document, "bytes": fetched.size})
+    else:
+        out.print(str(fetched), markup=False)
+
+
+def fetch_run(
+    cluster: Cluster, name: str, folder: str | Path, checkpoints: bool = False, only: Sequence[str] = ()
+) -> Path:
+    """Copy a run into a folder of its name (see `copy_run`), say so on stderr, and return that folder."""
+    fetched = copy_run(cluster, name, Path(folder), checkpoints=checkpoints, only=only)
+    note(str(fetched))
+    return fetched.folder
+
+
+def copy_run(
+    cluster: Cluster, name: str, folder: Path, *, checkpoints: bool = False, only: Sequence[str] = ()
+) -> Fetched:
+    """Copy a run into a folder of its name.
+
+    Files that are there with the size and the time that they have in the storage are left; others appear when they are
+    complete, with the storage's time.
+
+    Args:
+        cluster: Whose run it is.
+        name: The run.
+        folder: Where its folder shall be.
+        checkpoints: Whether its checkpoints are wanted.
+        only: Patterns of the paths that are wanted; none for all.
+
+    Raises:
+        UsageError: There is no such run or no such file, or no room for it here.
+        ResourceError: It can't be read.
+    """
+    target = folder.expanduser() / name
+    storage = find_run(cluster, name)
+    wanted = {path: info for path, info in _files(storage).items() if _is_wanted(path, checkpoints, only)}
+    if only and not wanted:
+        raise UsageError(f"--only: run {name} has no file like {' or '.join(only)}; ray-on-ecs fetch {name} takes all")
+    new = [path for path, info in wanted.items() if not _is_here(target / path, info)]
+    try:
+        _check_room(target, sum(wanted[path].size for path in new))
+        _copy_all(storage, target, {path: wanted[path] for path in new})
+    except OSError as cause:
+        raise _unreadable(storage, cause) from cause
+    return Fetched(target, list(wanted), new, sum(info.size for info in wanted.values()))
+
+
+def _files(storage: RunStorage) -> dict[str, FileInfo]:
+    """Return all files of a run by their paths in its folder."""
+    from ray_on_ecs.filesystem import list_files
+
+    start = len(storage.path()) + 1
+    try:
+        return {each.path[start:]: each for each in list_files(storage.filesystem, storage.path())}
+    except OSError as cause:
+        raise _unreadable(storage, cause) from cause
+
+
+def _is_wanted(path: str, checkpoints: bool, only: Sequence[str]) -> bool:
+    top, *rest = path.split("/")
+    if ".." in path.split("/") or (top != layout.FILES_FOLDER and any(fnmatch(path, each) for each in INTERNAL)):
+        return False
+    if rest and top.startswith(layout.CHECKPOINT_PREFIX) and not checkpoints:
+        return False
+    return not only or any(fnmatch(path, pattern) for pattern in only)
+
+
+def _is_here(file: Path, info: FileInfo) -> bool:
+    try:
+        found = file.stat()
+    except OSError:
+        return False
+    return found.st_size == info.size and found.st_mtime_ns >= (info.mtime_ns or 0)
+
+
+def _check_room(target: Path, needed: int) -> None:
+    nearest = next(parent for parent in (target.absolute(), *target.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(nearest).free
+    if needed > free:
+        raise UsageError(
+            f"{target} has room for {filesize.decimal(free)}, and {filesize.decimal(needed)} are to be fetched; "
+            "--only takes less"
+        )
+
+
+def make_folder(target: Path) -> None:
+    """Make the folder of a run, in one that git and uploads ignore if there is none yet."""
+    if not target.parent.exists():
+        target.parent.mkdir(parents=True)
+        (target.parent / ".gitignore").write_text(IGNORE)
+    target.mkdir(exist_ok=True)
+
+
+def _copy_all(storage: RunStorage, target: Path, files: dict[str, FileInfo]) -> None:
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    make_folder(target)
+    stop = threading.Event()
+    with (
+        Progress(*columns, TimeRemainingColumn(), console=notes, transient=True, disable=not notes.is_terminal) as bar,
+        ThreadPoolExecutor(COPIES_AT_ONCE) as pool,
+    ):
+        task = bar.add_task(f"fetching {storage.run_name}", total=sum(info.size for info in files.values()))
+        copies = [
+            pool.submit(_copy, storage, path, target / path, info, lambda size: bar.advance(task, size), stop)
+            for path, info in files.items()
+        ]
+        try:
+            for each in copies:
+                each.result()
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _copy(
+    storage: RunStorage,
+    path: str,
+    file: Path,
+    info: FileInfo,
+    on_bytes: Callable[[int], object],
+    stop: threading.Event,
+) -> None:
+    """Copy a file, again if it was replaced meanwhile; one that was deleted is left out."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        for _ in range(ATTEMPTS):
+            _copy_once(storage, path, part, on_bytes, stop)
+            found = storage.filesystem.get_file_info(storage.path(path))
+            if stop.is_set() or not found.is_file:
+                return
+            if found.size == info.size and found.mtime_ns <= info.mtime_ns:  # S3 lists fractions of seconds alone
+                break
+            info = found
+        os.utime(part, ns=(info.mtime_ns, info.mtime_ns))
+        part.replace(file)
+    except FileNotFoundError:
+        if storage.exists(path):
+            raise
+    finally:
+        with suppress(FileNotFoundError):
+            part.unlink()
+
+
+def _copy_once(
+    storage: RunStorage, path: str, part: Path, on_bytes: Callable[[int], object], stop: threading.Event
+) -> None:
+    with storage.open_reader(path) as source, part.open("wb") as copy:
+        while not stop.is_set() and (chunk := source.read(CHUNK_BYTES)):
+            copy.write(chunk)
+            on_bytes(len(chunk))
+
+
+def _unreadable(storage: RunStorage, cause: OSError) -> Exception:
+    return ResourceError(f"run {storage.run_name} can't be copied ({one_line(cause)}); the same command goes on")
+
+
+def _plural(files: int) -> str:
+    return "1 file" if files == 1 else f"{files} files"

@@ -1,0 +1,194 @@
+"""A run's log on the screen, from a cluster that is far away: connections break, and are made again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from rich.status import Status
+from rich.text import Text
+
+from ray_on_ecs.cli.screen import note, out
+from ray_on_ecs.cluster.clusters import Cluster, Head
+from ray_on_ecs.cluster.jobs import UnreadLogs, driver_exit_status, follow_to_end, of_run, submitted, under_way
+from ray_on_ecs.errors import Interrupted, ResourceError, StackNotFound, TrainingError, UsageError, one_line
+from ray_on_ecs.tracking import layout
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
+
+# How long to try before giving up.
+LOST_SECONDS = 900.0
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
+PROGRESS_SECONDS = 5.0
+# After so long without a line the head is asked whether it is still there.
+SILENT_SECONDS = 30.0
+
+
+class Follower:
+    """Shows the log of a run until it ends, each line once.
+
+    Args:
+        cluster: Where it runs.
+        run: What the metadata of all its jobs have in common.
+    """
+
+    def __init__(self, cluster: Cluster, run: dict[str, str]) -> None:
+        self._cluster = cluster
+        self._run = run
+        self._name = run["run_name"]
+        self._logs = UnreadLogs()
+        self._line = ""
+        self._job = ""
+        # When the connection was lost, or None while the log is read.
+        self._lost_at: float | None = None
+        self._pause = FIRST_PAUSE
+
+    def follow(self, job_id: str) -> int:
+        """Show the log, also that of the jobs which the head submits in its place; return the driver's exit status.
+
+        Raises:
+            Interrupted: The user pressed Ctrl-C; the run goes on.
+            UsageError: AWS or the head takes the credentials no more; the run goes on.
+            ResourceError: The connection was lost, and could not be made again.
+            TrainingError: The driver has no exit status, or the head no longer lists the job.
+        """
+        self._job, job = job_id, None
+        try:
+            with _ProgressLine(self._cluster, self._name, lambda: self._job):
+                while job is None:
+                    try:
+                        with self._cluster.connect() as head:
+                            job = self._follow_at(head)
+                    except StackNotFound:
+                        raise
+                    except (OSError, RuntimeError, aiohttp.ClientError, ResourceError) as cause:
+                        self._wait(cause)
+                self._end_line()
+        except KeyboardInterrupt as stop:
+            raise Interrupted(f"{self._goes_on}, {self._cluster.command(f'stop {self._name}')} stops it") from stop
+        except UsageError as cause:
+            raise UsageError(f"{cause}; {self._goes_on}") from cause
+        return driver_exit_status(self._job, job, f"the same command with --run-name {self._name}")
+
+    @property
+    def _goes_on(self) -> str:
+        shows = self._cluster.command(f"logs --follow {self._name}")
+        return f"run {self._name} goes on as job {self._job}: {shows} shows it"
+
+    def _follow_at(self, head: Head) -> Any:
+        """Show the log as long as this head answers; return what Ray reports of the last job."""
+
+        async def show(client: JobSubmissionClient, job_id: str) -> None:
+            self._job = job_id
+            await self._show(client, job_id, head)
+
+        client = head.jobs
+        self._job, job = follow_to_end(client, self._run, self._current(client), show)
+        return job
+
+    def _current(self, client: JobSubmissionClient) -> str:
+        """Return the job that has the run now: while nobody looked, the head may have submitted another one.
+
+        Raises:
+            TrainingError: The head knows none.
+        """
+        jobs = submitted(client.list_jobs())
+        mine = of_run(jobs, self._run)
+        if not mine:
+            raise TrainingError(
+                f"the head knows run {self._name} no more; the same command with --run-name {self._name} resumes it"
+            )
+        return under_way(jobs, self._run) or max(mine, key=lambda each: mine[each].start_time or 0)
+
+    async def _show(self, client: JobSubmissionClient, job_id: str, head: Head) -> None:
+        """Print what is new of a job's log until it ends.
+
+        A connection may lead nowhere and say nothing: where the log is silent, the head has to answer.
+        """
+        texts = aiter(self._logs.read(client, job_id))
+        while True:
+            waiting = asyncio.ensure_future(anext(texts, None))
+            while not (await asyncio.wait({waiting}, timeout=SILENT_SECONDS))[0]:
+                try:
+                    await asyncio.to_thread(head.get, "/api/version")
+                except BaseException:
+                    waiting.cancel()
+                    raise
+            if (text := waiting.result()) is None:
+                return
+            self._lost_at, self._pause = None, FIRST_PAUSE
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        """Print whole lines: a line that is not complete yet would be cut by the progress line."""
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            _show_line(line)
+
+    def _end_line(self) -> None:
+        if self._line:
+            _show_line(self._line)
+            self._line = ""
+
+    def _wait(self, cause: Exception) -> None:
+        now = time.monotonic()
+        if self._lost_at is None:
+            self._lost_at = now
+            note(f"lost the connection ({one_line(cause)}); the run goes on, connecting again")
+        if now - self._lost_at > LOST_SECONDS:
+            raise ResourceError(f"lost the connection ({one_line(cause)}); {self._goes_on}") from cause
+        time.sleep(self._pause)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+
+def _show_line(line: str) -> None:
+    """Print a line as it is; its colours are for terminals."""
+    out.out(line if out.is_terminal else Text.from_ansi(line).plain, highlight=False)
+
+
+class _ProgressLine:
+    """On a terminal, the last line: how far the run is, by the status in its folder. A context."""
+
+    def __init__(self, cluster: Cluster, name: str, job: Callable[[], str]) -> None:
+        self._cluster, self._name, self._job = cluster, name, job
+        self._over = threading.Event()
+        self._status = Status(f"{name}: starting", console=out)
+        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+
+    def __enter__(self) -> None:
+        if out.is_terminal:
+            self._status.start()
+            self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._status.stop()
+
+    def _watch(self) -> None:
+        while not self._over.wait(PROGRESS_SECONDS):
+            with suppress(TrainingError, OSError, LookupError, TypeError, ValueError):
+                status = self._cluster.storage(self._name).read_json(layout.STATUS)
+                if status and status["job"] == self._job():  # an earlier command's says nothing of this one
+                    self._status.update(f"{self._name}: {progress_words(status)}")
+
+
+def progress_words(status: dict[str, Any]) -> str:
+    """Return in a few words how far a run is."""
+    words = [status["state"]]
+    if status.get("epoch") is not None and status.get("epochs"):
+        words.append(f"epoch {min(status['epoch'] + 1, status['epochs'])}/{status['epochs']}")
+    if status.get("step") is not None:
+        words.append(f"step {status['step']:,}")
+    if status.get("loss") is not None:
+        words.append(f"loss {status['loss']:.4f}")
+    if status.get("workers"):
+        words.append(f"{status['workers']} workers")
+    if status.get("cost_usd") is not None:
+        words.append(f"{status['cost_usd']:.2f} USD")
+    return " · ".join(words)

@@ -1,0 +1,86 @@
+"""`ray-on-ecs logs`: what a run has printed, from the head or, when that is gone, from the run's folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ray_on_ecs.cli.screen import note
+from ray_on_ecs.cluster.clusters import Cluster, on_cluster
+from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
+
+
+@click.command("logs")
+@click.argument("run")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends, and end with its exit status.")
+@click.option("--tail", type=click.IntRange(min=1), metavar="N", help="The last N lines only.")
+@on_cluster
+def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
+    """Show the log of RUN: of all the jobs that it took, and from its folder once the head is gone."""
+    try:
+        with cluster.connect() as head:
+            jobs = jobs_of(head.jobs, run)
+            under_way = [job_id for job_id, job in jobs.items() if not job.status.is_terminal()]
+            if not (follow and under_way):
+                text = "".join(_log(head.jobs, job_id) for job_id in jobs)
+                _print(text or _stored(cluster, run), tail)
+                return 0
+            metadata = jobs[under_way[-1]].metadata
+    except ResourceError as cause:
+        stored = _stored(cluster, run)
+        note(f"{cause}; this is the log as the run stored it last:")
+        _print(stored, tail)
+        return 0
+    from ray_on_ecs.cli.follow import Follower
+
+    same = {key: metadata[key] for key in ("run_name", "storage_path") if key in metadata}
+    return Follower(cluster, same).follow(under_way[-1])
+
+
+def jobs_of(client: Any, run: str) -> dict[str, Any]:
+    """Return the jobs of a run by ID, in the order of their start.
+
+    Raises:
+        ResourceError: The head doesn't answer, or not as Ray does.
+    """
+    from ray_on_ecs.cluster.jobs import of_run, submitted
+
+    try:
+        mine = of_run(submitted(client.list_jobs()), {"run_name": run})
+    except (OSError, RuntimeError, TypeError, ValueError) as cause:
+        raise ResourceError(f"the Ray head doesn't list its jobs ({one_line(cause)}); try again in a minute") from cause
+    return dict(sorted(mine.items(), key=lambda item: item[1].start_time or 0))
+
+
+def _log(client: Any, job_id: str) -> str:
+    try:
+        return client.get_job_logs(job_id)
+    except (OSError, RuntimeError):  # it was on a head that is gone
+        return ""
+
+
+def _stored(cluster: Cluster, run: str) -> str:
+    """Return the logs in the run's folder.
+
+    Raises:
+        UsageError: There is none.
+    """
+    from ray_on_ecs.tracking import layout
+
+    storage = cluster.storage(run)
+    try:
+        names = sorted(storage.file_sizes(layout.LOGS))
+        texts = [storage.read(f"{layout.LOGS}/{name}").decode(errors="replace") for name in names]
+    except OSError as cause:
+        raise TrainingError(f"the logs of run {run} can't be read ({cause})") from cause
+    if not texts:
+        raise UsageError(
+            f"there is no log of a run {run} at {cluster.storage_path}; {cluster.command('runs')} lists the runs"
+        )
+    return "".join(texts)
+
+
+def _print(text: str, tail: int | None) -> None:
+    lines = text.splitlines()
+    click.echo("\n".join(lines[-tail:] if tail else lines))

@@ -1,0 +1,116 @@
+"""`ray-on-ecs`: one module for each command, imported when it is typed."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
+import click
+
+import ray_on_ecs
+from ray_on_ecs.errors import Interrupted, TrainingError
+
+ABOUT = """\
+Train on your own cluster from your laptop.
+
+Without a flag the cluster is that of the Pulumi stack whose project is here: its outputs say where it is, and AWS
+Session Manager leads to it. --local is a Ray cluster on this machine, and --compose that of docker/compose.yaml.
+
+\b
+  ray-on-ecs run --num-workers 2 train.py --lr 1  train with your script
+  ray-on-ecs runs                                 what has been trained, and what trains
+  ray-on-ecs doctor                               why does it not work?
+
+\b
+Exit status: 0 done, 1 the run or the check failed, 2 a flag or a file can't be used, 3 the cluster can't be reached,
+130 interrupted. `run` and `logs --follow` end with that of the run.
+
+Tab completion: eval "$(ray-on-ecs completion bash)"
+"""
+# The module of each command, which has a function of its name, and its line in the help, which needs no import.
+COMMANDS = {
+    "run": ("run", "Upload the code, train, show the log, fetch the results."),
+    "runs": ("runs", "List the runs: state, epoch, loss, cost."),
+    "logs": ("logs", "Show a run's log, or follow it."),
+    "stop": ("stop", "Stop a run; it can be resumed."),
+    "fetch": ("fetch", "Copy a run's results to this machine."),
+    "open": ("open", "Show a run's card in the browser."),
+    "compare": ("compare", "Show where runs differ, and their curves in one picture."),
+    "status": ("status", "Show nodes, GPUs, queue, dollars an hour."),
+    "shell": ("shell", "Open a shell on the head."),
+    "dashboard": ("dashboard", "Open Ray's dashboard in the browser."),
+    "notebook": ("notebook", "Open Jupyter on the head or on a worker's GPU."),
+    "doctor": ("doctor", "Check everything between here and the cluster."),
+    "completion": ("completion", "Print the shell's tab completion."),
+}
+
+
+class Commands(click.Group):
+    """A group whose commands are imported when they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in COMMANDS:
+            if nearest := get_close_matches(cmd_name, COMMANDS, n=1):
+                ctx.fail(f"No such command '{cmd_name}'. Did you mean {nearest[0]}?")
+            return None
+        return import_module(f"ray_on_ecs.cli.{COMMANDS[cmd_name][0]}").command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(
+    cls=Commands, help=ABOUT, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}
+)
+@click.version_option(ray_on_ecs.__version__, prog_name="ray-on-ecs")
+def command_line() -> None:
+    """See ABOUT."""
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command line; return the exit status."""
+    for number in (signal.SIGTERM, signal.SIGHUP):  # to close what is open, also when the terminal's window is closed
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
+    try:
+        return command_line.main(arguments, prog_name="ray-on-ecs", standalone_mode=False) or 0
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.exceptions.NoArgsIsHelpError as bare:
+        click.echo(bare.format_message())
+        return 2
+    except (click.Abort, KeyboardInterrupt):
+        return _failed("interrupted", Interrupted.exit_status)
+    except click.ClickException as error:
+        return _failed(f"{error.format_message()} (see {_path(error)} --help)", 2)
+    except TrainingError as error:
+        return _failed(str(error), error.exit_status)
+
+
+def _end(number: int, frame: object) -> None:
+    sys.exit(128 + number)
+
+
+def _failed(line: str, status: int) -> int:
+    print(f"ray-on-ecs: {line}", file=sys.stderr)
+    return status
+
+
+def _path(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    return context.command_path if context else "ray-on-ecs"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

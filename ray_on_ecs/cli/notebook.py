@@ -1,0 +1,111 @@
+"""`ray-on-ecs notebook`: Jupyter as a job of Ray, so that Ray chooses the node and keeps its GPU for it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from contextlib import suppress
+from typing import Any
+
+import click
+
+from ray_on_ecs.cli.dashboard import hold_open
+from ray_on_ecs.cli.screen import note, out
+from ray_on_ecs.cluster.clusters import Cluster, ComposeCluster, on_cluster
+from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
+
+# A port that no server of a node has (docs/image.md).
+PORT = 8888
+PACKAGE = "jupyterlab"
+START_SECONDS = 900.0
+POLL_SECONDS = 1.0
+# Jupyter's line when it listens.
+LISTENS = "is running at"
+IDLE_SECONDS = 3600
+# Jupyter ends its kernels, and then itself, when nobody uses them: it holds a GPU.
+ENTRYPOINT = (
+    f"python -m {PACKAGE} --no-browser --ip=0.0.0.0 --port={PORT} --ServerApp.port_retries=0 --allow-root "
+    f"--MappingKernelManager.cull_idle_timeout={IDLE_SECONDS} "
+    f"--ServerApp.shutdown_no_activity_timeout={IDLE_SECONDS}"
+)
+
+
+@click.command("notebook")
+@click.option("--worker", is_flag=True, help="On a worker, with one of its GPUs; with autoscaling it is started.")
+@click.option("--install", is_flag=True, help=f"Let Ray install {PACKAGE} there first, for this notebook alone.")
+@click.option("--no-browser", is_flag=True, help="Print the address only.")
+@on_cluster
+def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> int:
+    """Run Jupyter on the head, or on a worker's GPU, until Ctrl-C. Its files are gone with it."""
+    if worker and isinstance(cluster, ComposeCluster):
+        raise UsageError("--worker: compose publishes the head's port alone; leave it out")
+    token = secrets.token_hex(16)
+    job_id = f"notebook-{secrets.token_hex(3)}"
+    environment: dict[str, Any] = {"env_vars": {"JUPYTER_TOKEN": token}}
+    if install:
+        environment["pip"] = [PACKAGE]
+    with cluster.connect() as head:
+        client = head.jobs
+        try:
+            client.submit_job(
+                entrypoint=ENTRYPOINT,
+                submission_id=job_id,
+                # By this `stop` finds it; under a storage path of its own it is no run.
+                metadata={"run_name": job_id, "storage_path": PACKAGE},
+                runtime_env=environment,
+                entrypoint_num_gpus=1 if worker else None,
+            )
+        except (OSError, RuntimeError) as cause:
+            raise ResourceError(f"the Ray head accepts no notebook ({one_line(cause)})") from cause
+        try:
+            with out.status("waiting for a GPU, and for Jupyter" if worker else "waiting for Jupyter"):
+                host = _wait_until_it_listens(client, job_id)
+            with cluster.forward(host, PORT) as port:
+                url = f"http://127.0.0.1:{port}/lab?token={token}"
+                out.print(url, markup=False)
+                if not no_browser:
+                    click.launch(url)
+                note("Ctrl-C ends it")
+                hold_open(port)
+        except (OSError, RuntimeError) as cause:
+            raise ResourceError(f"lost the connection to the notebook ({one_line(cause)})") from cause
+        finally:
+            _stop(cluster, client, job_id)
+    return 0
+
+
+def _stop(cluster: Cluster, client: Any, job_id: str) -> None:
+    """Stop the job, over a new connection if need be: it may hold a GPU."""
+    with suppress(OSError, RuntimeError):
+        client.stop_job(job_id)
+        return
+    try:
+        with cluster.connect() as head:
+            head.jobs.stop_job(job_id)
+    except (OSError, RuntimeError, TrainingError):
+        stop = cluster.command(f"stop {job_id}")
+        note(f"{job_id} could not be stopped, and ends after an hour without use; {stop} ends it now")
+
+
+def _wait_until_it_listens(client: Any, job_id: str) -> str:
+    """Return the address of the node where it is."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        job = client.get_job_info(job_id)
+        log = client.get_job_logs(job_id) if job.status != "PENDING" else ""
+        if job.status.is_terminal():
+            raise _failed(f"{log} {job.message or ''}")
+        if LISTENS in log:
+            return job.driver_agent_http_address.split("//")[-1].rpartition(":")[0]
+        time.sleep(POLL_SECONDS)
+    raise ResourceError(
+        f"Jupyter has not started in {START_SECONDS / 60:.0f} minutes; ray-on-ecs status shows the queue"
+    )
+
+
+def _failed(log: str) -> TrainingError:
+    if f"No module named {PACKAGE}" in log:
+        return UsageError(f"there is no {PACKAGE} on that node; --install lets Ray install it, for this notebook alone")
+    if "is already in use" in log:
+        return UsageError(f"port {PORT} is taken on that node, by another notebook; end that one first")
+    return TrainingError(f"Jupyter has ended ({one_line(log[-300:])})")

@@ -1,0 +1,96 @@
+"""`ray-on-ecs open`: a run's card in the browser."""
+
+from __future__ import annotations
+
+import os
+import sys
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import click
+
+from ray_on_ecs.cli.fetch import FOLDER, make_folder
+from ray_on_ecs.cli.screen import note, out, print_json
+from ray_on_ecs.cluster.clusters import Cluster, on_cluster
+from ray_on_ecs.cluster.history import find_run
+from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.tracking import layout
+
+if TYPE_CHECKING:
+    from ray_on_ecs.cluster.stack import Stack
+    from ray_on_ecs.tracking.storage import RunStorage
+
+# AWS's console by the beginning of the region's name; elsewhere it is CONSOLE.
+CONSOLES = {"us-gov-": "console.amazonaws-us-gov.com", "cn-": "console.amazonaws.cn"}
+CONSOLE = "console.aws.amazon.com"
+
+
+@click.command("open")
+@click.argument("run")
+@click.argument("folder", metavar="[DIR]", default=FOLDER)
+@click.option("--no-browser", is_flag=True, help="Only print where the card is.")
+@click.option("--cloudwatch", is_flag=True, help="Open the stack's CloudWatch dashboard, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the paths and the address as JSON.")
+@on_cluster
+def command(cluster: Cluster, run: str, folder: str, no_browser: bool, cloudwatch: bool, as_json: bool) -> None:
+    """Copy RUN's card to DIR/RUN (default: runs/RUN) and show it: results, curves, settings, the end of the log."""
+    address = dashboard(cluster.stack) if cluster.stack else None
+    if cloudwatch and address is None:
+        raise UsageError("--cloudwatch: only a stack has a dashboard there; give --stack or --outputs")
+    card, curves = _copy(find_run(cluster, run), Path(folder).absolute() / run)
+    if as_json:
+        print_json({"run": run, "card": str(card), "curves": curves and str(curves), "cloudwatch": address})
+    else:
+        out.print("\n".join(map(str, filter(None, (card, curves, address)))), markup=False)
+    if not no_browser:
+        _show([card.as_uri(), *([address] if cloudwatch and address else [])])
+
+
+def dashboard(stack: Stack) -> str:
+    """Return the address of a stack's CloudWatch dashboard."""
+    host = next((host for start, host in CONSOLES.items() if stack.region.startswith(start)), CONSOLE)
+    name = quote(stack.metrics_dashboard, safe="")
+    return f"https://{stack.region}.{host}/cloudwatch/home?region={stack.region}#dashboards/dashboard/{name}"
+
+
+def _copy(storage: RunStorage, folder: Path) -> tuple[Path, Path | None]:
+    """Write the card and, if there are any, the curves into a folder; return their paths."""
+    card, curves = folder / layout.CARD, folder / layout.CURVES
+    try:
+        page = storage.read(layout.CARD) if _has_last_card(storage) else _new_card(storage)
+        picture = storage.read(layout.CURVES) if storage.exists(layout.CURVES) else None
+        make_folder(folder)
+        card.write_bytes(page)
+        curves.unlink(missing_ok=True)  # may be of a run of this name on another cluster
+        if picture:
+            curves.write_bytes(picture)
+    except OSError as cause:
+        raise ResourceError(f"the card of run {storage.run_name} can't be copied ({one_line(cause)})") from cause
+    return card, curves if picture else None
+
+
+def _has_last_card(storage: RunStorage) -> bool:
+    """Return whether the folder's card is as new as its documents: a command that was killed wrote none."""
+    names = (layout.CARD, layout.STATUS, layout.RESULT, layout.METRICS)
+    card, *documents = storage.filesystem.get_file_info([storage.path(name) for name in names])
+    return card.is_file and all(not each.is_file or each.mtime_ns <= card.mtime_ns for each in documents)
+
+
+def _new_card(storage: RunStorage) -> bytes:
+    from ray_on_ecs.tracking.report import read_documents, render
+
+    try:
+        return render(read_documents(storage)).encode()
+    except (OSError, TrainingError):
+        raise
+    except Exception as cause:  # such as a document without what the card shows
+        raise UsageError(f"the card of run {storage.run_name} can't be made ({one_line(repr(cause))})") from cause
+
+
+def _show(addresses: list[str]) -> None:
+    """Open addresses in the browser, if there is one with windows: one of the terminal would hide what is printed."""
+    has_windows = sys.platform in ("darwin", "win32") or os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"}
+    if not has_windows or not all(webbrowser.open(each) for each in addresses):
+        note("there is no browser here; open the file in one")

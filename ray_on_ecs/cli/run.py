@@ -1,0 +1,230 @@
+"""`ray-on-ecs run`: submit a run as a job of the cluster's head, follow it, and fetch its results."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import Field, fields, replace
+from importlib.util import find_spec
+from typing import Any
+
+import click
+
+from ray_on_ecs.cli.screen import note, print_json
+from ray_on_ecs.cluster.clusters import Cluster, Head, chosen, cluster_flags
+from ray_on_ecs.cluster.jobs import (
+    DEFAULT_MAX_RESUBMISSIONS,
+    MAX_RESUBMISSIONS,
+    Submission,
+    submission_of_recipe,
+    submission_of_script,
+)
+from ray_on_ecs.cluster.nodes import head_code
+from ray_on_ecs.config import GROUPS, environment_variable, flag
+from ray_on_ecs.errors import TrainingError, UsageError
+from ray_on_ecs.node.code import fingerprint
+from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.run.upload import EXCLUDES
+
+ABOUT = """\
+Run a SCRIPT that torchrun or mpirun could start on the workers of the cluster.
+
+Its folder is uploaded (--working-dir; not what .gitignore or .rayignore name), and the arguments after SCRIPT are its
+own. The files that it writes to the folder $RUN_DIR are kept; all other files that it writes are lost.
+
+The run goes on when this command ends, also by Ctrl-C; the same command with the same --run-name follows it, or
+resumes it if it was interrupted.
+
+\b
+  ray-on-ecs run --num-workers 4 --run-name first train.py --lr 0.1
+  ray-on-ecs run --num-workers 4 --fetch results train.py
+  ray-on-ecs run --detach -m my.package
+"""
+OWN = "this command"
+RECIPE = "--recipe"
+# The packages of the image.
+CODE = ("ray_on_ecs", "training")
+# Settings that already say how many workers there shall be.
+WORKERS = ("num_workers", "nnodes", "nproc_per_node")
+
+
+def settings() -> dict[str, Field]:
+    """Return the settings of a run by name, in the order of the help's sections."""
+    specs = [spec for spec in fields(ScriptConfig) if spec.metadata]
+    return {spec.name: spec for spec in sorted(specs, key=lambda spec: GROUPS.index(spec.metadata["group"]))}
+
+
+class Setting(click.Option):
+    """A setting of a run as a flag. Its value is left to the run's own checks."""
+
+    def __init__(self, spec: Field) -> None:
+        given: dict[str, Any] = {"help": _help(spec)}
+        if spec.type == "bool":
+            given["is_flag"] = True
+        else:
+            choices = spec.metadata.get("choices")
+            given["metavar"] = "|".join(choices) if choices else spec.metadata.get("metavar", "VALUE")
+            given["multiple"] = bool(spec.metadata.get("repeated"))
+            given["shell_complete"] = lambda _c, _p, typed: [each for each in choices or () if each.startswith(typed)]
+        super().__init__([*(spec.metadata.get("flags") or (flag(spec.name),)), spec.name], **given)
+        self.section: str = spec.metadata["group"]
+
+
+class Run(click.Command):
+    """The command, whose help has the sections of the settings."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Leave the flags of a recipe to the recipe."""
+        if args and args[0].partition("=")[0] == RECIPE:
+            ctx.allow_interspersed_args = ctx.ignore_unknown_options = True
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a section for this command's own flags, and one for each group of settings."""
+        for section in (OWN, *GROUPS):
+            shown = [each for each in self.get_params(ctx) if getattr(each, "section", OWN) == section]
+            if records := [record for each in shown if (record := each.get_help_record(ctx))]:
+                with formatter.section(section.capitalize()):
+                    formatter.write_dl(records)
+
+
+def _help(spec: Field) -> str:
+    default = spec.default
+    shown = "" if default in (None, (), False) else f" (default: {default})"
+    return f"{spec.metadata['description']}{shown}"
+
+
+@cluster_flags
+def _run(
+    flags: dict[str, Any],
+    detach: bool,
+    fetch: str | None,
+    as_json: bool,
+    max_resubmissions: int,
+    recipe: str | None,
+    command: tuple[str, ...],
+    **given: Any,
+) -> int:
+    if detach and fetch is not None:
+        raise UsageError("--fetch: a run that is left to itself is fetched later; leave out --fetch or --detach")
+    if as_json and not detach:
+        raise UsageError("--json: prints the name of a run that is left to itself; give --detach, too")
+    _submission({}, given, recipe, command)  # a mistake needs no cluster
+    cluster = chosen(flags)
+    work = _submission(cluster.run_flags(), given, recipe, command)
+    name = work.run["run_name"]
+    metadata = {**work.run, MAX_RESUBMISSIONS: str(max_resubmissions)}
+    if given.get("storage_path"):
+        cluster.storage_path = str(given["storage_path"])
+    job_id = _submit(cluster, work, metadata, quiet=as_json)
+    if detach:
+        if as_json:
+            print_json({"run_name": name, "job": job_id, "storage_path": f"{cluster.storage_path}/{name}"})
+        shows, stops = cluster.command(f"logs --follow {name}"), cluster.command(f"stop {name}")
+        note(f"{shows} shows its log, {stops} stops it")
+        return 0
+    from ray_on_ecs.cli.follow import Follower
+
+    status = Follower(cluster, work.run).follow(job_id)
+    if fetch is not None:
+        from ray_on_ecs.cli.fetch import fetch_run
+
+        try:
+            fetch_run(cluster, name, fetch)
+        except TrainingError as cause:  # one that could not begin has no folder, and says itself why
+            if not status:
+                raise
+            note(str(cause))
+    elif status in (0, TrainingError.exit_status):  # otherwise it has not begun
+        shows, brings = cluster.command(f"open {name}"), cluster.command(f"fetch {name}")
+        note(f"{shows} shows what came of it, {brings} brings it here")
+    return status
+
+
+def _submission(
+    defaults: dict[str, Any], given: dict[str, Any], recipe: str | None, command: Sequence[str]
+) -> Submission:
+    """Return what is to be submitted.
+
+    Args:
+        defaults: The cluster's own settings, which those that are given go before.
+        given: The settings by name.
+        recipe: The name of a recipe, or None for a script.
+        command: The script and its arguments, or the recipe's own flags.
+
+    Raises:
+        UsageError: A setting or a file can't be used.
+    """
+    defaults = dict(defaults)
+    if any(given.get(name) for name in WORKERS) or os.environ.get(environment_variable("num_workers")):
+        defaults.pop("num_workers", None)
+    typed = {**defaults, **{name: value for name, value in given.items() if value not in (None, False, ())}}
+    flags = [*_flags(typed), *command]
+    if recipe:
+        return submission_of_recipe(recipe, flags)
+    if not command:
+        raise UsageError("SCRIPT: is missing; give the script to run, as in ray-on-ecs run train.py")
+    return submission_of_script(flags)
+
+
+def _flags(typed: dict[str, Any]) -> Iterator[str]:
+    specs = settings()
+    for name, value in typed.items():
+        names = specs[name].metadata.get("flags") or (flag(name),)
+        for each in value if isinstance(value, tuple) else (value,):
+            yield names[-1]
+            if each is not True:
+                yield str(each)
+
+
+def _submit(cluster: Cluster, work: Submission, metadata: dict[str, str], *, quiet: bool) -> str:
+    from ray_on_ecs.cluster.jobs import find_or_submit
+
+    with cluster.connect_when_up(note) as head:
+        if work.runtime_env:
+            note(f"uploading {work.runtime_env['working_dir']}")
+        elif _is_other_code(head):
+            note("the image has other code than is here: uploading the packages ray_on_ecs and training")
+            work = replace(work, runtime_env={"py_modules": [*map(_folder, CODE)], "excludes": list(EXCLUDES)})
+        with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
+            return find_or_submit(head.jobs, work, metadata)
+
+
+def _folder(package: str) -> str:
+    """Return the folder of a package, which is not imported."""
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise UsageError(f"the package {package} is not installed; install ray-on-ecs again")
+    return next(iter(spec.submodule_search_locations))
+
+
+def _is_other_code(head: Head) -> bool:
+    """Return whether the head says that its image has other code than is here; one that is no image's says nothing."""
+    there = head_code(head)
+    return there is not None and there != fingerprint()
+
+
+_own = [
+    click.Option(["--detach"], is_flag=True, help="Submit, and leave the run to itself."),
+    click.Option(["--fetch"], metavar="DIR", help="Copy the results into DIR at the end, as ray-on-ecs fetch does."),
+    click.Option(["--json", "as_json"], is_flag=True, help="With --detach: print the run's name and job as JSON."),
+    click.Option([RECIPE], hidden=True, metavar="NAME"),
+    click.Option(
+        [flag(MAX_RESUBMISSIONS)],
+        type=click.IntRange(min=0),
+        envvar=environment_variable(MAX_RESUBMISSIONS),
+        default=DEFAULT_MAX_RESUBMISSIONS,
+        show_default=True,
+        help="Times in a row that the head may submit the run again after losing its driver.",
+    ),
+    click.Argument(["command"], nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]"),
+]
+command = Run(
+    "run",
+    callback=_run,
+    help=ABOUT,
+    params=[*_own, *reversed(getattr(_run, "__click_params__", [])), *map(Setting, settings().values())],
+    context_settings={"allow_interspersed_args": False},
+)

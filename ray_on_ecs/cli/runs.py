@@ -1,0 +1,109 @@
+"""`ray-on-ecs runs`: a table of the runs, from their folders and Ray's jobs."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import click
+
+from ray_on_ecs.cli.screen import note, out, print_json
+from ray_on_ecs.cluster.clusters import Cluster, on_cluster
+from ray_on_ecs.cluster.history import Job, RunInfo, list_folders, ray_jobs
+from ray_on_ecs.errors import TrainingError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+LIMIT = 20
+# Names are there to be copied: where a row is too long, the terminal wraps it.
+WIDTH = 500
+# In a narrow terminal names are folded.
+COLOURS = {
+    "finished": "green",
+    "training": "bold cyan",
+    "waiting": "yellow",
+    "queued": "yellow",
+    "starting": "yellow",
+    "interrupted": "magenta",
+    "failed": "red",
+    "lost": "red",
+    "unreadable": "red",
+}
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+# Up to here a time is said in its own unit: 119 s, 119 min, 47 h.
+UNITS = ((2 * MINUTE, 1.0, "s"), (2 * HOUR, MINUTE, "min"), (2 * DAY, HOUR, "h"))
+
+
+@click.command("runs")
+@click.option("--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="How many, the newest.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list of JSON objects.")
+@click.option("--no-head", is_flag=True, help="Read the runs' folders alone: quicker, and without what is queued.")
+@on_cluster
+def command(cluster: Cluster, limit: int, as_json: bool, no_head: bool) -> None:
+    """List the runs: what they do, how far they are, what they cost."""
+    storage = cluster.storage("")
+    with ThreadPoolExecutor(1) as elsewhere:  # a tunnel to the head takes seconds
+        listing = elsewhere.submit(list_folders, cluster, storage)
+        jobs = None if no_head else _ask_head(cluster)
+        found = listing.result().runs(jobs, limit + 1)
+    if as_json:
+        print_json([vars(run) for run in found[:limit]])
+    elif not found:
+        note(f"there are no runs in {cluster.storage_path} yet; {cluster.command('run')} starts one")
+    else:
+        out.print(table(found[:limit]), width=WIDTH)
+    if len(found) > limit:
+        note(f"there are more; --limit {2 * limit} shows them")
+
+
+def table(found: list[RunInfo]) -> Table:
+    """Return a table with a row for each run."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    shown.add_column("run", no_wrap=True)
+    shown.add_column("state", no_wrap=True)
+    for heading in ("progress", "loss", "started", "cost"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for run in found:
+        state = f"[{COLOURS.get(run.state, 'default')}]{escape(run.state)}[/]"
+        shown.add_row(escape(run.name), state, _progress(run), _loss(run.loss), ago(run), _cost(run.cost_usd))
+    return shown
+
+
+def _ask_head(cluster: Cluster) -> list[Job] | None:
+    try:
+        with cluster.connect() as head:
+            return ray_jobs(head)
+    except TrainingError as cause:
+        note(f"states of runs under way may be old, and what is queued is missing: {cause}")
+        return None
+
+
+def ago(run: RunInfo) -> str:
+    """Say how long ago a run has started."""
+    if run.started is None or (seconds := run.started_seconds_ago) is None:
+        return ""
+    for limit, unit, name in UNITS:
+        if seconds < limit:
+            return f"{seconds / unit:.0f} {name} ago"
+    return f"{seconds / DAY:.0f} days ago" if seconds < 60 * DAY else run.started[:10]
+
+
+def _progress(run: RunInfo) -> str:
+    if run.epoch is not None:
+        done = run.epoch + 1 if run.epochs is None else min(run.epoch + 1, run.epochs)
+        return f"epoch {done}" + (f"/{run.epochs}" if run.epochs is not None else "")
+    return f"step {run.step}" if run.step is not None else ""
+
+
+def _loss(loss: float | None) -> str:
+    if loss is None:
+        return ""
+    return f"{loss:.4f}" if loss == 0 or 0.001 <= abs(loss) < 10000 else f"{loss:.2e}"
+
+
+def _cost(usd: float | None) -> str:
+    return "" if usd is None else f"{usd:.2f} USD"

@@ -1,0 +1,337 @@
+"""`ray-on-ecs status`: what the cluster has, does and costs, and what ends it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import click
+
+from ray_on_ecs.cli.screen import out, print_json
+from ray_on_ecs.cluster import aws
+from ray_on_ecs.cluster.clusters import Cluster, Head, on_cluster
+from ray_on_ecs.cluster.nodes import ALIVE, nodes
+from ray_on_ecs.cluster.stack import Stack
+from ray_on_ecs.cluster_info import Scaling, Workers
+from ray_on_ecs.errors import ResourceError, TrainingError, one_line
+
+T = TypeVar("T")
+Document = dict[str, Any]
+HEAD, WORKERS, HELPERS = "head", "workers", "helpers"
+# Labels of a node: see ray_on_ecs/node/instance.py and infra/definitions/containers.py.
+LABELS = {"instance_type": "instance-type", "zone": "ray.io/availability-zone", "market": "ray.io/market-type"}
+NODE_GROUP = "ray.io/node-group"
+SPOT, ON_DEMAND = "spot", "on-demand"
+
+
+@click.command("status")
+@on_cluster
+@click.option("--json", "as_json", is_flag=True, help="Print the same for programs.")
+def command(cluster: Cluster, as_json: bool) -> int:
+    """Show nodes, GPUs, queue, dollars an hour, and what stops by itself."""
+    found: Document = {"cluster": cluster.name}
+    unreached: TrainingError | None = None
+    try:
+        with cluster.connect() as head:
+            found |= read_ray(head)
+    except ResourceError as cause:
+        unreached = cause
+    if cluster.stack:
+        found |= read_aws(cluster.stack, found.get("nodes"))
+    if unreached:
+        found["unreached"] = str(unreached)
+    if as_json:
+        print_json(found)
+    # Of a stack that is down AWS knows nothing, and the reason says it all.
+    elif not unreached or found.get("services"):
+        for line in lines(found):
+            out.print(line, markup=False)
+    if unreached:
+        raise unreached
+    return 0
+
+
+def read_ray(head: Head) -> Document:
+    """Return what Ray knows: nodes, GPUs and jobs.
+
+    Raises:
+        TrainingError: The head doesn't answer.
+    """
+    status = head.get("/api/cluster_status")["data"]["clusterStatus"] or {}
+    load = status.get("loadMetricsReport") or {}
+    # By the head's clock: this machine's may be another.
+    now = status.get("time") or time.time()
+    there = [_node(each, load, now) for each in nodes(head) if each["state"] == ALIVE]
+    used = sum(each["gpus_used"] for each in there)
+    states = Counter(job["status"] for job in head.get("/api/jobs/"))
+    return {
+        "ray_version": head.get("/api/version")["ray_version"],
+        "nodes": there,
+        "gpus": {
+            "used": used,
+            "there": sum(each["gpus"] for each in there),
+            "wanted": used + _waiting("GPU", load),
+        },
+        "jobs": {"running": states["RUNNING"], "queued": states["PENDING"]},
+    }
+
+
+def _node(node: dict[str, Any], load: dict[str, Any], now: float) -> Document:
+    usage, total = (load.get("usageByNode") or {}).get(node["node_id"]) or {}, node["resources_total"]
+    labels = node["labels"] or {}
+    kind = HEAD if node["is_head_node"] else HELPERS if labels.get(NODE_GROUP) == HELPERS else WORKERS
+    return {
+        "kind": kind,
+        **{key: labels.get(label) for key, label in LABELS.items()},
+        **{f"{name.lower()}s": total.get(name, 0) for name in ("GPU", "CPU")},
+        **{f"{name.lower()}s_used": usage.get(name, [0])[0] for name in ("GPU", "CPU")},
+        "up_seconds": round(max(0.0, now - node["start_time_ms"] / 1000)),
+    }
+
+
+def _waiting(resource: str, load: dict[str, Any]) -> float:
+    """Return how many GPUs all that waits wants: tasks, actors and placement groups."""
+    shapes = [*(load.get("resourceDemand") or ())]
+    for group, count in load.get("pgDemand") or ():
+        shapes += [(bundle, number * count) for bundle, number in group["bundles"]]
+    return sum(bundle.get(resource, 0) * count for bundle, count in shapes)
+
+
+def read_aws(stack: Stack, there: Sequence[Document] | None) -> Document:
+    """Return what AWS knows, and under `unknown` why it does not say the rest.
+
+    Args:
+        stack: The stack.
+        there: The nodes that Ray has, or None if it can't be asked.
+    """
+    unknown: dict[str, str] = {}
+
+    def ask(what: str, question: Callable[[], T]) -> T | None:
+        try:
+            return question()
+        except TrainingError as cause:
+            unknown[what] = one_line(cause)
+            return None
+
+    services = ask("services", lambda: aws.services(stack))
+    workers = ask("workers", lambda: aws.workers(stack))
+    found: Document = {
+        "region": stack.region,
+        "services": {
+            kind: {"running": each["runningCount"], "desired": each["desiredCount"]}
+            for kind, each in (services or {}).items()
+        },
+        "hourly_usd": {"estimated": stack.estimated_hourly_usd},
+        "unknown": unknown,
+    }
+    if there is not None:
+        found["head"] = ask("head", lambda: _instance(aws.instance(stack, aws.head_instance(stack))))
+    if not workers:
+        return found
+    group = ask("group", lambda: aws.group(stack, workers["group"]))
+    if group:
+        found["group"] = {
+            "desired": group["DesiredCapacity"],
+            "has": sum(each["LifecycleState"] == "InService" for each in group["Instances"]),
+            "failure": ask("activities", lambda: aws.launch_failure(stack, workers)),
+        }
+    numbers = _numbers(there, found)
+    if there is not None:
+        starting = max(0, len(group["Instances"]) - numbers[WORKERS]) if group else 0
+        found["hourly_usd"] |= costs(there, starting, workers)
+    scaling = workers["scaling"]
+    alarms = {
+        kind: ask("alarms", lambda kind=kind: aws.scaling_alarms(stack, kind)) if scale["max"] else {}
+        for kind, scale in scaling.items()
+    }
+    found["stops"] = [
+        line
+        for kind, scale in scaling.items()
+        for line in what_stops(kind, scale, numbers[kind], found["hourly_usd"].get(kind), alarms[kind])
+    ]
+    return found
+
+
+def _instance(found: dict[str, Any]) -> Document:
+    return {"instance_type": found["InstanceType"], "zone": found["Placement"]["AvailabilityZone"]}
+
+
+def _numbers(there: Sequence[Document] | None, found: Document) -> dict[str, int]:
+    """Return how many nodes there are of each kind; as ECS counts them if Ray can't be asked."""
+    if there is not None:
+        counted = Counter(each["kind"] for each in there)
+    else:
+        counted = Counter({kind: each["running"] for kind, each in found["services"].items()})
+    if group := found.get("group"):
+        counted[WORKERS] = max(counted[WORKERS], group["has"]) if there is None else counted[WORKERS]
+    return {kind: counted[kind] for kind in (HEAD, WORKERS, HELPERS)}
+
+
+def costs(there: Sequence[Document], starting: int, workers: Workers) -> Document:
+    """Return dollars an hour, by kind of node and `now` in all; what has no known price is left out.
+
+    Args:
+        there: The nodes.
+        starting: So many instances of workers have no node yet.
+        workers: What the stack says of the workers, with prices.
+    """
+    nodes = [*there, *[{"kind": WORKERS, "instance_type": None, "market": None}] * starting]
+    found: Document = {"starting": starting}
+    for kind in (HEAD, WORKERS, HELPERS):
+        prices = [_price(each, workers) for each in nodes if each["kind"] == kind]
+        if None not in prices:
+            found[kind] = round(sum(filter(None, prices)), 4)
+    if len(found) == 4:
+        found["now"] = round(found[HEAD] + found[WORKERS] + found[HELPERS], 4)
+    return found
+
+
+def _price(node: Document, workers: Workers) -> float | None:
+    """Return what a node costs an hour; a worker without labels counts as what the stack asks for first."""
+    if node["kind"] == HEAD:
+        return workers["head_usd"]
+    first = workers["types"][0] if node["kind"] == WORKERS else ""
+    price = (workers["prices"] or {}).get(node["instance_type"] or first)
+    market = node["market"] or (SPOT if workers["spot"] and first else ON_DEMAND)
+    return price and price["spot" if market == SPOT else "on_demand"]
+
+
+def what_stops(
+    kind: str, scale: Scaling, number: int, usd: float | None, alarms: dict[str, dict[str, Any]] | None
+) -> Iterator[str]:
+    """Yield what ends the workers or the helpers, and what keeps them.
+
+    Args:
+        kind: `workers` or `helpers`.
+        scale: What the stack says of their number.
+        number: How many there are.
+        usd: What they cost an hour, if that is known.
+        alarms: The alarms that change their number, or None if they are not known.
+    """
+    if not scale["max"]:
+        return
+    if not number:
+        yield f"no {kind} run; a job starts up to {scale['max']}"
+    if not scale["idle_minutes"]:
+        hint = "pulumi config set idleTimeoutMinutes 30 and pulumi up"
+        yield f"nothing stops idle {kind}: {_costing(usd)} until pulumi destroy, or {hint}"
+    elif scale["min"] < scale["max"]:
+        down = f"go down to {scale['min']}" if scale["min"] else "stop"
+        yield f"{kind} {down} after {scale['idle_minutes']} idle minutes{_ringing('idle', alarms)}"
+    if scale["idle_minutes"] and scale["min"]:
+        yield f"nothing stops the last {scale['min']} {kind} until pulumi destroy, or {_setting(kind)}"
+
+
+def _costing(usd: float | None) -> str:
+    return "they run" if usd is None else f"they cost {usd:.2f} USD an hour"
+
+
+def _setting(kind: str) -> str:
+    return f"pulumi config set min{kind.title()} 0 and pulumi up"
+
+
+def _ringing(name: str, alarms: dict[str, dict[str, Any]] | None) -> str:
+    """Return what is to be said of an alarm beside what it is for."""
+    if alarms is None:
+        return ""
+    if not (alarm := alarms.get(name)):
+        return " (but its alarm is not there: pulumi up makes it)"
+    if not alarm["ActionsEnabled"]:
+        return " (but the actions of its alarm are switched off: it stops nothing)"
+    since = _age((datetime.now(UTC) - alarm["StateUpdatedTimestamp"]).total_seconds())
+    if alarm["StateValue"] == "ALARM":
+        return f" (that has been so for {since}: they are being stopped)"
+    if alarm["StateValue"] == "OK":
+        return f" (not so at present, for {since})"
+    return f" (its alarm has had no data for {since})"
+
+
+def lines(found: Document) -> Iterator[str]:
+    """Yield the screen."""
+    unknown = found.get("unknown", {})
+    yield f"{found['cluster']} in {found['region']}" if "region" in found else found["cluster"]
+    if "nodes" in found:
+        yield from _ray_lines(found)
+    if "services" in found:
+        services = ", ".join(
+            f"{kind} {each['running']} of {each['desired']} running" for kind, each in found["services"].items()
+        )
+        yield _line("ECS", services or _unknown(unknown, "services"))
+        yield _line("EC2", _group_line(found.get("group")) or _unknown(unknown, "group", "workers"))
+        yield _line("cost", _cost_line(found))
+        stops = found.get("stops") or [_unknown(unknown, "stops", "workers")]
+        yield from (_line("" if index else "stops", each) for index, each in enumerate(stops))
+        if "alarms" in unknown and "stops" in found:
+            yield _line("alarms", _unknown(unknown, "alarms"))
+
+
+def _ray_lines(found: Document) -> Iterator[str]:
+    for head in (each for each in found["nodes"] if each["kind"] == HEAD):
+        instance = found.get("head") or {}
+        place = _place(instance.get("instance_type"), instance.get("zone"))
+        cpus = "" if "services" in found else _use([head])
+        unknown = _unknown(found["unknown"], "head") if "head" in found.get("unknown", {}) else ""
+        parts = [place or unknown, f"Ray {found['ray_version']}", f"up {_age(head['up_seconds'])}", cpus]
+        yield _line("head", ", ".join(filter(None, parts)))
+    for kind in (WORKERS, HELPERS):
+        keys = ("instance_type", "market", "zone")
+        alike: dict[tuple[Any, ...], list[Document]] = {}
+        for each in found["nodes"]:
+            if each["kind"] == kind:
+                alike.setdefault(tuple(each[key] for key in keys), []).append(each)
+        for (instance_type, market, zone), members in alike.items():
+            yield _line(kind, f"{len(members)} x {_place(instance_type or 'node', zone, market)}: {_use(members)}")
+        if not alike and kind in found.get("services", {}):
+            yield _line(kind, "none")
+    gpus, jobs = found["gpus"], found["jobs"]
+    yield _line("GPUs", f"{gpus['used']:g} in use, {gpus['there']:g} there, {gpus['wanted']:g} wanted")
+    yield _line("jobs", f"{jobs['running']} running, {jobs['queued']} queued")
+
+
+def _place(instance_type: str | None, zone: str | None, market: str | None = None) -> str:
+    kind = " ".join(filter(None, [instance_type, market and ("on spot" if market == SPOT else "on demand")]))
+    return f"{kind} in {zone}" if kind and zone else kind
+
+
+def _use(members: Sequence[Document]) -> str:
+    """Return how much of these nodes' GPUs, or CPUs if they have none, is used."""
+    unit = "GPU" if any(each["gpus"] for each in members) else "CPU"
+    total, used = (sum(each[f"{unit.lower()}s{end}"] for each in members) for end in ("", "_used"))
+    return f"{used:g} of {total:g} {unit}s in use"
+
+
+def _group_line(group: Document | None) -> str:
+    if not group:
+        return ""
+    line = f"asked for {group['desired']} workers, has {group['has']}"
+    return f"{line}; the last launch failed: {group['failure']}" if group["failure"] else line
+
+
+def _cost_line(found: Document) -> str:
+    usd, unknown = found["hourly_usd"], found["unknown"]
+    estimated = usd["estimated"]
+    at_most = "" if estimated is None else f"; at most {estimated:.2f} with all workers and helpers"
+    if "now" not in usd:
+        why = _unknown(unknown, "workers") if "workers" in unknown else "unknown (the stack knows no price of a node)"
+        return (why if "nodes" in found else "unknown (Ray does not say which nodes there are)") + at_most
+    starting = f" with {usd['starting']} that start" if usd["starting"] else ""
+    return f"{usd['now']:.2f} USD an hour now{starting}{at_most}; disks, NAT and traffic are extra"
+
+
+def _unknown(unknown: dict[str, str], *keys: str) -> str:
+    return f"unknown ({next((unknown[key] for key in keys if key in unknown), 'AWS does not say')})"
+
+
+def _line(title: str, text: str) -> str:
+    return f"  {title:8} {text}"
+
+
+def _age(seconds: float) -> str:
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days"

@@ -1,0 +1,445 @@
+"""The cluster that a command talks to: a stack's, through Session Manager; this machine's; or that of compose."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from ray_on_ecs.cluster.s3_access import S3Access
+from ray_on_ecs.errors import HeadUnavailable, ResourceError, UsageError, one_line
+from ray_on_ecs.node import ports
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
+
+    from ray_on_ecs.cluster.stack import Stack
+    from ray_on_ecs.tracking.storage import RunStorage
+
+# Set in the image: commands in its containers are for the cluster that these belong to.
+CLUSTER_VARIABLE, HEAD = "RAY_ON_ECS_CLUSTER", "head"
+LOCAL_ADDRESS = f"http://127.0.0.1:{ports.DASHBOARD}"
+# See docker/compose.yaml.
+COMPOSE_TOKEN = "only-for-this-laptop"
+COMPOSE_STORAGE = "s3://training/runs"
+COMPOSE_S3 = "http://127.0.0.1:5001"
+COMPOSE_PORTS = {8888: 18888}
+REQUEST_SECONDS = 20.0
+# A head that starts pulls its image first; in a head's container its dashboard alone can be away.
+HEAD_SECONDS, DASHBOARD_SECONDS = 1800.0, 60.0
+RETRY_SECONDS = 5.0
+WRONG_TOKEN = "the Ray head refuses the token"
+
+
+@dataclass
+class Head:
+    """A Ray head that answers, at an address of this machine.
+
+    Attributes:
+        url: Of its dashboard, without a slash at its end.
+        token: Ray's token; empty if the cluster has none.
+    """
+
+    url: str
+    token: str = ""
+
+    def get(self, path: str) -> Any:
+        """Return the JSON that a path of the dashboard answers with.
+
+        Raises:
+            UsageError: The head refuses the token.
+            ResourceError: The head doesn't answer.
+        """
+        try:
+            return self._get(path).json()
+        except ValueError as cause:
+            raise _silent(cause) from cause
+
+    def date(self) -> str | None:
+        """Return the head's clock as HTTP says it, if it does."""
+        return self._get("/api/version").headers.get("Date")
+
+    @cached_property
+    def jobs(self) -> JobSubmissionClient:
+        """The client of Ray's Jobs API."""
+        from ray_on_ecs.cluster.jobs import connect  # it imports Ray
+
+        self.export()
+        return connect()
+
+    def export(self) -> None:
+        """Let Ray's own clients in this process find it: they read the environment."""
+        os.environ["RAY_API_SERVER_ADDRESS"] = self.url
+        for name in ("NO_PROXY", "no_proxy"):  # a proxy would read the token, and can't reach this machine
+            os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
+        if self.token:
+            os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=self.token)
+
+    def _get(self, path: str) -> Any:
+        import requests
+
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        try:
+            with requests.Session() as session:
+                session.trust_env = False  # a proxy would read the token, and can't reach this machine
+                answer = session.get(self.url + path, headers=headers, timeout=REQUEST_SECONDS)
+            if answer.status_code in (401, 403):
+                raise UsageError(WRONG_TOKEN)
+            answer.raise_for_status()
+        except requests.RequestException as cause:
+            raise _silent(cause) from cause
+        return answer
+
+
+def _silent(cause: Exception) -> ResourceError:
+    return ResourceError(f"the Ray head doesn't answer ({one_line(cause)})")
+
+
+class Cluster(ABC):
+    """A cluster, which need not be up.
+
+    Attributes:
+        name: What errors call it.
+        storage_path: Where its runs are, seen from here.
+        typed: The flag that names it, with a space before it, if one was typed.
+        start_seconds: How long to wait for its head.
+    """
+
+    name: str
+    storage_path: str
+    typed: str = ""
+    start_seconds: float = HEAD_SECONDS
+
+    def command(self, words: str) -> str:
+        """Return another command on the same cluster, for hints: its verb, and what follows."""
+        verb, _, rest = words.partition(" ")
+        return f"ray-on-ecs {verb}{self.typed}{' ' if rest else ''}{rest}"
+
+    @property
+    def stack(self) -> Stack | None:
+        """The stack, or None for a cluster of this machine."""
+        return None
+
+    @contextmanager
+    def connect(self) -> Generator[Head]:
+        """Reach the head; whatever had to be opened is closed afterwards.
+
+        Raises:
+            UsageError: The head refuses the token, or something to reach it with is missing here.
+            ResourceError: It can't be reached.
+        """
+        with self._reach() as head:
+            try:
+                head.get("/api/version")
+            except UsageError as refused:
+                raise UsageError(f"{refused}; {self.token_hint}") from refused
+            except ResourceError as cause:
+                raise self.explain(cause) from cause
+            yield head
+
+    @contextmanager
+    def connect_when_up(self, say: Callable[[str], None]) -> Generator[Head]:
+        """Reach the head as `connect` does, and wait for one that is starting.
+
+        Args:
+            say: Gets the reason to wait, as often as it is another one.
+        """
+        deadline, said = time.monotonic() + self.start_seconds, ""
+        with ExitStack() as opened:
+            while True:
+                try:
+                    head = opened.enter_context(self.connect())
+                    break
+                except HeadUnavailable as cause:
+                    if time.monotonic() > deadline:
+                        raise
+                    if said != (said := str(cause)):
+                        say(f"waiting for the Ray head: {cause}")
+                    time.sleep(RETRY_SECONDS)
+            yield head
+
+    @property
+    def token_hint(self) -> str:
+        """What to do where the token is wrong."""
+        return "set RAY_AUTH_TOKEN to the cluster's"
+
+    def explain(self, cause: ResourceError) -> ResourceError:
+        """Return the error that says best why the head doesn't answer."""
+        return cause
+
+    def storage(self, run_name: str) -> RunStorage:
+        """Return the folder of a run; nothing is created.
+
+        Raises:
+            UsageError: The storage path can't be reached.
+        """
+        from ray_on_ecs.tracking.storage import RunStorage
+
+        if "://" in self.storage_path and (access := self.s3_access()):
+            return access.open(self.storage_path, run_name)
+        return RunStorage.open(self.storage_path, run_name)
+
+    def s3_access(self) -> S3Access | None:
+        """Return how its bucket is reached, or None if the environment says so.
+
+        Raises:
+            UsageError: There are no credentials.
+        """
+        return None
+
+    def run_flags(self) -> dict[str, Any]:
+        """Return the settings, by name, that a run on this cluster has if nobody gives others."""
+        return {}
+
+    @contextmanager
+    def forward(self, host: str, port: int) -> Generator[int]:
+        """Make a port of a node, by its name in the cluster, reachable from here; yields the port of this machine."""
+        yield port
+
+    @abstractmethod
+    def shell(self) -> list[str]:
+        """Return the command that opens a shell on the head."""
+
+    @abstractmethod
+    def _reach(self) -> Any:
+        """Return a context that yields the Head, unasked."""
+
+
+class StackCluster(Cluster):
+    """The cluster of a stack."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self.name = f"stack {stack.name}"
+        self.storage_path = stack.storage_path
+
+    @property
+    def stack(self) -> Stack:
+        """See Cluster."""
+        return self._stack
+
+    @contextmanager
+    def _reach(self) -> Generator[Head]:
+        from ray_on_ecs.cluster import aws
+
+        token = aws.token(self.stack)
+        with self.forward(self.stack.head_host, ports.DASHBOARD) as port:
+            yield Head(f"http://127.0.0.1:{port}", token)
+
+    @contextmanager
+    def forward(self, host: str, port: int) -> Generator[int]:
+        """See Cluster: through the head's instance, as all nodes let each other in."""
+        from ray_on_ecs.cluster import aws
+        from ray_on_ecs.cluster.session import forwarded_port
+
+        instance_id = aws.head_instance(self.stack)
+        with forwarded_port(self.stack.region, instance_id, host, port, aws.variables()) as local:
+            yield local
+
+    def run_flags(self) -> dict[str, Any]:
+        """See Cluster: a worker for each GPU of the stack, which the run waits for."""
+        return {"num_workers": self.stack.gpus} if self.stack.gpus else {}
+
+    @property
+    def token_hint(self) -> str:
+        """See Cluster."""
+        stack = self.stack
+        return (
+            f"it was started with another one: aws ecs update-service --region {stack.region} --cluster "
+            f"{stack.cluster_name} --service {stack.services['head']} --force-new-deployment gives it the stack's"
+        )
+
+    def explain(self, cause: ResourceError) -> ResourceError:
+        """See Cluster."""
+        from ray_on_ecs.cluster import aws
+
+        return aws.explain_head(self.stack) or cause
+
+    def s3_access(self) -> S3Access:
+        """See Cluster: with boto3's credentials, as pyarrow's own SDK knows fewer ways to log in."""
+        from ray_on_ecs.cluster import aws
+
+        found = aws.credentials()
+        return S3Access(self.stack.region, found.access_key, found.secret_key, found.token)
+
+    def shell(self) -> list[str]:
+        """See Cluster."""
+        from ray_on_ecs.cluster import aws
+
+        return aws.shell_command(self.stack)
+
+
+class LocalCluster(Cluster):
+    """A Ray cluster that runs on this machine, such as that of `ray start --head`."""
+
+    name = "this machine"
+
+    def __init__(self) -> None:
+        given = os.environ.get("RAY_ON_ECS_STORAGE_PATH") or "results"
+        # A job starts in a folder of its own.
+        self.storage_path = given if "://" in given else str(Path(given).expanduser().absolute())
+        address = os.environ.get("RAY_API_SERVER_ADDRESS", LOCAL_ADDRESS).rstrip("/")
+        self._head = Head(address if "://" in address else f"http://{address}", _token_of_this_machine())
+
+    @contextmanager
+    def _reach(self) -> Generator[Head]:
+        yield self._head
+
+    def explain(self, cause: ResourceError) -> ResourceError:
+        """See Cluster."""
+        return ResourceError(
+            f"no Ray head answers at {self._head.url}; start one by ray start --head, or set RAY_API_SERVER_ADDRESS to "
+            "the address of its dashboard"
+        )
+
+    def run_flags(self) -> dict[str, Any]:
+        """See Cluster."""
+        return {"storage_path": self.storage_path}
+
+    def shell(self) -> list[str]:
+        """See Cluster."""
+        self._head.export()
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        return [os.environ.get("SHELL", "sh")]
+
+
+class HeadCluster(LocalCluster):
+    """The cluster of the container that this runs in: jobs find the storage path in the head's environment."""
+
+    name = "this cluster"
+    start_seconds = DASHBOARD_SECONDS
+
+    def explain(self, cause: ResourceError) -> ResourceError:
+        """See Cluster: a head starts its dashboard again."""
+        return HeadUnavailable(f"its dashboard doesn't answer at {self._head.url} ({cause})")
+
+    def run_flags(self) -> dict[str, Any]:
+        """See Cluster."""
+        return {}
+
+
+def _token_of_this_machine() -> str:
+    """Return the token where Ray's own clients look for it, or nothing: Ray makes one for clusters of this machine."""
+    if token := os.environ.get("RAY_AUTH_TOKEN"):
+        return token
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
+
+
+class ComposeCluster(Cluster):
+    """The cluster of docker/compose.yaml on this machine."""
+
+    name = "compose"
+    storage_path = COMPOSE_STORAGE
+
+    @contextmanager
+    def _reach(self) -> Generator[Head]:
+        yield Head(LOCAL_ADDRESS, os.environ.get("RAY_AUTH_TOKEN", COMPOSE_TOKEN))
+
+    def explain(self, cause: ResourceError) -> ResourceError:
+        """See Cluster."""
+        return ResourceError(
+            f"no Ray head answers at {LOCAL_ADDRESS}; docker compose --file docker/compose.yaml up --detach starts it"
+        )
+
+    @contextmanager
+    def forward(self, host: str, port: int) -> Generator[int]:
+        """See Cluster: compose publishes the notebook's port of the head, beside the dashboard's."""
+        yield COMPOSE_PORTS.get(port, port)
+
+    def s3_access(self) -> S3Access:
+        """See Cluster."""
+        return S3Access("us-east-1", "local", "local", endpoint=COMPOSE_S3)
+
+    def shell(self) -> list[str]:
+        """See Cluster."""
+        return ["docker", "compose", "--file", "docker/compose.yaml", "exec", "head", "bash"]
+
+
+def choose(stack: str | None, outputs: str | None, *, local: bool | None, compose: bool | None) -> Cluster:
+    """Return the cluster that the flags name.
+
+    Raises:
+        TrainingError: There is none (see `stack.find`).
+    """
+    if sum(map(bool, (local, compose, stack, outputs))) > 1:
+        raise UsageError("--stack, --outputs, --local and --compose: give one of them")
+    if local:
+        return LocalCluster()
+    if compose:
+        return ComposeCluster()
+    if not (stack or outputs) and os.environ.get(CLUSTER_VARIABLE) == HEAD:
+        return HeadCluster()
+    from ray_on_ecs.cluster.stack import find
+
+    return StackCluster(find(stack, outputs))
+
+
+def chosen(flags: dict[str, Any]) -> Cluster:
+    """Return the cluster of the flags of `cluster_flags`, which its hints repeat.
+
+    Raises:
+        TrainingError: There is none (see `stack.find`).
+    """
+    cluster = choose(**flags)
+    source = click.get_current_context().get_parameter_source
+    for name, value in flags.items():
+        if value and source(name) is ParameterSource.COMMANDLINE:
+            cluster.typed = f" --{name}" if value is True else f" --{name} {shlex.quote(value)}"
+    return cluster
+
+
+CLUSTER_FLAGS = (
+    click.option("--stack", metavar="NAME", envvar="RAY_ON_ECS_STACK", help="The Pulumi stack; else the selected one."),
+    click.option(
+        "--outputs",
+        metavar="FILE",
+        envvar="RAY_ON_ECS_OUTPUTS",
+        help="A file with the stack's outputs, for those without Pulumi (pulumi stack output --json > FILE).",
+    ),
+    click.option("--local", is_flag=True, help="A Ray cluster on this machine, at RAY_API_SERVER_ADDRESS."),
+    click.option("--compose", is_flag=True, help="The cluster of docker/compose.yaml."),
+)
+CLUSTER_NAMES = ("stack", "outputs", "local", "compose")
+
+
+def cluster_flags(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the flags that name a cluster, as `flags`: what is typed goes before what the environment says."""
+
+    @wraps(function)
+    def called(*args: Any, **given: Any) -> Any:
+        flags = {name: given.pop(name) for name in CLUSTER_NAMES}
+        context = click.get_current_context()
+        typed = {name for name in flags if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+        if typed:
+            flags = {name: value if name in typed else None for name, value in flags.items()}
+        return function(*args, flags=flags, **given)
+
+    for option in reversed(CLUSTER_FLAGS):
+        called = option(called)
+    return called
+
+
+def on_cluster(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the flags that name a cluster, and call it with `cluster` in their place."""
+
+    @cluster_flags
+    @wraps(function)
+    def called(*args: Any, flags: dict[str, Any], **given: Any) -> Any:
+        return function(*args, cluster=chosen(flags), **given)
+
+    return called

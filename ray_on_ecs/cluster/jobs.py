@@ -1,0 +1,263 @@
+"""Runs as jobs of a Ray head: submitted once, found again, and followed to their end.
+
+A job's metadata names its run: the same command finds the job again, and submits another one only if none is under
+way. It also says how often the head may submit the run again after losing the job's driver.
+"""
+
+import asyncio
+import itertools
+import json
+import logging
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ray_on_ecs.config import RunConfig, parse
+from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.run import upload
+from ray_on_ecs.run.config import ScriptConfig
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
+
+# The default of Ray's own variables, RAY_API_SERVER_ADDRESS and RAY_ADDRESS: on the head itself.
+DASHBOARD = "http://127.0.0.1:8265"
+# The key of a job's metadata that says how often in a row the head may submit the run again, and its default.
+MAX_RESUBMISSIONS = "max_resubmissions"
+DEFAULT_MAX_RESUBMISSIONS = 3
+# How long to wait for the head to submit a lost run again; the head polls its jobs every five seconds.
+RESUBMISSION_SECONDS = 30.0
+POLL_SECONDS = 1.0
+RUN_NAME = "--run-name"
+CHECK_RECIPE = (sys.executable, "-P", "-m", "training.recipes.settings")
+SUBMIT_ATTEMPTS = 3
+# Parts of Ray's client that log each package, and how a log was closed.
+NOISY = ("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging")
+# How long a head that has just started may need until its agent accepts jobs.
+AGENT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What is submitted.
+
+    Attributes:
+        run: The part of a job's metadata that all jobs of a run have in common.
+        entrypoint: The job's shell command. It has what was typed alone: defaults are those of the head's environment.
+        runtime_env: The job's runtime environment: the code, if it is a user's.
+    """
+
+    run: dict[str, str]
+    entrypoint: str
+    runtime_env: dict[str, Any] | None = None
+
+
+def submission_of_recipe(name: str, flags: Sequence[str]) -> Submission:
+    """Return the submission of a recipe with these flags.
+
+    The recipe checks its flags in another process: in this one a folder `training` of the user's would hide it.
+
+    Raises:
+        UsageError: A flag can't be used.
+    """
+    arguments = ["--recipe", name, *flags]
+    checked = subprocess.run([*CHECK_RECIPE, *arguments], capture_output=True, text=True, check=False)
+    if checked.returncode:
+        raise UsageError(one_line(checked.stderr).removeprefix("ray-on-ecs: "))
+    run = json.loads(checked.stdout)
+    named = [] if RUN_NAME in flags else [RUN_NAME, run["run_name"]]
+    return Submission(run, shlex.join(["python", "-m", "training", *arguments, *named]))
+
+
+def submission_of_script(arguments: Sequence[str]) -> Submission:
+    """Return the submission of a script with these arguments of `python -m ray_on_ecs.run`.
+
+    Raises:
+        UsageError: One can't be used, a file is missing, or the folder with the code is too large.
+    """
+    config = parse(ScriptConfig, arguments).resolve_defaults()
+    config.check_files()
+    typed = parse(ScriptConfig, arguments, {})
+    on_head = replace(typed, run_name=config.run_name, working_dir=".")
+    return Submission(
+        run_identity(config, typed), shlex.join(on_head.command_line({})), upload.runtime_env(config.folder)
+    )
+
+
+def run_identity(config: RunConfig, typed: RunConfig) -> dict[str, str]:
+    """Return the part of a job's metadata that all jobs of a run have in common.
+
+    A run's name is that of a folder, so under another storage path it is another run. Of the storage path only what was
+    typed can be compared, because the default of the head's environment may not be known here.
+    """
+    return {"run_name": str(config.run_name), "storage_path": typed.storage_path}
+
+
+def free_id(jobs: dict[str, Any], name: str) -> str:
+    """Return `name`, `name.2` or `name.3`...: Ray keeps the jobs that have ended, and takes no ID twice."""
+    later = (f"{name}.{number}" for number in itertools.count(2))
+    return next(each for each in itertools.chain([name], later) if each not in jobs)
+
+
+def connect() -> "JobSubmissionClient":
+    """Connect to the Jobs API of the head's dashboard; Ray reads its address and the token from the environment.
+
+    Raises:
+        UsageError: The head refuses the token.
+        ResourceError: The address is wrong, or no dashboard answers.
+    """
+    from ray.exceptions import AuthenticationError  # takes seconds: not for --help or a mistyped flag
+    from ray.job_submission import JobSubmissionClient
+
+    for name in NOISY:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        return JobSubmissionClient(DASHBOARD)
+    except AuthenticationError as cause:
+        raise UsageError(
+            "RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's, and RAY_AUTH_MODE=token"
+        ) from cause
+    except (OSError, RuntimeError, ValueError) as cause:
+        raise ResourceError(
+            f"no dashboard of a Ray head answers ({one_line(cause)}); set RAY_API_SERVER_ADDRESS to the address of one"
+        ) from cause
+
+
+def find_or_submit(client: "JobSubmissionClient", work: Submission, metadata: dict[str, str]) -> str:
+    """Return the ID of the run's job that is under way, or else submit a new one; print which.
+
+    Raises:
+        UsageError: The folder with the code is too large.
+        ResourceError: The head accepts no job.
+    """
+    name = work.run["run_name"]
+    attempts = SUBMIT_ATTEMPTS
+    deadline = time.monotonic() + AGENT_SECONDS
+    while True:
+        try:
+            jobs = submitted(client.list_jobs())
+            if job_id := under_way(jobs, work.run):
+                _say(f"run {name} is under way as job {job_id}: its log from the start")
+                return job_id
+            job_id = free_id(jobs, name)
+            client.submit_job(
+                entrypoint=work.entrypoint, submission_id=job_id, metadata=metadata, runtime_env=work.runtime_env
+            )
+        except (OSError, RuntimeError, ValueError) as cause:
+            if work.runtime_env and upload.is_too_large(cause):
+                raise upload.too_large(Path(work.runtime_env["working_dir"])) from cause
+            attempts -= 1
+            if "already exists" in str(cause) and attempts:  # somebody has just submitted a job, perhaps of this run
+                continue
+            if "try again later" in str(cause) and time.monotonic() < deadline:  # the head has just started
+                time.sleep(POLL_SECONDS)
+                continue
+            raise ResourceError(f"the Ray head accepted no job: {one_line(cause)}") from cause
+        _say(f"run {name} is submitted as job {job_id}")
+        return job_id
+
+
+def submitted(listed: list[Any]) -> dict[str, Any]:
+    """Return the jobs by ID. Ray lists every driver; one that was not submitted has no ID."""
+    return {job.submission_id: job for job in listed if job.submission_id}
+
+
+def of_run(jobs: dict[str, Any], run: dict[str, str]) -> dict[str, Any]:
+    """Return the jobs of a run by ID."""
+    return {job_id: job for job_id, job in jobs.items() if run.items() <= (job.metadata or {}).items()}
+
+
+def under_way(jobs: dict[str, Any], run: dict[str, str]) -> str | None:
+    """Return the ID of the run's job that is pending or running, or None."""
+    mine = of_run(jobs, run)
+    return next((job_id for job_id, job in mine.items() if not job.status.is_terminal()), None)
+
+
+class UnreadLogs:
+    """Reads the logs of jobs, each character once: Ray sends a log from its start with each connection."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, int] = {}
+
+    async def read(self, client: "JobSubmissionClient", job_id: str) -> AsyncIterator[str]:
+        """Yield the rest of a job's log, until it ends. A part counts as read when the next one is asked for."""
+        end = 0
+        async for text in client.tail_job_logs(job_id):
+            begin, end = end, end + len(text)
+            read = self._read.get(job_id, 0)
+            yield text[max(read - begin, 0) :]
+            self._read[job_id] = max(read, end)
+
+
+# Shows a job's log, until it ends.
+ShowLog = Callable[["JobSubmissionClient", str], Coroutine[Any, Any, None]]
+
+
+def follow_to_end(client: "JobSubmissionClient", run: dict[str, str], job_id: str, show: ShowLog) -> tuple[str, Any]:
+    """Show the logs of the job and of those that the head submits in its place.
+
+    Returns:
+        The ID of the last one, and what Ray reports of it.
+
+    Raises:
+        OSError, RuntimeError, aiohttp.ClientError: The connection was lost.
+    """
+    job = _show_to_end(client, job_id, show)
+    while successor := _resubmitted(client, run, job):
+        _say(f"job {job_id} lost its driver; the head has submitted run {run['run_name']} again as job {successor}")
+        job_id = successor
+        job = _show_to_end(client, job_id, show)
+    return job_id, job
+
+
+def _show_to_end(client: "JobSubmissionClient", job_id: str, show: ShowLog) -> Any:
+    asyncio.run(show(client, job_id))
+    job: Any = client.get_job_info(job_id)
+    if not job.status.is_terminal():
+        raise ConnectionError("the log ended before the job")
+    return job
+
+
+def _resubmitted(client: "JobSubmissionClient", run: dict[str, str], lost: Any) -> str | None:
+    """Wait until the head has submitted the run again if this job lost its driver; return the new ID, or None."""
+    if not _lost_driver(lost) or (lost.metadata or {}).get(MAX_RESUBMISSIONS, "0") == "0":
+        return None
+    deadline = time.monotonic() + RESUBMISSION_SECONDS
+    while time.monotonic() < deadline:
+        jobs = of_run(submitted(client.list_jobs()), run)
+        later = {job_id: job.start_time for job_id, job in jobs.items() if job.start_time > lost.start_time}
+        if later:
+            return min(later, key=lambda job_id: later[job_id])
+        time.sleep(POLL_SECONDS)
+    return None
+
+
+def _lost_driver(job: Any) -> bool:
+    """Return whether the job failed because its driver or its head died."""
+    status = job.driver_exit_code
+    return job.status == "FAILED" and (status is None or status < 0 or status > Interrupted.exit_status)
+
+
+def driver_exit_status(job_id: str, job: Any, again: str) -> int:
+    """Return the driver's exit status; print a line if a signal ended it, because then the log doesn't say why.
+
+    Raises:
+        TrainingError: The driver has no exit status.
+    """
+    status = job.driver_exit_code
+    if status is None:
+        reason = "was stopped" if job.status == "STOPPED" else f"failed ({one_line(job.message or job.error_type)})"
+        raise TrainingError(f"job {job_id} {reason}; {again} resumes the run")
+    if status < 0:
+        print(f"ray-on-ecs: job {job_id} was ended by signal {-status}; {again} resumes the run", file=sys.stderr)
+        return 128 - status  # as a shell reports a signal
+    return status
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,137 @@
+"""Where a stack's cluster is: the stack's outputs, from Pulumi or from a file that somebody who has Pulumi made."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ray_on_ecs.errors import ResourceError, UsageError, one_line
+
+PROJECT_FILE = "Pulumi.yaml"
+# Pulumi asks a backend that may be far away.
+PULUMI_SECONDS = 120.0
+INSTALL_PULUMI = (
+    "install Pulumi, or give the stack's outputs as --outputs FILE (pulumi stack output --json > FILE), or --local "
+    "for a Ray cluster on this machine"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """The outputs of a stack that is up (see __main__.py of the project).
+
+    Attributes:
+        name: What the stack is called: its name, or that of the file with its outputs.
+        region: The AWS region.
+        bucket: The bucket that keeps the runs.
+        cluster_name: The ECS cluster.
+        head_instance_id: The EC2 instance of the head, when the outputs were written.
+        head_host: The name of the head's task in the VPC.
+        token_parameter: The SSM parameter with Ray's token.
+        workers_parameter: The SSM parameter with the facts about the workers.
+        services: The ECS service of each kind of node: head, workers and, if there can be any, helpers.
+        gpus: GPUs of all workers that the stack is set to.
+        log_group: The CloudWatch log group.
+        metrics_dashboard: The CloudWatch dashboard.
+        estimated_hourly_usd: What all instances cost an hour, or None if AWS did not say.
+    """
+
+    name: str
+    region: str
+    bucket: str
+    cluster_name: str
+    head_instance_id: str
+    head_host: str
+    token_parameter: str
+    workers_parameter: str
+    services: dict[str, str]
+    gpus: int
+    log_group: str
+    metrics_dashboard: str
+    estimated_hourly_usd: float | None
+
+    @property
+    def storage_path(self) -> str:
+        """Where its runs are."""
+        return f"s3://{self.bucket}/runs"
+
+
+def find(name: str | None, outputs: str | None, seconds: float = PULUMI_SECONDS) -> Stack:
+    """Return the stack.
+
+    Args:
+        name: The stack's name, or None for the one that Pulumi has selected.
+        outputs: A file with the JSON of `pulumi stack output --json`, or None to ask Pulumi.
+        seconds: How long Pulumi may take.
+
+    Raises:
+        UsageError: There is no project, no stack, or no such file; or it is not a stack of this project.
+        ResourceError: Pulumi can't be asked, or the stack is not up.
+    """
+    if outputs is not None:
+        return _read(Path(outputs).stem, _load(outputs), f"--outputs: {outputs}")
+    folder = _project_folder()
+    called = name or "the selected stack"
+    return _read(name or "(selected)", _ask_pulumi(folder, name, seconds), f"{called} of {folder}")
+
+
+def _project_folder() -> Path:
+    """Return the folder of the nearest Pulumi project: the one that is here, or the one of this very code."""
+    here, code = Path.cwd(), Path(__file__).resolve().parents[2]
+    for folder in (here, *here.parents, code):
+        if (folder / PROJECT_FILE).is_file():
+            return folder
+    raise UsageError(f"there is no {PROJECT_FILE} here or above; go to the project's folder, or give --outputs FILE")
+
+
+def _ask_pulumi(folder: Path, name: str | None, seconds: float) -> dict[str, Any]:
+    command = ["pulumi", "stack", "output", "--json", "--non-interactive", *(["--stack", name] if name else [])]
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL
+        )
+    except FileNotFoundError as cause:
+        raise UsageError(f"there is no command pulumi; {INSTALL_PULUMI}") from cause
+    except subprocess.TimeoutExpired as cause:
+        raise ResourceError(f"pulumi stack output did not end in {seconds:.0f} s; try it by itself") from cause
+    if done.returncode:
+        said = one_line(done.stderr or done.stdout).removeprefix("error: ")
+        hint = "pulumi stack ls lists the stacks, pulumi stack select chooses one, --stack NAME names one"
+        raise UsageError(f"pulumi names no stack in {folder} ({said}); {hint}")
+    try:
+        return json.loads(done.stdout or "{}")
+    except ValueError as cause:
+        raise ResourceError(f"pulumi stack output printed no JSON ({one_line(done.stdout)})") from cause
+
+
+def _load(file: str) -> dict[str, Any]:
+    try:
+        outputs = json.loads(Path(file).expanduser().read_text())
+    except (OSError, ValueError) as cause:
+        reason = "it is no JSON" if isinstance(cause, ValueError) else cause
+        raise UsageError(
+            f"--outputs: {file} can't be read ({reason}); make it by pulumi stack output --json"
+        ) from cause
+    if not isinstance(outputs, dict):
+        raise UsageError(f"--outputs: {file} has no outputs of a stack; make it by pulumi stack output --json")
+    return outputs
+
+
+def _read(name: str, outputs: dict[str, Any], called: str) -> Stack:
+    if not outputs:
+        raise ResourceError(f"{called} has no outputs: the stack is not up; pulumi up creates it")
+    known = {each.name for each in fields(Stack)} - {"name"}
+    given = {key: value for key, value in outputs.items() if key in known}
+    if not isinstance(given.get("estimated_hourly_usd"), int | float):
+        given["estimated_hourly_usd"] = None
+    try:
+        return Stack(name=name, **given)
+    except TypeError as cause:
+        missing = sorted(known - set(outputs))
+        raise UsageError(
+            f"{called}: has no output {', '.join(missing)}; pulumi up brings the stack to this version of the project "
+            "(and replaces the head: not during a run); --stack names another stack"
+        ) from cause

@@ -1,0 +1,59 @@
+"""What the commands that start a run have in common: Ray's settings, and the exit status of each kind of failure."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from ray_on_ecs.config import C
+from ray_on_ecs.errors import Interrupted, TrainingError
+
+# Ray reads these when it is imported.
+RAY_SETTINGS = {
+    # Show the lines of every rank, each once.
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    # How often the controller checks on the workers and on whether they have finished.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.3",
+    # A node's end is announced a minute or two ahead: lose no more than a second of it before noticing.
+    "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
+    # While workers are starting, Ray logs their pending resource requests as errors; turn that off.
+    "RAY_SCHEDULER_EVENTS": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def run_command(parse: Callable[[Sequence[str]], C], arguments: Sequence[str], run: Callable[[C], object]) -> int:
+    """Parse a command line and run it; return the exit status (see `--help`).
+
+    Args:
+        parse: Returns its settings.
+        arguments: The words after the command.
+        run: Does the work. Imports that take seconds belong there: they are not for --help or a mistyped flag.
+    """
+
+    def parse_and_run() -> int:
+        settings = parse(arguments)
+        os.environ.update({**RAY_SETTINGS, **os.environ})
+        run(settings)
+        return 0
+
+    return exit_status(parse_and_run, "interrupted before it started")
+
+
+def exit_status(command: Callable[[], int], interrupted: str) -> int:
+    """Call a command and return its exit status; each failure has a line and a status of its own.
+
+    Args:
+        command: Returns the exit status if nothing fails.
+        interrupted: The line for an interrupt that the command does not handle itself.
+    """
+    try:
+        return command()
+    except TrainingError as error:
+        print(f"ray-on-ecs: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print(f"ray-on-ecs: {interrupted}", file=sys.stderr)
+        return Interrupted.exit_status

@@ -1,0 +1,179 @@
+"""Files in a folder or a bucket, by one address: opened where they are, or fetched to a node's disk.
+
+pyarrow repeats the calls that S3 loses, part by part, and none that can't succeed, as to a bucket that isn't there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+from filelock import FileLock
+from pyarrow import fs
+
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.node_folder import node_folder
+
+# The pauses between attempts double up to 20 s: all of them together outlast a minute without S3.
+MAX_ATTEMPTS = 12
+# Of the disk, beside what is fetched.
+SPARE_BYTES = 2 * 2**30
+# Bytes of a call, and the number of calls at a time: one call has a small part of a node's bandwidth.
+PIECE_BYTES = 16 * 2**20
+FETCH_THREADS = 16
+
+
+def open_filesystem(address: str) -> tuple[fs.FileSystem, str]:
+    """Return the file system of a folder or an `s3://bucket/prefix`, and the path on it.
+
+    Raises:
+        ValueError: The address is of another kind.
+        OSError: The bucket can't be reached.
+    """
+    if "://" not in address:
+        return fs.LocalFileSystem(), str(Path(address).expanduser().absolute())
+    if not re.fullmatch(r"s3://[^/@?]+(/[^?]*)?", address):  # what stands before an @ would be a secret
+        raise ValueError("it is neither a folder nor a bucket")
+    path = address.removeprefix("s3://").rstrip("/")
+    bucket, _, _ = path.partition("/")
+    found, _ = fs.FileSystem.from_uri(f"s3://{bucket}")  # knows the bucket's region; can't be given a retry strategy
+    filesystem = fs.S3FileSystem(
+        region=found.region or None,
+        endpoint_override=os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"),
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=MAX_ATTEMPTS),
+        allow_delayed_open=True,  # a small file is one call, which may be repeated, instead of an upload in three
+    )
+    return filesystem, path
+
+
+@cache
+def filesystem_of(address: str) -> fs.FileSystem:
+    """Return the file system of an address; a process has one for each address, with its connections."""
+    return open_filesystem(address)[0]
+
+
+def find_files(address: str, flag: str) -> tuple[str, list[fs.FileInfo]]:
+    """Return the path of a folder, a file or an `s3://` address on its file system, and the files there, by name.
+
+    Args:
+        address: Where to look.
+        flag: The flag that names it, for errors.
+
+    Raises:
+        UsageError: It can't be read, or there is nothing.
+    """
+    try:
+        filesystem, path = open_filesystem(address)
+        found = filesystem.get_file_info(path)
+        files = [found] if found.type == fs.FileType.File else list_files(filesystem, path)
+    except (OSError, ValueError) as cause:
+        raise UsageError(
+            f"{flag}: {address!r} can't be read ({short_reason(cause)}); give a folder or s3://bucket/prefix"
+        ) from cause
+    if found.type == fs.FileType.NotFound and not files:
+        raise UsageError(f"{flag}: there is nothing at {address!r}; give a folder or s3://bucket/prefix")
+    return path, files
+
+
+def check_outside(address: str, flag: str, storage_path: str) -> None:
+    """Raise UsageError if the results would lie among the data, as which they would be read."""
+
+    def whole(path: str) -> str:
+        return path.rstrip("/") if "://" in path else str(Path(path).expanduser().absolute())
+
+    if f"{whole(storage_path)}/".startswith(f"{whole(address)}/"):
+        raise UsageError(f"--storage-path: {storage_path} is in {flag} {address}; give another folder for the results")
+
+
+def short_reason(cause: BaseException) -> str:
+    """Say in a few words why a call failed."""
+    first = (str(cause).splitlines() or [type(cause).__name__])[0]
+    return first.rpartition("AWS Error ")[2].partition(" (Request ID")[0]
+
+
+def fetch(address: str, flag: str, hint: str = "give less") -> Path:
+    """Return the path of a folder or an `s3://` address on this node.
+
+    What is in a bucket is fetched to the node's disk, once for all its workers and runs.
+
+    Args:
+        address: A folder, a prefix, whose objects become a folder, or one object, which becomes a file.
+        flag: The flag that names it, for errors.
+        hint: What to do where it has no room, beside getting a larger disk.
+
+    Raises:
+        UsageError: There is nothing, or the disk has no room for it.
+        OSError: It can't be read.
+    """
+    if "://" not in address:
+        return Path(address)
+    filesystem, path = open_filesystem(address)
+    files = list_files(filesystem, path) or [filesystem.get_file_info(path)]
+    if files[0].type == fs.FileType.NotFound:
+        raise UsageError(f"{flag}: there is nothing at {address}")
+    version = repr([address, *((each.path, each.size, each.mtime_ns) for each in files)])
+    target = node_folder("inputs", version)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target}.lock"):
+        if not target.exists():
+            size = sum(each.size for each in files)
+            check_room(address, size, target.parent, flag, hint)
+            print(f"fetching {address} to this node: {len(files)} files, {size / 2**20:,.0f} MiB", flush=True)
+            _fetch(filesystem, path, files, target)
+    return target if len(files) > 1 or files[0].path != path else target / files[0].base_name
+
+
+def _fetch(filesystem: fs.FileSystem, path: str, files: list[fs.FileInfo], target: Path) -> None:
+    part = Path(f"{target}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    names = [each.path.removeprefix(f"{path}/") if each.path != path else each.base_name for each in files]
+    copy_to_disk(filesystem, {part / name: each for name, each in zip(names, files, strict=True)})
+    part.rename(target)
+
+
+def copy_to_disk(filesystem: fs.FileSystem, files: Mapping[Path, fs.FileInfo]) -> None:
+    """Copy files to these paths: several at a time, and of a large one several pieces at a time.
+
+    Raises:
+        OSError: A file can't be read, or is shorter than when it was listed, or the disk is full. Another change
+            since then goes unnoticed.
+    """
+
+    def copy(target: Path, offset: int) -> None:
+        found = files[target]
+        size = min(PIECE_BYTES, found.size - offset)
+        with filesystem.open_input_file(found.path) as source:
+            content = source.read_at(size, offset)
+        if len(content) < size:
+            raise OSError(f"{found.path} has become shorter while it was read")
+        with target.open("r+b") as file:
+            file.seek(offset)
+            file.write(content)
+
+    for target in files:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(b"")
+    pieces = [(target, offset) for target, found in files.items() for offset in range(0, found.size, PIECE_BYTES)]
+    with ThreadPoolExecutor(FETCH_THREADS) as threads:
+        list(threads.map(lambda piece: copy(*piece), pieces))
+
+
+def check_room(address: str, needed: int, folder: Path, flag: str, hint: str = "give less") -> None:
+    """Raise UsageError unless a folder's disk has room for so many bytes of an address, and some to spare."""
+    free = shutil.disk_usage(folder).free - SPARE_BYTES
+    if needed > free:
+        raise UsageError(
+            f"{flag}: {address} has {needed / 2**30:.1f} GiB, and there is room for {max(free, 0) / 2**30:.1f} GiB in "
+            f"{folder}; {hint}, or a larger root volume"
+        )
+
+
+def list_files(filesystem: fs.FileSystem, path: str) -> list[fs.FileInfo]:
+    """List the files below a path, at any depth, by their names."""
+    found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True, recursive=True))
+    return sorted((each for each in found if each.type == fs.FileType.File), key=lambda each: each.path)

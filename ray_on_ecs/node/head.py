@@ -1,0 +1,41 @@
+"""`ray-head`: the node that schedules, serves the dashboard and the Jobs API, and runs the jobs' drivers.
+
+Arguments, such as --num-cpus=0, go to `ray start`. With RAY_HEAD_STATE it takes over the state of the previous head.
+"""
+
+import os
+import sys
+
+from ray_on_ecs.node import address, labels, metrics, ports, process, state
+from ray_on_ecs.node.jobs import JobRecovery
+
+# Seconds after which Ray kills a job that is stopped. Its default, 3, is too short for a driver to stop its workers.
+JOB_LIMIT = "RAY_JOB_STOP_WAIT_TIME_S"
+JOB_LIMIT_SECONDS = "8"
+# `ray` with a dashboard that is started again. -P: not with modules of this folder, to which jobs write.
+RAY = (sys.executable, "-P", "-m", "ray_on_ecs.node.dashboard")
+
+
+def main() -> None:
+    """Run `ray-head`."""
+    process.run_node("ray-head", start)
+
+
+def start() -> int:
+    """Start the head and run until it ends; return its exit status."""
+    os.environ.setdefault(JOB_LIMIT, JOB_LIMIT_SECONDS)
+    head_state = state.open_state()
+    if head_state:
+        os.environ.update(head_state.variables)
+    jobs = JobRecovery(head_state)
+    jobs.start()
+    metrics.start()
+    # The dashboard listens on every interface: it is reached from the instance, and requires the token.
+    arguments = [
+        "--head",
+        f"--node-ip-address={address.default_address()}",
+        "--dashboard-host=0.0.0.0",
+        *labels.flags(),
+        *ports.flags(ports.HEAD),
+    ]
+    return process.ray_start("ray-head", [*arguments, *sys.argv[1:]], before_stop=jobs.stop_jobs, ray=RAY)

@@ -1,0 +1,265 @@
+"""The head's jobs: stop them with the head, and submit again those that lost their driver or their head.
+
+Ray's own table of jobs, which is part of the head's state, is all that is remembered: the job of a run that ended last
+decides. A job takes part if its metadata has the name of its run and `max_resubmissions`; the client
+(ray_on_ecs/cluster/jobs.py) writes both.
+"""
+
+import math
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from ray_on_ecs.node import api, ports
+from ray_on_ecs.node.state import State
+
+# The metadata of a job. Jobs are of the same run if they agree in RUN; the first of RUN is also the first job's ID.
+RUN = ("run_name", "storage_path")
+MAX_RESUBMISSIONS = "max_resubmissions"
+RESUBMISSIONS = "resubmissions"
+
+ENDED = {"STOPPED", "SUCCEEDED", "FAILED"}
+# Ray's error types of a job without a supervisor, the actor that runs the driver. JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE
+# is none of them: that driver may still run.
+SUPERVISOR_LOST = {
+    "JOB_SUPERVISOR_ACTOR_DIED",
+    "JOB_SUPERVISOR_ACTOR_START_FAILURE",
+    "JOB_SUPERVISOR_ACTOR_START_TIMEOUT",
+}
+# Exit codes of a driver that was killed or crashed, as Python and as a shell report them. SIGINT and SIGTERM are not
+# among them: with these somebody asks a driver to stop.
+KILLED = {
+    code
+    for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV)
+    for code in (-number, 128 + number)
+}
+# A job that lasted this long has made progress, so the resubmissions before it don't count. It must be longer than a
+# run waits for its workers, or a driver that is killed whenever training starts would be submitted again for ever.
+PROGRESS_SECONDS = 3600.0
+
+POLL_SECONDS = 5.0
+SUBMIT_SECONDS = 30.0
+STOP_SECONDS = 10.0
+# Whoever follows a job's log receives its last line only after two polls of Ray's, a second apart.
+LAST_LINE_SECONDS = 2.5
+ORPHANS_SECONDS = 120.0
+ORPHANS_POLL_SECONDS = 2.0
+
+Job = dict[str, Any]
+
+
+def url() -> str:
+    """Return the URL of this head's Jobs API."""
+    return f"http://127.0.0.1:{ports.DASHBOARD}/api/jobs/"
+
+
+def wait_for_jobs_api() -> None:
+    """Return as soon as the dashboard accepts our token, and says that the GCS is alive."""
+    while True:
+        with suppress(OSError):
+            for question in ("version", "gcs_healthz"):
+                api.get(f"http://127.0.0.1:{ports.DASHBOARD}/api/{question}")
+            return
+        time.sleep(1)
+
+
+def next_id(name: str, taken: set[str]) -> str:
+    """Return the first of `name.2`, `name.3`, ... that is free, as `ray_on_ecs.cluster.jobs` does."""
+    number = 2
+    while f"{name}.{number}" in taken:
+        number += 1
+    return f"{name}.{number}"
+
+
+class JobRecovery:
+    """Watches the jobs of a head, from a thread, and submits again each run whose last job lost its driver or head.
+
+    A job whose driver exited by itself, or that a user stopped, is not submitted again.
+
+    Args:
+        state: The state that this head took over from the previous one, or None.
+    """
+
+    def __init__(self, state: State | None) -> None:
+        self._state = state
+        self._interrupted = state.interrupted_jobs if state else set()
+        self._started_at = time.time()
+        self._stopping = threading.Event()
+        self._reported: set[tuple[str, str]] = set()
+
+    def start(self) -> None:
+        """Start the thread; it ends with this process."""
+        threading.Thread(target=self.run, name="jobs", daemon=True).start()
+
+    def run(self) -> None:
+        """Recover the jobs of the previous head as soon as Ray is up, then watch the jobs until the head stops."""
+        wait_for_jobs_api()
+        if self._state:
+            self.fail_orphaned_jobs()
+            self._poll()
+            wait_for_jobs_api()  # the state of the jobs can be damaged as well
+            self._state.mark_healthy()
+        while not self._stopping.wait(POLL_SECONDS):
+            self._poll()
+
+    def stop_jobs(self) -> signal.Signals:
+        """Stop the jobs, whose drivers run here, so that each can print how it is continued.
+
+        After some seconds the node is drained whether they have ended or not. The state has their IDs, so that the next
+        head submits them again.
+
+        Returns:
+            The signal for Ray: SIGTERM.
+        """
+        self._stopping.set()
+        deadline = time.monotonic() + STOP_SECONDS
+        jobs = _running()
+        self._record_interrupted(jobs)
+        for job in jobs:
+            print(f"ray-head: stopping job {job}", flush=True)
+            try:
+                api.post(f"{url()}{job}/stop")
+            except OSError as cause:
+                print(f"ray-head: job {job} could not be stopped ({cause})", file=sys.stderr)
+        while _running() and time.monotonic() < deadline:
+            time.sleep(0.5)
+        if jobs:
+            time.sleep(LAST_LINE_SECONDS)
+        return signal.SIGTERM
+
+    def fail_orphaned_jobs(self) -> None:
+        """Make Ray notice that the jobs from before this head have no driver any more, so that they are FAILED.
+
+        Ray checks its jobs only when the first request for one arrives, and would show them as running until then.
+        """
+        deadline = time.monotonic() + ORPHANS_SECONDS
+        while time.monotonic() < deadline:
+            with suppress(OSError):  # the dashboard is busy
+                orphans = [job for job in _list_jobs() if _is_running(job) and self._is_older(job)]
+                if not orphans:
+                    return
+                for job in orphans:
+                    self._fail_orphaned(job["submission_id"])
+            time.sleep(ORPHANS_POLL_SECONDS)
+
+    def resubmit_lost_jobs(self) -> None:
+        """Submit again each run whose last job lost its driver or head, up to its `max_resubmissions` in a row.
+
+        Raises:
+            OSError: The Jobs API doesn't answer, or not as Ray does.
+        """
+        jobs = _list_jobs()
+        for job in _last_jobs(jobs):
+            if self._is_lost(job) and not self._stopping.is_set():
+                self._resubmit(job, taken={each["submission_id"] for each in jobs})
+
+    def _is_older(self, job: Job) -> bool:
+        return (job.get("start_time") or 0) < 1000 * self._started_at
+
+    def _fail_orphaned(self, job: str) -> None:
+        self._report(job, "has ended with the head that it ran on")
+        with suppress(OSError):  # Ray's agent is not up yet, or busy
+            api.post(f"{url()}{job}/stop")
+
+    def _record_interrupted(self, jobs: list[str]) -> None:
+        if not self._state or not jobs:
+            return
+        try:
+            self._state.record_interrupted(jobs)
+        except OSError as cause:
+            print(f"ray-head: the next head will not submit the jobs again ({cause})", file=sys.stderr)
+
+    def _poll(self) -> None:
+        with suppress(OSError):  # the dashboard is busy, or the head is ending
+            self.resubmit_lost_jobs()
+
+    def _is_lost(self, job: Job) -> bool:
+        if job["status"] == "STOPPED":
+            return job["submission_id"] in self._interrupted
+        return job["status"] == "FAILED" and (
+            job.get("error_type") in SUPERVISOR_LOST or job.get("driver_exit_code") in KILLED
+        )
+
+    def _resubmit(self, job: Job, taken: set[str]) -> None:
+        lost = job["submission_id"]
+        metadata = job["metadata"]
+        maximum = _number(metadata, MAX_RESUBMISSIONS)
+        resubmissions = _resubmissions_in_a_row(job)
+        if resubmissions >= maximum:
+            if maximum:
+                self._report(lost, f"is not submitted again: its run was lost {maximum + 1} times in a row")
+            return
+        successor = next_id(metadata[RUN[0]], taken)
+        body = {
+            "submission_id": successor,
+            "entrypoint": job["entrypoint"],
+            "runtime_env": job.get("runtime_env"),
+            "metadata": {**metadata, RESUBMISSIONS: str(resubmissions + 1)},
+        }
+        try:
+            api.post(url(), body, timeout=SUBMIT_SECONDS)
+        except OSError as cause:  # the next poll tries again, unless Ray has the job by then
+            self._report(lost, f"could not be submitted again ({cause})")
+        else:
+            self._report(lost, f"was lost; submitted again as {successor} ({resubmissions + 1} of {maximum})")
+
+    def _report(self, job: str, what: str) -> None:
+        """Print a line about a job, once."""
+        if (job, what) not in self._reported:
+            self._reported.add((job, what))
+            print(f"ray-head: job {job} {what}", flush=True)
+
+
+def _list_jobs() -> list[Job]:
+    """Return the submitted jobs; a driver that nobody submitted has no submission ID, and is left out."""
+    listed = api.get(url())
+    try:
+        return [job for job in listed if job["submission_id"]]
+    except (KeyError, TypeError) as cause:
+        raise OSError(f"not a list of jobs: {cause!r}") from cause
+
+
+def _is_running(job: Job) -> bool:
+    return job["status"] not in ENDED
+
+
+def _running() -> list[str]:
+    """Return the IDs of the jobs that have not ended, or none if the dashboard doesn't answer."""
+    try:
+        return [job["submission_id"] for job in _list_jobs() if _is_running(job)]
+    except OSError as cause:
+        print(f"ray-head: the jobs are not known ({cause})", file=sys.stderr)
+        return []
+
+
+def _last_jobs(jobs: list[Job]) -> list[Job]:
+    """Return the job of each run that ended last, or that still runs.
+
+    Not the one that started last: the run's lock refuses a second job while the first one trains.
+    """
+
+    def times(job: Job) -> tuple[float, float]:
+        start = job.get("start_time") or 0
+        return (math.inf if _is_running(job) else job.get("end_time") or start), start
+
+    last = {}
+    for job in sorted(jobs, key=times):
+        metadata = job.get("metadata") or {}
+        if RUN[0] in metadata:
+            last[tuple(metadata.get(key) for key in RUN)] = job
+    return list(last.values())
+
+
+def _resubmissions_in_a_row(job: Job) -> int:
+    """Return how often the run was submitted again without progress in between, before this job was lost."""
+    seconds = ((job.get("end_time") or 0) - (job.get("start_time") or 0)) / 1000
+    return 0 if seconds >= PROGRESS_SECONDS else _number(job["metadata"], RESUBMISSIONS)
+
+
+def _number(metadata: dict[str, str], key: str) -> int:
+    """Return a number of the metadata, 0 if there is none."""
+    text = metadata.get(key, "")
+    return int(text) if text.isdecimal() else 0

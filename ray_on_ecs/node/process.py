@@ -1,0 +1,96 @@
+"""Run `ray start` as this process's child, and exit as the container's engine expects."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+from ray_on_ecs.node import ports
+from ray_on_ecs.node.errors import NodeError, StartError
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Return codes of `ray start --block` after one of these: 1 if it has shut down, the signal if it wasn't up yet.
+CLEAN_EXITS = (0, 1, -signal.SIGTERM, -signal.SIGINT)
+POLL_SECONDS = 0.2
+
+
+def run_node(name: str, start: Callable[[], int]) -> NoReturn:
+    """Call `start` and exit with the status that it returns.
+
+    A NodeError becomes one line and its exit status; a stop signal before Ray runs is exit status 0.
+
+    Args:
+        name: The command, with which the lines in the log begin.
+        start: Runs the node to its end.
+    """
+    for each in STOP_SIGNALS:
+        signal.signal(each, lambda *_: sys.exit(0))
+    try:
+        _check_token()
+        sys.exit(start())
+    except NodeError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)
+
+
+def ray_start(
+    name: str, arguments: Sequence[str], before_stop: Callable[[], signal.Signals], ray: Sequence[str] = ("ray",)
+) -> int:
+    """Run `ray start --block` until it ends.
+
+    Args:
+        name: The command, with which the lines in the log begin.
+        arguments: Arguments of `ray start`, in addition to the ports that all nodes have.
+        before_stop: Called when the node is asked to stop; returns the signal that Ray gets. On SIGTERM Ray drains the
+            node: it takes no more work, and running work has RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S seconds to end. On
+            SIGINT Ray exits at once.
+        ray: Ray's command.
+
+    Returns:
+        0 if the node was asked to stop and Ray exited cleanly, else Ray's own exit status.
+    """
+    received: list[int] = []
+    for each in STOP_SIGNALS:
+        signal.signal(each, lambda number, _: received.append(number))
+    command = [*ray, "start", *arguments, *ports.flags(ports.NODE), "--disable-usage-stats", "--block"]
+    child = subprocess.Popen(command, env={**ports.METRICS, **os.environ})
+    while child.poll() is None and not received:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(POLL_SECONDS)
+    if not received:
+        return _exit_status(child.wait())
+    stopped_at = time.monotonic()
+    print(f"{name}: asked to stop; draining", flush=True)
+    child.send_signal(_stop_signal(name, before_stop))
+    returncode = child.wait()
+    print(f"{name}: stopped after {time.monotonic() - stopped_at:.0f} s", flush=True)
+    return 0 if returncode in CLEAN_EXITS else _exit_status(returncode)
+
+
+def _stop_signal(name: str, before_stop: Callable[[], signal.Signals]) -> signal.Signals:
+    """Return the signal that `before_stop` chooses, or SIGTERM if it fails: Ray must be drained in any case."""
+    try:
+        return before_stop()
+    except Exception as cause:
+        print(f"{name}: {cause!r}; draining nevertheless", file=sys.stderr)
+        return signal.SIGTERM
+
+
+def _exit_status(returncode: int) -> int:
+    """Return the exit status as a shell reports it: 137 for SIGKILL."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def _check_token() -> None:
+    """Raise StartError if the environment has no usable token. The message never contains the token."""
+    if os.environ.get("RAY_AUTH_MODE") != "token" or not os.environ.get("RAY_AUTH_TOKEN"):
+        raise StartError(
+            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN must be set; without a token anyone can use the cluster"
+        )
+    if not re.fullmatch(r"[!-~]+", os.environ["RAY_AUTH_TOKEN"]):
+        raise StartError("RAY_AUTH_TOKEN must be printable ASCII without spaces; look for a line break at its end")

@@ -1,0 +1,133 @@
+"""`ray-worker`: a node that joins the cluster whose head is RAY_HEAD_HOST.
+
+Arguments, such as --num-gpus=1, go to `ray start`. Before the node joins, it checks that its GPUs work, and that the
+head answers under that name, accepts this node's token and runs the same version of Ray. A failed check is one line.
+"""
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import time
+from functools import partial
+from importlib.metadata import version
+from urllib.error import HTTPError
+
+from ray_on_ecs.node import address, api, gcs, gpus, labels, ports, process
+from ray_on_ecs.node.errors import HeadError, StartError
+
+DEFAULT_WAIT_SECONDS = 300.0
+# How long a worker that has joined waits for a new head, which may have to pull its image first.
+RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
+RECONNECT_SECONDS = "600"
+RETRY_SECONDS = 5.0
+
+
+def main() -> None:
+    """Run `ray-worker`."""
+    process.run_node("ray-worker", start)
+
+
+def start() -> int:
+    """Join the cluster and run until the node ends; return its exit status.
+
+    Raises:
+        StartError: The configuration is wrong, or the head refuses this node.
+        GpuError: The GPUs are missing, or don't compute.
+        HeadError: The head didn't answer in time.
+    """
+    host = os.environ.get("RAY_HEAD_HOST")
+    if not host:
+        raise StartError("RAY_HEAD_HOST is not set; give it the name of the Ray head")
+    gpus.check(expected_gpus(sys.argv[1:]))
+    wait_for_head(host, wait_seconds())
+    try:
+        own = address.source_address_for(host)
+    except OSError as cause:
+        raise HeadError(f"{host} has no address any more, or no route leads there ({cause})") from cause
+    os.environ.setdefault(RECONNECT, RECONNECT_SECONDS)
+    # By name, not by address: Ray finds the next head by it, which may have another address.
+    arguments = [f"--address={host}:{ports.GCS}", f"--node-ip-address={own}", *labels.flags(), *sys.argv[1:]]
+    return process.ray_start("ray-worker", arguments, before_stop=partial(stop_signal, host))
+
+
+def wait_seconds() -> float:
+    """Return how many seconds to wait for the head: RAY_HEAD_WAIT_S, or five minutes.
+
+    Raises:
+        StartError: RAY_HEAD_WAIT_S is not a number of seconds.
+    """
+    given = os.environ.get("RAY_HEAD_WAIT_S") or str(DEFAULT_WAIT_SECONDS)
+    try:
+        seconds = float(given)
+        if 0 <= seconds < float("inf"):
+            return seconds
+    except ValueError:
+        pass
+    raise StartError(f"RAY_HEAD_WAIT_S: {given!r} is not a number of seconds")
+
+
+def expected_gpus(arguments: list[str]) -> int:
+    """Return the N of --num-gpus=N or --num-gpus N, or 0."""
+    parser = argparse.ArgumentParser(prog="ray-worker", add_help=False, allow_abbrev=False)
+    parser.add_argument("--num-gpus", type=int, default=0)
+    return parser.parse_known_args(arguments)[0].num_gpus
+
+
+def stop_signal(host: str) -> signal.Signals:
+    """Return SIGTERM, to drain the node, or SIGINT if there is no head, without which no work could be moved."""
+    for _ in range(2):
+        try:
+            gcs.check(f"{host}:{ports.GCS}")
+            return signal.SIGTERM
+        except OSError:
+            time.sleep(1)
+    print(f"ray-worker: {host} does not answer; stopping at once", flush=True)
+    return signal.SIGINT
+
+
+def wait_for_head(host: str, seconds: float) -> None:
+    """Return as soon as the head accepts this node.
+
+    Raises:
+        StartError: The head refuses this token, or runs another version of Ray.
+        HeadError: No head has answered within `seconds`.
+    """
+    started_at = time.monotonic()
+    while reason := join_blocker(host):
+        waited = time.monotonic() - started_at
+        if waited >= seconds:
+            raise HeadError(f"{reason}, after {seconds:.0f} s; is the head running, and RAY_HEAD_HOST its name?")
+        print(f"ray-worker: waiting for the head: {reason} ({waited:.0f} of {seconds:.0f} s)", flush=True)
+        time.sleep(min(RETRY_SECONDS, seconds - waited))
+
+
+def join_blocker(host: str) -> str | None:
+    """Return why this node can't join the head yet, or None if it can.
+
+    Raises:
+        StartError: The head refuses this token, or runs another version of Ray.
+    """
+    try:
+        socket.getaddrinfo(host, ports.DASHBOARD)
+    except (OSError, UnicodeError):  # the latter if it can't be a host name
+        return f"{host} has no address"
+    try:
+        answer = api.get(f"http://{host}:{ports.DASHBOARD}/api/version")
+    except HTTPError as refusal:
+        if refusal.code in (401, 403):
+            raise StartError(f"the head {host} refuses the token; give both nodes the same RAY_AUTH_TOKEN") from None
+        return f"{host}:{ports.DASHBOARD} answers with {refusal.code}"
+    except OSError as cause:
+        return f"{host}:{ports.DASHBOARD} does not answer ({getattr(cause, 'reason', cause)})"
+    if not isinstance(answer, dict) or "ray_version" not in answer:
+        return f"{host}:{ports.DASHBOARD} does not answer as a Ray head does"
+    _refuse_another_version(host, answer["ray_version"])
+    return None
+
+
+def _refuse_another_version(host: str, theirs: str) -> None:
+    ours = version("ray")
+    if theirs != ours:
+        raise StartError(f"the head {host} runs Ray {theirs} and this node Ray {ours}; start both from one image")

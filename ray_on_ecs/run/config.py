@@ -1,0 +1,220 @@
+"""The settings of a run that starts a user's script: `python -m ray_on_ecs.run`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path, PurePath
+from typing import Self
+
+from ray_on_ecs.config import RunConfig, check_range, repeated, setting, when_something_happens, worker_range
+from ray_on_ecs.errors import UsageError
+
+NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+# torchrun's words for "as many as there are devices".
+EVERY_DEVICE = ("auto", "gpu", "cpu")
+
+_script = partial(setting, group="the script")
+_files = partial(setting, group="its files")
+_many_files = partial(repeated, group="its files")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptConfig(RunConfig):
+    """The settings of `python -m ray_on_ecs.run`.
+
+    Attributes:
+        command: The script or module and its own flags, as typed.
+    """
+
+    PROGRAM = "python -m ray_on_ecs.run"
+    ABOUT = (
+        "Start a script that torchrun could start, unmodified, on every worker of a Ray cluster, or on this machine; "
+        "restart it after failures, and keep its $RUN_DIR."
+    )
+    EXAMPLES = """\
+        examples:
+          python -m ray_on_ecs.run --num-workers 2 train.py --epochs 3
+          python -m ray_on_ecs.run --storage-path s3://my-bucket/runs --run-name baseline -m my.package
+          python -m ray_on_ecs.run --input data=s3://my-bucket/images --metric 'loss=loss: ([0-9.]+)' train.py
+
+        """
+    POSITIONAL = "SCRIPT"
+
+    command: tuple[str, ...] = ()
+    module: bool = _script(False, "SCRIPT is a module, as in python -m", flags=("-m", "--module"))
+    no_python: bool = _script(False, "SCRIPT is a program, not a file for Python")
+    mpi: bool = _script(False, "SCRIPT is a program of MPI: mpirun starts it, with a process for each worker")
+    max_failures: int = when_something_happens(
+        3,
+        "how often in a row the script is started again after a failure, of whatever kind, without a new file in "
+        "$RUN_DIR in between; --max-restarts is torchrun's name",
+        type=int,
+        at_least=0,
+        flags=("--max-restarts", "--max-failures"),
+    )
+    nnodes: str | None = _script(
+        None, "torchrun's flag: with --nproc-per-node another way to give --num-workers", metavar="N|MIN:MAX"
+    )
+    nproc_per_node: str | None = _script(
+        None,
+        "torchrun's flag; gpu, cpu and auto: as many as the cluster has",
+        metavar="N",
+        flags=("--nproc-per-node", "--nproc_per_node"),
+    )
+    working_dir: str = _files(
+        ".", "folder with the code; the script starts in it. On a cluster it is uploaded", metavar="DIR"
+    )
+    requirements: str | None = _files(
+        None, "file of packages for pip that the script needs beside those of the image", metavar="FILE"
+    )
+    env: tuple[str, ...] = _many_files("environment variable of the script", metavar="NAME=VALUE")
+    input: tuple[str, ...] = _many_files(
+        "folder, s3://bucket/prefix or run:OTHER whose files the script finds in $INPUT_NAME, or stream:s3://… to read",
+        metavar="NAME=URI",
+    )
+    metric: tuple[str, ...] = repeated(
+        "number to take from rank 0's output (with --mpi that of all ranks), such as 'loss=loss: ([0-9.]+)'; step is "
+        "the number of the step",
+        metavar="NAME=REGEX",
+        group="its metrics",
+    )
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        if self.module and self.no_python:
+            raise UsageError("--no-python: can't be given with -m; a module is run by Python")
+        self._check_torchrun_flags()
+        for flag, given in (("--env", self.env), ("--input", self.input), ("--metric", self.metric)):
+            _check_pairs(flag, given)
+        for name, pattern in self.metrics.items():
+            _check_metric(name, pattern)
+
+    @property
+    def workers(self) -> tuple[int, int] | None:
+        """The minimum and maximum number of workers, or None if the cluster decides."""
+        if self.nnodes is None and self.nproc_per_node is None:
+            return super().workers
+        if self.nproc_per_node in EVERY_DEVICE:
+            return None
+        minimum, maximum = worker_range(self.nnodes or 1)
+        per_node = int(self.nproc_per_node or 1)
+        return minimum * per_node, maximum * per_node
+
+    @property
+    def label(self) -> str:
+        """The script's name."""
+        return PurePath(self.command[0]).stem if self.command else "run"
+
+    def argv(self, python: str, runner: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return the command line of a worker, with this Python interpreter.
+
+        Args:
+            python: The interpreter.
+            runner: Its flags for a module that runs the script, such as `-m mpi4py`.
+        """
+        if self.no_python:
+            return self.command
+        return (python, "-u", *runner, *(("-m",) if self.module else ()), *self.command)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables of `--env`."""
+        return _pairs(self.env)
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The sources of `--input` by name."""
+        return _pairs(self.input)
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """The regular expressions of `--metric` by name."""
+        return _pairs(self.metric)
+
+    def check_files(self) -> None:
+        """Check that the folder, the script and the requirements file are there.
+
+        Raises:
+            UsageError: One is not.
+        """
+        folder = self.folder
+        if not folder.is_dir():
+            raise UsageError(f"--working-dir: {self.working_dir!r} is not a folder")
+        if not (self.module or self.no_python) and not (folder / self.command[0]).is_file():
+            raise UsageError(
+                f"SCRIPT: there is no file {self.command[0]!r} in {folder}; correct it, or give --working-dir"
+            )
+        self.read_requirements()
+
+    def read_requirements(self) -> str | None:
+        """Return what the requirements file says, or None without one.
+
+        Raises:
+            UsageError: It can't be read.
+        """
+        if self.requirements is None:
+            return None
+        try:
+            return (self.folder / self.requirements).read_text()
+        except (OSError, UnicodeDecodeError) as cause:
+            raise UsageError(f"--requirements: {self.requirements!r} can't be read ({cause})") from cause
+
+    @property
+    def folder(self) -> Path:
+        """The folder with the code."""
+        return Path(self.working_dir).expanduser().absolute()
+
+    def command_line(self, environment: Mapping[str, str] = os.environ) -> list[str]:
+        """Return the command that continues the run."""
+        return [*super().command_line(environment), *self.command]
+
+    def with_workers(self, number: int) -> Self:
+        """Return this config with a number of workers in place of torchrun's flags, unless it is a range."""
+        if self.workers and self.workers[0] < self.workers[1]:
+            return self
+        return replace(self, num_workers=number, nnodes=None, nproc_per_node=None)
+
+    def _check_torchrun_flags(self) -> None:
+        if self.nnodes is None and self.nproc_per_node is None:
+            return
+        if self.num_workers is not None:
+            raise UsageError("--num-workers: can't be given with --nnodes or --nproc-per-node; use one or the other")
+        check_range("--nnodes", self.nnodes)
+        per_node = self.nproc_per_node
+        if per_node not in (None, *EVERY_DEVICE) and not re.fullmatch(r"[1-9]\d*", per_node or ""):
+            raise UsageError(
+                f"--nproc-per-node: {per_node!r} is not allowed; it must be a number from 1, or one of "
+                f"{', '.join(EVERY_DEVICE)}"
+            )
+
+
+def _pairs(given: tuple[str, ...]) -> dict[str, str]:
+    return {name: value for name, _, value in (each.partition("=") for each in given)}
+
+
+def _check_pairs(flag: str, given: tuple[str, ...]) -> None:
+    form = {"--input": "NAME=URI", "--metric": "NAME=REGEX"}.get(flag, "NAME=VALUE")
+    seen = set()
+    for each in given:
+        name, found, value = each.partition("=")
+        if not found or not re.fullmatch(NAME, name) or (not value and flag != "--env"):
+            raise UsageError(f"{flag}: {each!r} is not allowed; it must be {form}, NAME of letters, digits and '_'")
+        if name in seen:
+            raise UsageError(f"{flag}: {name!r} is given twice")
+        seen.add(name)
+
+
+def _check_metric(name: str, pattern: str) -> None:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as cause:
+        raise UsageError(f"--metric: {name}={pattern!r} is not a regular expression ({cause})") from cause
+    if groups != 1:
+        raise UsageError(
+            f"--metric: {name}={pattern!r} must have one group in parentheses, for the number; it has {groups}"
+        )

@@ -1,0 +1,155 @@
+"""A run of a user's script from the command to the result."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+
+from ray_on_ecs.checkpoint.resume import FORMAT, write_settings
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.run import inputs, results, upload
+from ray_on_ecs.run.attempts import Launch, Work, hold_run
+from ray_on_ecs.run.backend import ScriptBackend
+from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.run.ray_cluster import WorkerAllocation
+from ray_on_ecs.run.rendezvous import create_rendezvous
+from ray_on_ecs.run.worker import run_script
+from ray_on_ecs.tracking import layout
+from ray_on_ecs.tracking.cost import cost_line, cost_of
+from ray_on_ecs.tracking.run_monitor import RunMonitor
+from ray_on_ecs.tracking.run_record import JOB_VARIABLE, SCRIPT, RunRecord
+from ray_on_ecs.tracking.run_state import create_run_state
+from ray_on_ecs.tracking.storage import RunStorage
+
+# Files of these kinds are no progress: a run that can't work writes them, too.
+LOGS = (".log", ".txt", ".out", ".err")
+EVENTS = "events.out.tfevents"
+PROGRESS = "a new file in $RUN_DIR"
+
+
+def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
+    """Run a script on every worker as `config` says, and leave the results in the run's folder.
+
+    Returns:
+        The document of `result.json`.
+
+    Raises:
+        UsageError: A setting, the script or a file that it needs can't be used.
+        ResourceError: The cluster has no room for the workers.
+        TrainingError: The script failed; what it stored in `$RUN_DIR` is kept, and `error.json` says what happened.
+    """
+    requested = config
+    config, storage = _prepare(config)
+    record = RunRecord(storage, SCRIPT, requested, config)
+    found = {name: inputs.resolve(name, source, storage) for name, source in config.inputs.items()}
+    with _uploaded(config) as runtime_env, hold_run(config, storage, record, console, runtime_env) as allocation:
+        config = _begin(config, storage, allocation)
+        _print_header(config, storage, allocation, console)
+        run_state = create_run_state()
+        monitor = RunMonitor(run_state, console)
+        settings = {
+            "config": config,
+            "storage": storage,
+            "run_state": run_state,
+            "rendezvous": create_rendezvous(),
+            "threads": allocation.cpus_per_worker,
+            "use_gpu": allocation.use_gpu,
+            "requirements": config.read_requirements(),
+            "inputs": found,
+        }
+        work = Work(run_script, settings, ScriptBackend(), lambda: newest_file(storage), progress=PROGRESS)
+        launch = Launch(work, config, storage, allocation, monitor, record, console)
+        summary = launch.fit()
+        document = results.write_results(storage, config, summary, cost_of(launch.meter.hours))
+        _print_summary(document, console)
+    return document
+
+
+def newest_file(storage: RunStorage) -> str | None:
+    """Return the name and time of the newest file in the stored `$RUN_DIR` that is no log, or None."""
+    files = {
+        name: info.mtime_ns
+        for name, info in storage.files(layout.FILES_FOLDER).items()
+        if not name.endswith(LOGS) and EVENTS not in name
+    }
+    newest = max(files, key=lambda name: files[name], default=None)
+    return (
+        newest and f"{newest} of {datetime.fromtimestamp(files[newest] / 1e9, UTC).isoformat(timespec='milliseconds')}"
+    )
+
+
+def _prepare(config: ScriptConfig) -> tuple[ScriptConfig, RunStorage]:
+    """Check everything that can be checked without a cluster."""
+    config.check_files()
+    config = config.resolve_defaults()
+    storage = RunStorage.open(config.storage_path, str(config.run_name))
+    storage.check_writable()
+    _check_unfinished(storage)
+    return config, storage
+
+
+def _check_unfinished(storage: RunStorage) -> None:
+    settings = storage.read_json(layout.SETTINGS)
+    if settings is not None and (settings.get("format") != FORMAT or "command" not in settings["settings"]):
+        raise UsageError(
+            f"--run-name: run {storage.run_name!r} is no script's, or another version's; give another --run-name"
+        )
+    if storage.exists(layout.RESULT):
+        raise UsageError(
+            f"--run-name: run {storage.run_name!r} is finished, results in {storage.uri}; to run it again give another "
+            "--run-name, or delete that folder"
+        )
+
+
+@contextmanager
+def _uploaded(config: ScriptConfig) -> Generator[dict[str, Any]]:
+    """Yield what Ray does for the workers of a cluster: it uploads the code, unless that of a job is there already.
+
+    Raises:
+        UsageError: There is too much of it.
+    """
+    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # the workers stay in the folder with the code
+    try:
+        yield {} if JOB_VARIABLE in os.environ else upload.runtime_env(config.folder)
+    except ValueError as cause:
+        if upload.is_too_large(cause):
+            raise upload.too_large(config.folder) from cause
+        raise
+
+
+def _begin(config: ScriptConfig, storage: RunStorage, allocation: WorkerAllocation) -> ScriptConfig:
+    """Put the number of workers into the settings, and write these into the run's folder."""
+    config = config.with_workers(allocation.num_workers)
+    write_settings(storage, config)
+    storage.delete(layout.ERROR)
+    return config
+
+
+def _print_header(config: ScriptConfig, storage: RunStorage, allocation: WorkerAllocation, console: Console) -> None:
+    continued = ", continued with its files" if storage.files(layout.FILES_FOLDER) else ""
+    lines = {
+        "run": f"{config.run_name}{continued}",
+        "script": " ".join(config.command),
+        "workers": str(allocation),
+        "results": storage.uri,
+    }
+    for name, value in lines.items():
+        console.print(f"[bold]{name:<9}[/]{value}", highlight=False, soft_wrap=True)
+
+
+def _print_summary(document: dict[str, Any], console: Console) -> None:
+    metrics = ", ".join(_metric(name, value) for name, value in (document["metrics"] or {}).items() if name != "time")
+    seconds = document["times"]["total_seconds"]
+    line = f"finished in {seconds:.0f} s{cost_line(document['cost'])}{': ' if metrics else ''}{metrics}"
+    console.print(line, highlight=False, soft_wrap=True)
+    files: Sequence[str] = [layout.RESULT, *document["files"].values()]
+    console.print(f"results in {document['storage_path']}: {', '.join(files)}", highlight=False, soft_wrap=True)
+
+
+def _metric(name: str, value: float | None) -> str:
+    return f"{name} {value:g}" if value is not None else f"{name} none"

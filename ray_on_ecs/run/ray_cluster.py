@@ -1,0 +1,400 @@
+"""The Ray cluster that a run is on: join it or start one on this machine, and find room for the workers."""
+
+import logging
+import math
+import os
+import socket
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import psutil
+import ray
+from ray import PlacementGroupID, cloudpickle
+from ray._private.state import available_resources_per_node
+from ray.exceptions import AuthenticationError, RayError
+from ray.util import placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup
+from rich.console import Console
+from rich.markup import escape
+
+from ray_on_ecs.cluster_info import PARAMETER_VARIABLE, Workers, read_workers
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.errors import ResourceError, UsageError
+from ray_on_ecs.periodic import every
+from ray_on_ecs.run import cluster_token, nccl_interface
+from ray_on_ecs.run.zone_failover import CapacityWatch
+from ray_on_ecs.tracking.cost import InstanceKind
+
+CPU_WORKERS = 2
+POLL_SECONDS = 2.0
+CONNECT_SECONDS = 5.0
+WATCH_SECONDS = 20.0
+START_ATTEMPTS = 3
+LOOPBACK = "127.0.0.1"
+SMALLEST_SHARE = 1e-4  # of a CPU or GPU, that Ray counts
+# Labels that `ray-worker` gives its node, our own and Ray's:
+# https://docs.ray.io/en/latest/ray-core/scheduling/labels.html
+INSTANCE_TYPE_LABEL = "instance-type"
+MARKET_LABEL = "ray.io/market-type"
+NODE_GROUP_LABEL, HELPERS = "ray.io/node-group", "helpers"
+
+Resources = dict[str, float]
+
+
+@dataclass(frozen=True)
+class WorkerAllocation:
+    """The workers of a run.
+
+    Attributes:
+        num_workers: How many there are.
+        use_gpu: Whether each has a GPU.
+        cpus_per_worker: The CPUs that each may use.
+        limits: The fewest and the most, where their number may change while the run goes on.
+        leaves_helpers: Whether CPU helpers, if there are any, are left to what prepares their data.
+    """
+
+    num_workers: int
+    use_gpu: bool
+    cpus_per_worker: int
+    limits: tuple[int, int] | None = None
+    leaves_helpers: bool = False
+
+    @property
+    def node_labels(self) -> dict[str, str]:
+        """The labels that the workers' nodes must have, as Ray selects nodes by them."""
+        return {NODE_GROUP_LABEL: f"!{HELPERS}"} if self.leaves_helpers and not self.use_gpu else {}
+
+    @property
+    def resources_per_worker(self) -> Resources:
+        """The resources that Ray reserves for a worker."""
+        return {"CPU": float(self.cpus_per_worker), **({"GPU": 1.0} if self.use_gpu else {})}
+
+    def __str__(self) -> str:
+        kind = "GPU" if self.use_gpu else "CPU"
+        number = f"{self.num_workers} ({self.limits[0]} to {self.limits[1]})" if self.limits else self.num_workers
+        return f"{number} x {kind}, {self.cpus_per_worker} CPU threads each"
+
+
+def connect(config: RunConfig, runtime_env: Mapping[str, Any]) -> bool:
+    """Join the cluster of `RAY_ADDRESS` or one that runs on this machine, or else start one here.
+
+    Args:
+        config: The run's settings.
+        runtime_env: Ray's runtime environment of the workers, unless the cluster is this machine alone.
+
+    Returns:
+        Whether the cluster is this machine alone, started for this run.
+
+    Raises:
+        ResourceError: `RAY_ADDRESS` names a cluster that doesn't answer.
+        UsageError: The cluster wants another token than `RAY_AUTH_TOKEN`, or any.
+    """
+    try:
+        return _join_or_start(config, os.environ.get("RAY_ADDRESS") or "auto", runtime_env)
+    except AuthenticationError as cause:
+        raise UsageError("RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's") from cause
+
+
+def _join_or_start(config: RunConfig, address: str, runtime_env: Mapping[str, Any]) -> bool:
+    # By value: Ray runs the hook before a worker process can import what lies in the driver's directory.
+    cloudpickle.register_pickle_by_value(nccl_interface)
+    hook = {"worker_process_setup_hook": nccl_interface.use_route_to_head}
+    init = partial(ray.init, logging_level=logging.ERROR)
+    if address != "local":
+        _check_reachable(address)
+        try:
+            init(address=address, runtime_env={**runtime_env, **hook})
+            return False
+        except ConnectionError as cause:
+            if address != "auto":
+                raise ResourceError(
+                    f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({cause}), or RAY_AUTH_TOKEN isn't its token"
+                ) from cause
+    cpus = max(os.cpu_count() or 1, config.workers[0] if config.workers else CPU_WORKERS)
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody announces the end of one's own machine
+    # The workers inherit the variables. The hook would cost seconds: Ray would not use the processes that it prestarts.
+    nccl_interface.use_route_to(LOOPBACK)
+    _start_here(partial(init, address="local", num_cpus=cpus))
+    return True
+
+
+def _start_here(init: Callable[[], Any]) -> None:
+    """Start Ray on this machine; Ray itself gives up after 30 s, which a busy machine may need.
+
+    Raises:
+        ResourceError: Ray did not start.
+    """
+    others = set(psutil.Process().children())
+    for attempt in range(1, START_ATTEMPTS + 1):
+        try:
+            init()
+            return
+        except Exception as cause:  # the type that Ray raises
+            if "timed out during startup" not in str(cause):
+                raise
+            for process in set(psutil.Process().children()) - others:  # Ray leaves what did start until this exits
+                process.kill()
+            if attempt == START_ATTEMPTS:
+                raise ResourceError(f"Ray did not start on this machine in {attempt} times 30 s: {cause}") from cause
+
+
+def wait_for_workers(config: RunConfig, seconds: float, console: Console) -> WorkerAllocation:
+    """Wait until the cluster has room for the run's workers; Ray knows meanwhile what is missing.
+
+    Returns:
+        The allocation of the workers.
+
+    Raises:
+        ResourceError: The cluster has no room after `seconds`.
+    """
+    return _apart_from_helpers(config, _find_room(config, seconds, console))
+
+
+def _find_room(config: RunConfig, seconds: float, console: Console) -> WorkerAllocation:
+    if allocation := allocate_workers(config, nodes := _nodes()):
+        return allocation
+    if not seconds:
+        raise ResourceError(_shortage_message(config, nodes, seconds))
+    with _pending_placement_group(config), console.status("looking for workers") as status:
+        capacity = _watch_capacity(console, config.workers[0] if config.workers else 1, config.device != "cpu")
+        deadline = time.monotonic() + seconds
+        while not (allocation := allocate_workers(config, nodes := _nodes())):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise ResourceError(_shortage_message(config, nodes, seconds, capacity))
+            if capacity:
+                capacity.look_if_due()  # before the sleep: the nodes that it may move away don't suffice
+            lacking = f": {escape(capacity.shortage)}" if capacity and capacity.shortage else ""
+            status.update(f"{_describe_resources(nodes)}; waiting up to {left:.0f} s for more{lacking}")
+            time.sleep(min(POLL_SECONDS, left))
+    return allocation
+
+
+def _apart_from_helpers(config: RunConfig, allocation: WorkerAllocation) -> WorkerAllocation:
+    """Return the allocation on nodes that are no helpers, if these have room for the workers."""
+    if allocation.use_gpu:  # which no helper has
+        return replace(allocation, leaves_helpers=True)
+    others = [node["Resources"] for node in ray.nodes() if node["Alive"] and not is_helper(node["Labels"])]
+    apart = allocate_workers(config, others)
+    return replace(apart, leaves_helpers=True) if apart else allocation
+
+
+@contextmanager
+def watching_capacity(console: Console, allocation: WorkerAllocation) -> Generator[None]:
+    """Until the block ends, look at what EC2 has for the workers when this driver's job has waited for some a while.
+
+    Workers that were lost in the middle of a run, as spot instances are, may have no successors in their zone.
+    """
+    fewest = allocation.limits[0] if allocation.limits else allocation.num_workers
+    has_waited = False
+    watch: CapacityWatch | None = None
+
+    def look() -> None:
+        nonlocal has_waited, watch
+        is_waiting = _is_waiting()
+        if not is_waiting:
+            watch = None  # the next wait may try each zone again
+        # A run has no workers for a moment whenever it starts some, and at its end.
+        elif has_waited and (watch := watch or _watch_capacity(console, fewest, allocation.use_gpu)):
+            watch.look_if_due()
+        has_waited = is_waiting
+
+    if PARAMETER_VARIABLE not in os.environ:
+        yield
+        return
+    with every(WATCH_SECONDS, look, "capacity watch"):
+        yield
+
+
+def _is_waiting() -> bool:
+    """Whether this driver's job has no worker at all, and no place for one; not if Ray doesn't answer.
+
+    An elastic run doesn't even ask for places before it has room for its fewest workers. A group that lost one of its
+    nodes may still run on the others.
+    """
+    try:
+        return all(group["state"] == "PENDING" for group in _placement_groups().values())
+    except (RayError, RuntimeError, ValueError):
+        return False
+
+
+def release_workers() -> None:
+    """Remove the placement groups of this driver's job.
+
+    Ray Train's cleaner takes charge of a group only when all its workers have started. The group of a controller that
+    dies before that stays, with its CPUs and GPUs, as long as the driver lives.
+    """
+    for group_id in _placement_groups():
+        remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group_id)))
+
+
+def instances_with_workers() -> Counter[InstanceKind]:
+    """Return on how many instances of each kind this driver's job has a place; none if the cluster doesn't answer."""
+    try:
+        labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
+        return Counter(instance_kind(labels.get(node, {})) for node in {node for node, _ in _places()})
+    except (RayError, RuntimeError, ValueError):
+        return Counter()
+
+
+def may_start_helpers() -> bool:
+    """Return whether this is the head of a stack that starts CPU helpers when a run asks for them."""
+    workers = read_workers()
+    return workers is not None and HELPERS in workers["scaling"]
+
+
+def is_helper(labels: Mapping[str, str]) -> bool:
+    """Return whether a node's labels say that it is a CPU helper."""
+    return labels.get(NODE_GROUP_LABEL) == HELPERS
+
+
+def instance_kind(labels: Mapping[str, str]) -> InstanceKind:
+    """Return what a node's labels say of its instance."""
+    return InstanceKind(labels.get(INSTANCE_TYPE_LABEL), labels.get(MARKET_LABEL))
+
+
+def other_jobs_wait() -> bool:
+    """Return whether another job waits for a placement group with GPUs."""
+    job_id = ray.get_runtime_context().get_job_id()
+    table: dict[str, Any] = placement_group_table()
+    return any(
+        group["state"] in ("PENDING", "RESCHEDULING") and any(bundle.get("GPU") for bundle in group["bundles"].values())
+        for key, group in table.items()
+        if not key.endswith(job_id)
+    )
+
+
+def gpus_are_idle() -> bool:
+    """Return whether the nodes with GPUs run nothing, and hold no place but for this driver's job.
+
+    A placement group that waits holds nothing; the one of this driver that has its place is not in use yet.
+    """
+    free: dict[str, Resources] = available_resources_per_node()
+    own: dict[str, Counter[str]] = defaultdict(Counter)
+    for node, bundle in _places():
+        own[node].update(bundle)
+    nodes = [(each["NodeID"], each["Resources"]) for each in ray.nodes() if each["Alive"]]
+    return all(
+        total.get(kind, 0) - free.get(node, {}).get(kind, 0) - own[node][kind] < SMALLEST_SHARE
+        for node, total in nodes
+        if total.get("GPU")
+        for kind in ("CPU", "GPU")
+    )
+
+
+def _places() -> Iterator[tuple[str, Resources]]:
+    """Yield the nodes on which this driver's job has places, each with the resources that it holds there."""
+    for group in _placement_groups().values():
+        for index, node in group["bundles_to_node_id"].items():
+            if node:
+                yield node, group["bundles"][index]
+
+
+def _placement_groups() -> dict[str, Any]:
+    job_id = ray.get_runtime_context().get_job_id()
+    table: dict[str, Any] = placement_group_table()
+    return {key: group for key, group in table.items() if key.endswith(job_id) and group["state"] != "REMOVED"}
+
+
+def allocate_workers(config: RunConfig, nodes: list[Resources]) -> WorkerAllocation | None:
+    """Allocate as many workers as the nodes have room for, and to each as many CPUs as fit.
+
+    Args:
+        config: Its `num_workers` and `device`; by default one worker for each GPU, or two where there is none.
+        nodes: The CPUs and GPUs of each node of the cluster.
+
+    Returns:
+        The allocation, or None if there is room for too few workers.
+    """
+    gpus = int(sum(node.get("GPU", 0) for node in nodes))
+    use_gpu = config.device == "cuda" or (config.device == "auto" and gpus > 0)
+    default = gpus if use_gpu else CPU_WORKERS
+    least, most = config.workers or (default, default)
+    workers = min(most, sum(_workers_per_node(node, 1, use_gpu) for node in nodes))
+    if workers < max(least, 1):
+        return None
+    cpus = int(max(node.get("CPU", 0) for node in nodes))
+    while sum(_workers_per_node(node, cpus, use_gpu) for node in nodes) < workers:
+        cpus -= 1
+    return WorkerAllocation(workers, use_gpu, cpus, (least, most) if least < most else None)
+
+
+def _check_reachable(address: str) -> None:
+    """Check that a Ray cluster at `host:port` answers, and accepts this process: Ray itself would try for ever.
+
+    Raises:
+        ResourceError: Nothing listens there, or not a Ray cluster.
+        UsageError: The cluster wants another token, or any.
+    """
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or "/" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as cause:
+        raise ResourceError(
+            f"RAY_ADDRESS: nothing listens at {address!r} ({cause}); correct it, or unset it to use this machine"
+        ) from cause
+    cluster_token.check(address)
+
+
+@contextmanager
+def _pending_placement_group(config: RunConfig) -> Generator[None]:
+    """Ask Ray for the workers' resources: what starts instances looks at the requests that wait in Ray.
+
+    A run that gives no number of workers asks for one, because one more node brings all its GPUs. The group holds what
+    it gets, so it is removed before Ray Train asks for its own.
+    """
+    bundle = {"CPU": 1.0} if config.device == "cpu" else {"CPU": 1.0, "GPU": 1.0}
+    group = placement_group([bundle] * (config.workers[0] if config.workers else 1))
+    try:
+        yield
+    finally:
+        remove_placement_group(group)
+
+
+def _workers_per_node(node: Resources, cpus: int, use_gpu: bool) -> int:
+    return int(min(node.get("CPU", 0) // cpus, node.get("GPU", 0) if use_gpu else math.inf))
+
+
+def _nodes() -> list[Resources]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _describe_resources(nodes: list[Resources]) -> str:
+    cpus, gpus = (int(sum(node.get(kind, 0) for node in nodes)) for kind in ("CPU", "GPU"))
+    plural = "" if len(nodes) == 1 else "s"
+    return f"the cluster has {len(nodes)} node{plural} with {cpus} CPUs and {gpus} GPUs"
+
+
+def _watch_capacity(console: Console, num_workers: int, use_gpu: bool) -> CapacityWatch | None:
+    """Watch what EC2 has for so many workers, if a stack says which instances they run on."""
+
+    def say(line: str) -> None:
+        console.print(escape(f"ray-on-ecs: {line}"), highlight=False, soft_wrap=True)
+
+    workers = read_workers()
+    needed = _instances_needed(num_workers, use_gpu, workers) if workers else 0
+    return CapacityWatch(workers, needed, gpus_are_idle, other_jobs_wait, say) if workers else None
+
+
+def _instances_needed(num_workers: int, use_gpu: bool, workers: Workers) -> int:
+    """Return on how many instances so many workers fit: one for each GPU, and any number of them without GPUs."""
+    return math.ceil(num_workers / workers["gpus"]) if use_gpu else 1
+
+
+def _shortage_message(
+    config: RunConfig, nodes: list[Resources], seconds: float, capacity: CapacityWatch | None = None
+) -> str:
+    wanted = f"--num-workers {config.num_workers}" if config.num_workers else "the run"
+    on = {"cuda": "a GPU and a CPU", "cpu": "a CPU", "auto": "a GPU or a CPU"}[config.device]
+    way_out = (capacity.shortage if capacity else "") or "ask for fewer workers, another --device, or add nodes"
+    return (
+        f"{wanted} needs {on} for each worker, but {_describe_resources(nodes)}, after a wait of {seconds:.0f} s; "
+        f"{way_out}"
+    )

@@ -1,0 +1,85 @@
+"""What the run of a script leaves beside its own files: metrics, their plot and TensorBoard events, and result.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.run.metrics import STEP
+from ray_on_ecs.tracking import layout
+from ray_on_ecs.tracking.cost import Cost
+from ray_on_ecs.tracking.records import merge_records
+from ray_on_ecs.tracking.results import png, run_times, versions
+from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.tracking.tensorboard import write_events
+
+COLUMNS = 3
+
+
+def write_results(
+    storage: RunStorage, config: ScriptConfig, summary: dict[str, Any], cost: Cost | None
+) -> dict[str, Any]:
+    """Write the results of a run that has ended well.
+
+    Args:
+        storage: The run's folder.
+        config: The run's settings.
+        summary: What rank 0 returned: `hardware`, and `first_step_at`, when its script was started (Unix time).
+        cost: What its instances have cost, if that is known.
+
+    Returns:
+        The document written to `result.json`.
+
+    Raises:
+        OSError: A file could not be written.
+    """
+    records = merge_records(storage)
+    files = {"card": layout.CARD}
+    if storage.files(layout.FILES_FOLDER):
+        files["files"] = layout.FILES_FOLDER
+    if names := metric_names(records):
+        storage.write(layout.CURVES, plot(records, names))
+        storage.write(layout.EVENTS, event_file(records, names))
+        files |= {"metrics": layout.METRICS, "curves": layout.CURVES, "events": layout.EVENTS}
+    document = {
+        "run_name": config.run_name,
+        "storage_path": storage.uri,
+        "command": config.command,
+        "metrics": records[-1] if records else None,
+        "hardware": summary["hardware"],
+        "versions": versions(),
+        "times": run_times(summary["first_step_at"]),
+        "cost": cost,
+        "config": config.to_dict(),
+        "files": files,
+    }
+    storage.write_json(layout.RESULT, document)
+    return document
+
+
+def metric_names(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the names of the metrics, in the order in which they first appear."""
+    return list(dict.fromkeys(name for each in records for name in each if name not in (STEP, "time")))
+
+
+def plot(records: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes:
+    """Return a PNG with a plot of each metric by step."""
+    from matplotlib.figure import Figure  # takes a second: not before the end
+
+    columns = min(len(names), COLUMNS)
+    rows = -(-len(names) // columns)
+    figure = Figure(figsize=(4.5 * columns, 3.6 * rows), layout="constrained")
+    for axes, name in zip(figure.subplots(rows, columns, squeeze=False).flat, names, strict=False):
+        found = [(each[STEP], each[name]) for each in records if each.get(name) is not None]
+        axes.plot([step for step, _ in found], [value for _, value in found], marker="o", markersize=3)
+        axes.set(title=name, xlabel=STEP)
+        axes.grid(alpha=0.3)
+    return png(figure)
+
+
+def event_file(records: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes:
+    """Return a TensorBoard event file of the metrics by step."""
+    return write_events(
+        (name, each[name], each[STEP], each["time"]) for each in records for name in names if each.get(name) is not None
+    )

@@ -1,0 +1,102 @@
+"""Runs a command that ends with whoever started it, with all processes it has started; the standard library alone.
+
+usage: python -I -S supervisor.py FD COMMAND…, with a pipe as standard input and another one, for the exit status, as FD
+
+When the first pipe closes, because the process at its other end has died however it may, or when the command ends, all
+that it has started is killed: nothing of it keeps a GPU. A process of its own sees to that, because Ray kills the
+children of a worker that ends, and them alone. A process that has left the command's process group, as mpirun's do, is
+known by a variable of its environment. SIGTERM and SIGABRT are passed on to the command.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+FORWARDED = (signal.SIGTERM, signal.SIGABRT)
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
+MARK = "RAY_ON_ECS_SUPERVISOR"
+PROC = "/proc"
+# Stands for the variables of a process in the middle of execve: until execve returns, they can't be read.
+STARTING = [b""]
+# A process that is killed may have started another one meanwhile. The limit is for those that can't die, and for those
+# that were started without variables, which look as if they were starting.
+KILL_SECONDS, PAUSE_SECONDS = 5.0, 0.02
+
+
+def main() -> None:
+    """Run the command and end as it has ended."""
+    pending: list[int] = []
+    for number in FORWARDED:
+        signal.signal(number, lambda signum, frame: pending.append(signum))
+    mark = f"{os.getpid()}-{time.time_ns()}"  # nobody else's, even if programs of several nodes are on this one
+    if os.fork() == 0:
+        _kill_all_at_eof(mark)
+    try:
+        command = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, env={**os.environ, MARK: mark})
+    except OSError as cause:
+        print(f"{sys.argv[2]}: {cause.strerror}", file=sys.stderr)
+        status = NOT_FOUND if isinstance(cause, FileNotFoundError) else NOT_EXECUTABLE
+    else:
+        for number in FORWARDED:
+            signal.signal(number, lambda signum, frame: command.send_signal(signum))
+        for signum in pending:
+            command.send_signal(signum)
+        status = command.wait()
+    os.write(int(sys.argv[1]), str(status).encode())
+    _kill_all(mark)
+
+
+def _kill_all_at_eof(mark: str) -> None:
+    for number in (*FORWARDED, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    while os.read(0, 1):
+        pass
+    _kill_all(mark)
+
+
+def _kill_all(mark: str) -> None:
+    """Kill all processes with this mark, and this process group."""
+    deadline = time.monotonic() + KILL_SECONDS
+    while time.monotonic() < deadline:
+        environments = {pid: _environment(pid) for pid in _processes()}
+        found = [pid for pid, variables in environments.items() if f"{MARK}={mark}".encode() in variables]
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not found and STARTING not in environments.values():
+            break
+        time.sleep(PAUSE_SECONDS)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _processes() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(PROC) if name.isdigit()]
+    except OSError:  # not Linux
+        return []
+
+
+def _environment(pid: int) -> list[bytes]:
+    """Return the variables of a process, `NAME=value` each; none if it has ended, or is another user's."""
+    try:
+        if variables := _read(pid, "environ"):
+            return variables.split(b"\0")
+        # Before Linux 6.16 it reads empty for zombies and kernel threads, too; these have no memory at all.
+        return [] if _read(pid, "statm").startswith(b"0 ") else STARTING
+    except OSError:
+        return []
+
+
+def _read(pid: int, name: str) -> bytes:
+    with open(f"{PROC}/{pid}/{name}", "rb") as file:
+        return file.read()
+
+
+if __name__ == "__main__":
+    main()

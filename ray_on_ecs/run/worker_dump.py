@@ -1,0 +1,126 @@
+"""What workers leave on their nodes when they fail: who they were, and their stacks if they hung.
+
+Every worker keeps a file in its node's temporary folder while it trains (`engine.watchdog`). After a failure the driver
+collects these files from all nodes, and kills a worker that is still there: one that was stopped by the system answers
+nobody, and would hold its GPU for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ray_on_ecs.node_folder import node_folder
+
+ANSWER_SECONDS = 120.0
+LAST_LINES = 50
+LAST_BYTES = 2**16
+
+
+@dataclass(frozen=True)
+class WorkerRemains:
+    """A worker that failed, or was ended because another one had failed.
+
+    Attributes:
+        rank: Its rank.
+        stacks: The stacks that it wrote because it hung, or None.
+        log: The end of its log, or why it can't be had.
+    """
+
+    rank: int
+    stacks: str | None
+    log: Sequence[str] = ()
+
+
+def worker_file(run_uri: str, rank: int) -> Path:
+    """Return the file on this node that a worker of this run keeps while it trains."""
+    return _folder(run_uri) / f"rank-{rank}-{os.getpid()}.txt"
+
+
+def about_worker(rank: int) -> dict[str, Any]:
+    """Return what that file says of this process."""
+    context = ray.get_runtime_context()
+    return {
+        "rank": rank,
+        "node_id": context.get_node_id(),
+        "job_id": context.get_job_id(),
+        "pid": os.getpid(),
+        "created": psutil.Process().create_time(),
+        "logs": _log_files(),
+    }
+
+
+def collect(run_uri: str) -> list[WorkerRemains]:
+    """Collect what this driver's workers have left on all nodes, by rank, and kill those that are still there.
+
+    Those of an earlier driver of the same run are killed too, but not returned: their failure is another one.
+    """
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    tasks = [_collect_here.options(scheduling_strategy=_on(node)).remote(run_uri, node) for node in nodes]
+    done, _ = ray.wait(tasks, num_returns=len(tasks), timeout=ANSWER_SECONDS)
+    remains: list[WorkerRemains] = []
+    for task in done:
+        with suppress(RayError):  # the node has just gone
+            remains += ray.get(task)
+    return sorted(remains, key=lambda worker: worker.rank)
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def _collect_here(run_uri: str, node_id: str) -> list[WorkerRemains]:
+    remains = []
+    job_id = ray.get_runtime_context().get_job_id()
+    for file in _folder(run_uri).glob("rank-*.txt"):
+        header, _, stacks = file.read_text().partition("\n")
+        about = json.loads(header)
+        if about["node_id"] != node_id:  # several nodes on one machine
+            continue
+        _kill(about["pid"], about["created"])
+        if about["job_id"] == job_id:
+            log = [line for each in about.get("logs", ()) for line in _last_lines(each)]
+            remains.append(WorkerRemains(about["rank"], stacks or None, log))
+        file.unlink(missing_ok=True)
+    return remains
+
+
+def _log_files() -> list[str]:
+    """Return the files of this process's standard output and error, where the system tells."""
+    try:
+        return [os.readlink(f"/proc/self/fd/{number}") for number in (1, 2)]
+    except OSError:
+        return []
+
+
+def _last_lines(file: str) -> list[str]:
+    kept = Path(file).parent / "old" / Path(file).name  # where Ray moves some logs of processes that have ended
+    try:
+        with open(file if os.path.exists(file) else kept, "rb") as log:
+            log.seek(max(os.fstat(log.fileno()).st_size - LAST_BYTES, 0))
+            return log.read().decode(errors="replace").splitlines()[-LAST_LINES:]
+    except OSError as cause:
+        return [f"{file} can't be read ({cause.strerror})"]
+
+
+def _kill(pid: int, created: float) -> None:
+    """Kill a process unless it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        if process.create_time() == created:
+            process.kill()
+
+
+def _folder(run_uri: str) -> Path:
+    return node_folder("workers", run_uri)
+
+
+def _on(node_id: str) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node_id, soft=False)

@@ -1,0 +1,313 @@
+"""Why EC2 starts no workers while a run waits for them, and the move to the next zone where the stack has several.
+
+The Auto Scaling group of the stack tries again by itself. But what it lacks stands only in its activities, where nobody
+looks who waits for a job, and it never leaves its zone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from ray_on_ecs.cluster_info import Workers, Zone
+from ray_on_ecs.errors import one_line
+
+POLL_SECONDS = 20.0
+CONNECT_SECONDS = 2
+READ_SECONDS = 3
+# An older failure says nothing about now; the group itself tries again every few minutes.
+RECENT = timedelta(minutes=15)
+# So long EC2 may have no instance for the rest of a gang before the part that it has is given up for another zone.
+PATIENCE = timedelta(minutes=5)
+ACTIVITIES = 50
+
+# What EC2 Auto Scaling writes when EC2 has no instance, and when the account may have none. A group of one type gives
+# EC2's sentence, a group of several its code, too.
+# https://docs.aws.amazon.com/autoscaling/ec2/userguide/ts-as-instancelaunchfailure.html
+CAPACITY = re.compile(r"Insufficient\w*Capacity|UnfulfillableCapacity|not have sufficient|no Spot capacity", re.I)
+QUOTA = re.compile(r"VcpuLimitExceeded|vCPU limit|Max\s?Spot\s?Instance\s?Count|InstanceLimitExceeded", re.I)
+
+Activity = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A launch that failed.
+
+    Attributes:
+        message: What EC2 Auto Scaling says of it.
+    """
+
+    message: str
+
+    @property
+    def is_of_capacity(self) -> bool:
+        """Whether EC2 has no such instance at the moment."""
+        return CAPACITY.search(self.message) is not None
+
+    @property
+    def is_of_quota(self) -> bool:
+        """Whether the account may have no more of them."""
+        return QUOTA.search(self.message) is not None
+
+    @property
+    def is_on_spot(self) -> bool:
+        """Whether it was to be a spot instance."""
+        return re.search("spot", self.message, re.I) is not None
+
+    @property
+    def code(self) -> str:
+        """EC2's name of the error."""
+        if named := re.search(r"\b([A-Z]\w+) - ", self.message):
+            return named[1]
+        if self.is_of_quota:
+            return "MaxSpotInstanceCountExceeded" if self.is_on_spot else "VcpuLimitExceeded"
+        return "UnfulfillableCapacity" if self.is_on_spot else "InsufficientInstanceCapacity"
+
+
+def newest_failure(activities: Iterable[Activity], subnets: Sequence[str], since: datetime) -> Failure | None:
+    """Return why the last launch in these subnets failed, or None if it didn't or is older."""
+    ended = [
+        each
+        for each in activities
+        if each["StartTime"] >= since
+        and each["StatusCode"] in ("Successful", "Failed")
+        and each["Description"].startswith("Launching")
+        and json.loads(each.get("Details") or "{}").get("Subnet ID") in (None, *subnets)
+    ]
+    newest = max(ended, key=lambda each: each["StartTime"], default=None)
+    return Failure(newest["StatusMessage"]) if newest and newest["StatusCode"] == "Failed" else None
+
+
+def autoscaling_client() -> Any:
+    """Return a client that gives up soon, because the run waits meanwhile and will ask again."""
+    import boto3
+    from botocore.config import Config
+
+    retries = {"total_max_attempts": 1}
+    return boto3.client(
+        "autoscaling", config=Config(connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS, retries=retries)
+    )
+
+
+def utc_now() -> datetime:
+    """Return the time."""
+    return datetime.now(UTC)
+
+
+class CapacityWatch:
+    """Looks at the workers' Auto Scaling group while a run waits for them.
+
+    The workers of a job are in one zone, unless the stack spreads them. When EC2 has too few there, and nothing would
+    be lost, the watch moves the group to the next zone: at once if it has none, and after some minutes if it has a part
+    of them. Each zone is tried once in a wait; then the group goes back to the one that had the most, and stays.
+
+    A group may ask for more than the run needs: ECS starts two instances where there was none. So it never moves while
+    its zone has as many as the run needs.
+
+    Args:
+        workers: The workers as the stack has them.
+        needed: The number of instances without which the run can't begin.
+        is_idle: Returns whether no instance of theirs is in use.
+        others_wait: Returns whether another job waits for workers: instances that have not joined Ray yet may be its.
+        say: Shows a line.
+        connect: Makes a boto3 client of EC2 Auto Scaling.
+        now: Returns the time.
+
+    Attributes:
+        shortage: What EC2 lacks and the way out, on one line; empty as long as nothing is known to be lacking.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        needed: int,
+        is_idle: Callable[[], bool],
+        others_wait: Callable[[], bool],
+        say: Callable[[str], None],
+        connect: Callable[[], Any] = autoscaling_client,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._workers = workers
+        self._needed = needed
+        self._now = now
+        self._is_idle = is_idle
+        self._others_wait = others_wait
+        self._say = say
+        self._connect = connect
+        self._next_look_at = 0.0
+        self._zone: str | None = ""  # where the group was at the last look; None outside of the stack's zones
+        self._moved_at: datetime | None = None
+        self._most: dict[str, int] = {}  # the most instances that each zone has had, in the order of the attempts
+        self._is_last = False  # whether the group stays where it is
+        self._lacking_since: datetime | None = None
+        self._count = 0
+        self._said = {""}
+        self._has_failed = False
+        self.shortage = ""
+
+    def look_if_due(self) -> None:
+        """Look at the group if the last time is a while ago. A failure is shown once, and the wait goes on."""
+        if time.monotonic() < self._next_look_at:
+            return
+        try:
+            self.look()
+        except Exception as cause:
+            if not self._has_failed:
+                self._say(f"AWS does not tell how the workers are doing; waiting all the same ({one_line(cause)})")
+            self._has_failed = True
+        self._next_look_at = time.monotonic() + POLL_SECONDS
+
+    def look(self) -> None:
+        """Look at the group, and move it if that may help.
+
+        Raises:
+            Exception: AWS doesn't answer, or refuses; any of boto's errors.
+        """
+        if (group := self._read_group()) is None:
+            return
+        instances = [each for each in group["Instances"] if not each["LifecycleState"].startswith("Terminat")]
+        subnets = group["VPCZoneIdentifier"].split(",")
+        self._note_zone(self._zone_of(subnets))
+        here = [each for each in instances if self._zone in (None, each["AvailabilityZone"])]
+        failure = newest_failure(self._read_activities(), subnets, self._since)
+        if len(here) >= self._needed:  # they are about to join
+            failure = None
+        lasts = self._note_count(len(here), failure)
+        target = self._next_zone(failure)
+        if target and lasts and self._is_idle() and not (instances and self._others_wait()):
+            self._move(target, failure)
+            failure = None
+        self._note_shortage(self._describe(failure, subnets, target) if failure else "")
+        self._end_leftovers(instances)
+
+    @cached_property
+    def _client(self) -> Any:
+        return self._connect()
+
+    def _read_group(self) -> Any:
+        groups = self._client.describe_auto_scaling_groups(AutoScalingGroupNames=[self._workers["group"]])
+        return next(iter(groups["AutoScalingGroups"]), None)
+
+    def _read_activities(self) -> list[Activity]:
+        return self._client.describe_scaling_activities(
+            AutoScalingGroupName=self._workers["group"], MaxRecords=ACTIVITIES
+        )["Activities"]
+
+    def _note_zone(self, zone: str | None) -> None:
+        if self._zone not in ("", zone):
+            self._moved_at = self._now()
+            self._lacking_since, self._count = None, 0
+        self._zone = zone
+        if zone:
+            self._most.setdefault(zone, 0)
+
+    def _note_count(self, count: int, failure: Failure | None) -> bool:
+        """Note how many instances the zone has; return whether it has had too few for long enough to give them up."""
+        if self._zone:
+            self._most[self._zone] = max(self._most[self._zone], count)
+        if failure is None or count > self._count:  # each that comes lets the others hope
+            self._lacking_since = None
+        self._count = count
+        self._lacking_since = self._lacking_since or self._now()
+        return not count or self._now() - self._lacking_since >= PATIENCE
+
+    @property
+    def _since(self) -> datetime:
+        """The time from which on a failure counts: an earlier one in this zone is not of this wait's attempt."""
+        return max(self._now() - RECENT, self._moved_at or datetime.min.replace(tzinfo=UTC))
+
+    def _next_zone(self, failure: Failure | None) -> Zone | None:
+        """Return the zone to move to, or None to stay."""
+        zones = self._workers["zones"]
+        if self._workers["spread"] or len(zones) == 1 or self._is_last:
+            return None
+        if self._zone is None:
+            return zones[0] if self._count < self._needed else None
+        if failure is None or not failure.is_of_capacity:
+            return None
+        here = [zone["zone"] for zone in zones].index(self._zone)
+        if untried := [zone for zone in zones[here:] + zones[:here] if zone["zone"] not in self._most]:
+            return untried[0]
+        best = max(zones, key=lambda zone: (self._most[zone["zone"]], zone["zone"] == self._zone))
+        return best if best["zone"] != self._zone and self._most[best["zone"]] > self._count else None
+
+    def _move(self, zone: Zone, failure: Failure | None) -> None:
+        self._client.update_auto_scaling_group(
+            AutoScalingGroupName=self._workers["group"],
+            VPCZoneIdentifier=zone["subnet_id"],
+            PlacementGroup=zone["placement_group"] or "",  # empty takes the present one away
+        )
+        name, why = zone["zone"], "the workers are not in one of the stack's zones"
+        if self._zone and failure:
+            has = f"only {self._count} of {self._needed}" if self._count else "no"
+            why = f"{has} {self._types(failure)} in {self._zone}"
+        if name in self._most:
+            self._is_last = True
+            self._say(f"{why}; moving the workers back to {name}, which had {self._most[name]}, to stay there")
+        else:
+            self._say(f"{why}; moving the workers to {name}")
+        self._note_zone(name)
+
+    def _end_leftovers(self, instances: Sequence[Any]) -> None:
+        """After a move, end what the group still has in other zones; it starts as many in its own.
+
+        Unless they are as many as the run needs, and its own zone has fewer: another job may have moved the group.
+        """
+        if not self._moved_at or not self._zone:
+            return
+        by_zone: defaultdict[str, list[str]] = defaultdict(list)
+        for each in instances:
+            by_zone[each["AvailabilityZone"]].append(each["InstanceId"])
+        has_enough = len(by_zone.pop(self._zone, ())) >= self._needed
+        left = [name for names in by_zone.values() if has_enough or len(names) < self._needed for name in names]
+        for each in left if left and self._is_idle() and not self._others_wait() else ():
+            self._client.terminate_instance_in_auto_scaling_group(InstanceId=each, ShouldDecrementDesiredCapacity=False)
+
+    def _note_shortage(self, line: str) -> None:
+        self.shortage = line
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
+
+    def _describe(self, failure: Failure, subnets: Sequence[str], target: Zone | None) -> str:
+        """Return what a failure means, and the way out of it."""
+        types = self._types(failure)
+        if failure.is_of_quota:
+            return (
+                f"the account's quota has no room for another {types} ({failure.code}); "
+                "ask for more under Service Quotas, or for fewer workers"
+            )
+        if not failure.is_of_capacity:
+            return f"EC2 starts no {types}: {one_line(failure.message)}"
+        zones = [*self._most] or self._names(subnets) or subnets
+        where = zones[0] if len(zones) == 1 else f"any of {', '.join(zones)}"
+        has = "no"
+        if self._count:
+            has, where = f"only {self._count} of {self._needed}", self._zone or where
+        problem = f"EC2 has {has} {types} in {where} at the moment ({failure.code})"
+        if target:
+            if_it_lasts = f", if EC2 has no more for {PATIENCE.seconds // 60} minutes" if self._count else ""
+            return f"{problem}; the workers move to {target['zone']} as soon as no GPU is in use{if_it_lasts}"
+        on_demand = ", or take them on demand: `pulumi config set spot false`" if failure.is_on_spot else ""
+        more = f"`pulumi config set workerInstanceType {','.join(self._workers['types'])},TYPE`"
+        return f"{problem}; add zones (availabilityZone or subnetId), or types: {more}{on_demand}"
+
+    def _types(self, failure: Failure) -> str:
+        return f"{' or '.join(self._workers['types'])}{' on spot' if failure.is_on_spot else ''}"
+
+    def _zone_of(self, subnets: Sequence[str]) -> str | None:
+        """Return the zone of the stack that the group is in, or None if it is in another, or in several."""
+        names = self._names(subnets)
+        return names[0] if len(names) == len(subnets) == 1 else None
+
+    def _names(self, subnets: Sequence[str]) -> list[str]:
+        """Return the names of the stack's zones that these subnets are in."""
+        return [zone["zone"] for zone in self._workers["zones"] if zone["subnet_id"] in subnets]

@@ -1,0 +1,88 @@
+"""What the workers of a run have cost, by the prices that the stack has left in its parameter."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple, TypedDict
+
+from ray_on_ecs.cluster_info import Workers, read_workers
+
+ON_DEMAND = "on-demand"
+SPOT = "spot"
+
+
+class InstanceKind(NamedTuple):
+    """An instance's type and its market, `spot` or `on-demand`; each None where its node doesn't say."""
+
+    instance_type: str | None = None
+    market: str | None = None
+
+
+class InstanceCost(TypedDict):
+    """The instances of one kind: their hours, and the price of one of them, an hour."""
+
+    instance_type: str
+    market: str
+    hours: float
+    hourly_usd: float
+
+
+class Cost(TypedDict):
+    """What a command's workers have cost.
+
+    Attributes:
+        usd: Dollars: the hours by their prices. The head, disks and traffic are no part of it.
+        on_demand_usd: What they would have cost on demand.
+        instance_hours: The hours of all instances on which the command held a place for a worker.
+        instances: The same by kind of instance.
+    """
+
+    usd: float
+    on_demand_usd: float
+    instance_hours: float
+    instances: list[InstanceCost]
+
+
+def cost_of(hours: Mapping[InstanceKind, float]) -> Cost | None:
+    """Return the cost of so many hours of each kind of instance, or None where a price is not known."""
+    workers = read_workers()
+    if workers is None or workers["prices"] is None:
+        return None
+    on_demand_usd = 0.0
+    instances: list[InstanceCost] = []
+    for (instance_type, market), counted in _by_full_kind(hours, workers).items():
+        price = workers["prices"].get(instance_type)
+        hourly_usd = price and price["spot" if market == SPOT else "on_demand"]
+        if price is None or hourly_usd is None:
+            return None
+        on_demand_usd += counted * price["on_demand"]
+        instances.append({"instance_type": instance_type, "market": market, "hours": counted, "hourly_usd": hourly_usd})
+    return {
+        "usd": round(sum(each["hours"] * each["hourly_usd"] for each in instances), 4),
+        "on_demand_usd": round(on_demand_usd, 4),
+        "instance_hours": sum(each["hours"] for each in instances),
+        "instances": instances,
+    }
+
+
+def cost_line(cost: Cost | None) -> str:
+    """Return what the line at the end of a run says of the cost; empty if it is not known, or there was no instance."""
+    if not cost or not cost["instances"]:
+        return ""
+    kinds = " and ".join(
+        f"{each['hours']:.2f} h of {each['instance_type']}{' on spot' if each['market'] == SPOT else ''}"
+        for each in cost["instances"]
+    )
+    line = f", {cost['usd']:.2f} USD for {kinds}"
+    is_on_spot = any(each["market"] == SPOT for each in cost["instances"])
+    return f"{line} ({cost['on_demand_usd']:.2f} USD on demand)" if is_on_spot else line
+
+
+def _by_full_kind(hours: Mapping[InstanceKind, float], workers: Workers) -> dict[tuple[str, str], float]:
+    """Return the hours by type and market; where a node says neither, it counts as what the stack asks for first."""
+    market = SPOT if workers["spot"] else ON_DEMAND
+    found: dict[tuple[str, str], float] = defaultdict(float)
+    for kind, counted in hours.items():
+        found[kind.instance_type or workers["types"][0], kind.market or market] += counted
+    return found

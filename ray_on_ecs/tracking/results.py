@@ -1,0 +1,60 @@
+"""The parts of `result.json` that every run has: versions and times, and figures as PNG."""
+
+from __future__ import annotations
+
+import io
+import platform
+import time
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+import ray_on_ecs
+
+if TYPE_CHECKING:  # matplotlib takes a second to import
+    from matplotlib.figure import Figure
+
+PACKAGES = ("torch", "torchvision", "ray", "numpy", "pyarrow")
+
+
+def png(figure: Figure) -> bytes:
+    """Return a matplotlib figure as a PNG."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    return picture.getvalue()
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of what the run ran on."""
+    import torch
+
+    packages = {name: metadata.version(name) for name in PACKAGES}
+    return {
+        "ray_on_ecs": ray_on_ecs.__version__,
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda,
+        **packages,
+    }
+
+
+def run_times(first_step: float | None) -> dict[str, Any]:
+    """Return the times of this command, from the start of its process.
+
+    Args:
+        first_step: When the first step was done, or a script was started (Unix time), or None.
+    """
+    started = psutil.Process().create_time()
+    finished = time.time()
+    return {
+        "started": _iso(started),
+        "first_step": _iso(first_step) if first_step else None,
+        "finished": _iso(finished),
+        "total_seconds": finished - started,
+        "to_first_step_seconds": first_step - started if first_step else None,
+    }
+
+
+def _iso(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,65 @@
+"""The driver's view of a run: it polls the run state and keeps what it has seen, whatever becomes of the actor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+
+from ray_on_ecs.periodic import every
+from ray_on_ecs.tracking.run_state import REPORT_SECONDS, Progress, RunState, RunStateClient
+
+
+class RunMonitor:
+    """What the driver knows of its run.
+
+    Attributes:
+        progress: The last report, or None before the first.
+        history: The metrics that were reported during this command, each once: an epoch's, or what a script logged.
+        steps_made: Steps that this command has made; steps that were lost and made again count twice.
+        first_step_at: When the first of them was done (Unix time), or None before.
+    """
+
+    def __init__(self, run_state: RunStateClient, console: Console) -> None:
+        self._run_state = run_state
+        self._console = console
+        self._incarnation: str | None = None
+        self._last_number = -1
+        self.progress: Progress | None = None
+        self.history: list[Any] = []
+        self.steps_made = 0
+        self.first_step_at: float | None = None
+
+    @contextmanager
+    def polling(self, on_poll: Callable[[], None]) -> Generator[None]:
+        """Poll the run state until the block ends, and call a function after each poll."""
+
+        def poll() -> None:
+            self.poll()
+            on_poll()
+
+        with every(REPORT_SECONDS, poll, "run monitor"):
+            yield
+        poll()
+
+    def poll(self) -> None:
+        """Read the run state once."""
+        if (state := self._run_state.read(self._last_number)) is not None:
+            self.update(state)
+
+    def update(self, state: RunState) -> None:
+        """Take over what the actor knows."""
+        if self._incarnation not in (None, state.incarnation):
+            self._console.print("the run-state actor was lost and restarted; training continues", highlight=False)
+        self._incarnation = state.incarnation
+        self.history += state.metrics.values()
+        self._last_number = max(state.metrics, default=self._last_number)
+        if state.progress is None:
+            return
+        same_workers = self.progress is not None and self.progress.worker_group == state.progress.worker_group
+        known = self.progress.steps_made if self.progress and same_workers else 0
+        self.steps_made += state.progress.steps_made - known
+        self.first_step_at = self.first_step_at or state.progress.first_step_at
+        self.progress = state.progress

@@ -1,0 +1,246 @@
+"""What a command leaves of its run for readers elsewhere: how far it is, what it prints, and a card at its end.
+
+All of it is for people: no decision about the run depends on it, and nothing of it may end the run or hold it up.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shlex
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from datetime import UTC, datetime
+from typing import Any, Literal, TypedDict
+
+import psutil
+
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.errors import Interrupted, TrainingError, UsageError, one_line
+from ray_on_ecs.periodic import every
+from ray_on_ecs.tracking import layout
+from ray_on_ecs.tracking.cost import InstanceCost, InstanceKind, cost_of
+from ray_on_ecs.tracking.losses import loss_name, loss_of
+from ray_on_ecs.tracking.report import try_write_card
+from ray_on_ecs.tracking.run_log import RunLog
+from ray_on_ecs.tracking.run_monitor import RunMonitor
+from ray_on_ecs.tracking.storage import RunStorage
+
+WRITE_SECONDS = 10.0
+# Ray sets this for the driver of a job.
+JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+SCRIPT = "script"
+
+State = Literal["waiting", "training", "finished", "failed", "interrupted"]
+
+
+class Status(TypedDict):
+    """The document `status.json`. Times are in UTC (ISO 8601), and what is not known is null.
+
+    Attributes:
+        run_name: The run.
+        state: What the command does, or how it ended.
+        started: When the command began.
+        updated: When this was written.
+        kind: What it trains: the recipe's name, or `script`.
+        epoch: The epoch in progress, from 0; null for scripts.
+        epochs: How many there are; null for scripts.
+        step: Steps done since the start of the training.
+        steps_per_epoch: Steps of an epoch; null for scripts.
+        loss: The last epoch's training loss, or the last loss that a script logged.
+        workers: How many there are.
+        cost_usd: What this command's workers have cost so far.
+        instances: On which instances that was.
+        job: The ID by which Ray knows the job.
+        error: Why the run failed, on one line.
+        changed: The names of the settings that are not at their defaults.
+        next: The command that resumes the run.
+    """
+
+    run_name: str
+    state: State
+    started: str
+    updated: str
+    kind: str
+    epoch: int | None
+    epochs: int | None
+    step: int | None
+    steps_per_epoch: int | None
+    loss: float | None
+    workers: int | None
+    cost_usd: float | None
+    instances: list[InstanceCost] | None
+    job: str | None
+    error: str | None
+    changed: list[str]
+    next: str
+
+
+class RunRecord:
+    """Writes the status, the log and the card of one command on a run.
+
+    Args:
+        storage: The run's folder.
+        kind: What it trains: the recipe's name, or `SCRIPT`.
+        requested: The settings as the user gave them.
+        config: The same, with the run's name.
+        epochs: How many the run has, or None.
+    """
+
+    def __init__(
+        self, storage: RunStorage, kind: str, requested: RunConfig, config: RunConfig, epochs: int | None = None
+    ) -> None:
+        self._storage = storage
+        self._kind = kind
+        self._epochs = epochs
+        self._changed = [spec.name for spec in fields(requested) if getattr(requested, spec.name) != spec.default]
+        self._next = shlex.join(config.command_line())
+        self._started = datetime.fromtimestamp(psutil.Process().create_time(), UTC)
+        self._log = RunLog(storage, self._started)
+        self._lock = threading.Lock()
+        self._is_ours: Callable[[], bool] = lambda: True
+        self._state: State | None = None
+        self._error: str | None = None
+        self._before: bytes | None = None
+        self._monitor: RunMonitor | None = None
+        self._hours: Mapping[InstanceKind, float] = {}
+        self._workers: int | None = None
+
+    @contextmanager
+    def closing(self, is_ours: Callable[[], bool], say: Callable[[str], None]) -> Generator[None]:
+        """Write how the command has ended when the block ends, if it got as far as to wait or to train.
+
+        Args:
+            is_ours: Returns whether no other command has taken the run over.
+            say: Told that the card couldn't be written.
+        """
+        self._is_ours = is_ours
+        try:
+            yield
+        except BaseException as error:
+            self._close(error, say)
+            raise
+        self._close(None, say)
+
+    @contextmanager
+    def waiting(self) -> Generator[None]:
+        """Say until the block ends that the run waits for workers."""
+        with suppress(OSError):
+            self._before = self._storage.read(layout.STATUS)
+        with self._updating("waiting"):
+            yield
+
+    @contextmanager
+    def training(self, monitor: RunMonitor, hours: Mapping[InstanceKind, float], workers: int) -> Generator[None]:
+        """Say until the block ends how far the run is, and store what is printed.
+
+        Args:
+            monitor: Knows how far it is.
+            hours: The hours of its instances so far, which go on.
+            workers: How many workers it has.
+        """
+        self._monitor, self._hours, self._workers = monitor, hours, workers
+        with self._updating("training"), self._log.storing():
+            yield
+
+    def status(self) -> Status:
+        """Return how the run is doing now."""
+        progress = self._monitor.progress if self._monitor else None
+        history = self._monitor.history if self._monitor else []
+        steps = progress.total_steps if progress else None
+        is_script = self._epochs is None
+        cost = cost_of(dict(self._hours))
+        return {
+            "run_name": self._storage.run_name,
+            "state": self._state or "waiting",
+            "started": _iso(self._started),
+            "updated": _iso(datetime.now(UTC)),
+            "kind": self._kind,
+            "epoch": progress.epoch if progress and not is_script else None,
+            "epochs": self._epochs,
+            "step": (steps or _logged_step(history)) if is_script else steps,
+            "steps_per_epoch": progress.steps_per_epoch if progress and not is_script else None,
+            "loss": _last_loss(history),
+            "workers": self._workers,
+            "cost_usd": cost and cost["usd"],
+            "instances": cost and cost["instances"],
+            "job": submission_id(),
+            "error": self._error,
+            "changed": self._changed,
+            "next": self._next,
+        }
+
+    @contextmanager
+    def _updating(self, state: State) -> Generator[None]:
+        self._state = state
+
+        def write() -> None:
+            self._write(state)
+
+        with every(WRITE_SECONDS, write, "run status", at_once=True):
+            yield
+
+    def _write(self, state: State) -> bool:
+        """Write the status, unless it is another one by now; return whether it is written."""
+        with self._lock:
+            if self._state == state and self._is_ours():
+                with suppress(Exception):
+                    self._storage.write_json(layout.STATUS, self.status())
+                    return True
+        return False
+
+    def _close(self, error: BaseException | None, say: Callable[[str], None]) -> None:
+        if self._state is None or not self._is_ours():
+            return
+        if self._state == "waiting" and isinstance(error, UsageError):  # refused: it is as if it had never begun
+            self._put_back()
+            return
+        with self._lock:
+            self._state = state = _end_state(error)
+            self._error = _line(error) if error and state == "failed" else None
+        if not self._write(state):  # the storage is away: each more attempt would hold up the end
+            return
+        self._log.store()
+        atexit.register(self._log.store)  # with the lines that come after this
+        try_write_card(self._storage, say)
+
+    def _put_back(self) -> None:
+        with self._lock, suppress(OSError):
+            self._state = None
+            if self._before is None:
+                self._storage.delete(layout.STATUS)
+            else:
+                self._storage.write(layout.STATUS, self._before)
+
+
+def submission_id() -> str | None:
+    """Return the ID of the Ray job that this process is the driver of, or None if it is none."""
+    metadata = json.loads(os.environ.get(JOB_VARIABLE) or "{}").get("metadata") or {}
+    return metadata.get("job_submission_id")
+
+
+def _end_state(error: BaseException | None) -> State:
+    if error is None:
+        return "finished"
+    return "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt | SystemExit) else "failed"
+
+
+def _line(error: BaseException) -> str:
+    return one_line(error if isinstance(error, TrainingError) else f"{type(error).__name__}: {error}")
+
+
+def _logged_step(history: Sequence[Any]) -> int | None:
+    """Return the step of a script's last metrics: it need not report its steps."""
+    return history[-1]["step"] if history else None
+
+
+def _last_loss(history: Sequence[Any]) -> float | None:
+    """Return the last epoch's training loss, or the last loss that a script logged."""
+    return next((loss_of(metrics) for metrics in reversed(history) if loss_name(metrics)), None)
+
+
+def _iso(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds")

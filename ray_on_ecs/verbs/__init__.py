@@ -1,1 +1,0 @@
-"""One module for each verb of `ray-on-ecs`; its `command` is what click runs."""

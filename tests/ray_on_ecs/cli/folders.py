@@ -1,0 +1,164 @@
+"""Folders of runs as the training leaves them, on a disk or in S3, and a head that answers with given jobs."""
+
+import json
+import math
+import os
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from ray_on_ecs.cluster.stack import Stack
+from ray_on_ecs.tracking import layout
+from ray_on_ecs.tracking.storage import RunStorage
+from tests.aws import REGION
+from tests.serving import serving
+
+SETTINGS = {"num_workers": 2, "storage_path": "results", "epochs": 5, "lr": 0.1, "seed": 0, "data_dir": None}
+SCRIPT = {"num_workers": 2, "storage_path": "results", "command": ["train.py", "--lr", "1"], "env": []}
+DONE = ("finished", "failed", "interrupted")
+
+
+def outputs(bucket: str) -> dict[str, Any]:
+    """The outputs of a stack with this bucket; of the others the runs need nothing."""
+    return {
+        **{each.name: "x" for each in fields(Stack) if each.name != "name"},
+        "region": REGION,
+        "bucket": bucket,
+        "services": {"head": "x"},
+        "gpus": 2,
+        "metrics_dashboard": "dev-cluster",
+        "estimated_hourly_usd": None,
+    }
+
+
+def moment(ago: float = 0.0) -> str:
+    return (datetime.now(UTC) - timedelta(seconds=ago)).isoformat(timespec="milliseconds")
+
+
+def epoch_metrics(epoch: int, lr: float = 0.1) -> dict[str, Any]:
+    loss = math.exp(-(epoch + 1) * 3 * lr)
+    return {
+        "epoch": epoch,
+        "train_loss": loss,
+        "train_accuracy": 1 - loss / 2,
+        "test_loss": loss + 0.1,
+        "test_accuracy": 0.95 - loss / 2,
+        "train_samples": 1408,
+        "test_samples": 359,
+        "learning_rate": lr,
+        "train_seconds": 2.0,
+        "test_seconds": 0.5,
+        "finished": moment(),
+        "samples_per_second": 1000.0 + epoch,
+        "steps": 10,
+        "world_size": 2,
+    }
+
+
+class Folders:
+    """Writes runs under a storage path."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def of(self, name: str) -> RunStorage:
+        return RunStorage.open(self.path, name)
+
+    def status(self, name: str, state: str, **changed: Any) -> None:
+        document = {
+            "run_name": name,
+            "state": state,
+            "started": moment(720),
+            "updated": moment(),
+            "kind": "images",
+            "epoch": 2,
+            "epochs": 5,
+            "step": 25,
+            "steps_per_epoch": 10,
+            "loss": 0.25,
+            "workers": 2,
+            "cost_usd": 0.42,
+            "instances": None,
+            "job": name,
+            "error": None,
+            "changed": ["lr"],
+            "next": f"python -m training --run-name {name}",
+        }
+        self.of(name).write_json(layout.STATUS, {**document, **changed})
+
+    def recipe(self, name: str, done: int = 5, lr: float = 0.1, *, is_finished: bool = True, **settings: Any) -> None:
+        """Write a run of the recipe without a status, as `training.plain` leaves it."""
+        storage = self.of(name)
+        config = {**SETTINGS, "lr": lr, "run_name": name, **settings}
+        history = [epoch_metrics(epoch, lr) for epoch in range(done)]
+        storage.write_json(layout.SETTINGS, {"format": 1, "settings": config})
+        storage.write_lines(layout.METRICS, history)
+        if is_finished:
+            storage.write_json(layout.RESULT, {**_result(config, history[-1]), "best": history[-1]})
+            storage.write(layout.CURVES, b"\x89PNG of the curves")
+            storage.write(layout.WEIGHTS, bytes(100_000))
+            storage.write(layout.BEST_WEIGHTS, bytes(100_000))
+
+    def script(self, name: str, records: int = 20, **settings: Any) -> None:
+        """Write a finished run of a script, without a status."""
+        storage = self.of(name)
+        config = {**SCRIPT, "run_name": name, **settings}
+        history = [
+            {"step": 10 * index, "time": moment(), "loss": 1 / index, "val_loss": 1.1 / index, "lr": 0.1}
+            for index in range(1, records + 1)
+        ]
+        storage.write_json(layout.SETTINGS, {"format": 1, "settings": config})
+        storage.write_lines(layout.METRICS, history)
+        storage.write_json(layout.RESULT, {**_result(config, history[-1]), "command": config["command"]})
+        storage.write("files/model.pt", b"of the script")
+
+    def age(self, seconds: float, *names: str) -> None:
+        """Make files of a folder as old as this."""
+        then = datetime.now().timestamp() - seconds
+        for name in names:
+            os.utime(Path(self.path, name), (then, then))
+
+
+def _result(config: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "run_name": config["run_name"],
+        "metrics": last,
+        "hardware": {"workers": 2, "device": "CPU"},
+        "versions": {"torch": "2"},
+        "times": {"started": moment(3 * 3600), "first_step": None, "finished": moment(), "total_seconds": 14.5},
+        "cost": {"usd": 0.5, "on_demand_usd": 1.0, "instance_hours": 1.0, "instances": []},
+        "config": config,
+        "files": {},
+    }
+
+
+def job(run_name: str, status: str = "RUNNING", **changed: Any) -> dict[str, Any]:
+    """A job as Ray's REST API has it."""
+    started = int(1000 * (datetime.now().timestamp() - 30))
+    metadata = {"run_name": run_name, "storage_path": "results"}
+    given = {"submission_id": run_name, "status": status, "metadata": metadata, "start_time": started}
+    return {"type": "SUBMISSION", "entrypoint": "python -m training", **given, **changed}
+
+
+@contextmanager
+def head(jobs: Sequence[dict[str, Any]]) -> Generator[str]:
+    """Answer as the dashboard of a head with these jobs would; yields its URL."""
+    answers = {"/api/version": {"version": "4"}, "/api/jobs/": list(jobs)}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(answers[self.path]).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
+        yield f"http://127.0.0.1:{server.server_port}"

@@ -1,0 +1,285 @@
+"""The command line itself: its help, what it imports, how it finds a stack, and what it hands to the run."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from infra.definitions import commands
+from ray_on_ecs.cli import run
+from ray_on_ecs.cli.main import COMMANDS, main
+from ray_on_ecs.cluster import aws
+from ray_on_ecs.cluster.clusters import LocalCluster, StackCluster
+from ray_on_ecs.cluster.stack import find
+from ray_on_ecs.errors import ResourceError, UsageError
+from tests.waiting import free_ports
+
+OUTPUTS = {
+    "region": "us-west-2",
+    "bucket": "the-bucket",
+    "cluster_name": "the-cluster",
+    "head_instance_id": "i-1",
+    "head_host": "head.ray.internal",
+    "token_parameter": "the-token",
+    "workers_parameter": "the-workers",
+    "services": {"head": "the-head"},
+    "gpus": 2,
+    "log_group": "the-logs",
+    "metrics_dashboard": "the-dashboard",
+    "estimated_hourly_usd": "unknown",
+    "train_command": "aws ssm start-session",
+}
+# Prints what `pulumi stack output` would, and how it was called.
+PULUMI = """#!/bin/sh
+echo "$PWD $*" >> "$CALLS"
+if [ -n "$SAYS" ]; then echo "$SAYS" >&2; exit 255; fi
+cat "$OUTPUTS"
+"""
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> Path:
+    file = tmp_path / "prod.json"
+    file.write_text(json.dumps(OUTPUTS))
+    return file
+
+
+@pytest.fixture
+def pulumi(tmp_path: Path, outputs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project's folder, with a command pulumi that knows the outputs; the file that says how it was called."""
+    program, project = tmp_path / "bin" / "pulumi", tmp_path / "project"
+    program.parent.mkdir()
+    program.write_text(PULUMI)
+    program.chmod(0o755)
+    (project / "deeper").mkdir(parents=True)
+    (project / "Pulumi.yaml").touch()
+    calls = tmp_path / "calls"
+    for name, value in {"CALLS": calls, "OUTPUTS": outputs, "SAYS": ""}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.chdir(project / "deeper")
+    return calls
+
+
+def imported(*words: str) -> set[str]:
+    """The modules that a command has imported when it ends."""
+    code = "import sys; from ray_on_ecs.__main__ import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+def test_help_names_every_verb_and_imports_nothing_that_is_heavy() -> None:
+    assert not {"ray", "torch", "boto3", "aiohttp", "pyarrow", "matplotlib", "rich"} & imported("--help")
+    for verb in COMMANDS:
+        assert not {"ray", "torch", "boto3", "pyarrow", "matplotlib", "pulumi"} & imported(verb, "--help"), verb
+
+
+def test_every_verb_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in COMMANDS:
+        assert main([verb, "--help"]) == 0
+        assert f"Usage: ray-on-ecs {verb}" in capsys.readouterr().out
+
+
+def test_the_help_of_run_has_every_setting_in_its_section(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["run", "--help"])
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("--num-workers", "--working-dir", "--max-restarts", "--fetch", "--local"))
+    sections = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert sections[0] == "This command:"
+    assert "The script:" in sections
+    assert "--recipe" not in shown, "hidden until a recipe is a script"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_completes_verbs_flags_and_values(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["completion", shell])
+    assert "_RAY_ON_ECS_COMPLETE" in capsys.readouterr().out
+
+    def completed(words: str) -> str:
+        variables = {"_RAY_ON_ECS_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        return subprocess.run(
+            [sys.executable, "-c", "from ray_on_ecs.cli.main import command_line as c; c(prog_name='ray-on-ecs')"],
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    assert "plain,compare" in completed("ray-on-ecs comp")
+    assert "--max-restarts" in completed("ray-on-ecs run --max-re")
+    assert "plain,cuda" in completed("ray-on-ecs run --device cu")
+
+
+def test_a_wrong_word_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian"]) == 2
+    assert capsys.readouterr().err == "ray-on-ecs: No such command 'trian'. (see ray-on-ecs --help)\n"
+
+
+def test_a_stack_is_found_by_asking_pulumi_in_its_project(pulumi: Path) -> None:
+    stack = find(None, None)
+    assert (stack.bucket, stack.storage_path, stack.gpus) == ("the-bucket", "s3://the-bucket/runs", 2)
+    assert stack.estimated_hourly_usd is None, "AWS didn't say"
+    find("prod", None)
+    first, second = pulumi.read_text().splitlines()
+    project = Path.cwd().parent
+    assert first == f"{project} stack output --json --non-interactive"
+    assert second == f"{first} --stack prod"
+
+
+def test_a_stack_is_found_in_a_file(outputs: Path) -> None:
+    assert find(None, str(outputs)).name == "prod"
+
+
+def test_what_is_no_stack_is_one_line(
+    pulumi: Path, outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAYS", "error: no stack selected; please use `pulumi stack select`")
+    with pytest.raises(UsageError, match=r"names no stack in .*project \(no stack selected; .*--stack NAME names one"):
+        find(None, None)
+    monkeypatch.setenv("SAYS", "")
+    outputs.write_text("{}")
+    with pytest.raises(ResourceError, match=r"prod of .*project has no outputs: .* not up; pulumi up creates it"):
+        find("prod", None)
+    outputs.write_text(json.dumps({"url": "http://another.project"}))
+    with pytest.raises(UsageError, match="has no output bucket, cluster_name"):
+        find("prod", None)
+    with pytest.raises(UsageError, match="--outputs: /nowhere can't be read"):
+        find(None, "/nowhere")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="there is no command pulumi; install Pulumi, or give"):
+        find(None, None)
+
+
+def submitted(*words: str, gpus: int = 2) -> str:
+    """The job's command, as a stack with so many GPUs gets it."""
+    (folder := Path(tempfile.mkdtemp())).joinpath("dev.json").write_text(json.dumps({**OUTPUTS, "gpus": gpus}))
+    stack = find(None, str(folder / "dev.json"))
+    shutil.rmtree(folder)
+    context = run.command.make_context("run", list(words))
+    given = {key: value for key, value in context.params.items() if key in run.settings()}
+    return run._submission(
+        StackCluster(stack).run_flags(), given, context.params["recipe"], context.params["command"]
+    ).entrypoint
+
+
+def test_flags_reach_the_run_as_they_were_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = ("--run-name", "x")
+    images, recipe = ("--recipe", "images"), "python -m training --recipe"
+    assert submitted(*images, *named) == f"{recipe} images --num-workers 2 --run-name x", (
+        "a worker for each of its GPUs"
+    )
+    assert submitted(*images, "--num-workers", "1:4", *named) == f"{recipe} images --num-workers 1:4 --run-name x"
+    assert submitted(*images, *named, gpus=0) == f"{recipe} images --run-name x"
+    language = submitted("--recipe", "language", "--max-steps", "9", "--fetch", "here", *named)
+    assert language == f"{recipe} language --num-workers 2 --run-name x --max-steps 9", "--fetch is this command's"
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    script = submitted("--env", "A=1", "--env", "B=2", *named, "train.py", "--epochs", "9", "-m", "--detach")
+    assert script == (
+        "python -m ray_on_ecs.run --num-workers 2 --run-name x --env A=1 --env B=2 train.py --epochs 9 -m --detach"
+    )
+    module = submitted("-m", *named, "--max-failures", "1", "my.package", "--local")
+    assert (
+        module == "python -m ray_on_ecs.run --num-workers 2 --run-name x --max-failures 1 --module my.package --local"
+    )
+
+
+def test_the_heads_container_is_found_as_the_stacks_own_commands_find_it() -> None:
+    assert commands.HEAD_CONTAINER == aws.HEAD_CONTAINER
+
+
+def test_what_is_typed_goes_before_what_the_environment_says(
+    outputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_ON_ECS_OUTPUTS", "/nowhere")
+    main(["stop", "--outputs", str(outputs), "first"])
+    assert "/nowhere" not in capsys.readouterr().err
+    [port] = free_ports(1)
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"127.0.0.1:{port}")
+    assert main(["stop", "--local", "first"]) == 3
+    assert f"no Ray head answers at http://127.0.0.1:{port}" in capsys.readouterr().err
+    assert main(["stop", "--local", "--stack", "dev", "first"]) == 2
+    assert "give one of them" in capsys.readouterr().err
+    monkeypatch.setenv("RAY_ON_ECS_STACK", "dev")
+    assert main(["stop", "first"]) == 2, "the environment contradicts itself"
+
+
+def test_a_mistake_of_a_run_needs_no_cluster(pulumi: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, line in (
+        (("--recipe", "images", "--epochs", "five"), "--epochs: invalid int value: 'five'; see python -m training"),
+        (("--recipe", "texts"), "--recipe: 'texts' is not allowed; it must be one of images, language"),
+        (("--epochs", "5", "train.py"), "No such option '--epochs'"),
+        ((), "SCRIPT: is missing; give the script to run"),
+        (("nosuch.py",), "SCRIPT: there is no file 'nosuch.py'"),
+        (("--detach", "--fetch", "x"), "--fetch: a run that is left to itself"),
+        (("--json",), "--json: prints the name"),
+    ):
+        assert main(["run", *words]) == 2
+        assert line in capsys.readouterr().err
+    assert not pulumi.exists(), "nobody was asked"
+
+
+def test_a_token_of_this_machine_is_found_where_ray_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    assert LocalCluster()._head.token == ""
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("of-this-machine\n")
+    assert LocalCluster()._head.token == "of-this-machine"
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "typed")
+    assert LocalCluster()._head.token == "typed"
+
+
+def test_a_session_ends_with_the_command_however_that_ends(tmp_path: Path) -> None:
+    """A closed window sends SIGHUP, and `kill` SIGTERM."""
+    session = tmp_path / "aws"
+    session.write_text(
+        f"#!{sys.executable}\nimport http.server as h, json, sys\n"
+        "port = json.loads(sys.argv[sys.argv.index('--parameters') + 1])['localPortNumber'][0]\n"
+        "h.HTTPServer(('127.0.0.1', int(port)), h.BaseHTTPRequestHandler).serve_forever()\n"
+    )
+    plugin = tmp_path / "session-manager-plugin"
+    plugin.write_text("#!/bin/sh\n")
+    for program in (session, plugin):
+        program.chmod(0o755)
+    code = (
+        "import signal, time; from ray_on_ecs.cli import main as m; from ray_on_ecs.cluster import session\n"
+        # Whoever started the tests may ignore them: nohup, or a shell's background.
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL); signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def hold(ctx):\n"
+        "    import os\n"
+        "    with session.forwarded_port('r', 'i', 'h', 1, os.environ) as port:\n"
+        "        print(port, flush=True); time.sleep(600)\n"
+        "m.command_line.invoke = hold; m.main(['runs'])\n"
+    )
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as held:
+            assert held.stdout
+            port = int(held.stdout.readline())
+            with socket.create_connection(("127.0.0.1", port)):
+                pass
+            held.send_signal(number)
+            held.wait(60)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+
+
+def test_the_runs_of_a_stack_are_opened_without_asking_for_the_buckets_region(
+    outputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "mine")
+    storage = StackCluster(find(None, str(outputs))).storage("first")
+    assert storage.uri == "s3://the-bucket/runs/first"
+    assert storage.path("result.json") == "the-bucket/runs/first/result.json"
+    assert storage.filesystem.region == "us-west-2"

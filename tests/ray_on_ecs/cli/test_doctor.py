@@ -1,0 +1,269 @@
+"""`ray-on-ecs doctor`: each thing that can be wrong is a line of its own with what to type, and the rest is skipped."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from infra.config.quotas import quota_of
+from ray_on_ecs.cli import doctor
+from ray_on_ecs.node import code
+from tests.ray_on_ecs.cli.account import BIN, Laptop
+
+# Read by Python when it starts: the clock of the process is wrong by so many seconds.
+SHIFTED = """
+import os, time
+shifted, real = float(os.environ["SHIFTED"]), time.time
+time.time = lambda: real() + shifted
+"""
+ALL = [
+    *("AWS CLI", "Session Manager plugin", "stack", "clock", "credentials", "region", "parameters", "quota", "bucket"),
+    *("services", "head's instance", "Ray", "version", "nodes", "code"),
+]
+SKIPPED = doctor.MARKS["skipped"].strip()
+
+
+@pytest.fixture
+def stack(stack: Laptop) -> Laptop:
+    """One with which all is well."""
+    stack.head.add_worker()
+    stack.head.add_worker()
+    return stack
+
+
+def states(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """The mark of each check."""
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("      ")]
+    return {line[4:].partition(":")[0]: line[:2].strip() for line in lines}
+
+
+def line_of(done: subprocess.CompletedProcess[str], check: str) -> str:
+    """What a check says, and what is to be typed."""
+    lines = done.stdout.splitlines()
+    [index] = [index for index, line in enumerate(lines) if line[4:].startswith(f"{check}: ")]
+    fix = lines[index + 1].strip() if lines[index + 1 :] and lines[index + 1].startswith("      ") else ""
+    return f"{lines[index][4:].partition(': ')[2]} | {fix}"
+
+
+def failed(done: subprocess.CompletedProcess[str], *checks: str) -> None:
+    """These checks fail, and whatever needs them is skipped."""
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert [check for check, mark in states(done).items() if mark == "✗"] == list(checks), done.stdout
+    assert done.stderr == "", "every check has its line"
+
+
+def test_all_is_well(stack: Laptop) -> None:
+    done = stack.run("doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert states(done) == dict.fromkeys(ALL, "ok")
+    assert done.stdout.splitlines()[0] == "ok  AWS CLI: aws-cli/2.31.0"
+    assert line_of(done, "quota") == "Running On-Demand G and VT instances: 64 vCPUs, 8 needed | "
+    assert line_of(done, "bucket") == f"{stack.outputs['bucket']}/runs/ can be read and written | "
+    assert line_of(done, "nodes") == "2 beside the head | "
+    assert not stack.aws("s3").list_objects_v2(Bucket=stack.outputs["bucket"]).get("Contents"), "it leaves nothing"
+
+
+def test_programs_get_the_same(stack: Laptop) -> None:
+    found = json.loads(stack.run("doctor", "--json").stdout)
+    assert found["ok"] is True
+    assert [each["check"] for each in found["checks"]] == ALL
+    assert found["checks"][0] == {"check": "AWS CLI", "state": "ok", "line": "aws-cli/2.31.0", "type": ""}
+
+
+def test_without_the_plugin_it_says_how_to_install_it(stack: Laptop, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "aws").symlink_to(BIN / "aws")
+    done = stack.run("doctor", PATH=f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:/usr/bin:/bin")
+    failed(done, "Session Manager plugin")
+    assert "there is no command session-manager-plugin | " in line_of(done, "Session Manager plugin")
+    assert "session-manager-downloads/plugin/latest/" in line_of(done, "Session Manager plugin")
+    assert line_of(done, "Ray") == "not checked without Session Manager plugin | "
+    assert states(done)["services"] == "ok", "what does not need it is checked"
+
+
+def test_without_pulumi_and_a_file_there_is_no_stack(stack: Laptop) -> None:
+    done = stack.run_alone("doctor")
+    failed(done, "stack")
+    assert "there is no command pulumi" in line_of(done, "stack")
+    assert states(done)["code"] == SKIPPED
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "types"),
+    [
+        (None, "can't be read", "pulumi stack output --json > {file}"),
+        ("{}", "is not up; pulumi up creates it", "pulumi up"),
+        ('{"bucket": "b"}', "has no output ", "pulumi stack output --json > {file}"),
+    ],
+)
+def test_outputs_of_no_stack(stack: Laptop, tmp_path: Path, text: str | None, says: str, types: str) -> None:
+    file = tmp_path / "mine.json"
+    if text:
+        file.write_text(text)
+    done = stack.run_alone("doctor", "--outputs", str(file))
+    failed(done, "stack")
+    assert says in line_of(done, "stack")
+    assert line_of(done, "stack").endswith(f" | {types.format(file=file)}")
+
+
+def test_a_stack_that_is_down(stack: Laptop) -> None:
+    stack.aws("ssm").delete_parameter(Name=stack.outputs["token_parameter"])
+    done = stack.run("doctor")
+    failed(done, "parameters")
+    assert "is down, or in another account" in line_of(done, "parameters")
+    assert line_of(done, "parameters").endswith(" | pulumi up")
+
+
+def test_another_token(stack: Laptop) -> None:
+    name = stack.outputs["token_parameter"]
+    stack.aws("ssm").put_parameter(Name=name, Type="SecureString", Value="of-another", Overwrite=True)
+    done = stack.run("doctor")
+    failed(done, "Ray")
+    assert line_of(done, "Ray").startswith("the Ray head refuses the token; ")
+
+
+def test_a_head_that_is_being_replaced(stack: Laptop) -> None:
+    stack.replace_service("head", 1, 0)
+    done = stack.run("doctor")
+    failed(done, "services")
+    assert "head 0 of 1 running, workers 2 of 2 running: the head is starting or being" in line_of(done, "services")
+    assert " | aws logs tail --since 1h --region us-east-1 " in line_of(done, "services")
+
+
+def test_workers_that_start_are_no_failure(stack: Laptop) -> None:
+    stack.replace_service("workers", 2, 1)
+    done = stack.run("doctor")
+    assert done.returncode == 0, done.stdout
+    assert states(done)["services"] == "!"
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(3600, "failed"), (-3600, "failed"), (100, "warning"), (3, "ok")])
+def test_a_clock_that_is_wrong(stack: Laptop, tmp_path: Path, seconds: int, state: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SHIFTED)
+    path = f"{tmp_path}:{stack.variables['PYTHONPATH']}"
+    done = stack.run("doctor", SHIFTED=str(seconds), PYTHONPATH=path)
+    assert states(done)["clock"] == doctor.MARKS[state].strip(), done.stdout
+    assert done.returncode == (state == "failed")
+    if state == "failed":
+        assert f"s {'ahead of' if seconds > 0 else 'behind'} AWS, which refuses signatures" in line_of(done, "clock")
+        assert states(done)["credentials"] == SKIPPED
+
+
+def test_no_credentials(stack: Laptop) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        del stack.variables[name]
+    done = stack.run("doctor")
+    failed(done, "credentials")
+    assert "no AWS credentials that work" in line_of(done, "credentials")
+    assert " | aws sso login " in line_of(done, "credentials")
+    done = stack.run("doctor", AWS_PROFILE="nobody")
+    failed(done, "credentials")
+    assert "nobody" in line_of(done, "credentials")
+
+
+def test_another_region_of_the_environment_is_a_note(stack: Laptop) -> None:
+    done = stack.run("doctor", AWS_REGION="eu-west-1")
+    assert done.returncode == 0, done.stdout
+    assert "eu-west-1, is for other commands" in line_of(done, "region")
+
+
+def test_a_quota_that_is_too_low(stack: Laptop) -> None:
+    stack.front.answers["GetServiceQuota"] = {"Quota": {"QuotaName": "Running On-Demand G", "Value": 4.0}}
+    done = stack.run("doctor")
+    failed(done, "quota")
+    assert line_of(done, "quota") == (
+        "Running On-Demand G: 4 vCPUs, and 2 x g5.xlarge need 8; AWS decides on a request | aws service-quotas "
+        "request-service-quota-increase --service-code ec2 --quota-code L-DB2E81BA --desired-value 8 --region us-east-1"
+    )
+
+
+def test_the_quotas_are_those_that_a_preview_checks() -> None:
+    for name in ("g5.xlarge", "gr6.4xlarge", "p4d.24xlarge", "p5.48xlarge", "p3.2xlarge"):
+        for spot in (False, True):
+            quota = quota_of(name, spot=spot)
+            assert quota is not None
+            assert doctor.quota_code(name, spot=spot) == quota.code
+    assert doctor.quota_code("m5.xlarge", spot=False) is None
+
+
+def test_a_bucket_that_is_gone(stack: Laptop) -> None:
+    stack.aws("s3").delete_bucket(Bucket=stack.outputs["bucket"])
+    done = stack.run("doctor")
+    failed(done, "bucket")
+    assert line_of(done, "bucket").endswith(" | pulumi up")
+
+
+def test_a_bucket_that_can_only_be_read(stack: Laptop) -> None:
+    stack.front.refused = {f"PUT /{stack.outputs['bucket']}/"}
+    done = stack.run("doctor")
+    assert done.returncode == 0, done.stdout
+    assert "can be read, which is enough to fetch, but not s3:PutObject" in line_of(done, "bucket")
+
+
+def test_a_bucket_that_may_not_be_listed(stack: Laptop) -> None:
+    stack.front.refused = {f"GET /{stack.outputs['bucket']}?list-type"}
+    done = stack.run("doctor")
+    failed(done, "bucket")
+    assert "s3:ListBucket" in line_of(done, "bucket")
+
+
+def test_what_aws_does_not_let_look_at_is_no_failure(stack: Laptop) -> None:
+    stack.front.refused = {"DescribeInstanceInformation", "GetServiceQuota", "DescribeRegions"}
+    done = stack.run("doctor")
+    assert done.returncode == 0, done.stdout
+    marks = states(done)
+    assert {check for check, mark in marks.items() if mark == "!"} == {"head's instance", "quota", "region"}
+    assert line_of(done, "quota").startswith("unknown, AWS does not let you look ")
+
+
+def test_an_instance_that_session_manager_has_lost(stack: Laptop) -> None:
+    stack.front.answers["DescribeInstanceInformation"] = {"InstanceInformationList": []}
+    done = stack.run("doctor")
+    failed(done, "head's instance")
+    assert f"Session Manager does not reach {stack.outputs['head_instance_id']}" in line_of(done, "head's instance")
+
+
+def test_a_session_that_is_refused(stack: Laptop) -> None:
+    done = stack.run("doctor", AWS_STAND_IN_REFUSES="TargetNotConnected")
+    failed(done, "Ray")
+    assert line_of(done, "Ray").startswith("the head's instance is not connected to Session Manager")
+
+
+def test_other_versions_and_other_code_are_notes(stack: Laptop) -> None:
+    stack.head.version = "2.59.0"
+    stack.head.nodes[0]["labels"]["code"] = "0123456789ab"
+    done = stack.run("doctor")
+    assert done.returncode == 0, done.stdout
+    assert line_of(done, "version").endswith(" | pip install 'ray[default]==2.59.0'")
+    assert line_of(done, "code") == (
+        f"the image has other code (0123456789ab) than is here ({code.fingerprint()}) | pulumi up"
+    )
+
+
+def test_nodes_that_have_ended_are_named(stack: Laptop) -> None:
+    lost = {
+        "state": "DEAD",
+        "end_time_ms": 1000 * (time.time() - 60),
+        "state_message": "Unexpected termination: health check failed",
+    }
+    stack.head.nodes[1] |= lost
+    done = stack.run("doctor")
+    assert states(done)["nodes"] == "!"
+    assert line_of(done, "nodes").startswith("1 beside the head; 1 ended unexpectedly within an hour, the last one: ")
+
+
+def test_where_nothing_answers_it_ends_within_a_minute(stack: Laptop) -> None:
+    """192.0.2.0/24 is for documentation: no packet comes back."""
+    done = stack.run("doctor", AWS_ENDPOINT_URL="http://192.0.2.77:9")
+    failed(done, "clock")
+    assert "AWS can't be reached" in line_of(done, "clock")
+
+
+def test_an_aws_that_never_answers_is_not_waited_for(stack: Laptop) -> None:
+    stack.front.is_silent = True
+    begun_at = time.monotonic()
+    failed(stack.run("doctor"), "credentials")
+    assert time.monotonic() - begun_at < 60

@@ -1,0 +1,124 @@
+"""`ray-on-ecs fetch` from folders and from S3."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_on_ecs.cli.fetch import fetch_run
+from ray_on_ecs.cli.main import main
+from ray_on_ecs.cluster.clusters import LocalCluster
+from tests.aws import BUCKET
+from tests.ray_on_ecs.cli.folders import Folders
+
+RESULTS = {"config.json", "metrics.jsonl", "result.json", "curves.png", "model.pt", "best/model.pt", "files/a.part"}
+CHECKPOINT = {"checkpoint_00000010/__0_0.distcp", "checkpoint_00000010/.metadata"}
+
+
+@pytest.fixture(params=["folder", "s3"])
+def folders(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    aws_variables: dict[str, str],
+    s3_client: Any,
+    request: pytest.FixtureRequest,
+) -> Folders:
+    """A storage path of each kind with a run, `first`; the test's own folder is where it starts."""
+    path = str(tmp_path / "results") if request.param == "folder" else f"s3://{BUCKET}/fetch-{time.time_ns()}"
+    for name, value in {**aws_variables, "RAY_ON_ECS_STORAGE_PATH": path}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    found = Folders(path)
+    found.recipe("first")
+    for file in ("run.lock", "files/a.part", *CHECKPOINT):
+        found.of("first").write(file, f"content of {file}")
+    return found
+
+
+def files(folder: Path) -> set[str]:
+    return {str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()}
+
+
+def fetched(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["fetch", "--local", "--json", *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_run_is_copied_without_its_checkpoints_and_its_lock(folders: Folders) -> None:
+    assert main(["fetch", "--local", "first"]) == 0
+    assert files(Path("runs/first")) == RESULTS
+    assert Path("runs/first/files/a.part").read_text() == "content of files/a.part"
+    assert Path("runs/first/model.pt").read_bytes() == bytes(100_000)
+
+
+def test_checkpoints_are_copied_if_they_are_asked_for(folders: Folders) -> None:
+    assert main(["fetch", "--local", "first", "mine", "--checkpoints"]) == 0
+    assert files(Path("mine/first")) == RESULTS | CHECKPOINT
+
+
+def test_the_second_time_only_what_is_new_is_copied(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    first = fetched(capsys, "first")
+    assert set(first["copied"]) == set(first["files"]) == RESULTS
+    assert fetched(capsys, "first")["copied"] == []
+    folders.of("first").write("model.pt", b"new")
+    Path("runs/first/curves.png").write_bytes(b"cut")
+    assert set(fetched(capsys, "first")["copied"]) == {"model.pt", "curves.png"}
+    assert Path("runs/first/model.pt").read_bytes() == b"new"
+
+
+def test_a_file_has_the_storages_time_so_a_laptop_whose_clock_is_behind_copies_it_once(folders: Folders) -> None:
+    fetch_run(LocalCluster(), "first", "runs")
+    there = folders.of("first").filesystem.get_file_info(folders.of("first").path("model.pt"))
+    assert Path("runs/first/model.pt").stat().st_mtime == pytest.approx(there.mtime.timestamp(), abs=1)
+
+
+def test_only_some_files_are_copied(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(fetched(capsys, "first", "--only", "*.json", "--only", "best/*")["files"]) == {
+        "config.json",
+        "result.json",
+        "best/model.pt",
+    }
+    assert main(["fetch", "--local", "first", "--only", "*.bin"]) == 2
+    assert "*.bin" in capsys.readouterr().err
+
+
+def test_a_run_that_is_not_there_is_refused_with_the_nearest_names(
+    folders: Folders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders.status("another", "finished")
+    assert main(["fetch", "--local", "frist"]) == 2
+    assert "did you mean first?" in capsys.readouterr().err
+    assert main(["fetch", "--local", "../results/first"]) == 2
+    assert not Path("runs").exists()
+
+
+def test_a_line_says_what_is_where(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fetch", "--local", "first"]) == 0
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.startswith("runs/first: 7 files, ")
+    assert "best/" in line
+    fetch_run(LocalCluster(), "first", "runs")
+    printed = capsys.readouterr()
+    assert "nothing new" in printed.err
+    assert not printed.out, "run prints what scripts read"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_is_said(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs").mkdir(mode=0o500)
+    assert main(["fetch", "--local", "first"]) == 3
+    assert "can't be copied" in capsys.readouterr().err
+
+
+def test_a_file_in_the_place_of_the_folder_is_said_and_no_half_files_stay(
+    folders: Folders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("runs/first/best").parent.mkdir(parents=True)
+    Path("runs/first/best").write_text("in the way")
+    assert main(["fetch", "--local", "first"]) == 3
+    assert "can't be copied" in capsys.readouterr().err
+    assert not [name for name in files(Path("runs")) if name.endswith(".part") and "files/" not in name]

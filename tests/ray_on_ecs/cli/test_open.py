@@ -1,0 +1,93 @@
+"""`ray-on-ecs open`: the card of a run, copied and in a browser."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ray_on_ecs.cli.main import main
+from ray_on_ecs.cli.open import dashboard
+from ray_on_ecs.cluster.stack import Stack
+from tests.ray_on_ecs.cli.folders import Folders, outputs
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
+    """A storage path with a run, `first`, that has no card; no browser."""
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
+    monkeypatch.chdir(tmp_path)
+    found = Folders(str(tmp_path / "results"))
+    found.recipe("first", done=2, is_finished=False)
+    found.status("first", "training")
+    return found
+
+
+def test_a_run_without_a_card_gets_one_in_the_copy_alone(
+    folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["open", "--local", "--no-browser", "first"]) == 0
+    card = Path(capsys.readouterr().out.strip())
+    assert card == tmp_path / "runs/first/card.html"
+    assert "first" in card.read_text()
+    assert not folders.of("first").exists("card.html"), "a look at a run does not change it"
+
+
+def test_the_runs_own_card_is_shown_unless_it_is_older_than_what_the_run_says(
+    folders: Folders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders.of("first").write("card.html", "<p>its own")
+    folders.of("first").write("curves.png", "picture")
+    assert main(["open", "--local", "--no-browser", "--json", "first"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert Path(shown["card"]).read_text() == "<p>its own"
+    assert Path(shown["curves"]).read_text() == "picture"
+    assert shown["cloudwatch"] is None
+    folders.age(60, "first/card.html")
+    assert main(["open", "--local", "--no-browser", "first"]) == 0
+    assert "its own" not in Path(shown["card"]).read_text()
+
+
+def test_without_a_browser_the_path_is_printed(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["open", "--local", "first"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.endswith("card.html\n")
+    assert sys.platform != "linux" or "no browser" in printed.err
+
+
+def test_the_card_is_opened_in_the_browser(folders: Folders, tmp_path: Path) -> None:
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/opened\n')
+    browser.chmod(0o755)
+    command = [sys.executable, "-m", "ray_on_ecs", "open", "--local", "first"]
+    subprocess.run(command, env={**os.environ, "BROWSER": f"{browser} %s"}, check=True, capture_output=True)
+    assert (tmp_path / "opened").read_text().strip() == (tmp_path / "runs/first/card.html").as_uri()
+
+
+@pytest.mark.parametrize(
+    ("region", "host"),
+    [
+        ("eu-central-1", "eu-central-1.console.aws.amazon.com"),
+        ("us-gov-west-1", "us-gov-west-1.console.amazonaws-us-gov.com"),
+        ("cn-north-1", "cn-north-1.console.amazonaws.cn"),
+    ],
+)
+def test_the_dashboard_is_in_the_console_of_its_partition(region: str, host: str) -> None:
+    stack = replace(Stack(name="dev", **outputs("runs")), region=region)
+    assert dashboard(stack) == f"https://{host}/cloudwatch/home?region={region}#dashboards/dashboard/dev-cluster"
+
+
+def test_cloudwatch_needs_a_stack(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["open", "--local", "--cloudwatch", "first"]) == 2
+    assert "--cloudwatch" in capsys.readouterr().err
+
+
+def test_a_broken_run_is_said_on_one_line(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    folders.of("first").write("status.json", '{"state": "failed"}')
+    assert main(["open", "--local", "first"]) == 2
+    assert "can't be made" in capsys.readouterr().err

@@ -1,0 +1,317 @@
+"""`ray-on-ecs runs` on folders and buckets with runs of every state."""
+
+import json
+import logging
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ray_on_ecs.cli.main import main
+from ray_on_ecs.cluster import history
+from ray_on_ecs.tracking import layout
+from tests.aws import BUCKET
+from tests.ray_on_ecs.cli.folders import Folders, head, job, moment, outputs
+
+NO_HEAD = "http://127.0.0.1:9"
+HOUR = 3600.0
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
+    """The storage path of `--local`, a folder; no head answers."""
+    monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", NO_HEAD)
+    return Folders(str(tmp_path / "results"))
+
+
+@pytest.fixture
+def bucket(
+    monkeypatch: pytest.MonkeyPatch, aws_variables: dict[str, str], s3_client: Any, request: pytest.FixtureRequest
+) -> Folders:
+    """The same in S3."""
+    path = f"s3://{BUCKET}/{request.node.originalname}-{time.time_ns()}"
+    for name, value in {**aws_variables, "RAY_ON_ECS_STORAGE_PATH": path, "RAY_API_SERVER_ADDRESS": NO_HEAD}.items():
+        monkeypatch.setenv(name, value)
+    return Folders(path)
+
+
+@pytest.fixture
+def listed(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, dict[str, Any]]]:
+    """Returns the runs of `ray-on-ecs runs --local --json`, by name."""
+
+    def call(*flags: str) -> dict[str, dict[str, Any]]:
+        assert main(["runs", "--local", "--json", *flags]) == 0
+        return {run["name"]: run for run in json.loads(capsys.readouterr().out)}
+
+    return call
+
+
+def make_silent(name: str) -> None:
+    """Let objects of S3 be written five minutes ago."""
+    from moto.core import DEFAULT_ACCOUNT_ID
+    from moto.s3.models import s3_backends
+
+    keys = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[BUCKET].keys
+    for key in keys:
+        if f"/{name}/" in key:
+            keys[key].last_modified = datetime.now(UTC).replace(tzinfo=None) - timedelta(minutes=5)
+
+
+def test_a_storage_path_without_runs_says_how_to_start_one(
+    folders: Folders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["runs", "--local", "--no-head"]) == 0
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert "ray-on-ecs run --local starts one" in printed.err
+    assert main(["runs", "--local", "--no-head", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+@pytest.mark.parametrize("state", ["waiting", "training", "finished", "failed", "interrupted"])
+def test_a_state_is_that_of_the_status(folders: Folders, listed: Callable[..., Any], state: str) -> None:
+    folders.status("mine", state)
+    run = listed("--no-head")["mine"]
+    assert run["state"] == state
+    assert {
+        "epoch": 2,
+        "epochs": 5,
+        "step": 25,
+        "loss": 0.25,
+        "cost_usd": 0.42,
+        "workers": 2,
+        "job": "mine",
+    }.items() <= (run.items())
+    assert 700 < run["started_seconds_ago"] < 800
+
+
+@pytest.mark.parametrize("state", ["waiting", "training"])
+def test_a_run_whose_driver_is_silent_is_lost_unless_its_job_runs(
+    folders: Folders, listed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    folders.status("mine", state)
+    folders.age(130, "mine/status.json")
+    assert listed("--no-head")["mine"]["state"] == "lost"
+    with head([]) as url:
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
+        assert listed()["mine"]["state"] == "lost"
+    with head([job("mine")]) as url:
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
+        assert listed()["mine"]["state"] == state
+
+
+def test_a_lock_that_is_refreshed_shows_that_the_driver_is_there(folders: Folders, listed: Callable[..., Any]) -> None:
+    folders.status("mine", "training")
+    folders.of("mine").write(layout.LOCK, "{}")
+    folders.age(130, "mine/status.json")
+    assert listed("--no-head")["mine"]["state"] == "training"
+
+
+def test_a_silent_run_in_s3_is_lost(bucket: Folders, listed: Callable[..., Any]) -> None:
+    bucket.status("lost-run", "training")
+    bucket.status("other-run", "training")
+    make_silent("lost-run")
+    assert {name: run["state"] for name, run in listed("--no-head").items()} == {
+        "lost-run": "lost",
+        "other-run": "training",
+    }
+
+
+@pytest.mark.parametrize("error", [-HOUR, HOUR], ids=["behind", "ahead"])
+def test_the_clock_of_the_laptop_does_not_matter_to_runs_in_s3(
+    bucket: Folders, listed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, error: float
+) -> None:
+    wrong = SimpleNamespace(time=lambda: time.time() + error)
+    monkeypatch.setattr(history, "time", wrong)
+    bucket.status("mine", "training")
+    run = listed("--no-head")["mine"]
+    assert run["state"] == "training"
+    assert 700 < run["started_seconds_ago"] < 800
+
+
+def test_a_clock_that_is_behind_gives_no_negative_times(
+    folders: Folders, listed: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders.status("mine", "training", started=moment(-HOUR))
+    assert listed("--no-head")["mine"]["started_seconds_ago"] == 0
+    assert main(["runs", "--local", "--no-head"]) == 0
+    assert "0 s ago" in capsys.readouterr().out
+
+
+def test_runs_without_a_status_are_listed(folders: Folders, listed: Callable[..., Any]) -> None:
+    """Those of `training.plain`, and those whose driver was killed before it wrote one."""
+    folders.recipe("plain-finished")
+    for name in ("plain-training", "plain-killed", "plain-interrupted"):
+        folders.recipe(name, done=3, is_finished=False)
+    folders.of("plain-training").write(layout.LOCK, "{}")
+    folders.of("plain-killed").write(layout.LOCK, "{}")
+    folders.of("no-settings-yet").write(layout.LOCK, "{}")
+    folders.age(130, "plain-killed/run.lock", "no-settings-yet/run.lock")
+    found = listed("--no-head")
+    assert {name: run["state"] for name, run in found.items()} == {
+        "plain-finished": "finished",
+        "plain-training": "training",
+        "plain-killed": "lost",
+        "plain-interrupted": "interrupted",
+        "no-settings-yet": "lost",
+    }
+    assert 0 <= found["plain-training"]["started_seconds_ago"] < 60
+    assert 120 < found["no-settings-yet"]["started_seconds_ago"] < 190
+
+
+def test_a_resumed_run_without_a_status_is_starting(
+    folders: Folders, listed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders.recipe("mine", done=3, is_finished=False)
+    with head([job("mine")]) as url:
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
+        assert listed()["mine"]["state"] == "starting"
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[1]", '{"state": "training"}', '{"started": 7, "state": "training"}', "\xff"]
+)
+def test_one_broken_document_hides_no_other_run(folders: Folders, listed: Callable[..., Any], content: str) -> None:
+    folders.status("broken", "training")
+    folders.of("broken").write(layout.STATUS, content.encode("latin-1"))
+    folders.status("fine", "training")
+    found = listed("--no-head")
+    assert found["broken"]["state"] == "unreadable"
+    assert found["fine"]["state"] == "training"
+
+
+def test_numbers_that_are_none_are_left_out(
+    folders: Folders, listed: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders.status("waits", "waiting", epoch=None, epochs=None, step=None, loss=None, cost_usd=None, workers=None)
+    folders.of("diverged").write(
+        layout.STATUS,
+        f'{{"state": "failed", "started": "{moment(60)}", "loss": NaN, "cost_usd": Infinity, "epoch": "x"}}',
+    )
+    found = listed("--no-head")
+    assert found["waits"]["loss"] is None
+    assert found["diverged"] | {"loss": None, "cost_usd": None, "epoch": None} == found["diverged"]
+    assert main(["runs", "--local", "--no-head"]) == 0
+    assert "None" not in capsys.readouterr().out
+
+
+def test_what_is_no_run_is_not_listed(folders: Folders, listed: Callable[..., Any]) -> None:
+    folders.status("mine", "finished")
+    folders.of("notes").write("read.me", "mine")
+    folders.of("").write(".write-check", "")
+    assert set(listed("--no-head")) == {"mine"}
+
+
+def test_jobs_without_a_folder_are_queued_or_starting(
+    folders: Folders, listed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = {"run_name": "theirs", "storage_path": "s3://another/runs"}
+    jobs = [
+        job("new"),
+        job("next", "PENDING"),
+        job("done", "SUCCEEDED"),
+        job("theirs", metadata=elsewhere),
+        job("x", metadata=None),
+        job("typed", submission_id=None),
+    ]
+    with head(jobs) as url:
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
+        found = listed()
+    assert {name: run["state"] for name, run in found.items()} == {"new": "starting", "next": "queued"}
+    assert 25 < found["new"]["started_seconds_ago"] < 60
+    assert found["new"]["job"] == "new"
+
+
+def test_a_run_that_is_resumed_is_starting_until_its_driver_says_otherwise(
+    folders: Folders, listed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders.status("mine", "interrupted")
+    folders.status("ends", "finished")
+    with head([job("mine", submission_id="mine.2"), job("ends")]) as url:
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
+        found = listed()
+    assert found["mine"]["state"] == "starting"
+    assert found["mine"]["job"] == "mine.2"
+    assert found["ends"]["state"] == "finished", "its driver has written its end and is about to exit"
+
+
+def test_without_a_head_the_runs_are_listed_and_one_line_says_why(
+    folders: Folders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders.status("mine", "finished")
+    assert main(["runs", "--local"]) == 0
+    printed = capsys.readouterr()
+    assert "mine" in printed.out
+    [line] = printed.err.splitlines()
+    assert "may be old" in line
+    assert NO_HEAD in line
+
+
+def test_the_newest_runs_come_first_and_a_limit_says_that_there_are_more(
+    folders: Folders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for index in range(5):
+        folders.status(f"run-{index}", "finished", started=moment(100 * (index + 1)))
+        folders.age(90 * index, f"run-{index}/status.json")
+    assert main(["runs", "--local", "--no-head", "--limit", "3"]) == 0
+    printed = capsys.readouterr()
+    assert re.findall(r"run-\d", printed.out) == ["run-0", "run-1", "run-2"]
+    assert "--limit" in printed.err
+
+
+def test_two_hundred_runs_in_s3_are_listed_in_a_few_requests(
+    bucket: Folders, listed: Callable[..., Any], s3_client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefix = bucket.path.removeprefix(f"s3://{BUCKET}/")
+    for index in range(200):
+        bucket.status(f"run-{index:03}", "finished", started=moment(1000 - index))
+        for name in ("checkpoint_00000010/.metadata", "files/a/b"):
+            s3_client.put_object(Bucket=BUCKET, Key=f"{prefix}/run-{index:03}/{name}")
+    with caplog.at_level(logging.INFO, logger="werkzeug"):
+        found = listed("--no-head")
+    assert len(found) == 20
+    requests = [record.getMessage() for record in caplog.records]
+    assert len([each for each in requests if "list-type=2" in each]) <= 2
+    assert len(requests) <= 60, "a status is read for those that are shown alone"
+    assert len(listed("--no-head", "--limit", "500")) == 200
+
+
+def test_a_bucket_that_is_not_there_is_named(
+    bucket: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", "s3://no-such-bucket-of-anyone/runs")
+    assert main(["runs", "--local", "--no-head"]) == 2
+    assert "no-such-bucket-of-anyone" in capsys.readouterr().err
+
+
+def test_s3_that_does_not_answer_is_said_soon(
+    bucket: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", NO_HEAD)
+    began = time.monotonic()
+    assert main(["runs", "--local", "--no-head"]) == 3
+    assert time.monotonic() - began < 20
+    assert "can't be reached" in capsys.readouterr().err
+
+
+def test_the_runs_of_a_stack_are_those_of_its_bucket(
+    bucket: Folders, s3_client: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
+    s3_client.create_bucket(Bucket="bucket-of-a-stack")
+    Folders("s3://bucket-of-a-stack/runs").status("mine", "finished")
+    file = tmp_path / "dev.json"
+    file.write_text(json.dumps(outputs("bucket-of-a-stack")))
+    assert main(["runs", "--outputs", str(file), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert [run["name"] for run in json.loads(printed.out)] == ["mine"]
+    assert "may be old" in printed.err, "there is no head behind these outputs"
+    file.write_text(json.dumps(outputs("bucket-that-is-gone")))
+    assert main(["runs", "--outputs", str(file), "--no-head"]) == 3
+    assert "pulumi up" in capsys.readouterr().err

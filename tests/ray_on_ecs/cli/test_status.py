@@ -1,0 +1,166 @@
+"""`ray-on-ecs status` of a stack: what Ray and AWS know, and what AWS refuses is left out."""
+
+import json
+import re
+from datetime import UTC, datetime
+
+import pytest
+
+from tests.ray_on_ecs.cli.account import NO_CAPACITY, Laptop
+
+MINIMUM = {"workers": {"min": 1, "max": 2, "idle_minutes": 60}}
+NEVER = {"workers": {"min": 0, "max": 2, "idle_minutes": 0}}
+FAILED = """<DescribeScalingActivitiesResponse xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/">
+<DescribeScalingActivitiesResult><Activities><member><ActivityId>1</ActivityId>
+<AutoScalingGroupName>g</AutoScalingGroupName><Cause>c</Cause><Description>Launching a new EC2 instance</Description>
+<StartTime>{now}</StartTime><StatusCode>Failed</StatusCode><StatusMessage>{why}</StatusMessage></member></Activities>
+</DescribeScalingActivitiesResult></DescribeScalingActivitiesResponse>"""
+
+
+def shown(done: object) -> dict[str, str]:
+    """The screen's lines by their titles; several of one title as one text."""
+    found: dict[str, str] = {}
+    title = ""
+    for line in getattr(done, "stdout", "").splitlines()[1:]:
+        title = line[2:10].strip() or title
+        found[title] = f"{found[title]}; {line[11:]}" if title in found else line[11:]
+    return found
+
+
+def test_it_is_one_screen(stack: Laptop) -> None:
+    stack.head.add_worker(used=1.0)
+    stack.head.add_worker()
+    stack.head.jobs = ["RUNNING", "PENDING", "SUCCEEDED"]
+    stack.head.waiting = [({"GPU": 1.0}, 3)]
+    stack.put_alarm("idle", "OK")
+    done = stack.run("status")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[0] == "stack outputs in us-east-1"
+    assert shown(done) == {
+        "head": f"m5.xlarge in us-east-1a, Ray {stack.head.version}, up 1 h 50 min",
+        "workers": "2 x g5.xlarge on demand in us-east-1a: 1 of 2 GPUs in use",
+        "GPUs": "1 in use, 2 there, 4 wanted",
+        "jobs": "1 running, 1 queued",
+        "ECS": "head 1 of 1 running, workers 2 of 2 running",
+        "EC2": "asked for 2 workers, has 2",
+        "cost": "2.20 USD an hour now; at most 2.20 with all workers and helpers; disks, NAT and traffic are extra",
+        "stops": "workers stop after 30 idle minutes (not so at present, for 0 min)",
+    }
+
+
+def test_programs_get_the_same(stack: Laptop) -> None:
+    stack.head.add_worker(**{"ray.io/market-type": "spot"})
+    found = json.loads(stack.run("status", "--json").stdout)
+    assert found["gpus"] == {"used": 0, "there": 1, "wanted": 0}
+    assert found["services"]["workers"] == {"running": 2, "desired": 2}
+    assert found["hourly_usd"]["workers"] == pytest.approx(0.4 + 1.006), "one on spot, and one that starts"
+    assert found["hourly_usd"]["now"] == pytest.approx(0.4 + 1.006 + 0.192)
+    assert found["unknown"] == {}
+
+
+def test_idle_workers_say_when_they_stop(stack: Laptop) -> None:
+    stack.head.add_worker()
+    stack.put_alarm("idle", "OK")
+    assert shown(stack.run("status"))["stops"] == "workers stop after 30 idle minutes (not so at present, for 0 min)"
+    stack.put_workers(scaling=MINIMUM)
+    stack.put_alarm("idle", "ALARM")
+    assert shown(stack.run("status"))["stops"] == (
+        "workers go down to 1 after 60 idle minutes (that has been so for 0 min: they are being stopped); "
+        "nothing stops the last 1 workers until pulumi destroy, or pulumi config set minWorkers 0 and pulumi up"
+    )
+
+
+def test_workers_without_an_idle_time_say_what_they_cost(stack: Laptop) -> None:
+    stack.put_workers(scaling=NEVER)
+    stack.head.add_worker()
+    stack.head.add_worker()
+    assert shown(stack.run("status"))["stops"] == (
+        "nothing stops idle workers: they cost 2.01 USD an hour until pulumi destroy, or pulumi config set "
+        "idleTimeoutMinutes 30 and pulumi up"
+    )
+
+
+def test_an_alarm_that_is_not_there_stops_nothing(stack: Laptop) -> None:
+    assert "(but its alarm is not there: pulumi up makes it)" in shown(stack.run("status"))["stops"]
+
+
+def test_a_launch_that_failed_is_one_line(stack: Laptop) -> None:
+    now = datetime.now(UTC).isoformat()
+    stack.front.texts["DescribeScalingActivities"] = FAILED.format(now=now, why=NO_CAPACITY)
+    assert shown(stack.run("status"))["EC2"] == f"asked for 2 workers, has 2; the last launch failed: {NO_CAPACITY}"
+
+
+def test_what_aws_refuses_is_left_out(stack: Laptop) -> None:
+    stack.front.refused = {"DescribeServices", "DescribeAutoScalingGroups", "DescribeInstances"}
+    done = stack.run("status")
+    assert done.returncode == 0, done.stderr
+    found = shown(done)
+    assert re.fullmatch(r"unknown \(ecs: An error occurred \(AccessDeniedException\).*\)", found["ECS"])
+    assert found["EC2"].startswith("unknown (autoscaling: ")
+    assert re.match(r"unknown \(ec2: .*\), Ray ", found["head"]), "its node is known, its instance is not"
+    assert found["cost"].startswith("0.19 USD an hour now")
+
+
+def test_without_a_price_the_costs_are_not_known(stack: Laptop) -> None:
+    stack.put_workers(head_usd=None)
+    assert shown(stack.run("status"))["cost"].startswith("unknown (the stack knows no price of a node); at most 2.20")
+
+
+def test_a_parameter_of_another_version_is_said_to_be_one(stack: Laptop) -> None:
+    stack.put_workers(scaling=...)
+    found = shown(stack.run("status"))
+    why = f"unknown ({stack.outputs['workers_parameter']} does not say what the workers are; pulumi up writes it)"
+    assert found["stops"] == why
+    assert found["cost"].startswith(f"{why}; at most 2.20")
+
+
+def test_without_its_head_it_says_what_aws_knows_and_why(stack: Laptop) -> None:
+    stack.replace_service("head", 1, 0)
+    done = stack.run("status", AWS_STAND_IN_REFUSES="TargetNotConnected")
+    assert done.returncode == 3
+    assert shown(done)["ECS"] == "head 0 of 1 running, workers 2 of 2 running"
+    assert "GPUs" not in shown(done)
+    [line] = done.stderr.splitlines()
+    assert line.startswith("ray-on-ecs: the head's instance is not connected to Session Manager")
+
+
+def test_a_head_that_is_being_replaced_is_said_to_be(stack: Laptop) -> None:
+    stack.replace_service("head", 1, 0)
+    done = stack.run("status", AWS_STAND_IN_HOSTS=json.dumps({stack.outputs["head_host"]: "127.0.0.1:9"}))
+    assert done.returncode == 3
+    assert done.stderr.startswith("ray-on-ecs: the head's task is not running: it is starting or being replaced")
+
+
+def test_a_stack_that_is_down_is_one_line(stack: Laptop) -> None:
+    stack.aws("ssm").delete_parameter(Name=stack.outputs["token_parameter"])
+    stack.outputs["services"] = {}
+    done = stack.run("status")
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert done.stderr.startswith("ray-on-ecs: stack outputs is down, or in another account: us-east-1 has nothing")
+
+
+def test_another_token_is_a_line(stack: Laptop) -> None:
+    stack.aws("ssm").put_parameter(
+        Name=stack.outputs["token_parameter"], Type="SecureString", Value="of-another", Overwrite=True
+    )
+    done = stack.run("status")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ray-on-ecs: the Ray head refuses the token; ")
+
+
+def test_the_outputs_file_has_to_be_there_and_of_a_stack_that_is_up(stack: Laptop) -> None:
+    done = stack.run_alone("status", "--outputs", "nowhere.json")
+    assert done.returncode == 2
+    assert "--outputs: nowhere.json can't be read" in done.stderr
+    stack.outputs = {}
+    done = stack.run("status")
+    assert done.returncode == 3
+    assert done.stderr.endswith("is not up; pulumi up creates it\n")
+
+
+def test_without_pulumi_and_without_a_file_it_says_what_to_do(stack: Laptop) -> None:
+    done = stack.run_alone("status")
+    assert done.returncode == 2
+    assert done.stderr.startswith("ray-on-ecs: there is no command pulumi; install Pulumi, or give the stack's outputs")

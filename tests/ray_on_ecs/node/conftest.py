@@ -1,0 +1,104 @@
+"""Stand-ins for the dashboard and the GCS of a Ray head, which accept one token."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.metadata import version
+from typing import Any, cast
+
+import boto3
+import grpc
+import pytest
+
+from ray_on_ecs.node import address, gcs, metrics, ports
+from tests.serving import serving
+
+TOKEN = "right"
+
+
+class Head(HTTPServer):
+    """Answers to TOKEN with `answer`, and records the paths and the JSON bodies that were posted."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answer: object = {"ray_version": version("ray")}
+        self.raw = b""
+        self.failing = False
+        self.posted: list[str] = []
+        self.bodies: list[dict[str, Any]] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers as Ray does: 403 to another token."""
+
+    def do_GET(self) -> None:
+        head = cast(Head, self.server)
+        given = self.headers.get("Authorization")
+        self.send_response(500 if head.failing else 200 if given == f"Bearer {TOKEN}" else 403)
+        self.send_header("Content-Type", "application/json; charset=utf-8")
+        self.end_headers()
+        self.wfile.write(head.raw or json.dumps(head.answer).encode())
+
+    def do_POST(self) -> None:
+        head = cast(Head, self.server)
+        head.posted.append(self.path)
+        if length := int(self.headers.get("Content-Length") or 0):
+            head.bodies.append(json.loads(self.rfile.read(length)))
+        self.do_GET()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing: the tests say what went wrong."""
+
+
+@pytest.fixture
+def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    with serving(Head()) as server:
+        monkeypatch.setattr(ports, "DASHBOARD", server.server_port)
+        yield server
+
+
+class Gcs(grpc.GenericRpcHandler):
+    """Answers to TOKEN, as Ray does, unless it is to answer with an error."""
+
+    def __init__(self) -> None:
+        self.error: grpc.StatusCode | None = None
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        if handler_call_details.method != gcs.CHECK:
+            return None
+        given = dict(handler_call_details.invocation_metadata).get("authorization")
+        error = grpc.StatusCode.UNAUTHENTICATED if given != f"Bearer {TOKEN}" else self.error
+
+        def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+            if error:
+                context.abort(error, "as the test wants it")
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+@pytest.fixture
+def gcs_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gcs]:
+    """The GCS of this node."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    monkeypatch.setattr(address, "default_address", lambda: "127.0.0.1")
+    with ThreadPoolExecutor(1) as pool:
+        server, answering = grpc.server(pool), Gcs()
+        server.add_generic_rpc_handlers([answering])
+        monkeypatch.setattr(ports, "GCS", server.add_insecure_port("127.0.0.1:0"))
+        server.start()
+        yield answering
+        server.stop(None).wait()
+
+
+@pytest.fixture
+def cloudwatch(aws_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The head's client of the AWS that the environment names."""
+    for name, value in aws_variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it would keep the credentials of another test
+    metrics.cloudwatch.cache_clear()
+    yield metrics.cloudwatch()
+    metrics.cloudwatch.cache_clear()

@@ -1,0 +1,86 @@
+"""The code's fingerprint is the same wherever the code is, and another one with every change to it."""
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_on_ecs.node import code, head, labels
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package that is installed in place of ours."""
+    package = tmp_path / "recipes_of_the_tests"
+    (package / "run").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('it need not be imported')\n")
+    (package / "run" / "card.html.j2").write_text("<html>")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(code, "PACKAGES", (package.name,))
+    return package
+
+
+def test_it_is_a_label_that_ray_takes() -> None:
+    assert labels.flags() == [f"--labels=code={code.fingerprint()}"]
+    assert len(code.fingerprint()) == 12
+    assert set(code.fingerprint()) <= set("0123456789abcdef")
+
+
+def test_a_copy_elsewhere_has_the_same(tmp_path: Path) -> None:
+    for package in code.PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / package)
+    program = "from ray_on_ecs.node import code; print(code.__file__, code.fingerprint())"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    file, found = done.stdout.split()
+    assert Path(file).is_relative_to(tmp_path), "the copy was asked"
+    assert found == code.fingerprint(), "an image and the checkout that it is built from must agree"
+
+
+@pytest.mark.parametrize("name", ["__init__.py", "run/card.html.j2", "run/new.py"])
+def test_a_change_to_any_file_changes_it(installed: Path, name: str) -> None:
+    before = code.fingerprint()
+    with (installed / name).open("a") as file:
+        file.write("# changed\n")
+    assert code.fingerprint() != before
+
+
+def test_another_name_of_a_file_changes_it(installed: Path) -> None:
+    before = code.fingerprint()
+    (installed / "run" / "card.html.j2").rename(installed / "run" / "page.html.j2")
+    assert code.fingerprint() != before
+
+
+@pytest.mark.parametrize("name", ["__pycache__/x.cpython-311.pyc", "notes.txt", "run/.card.html.j2.swp"])
+def test_what_no_build_packs_does_not_count(installed: Path, name: str) -> None:
+    before = code.fingerprint()
+    (installed / name).parent.mkdir(exist_ok=True)
+    (installed / name).write_text("of this machine alone")
+    assert code.fingerprint() == before
+
+
+def test_every_suffix_of_packaged_files_counts() -> None:
+    packaged = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"].get("package-data", {})
+    of_image = [pattern for package in code.PACKAGES for pattern in packaged.get(package, [])]
+    assert all(pattern.endswith(code.SUFFIXES) for pattern in of_image), "a change to such a file would not be seen"
+
+
+def test_the_head_says_which_code_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+
+    def start(name: str, arguments: list[str], **_: Any) -> int:
+        started.extend(arguments)
+        return 0
+
+    monkeypatch.setenv(head.JOB_LIMIT, head.JOB_LIMIT_SECONDS)  # so that what the code sets is taken back
+    monkeypatch.setattr("sys.argv", ["ray-head", "--num-cpus=0"])
+    monkeypatch.setattr(head.process, "ray_start", start)
+    monkeypatch.setattr(head.JobRecovery, "start", lambda jobs: None)
+    assert head.start() == 0
+    assert f"--labels=code={code.fingerprint()}" in started

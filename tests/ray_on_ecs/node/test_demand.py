@@ -1,0 +1,97 @@
+"""The GPUs and the helpers' CPUs that the cluster needs, by rule; tests/commands/test_ray.py asks a real Ray."""
+
+import pytest
+
+from ray_on_ecs.node.demand import Demand
+
+
+@pytest.mark.parametrize(
+    ("demand", "wanted"),
+    [
+        (Demand(), 0),
+        (Demand(gpus_waiting=3), 3),
+        (Demand(gpus=4, gpus_waiting=1), 1),
+        (Demand(gpus=4), 0),
+        (Demand(gpus=4, gpus_used=1), 4),
+        (Demand(gpus=4, worker_cpus_used=1), 4),
+        (Demand(gpus=4, gpus_used=3, gpus_waiting=1), 4),
+        (Demand(gpus=4, gpus_used=4, gpus_waiting=2), 6),
+        (Demand(cpus_waiting=8), 1),
+        (Demand(cpus_waiting=2, gpus_waiting=2), 2),
+        (Demand(gpus=1, gpus_used=1, cpus_waiting=8), 1),
+        (Demand(cpus_waiting=8, cpus_requested=8, has_helpers=True), 0),
+        (Demand(gpus=4, helper_cpus=8, helper_cpus_used=1, has_helpers=True), 0),
+        (Demand(gpus_waiting=0.5), 1),
+        (Demand(gpus=1, gpus_used=0.1 + 0.2 + 0.7, gpus_waiting=0.1 + 0.2 + 0.7), 2),
+        (Demand(gpus=4, gpus_requested=2), 2),
+        (Demand(gpus_requested=2, gpus_waiting=3), 3),
+    ],
+    ids=[
+        "an empty cluster needs none",
+        "pending work is served",
+        "with nothing in use the unused are stopped",
+        "with nothing in use and nothing pending all are stopped",
+        "while a GPU is in use none is stopped",
+        "while a CPU is in use none is stopped",
+        "free GPUs are used first",
+        "pending work is added to what is used",
+        "work for CPUs needs a worker",
+        "which pending GPUs bring along",
+        "or a worker that is there",
+        "and none where helpers do it",
+        "while a helper works idle workers are stopped",
+        "a fraction of a GPU is a GPU",
+        "but a rounding error is none",
+        "requested GPUs are kept",
+        "and more can be needed",
+    ],
+)
+def test_the_number_of_gpus_that_the_cluster_should_have(demand: Demand, wanted: int) -> None:
+    assert demand.gpus_needed == wanted
+
+
+@pytest.mark.parametrize(
+    ("demand", "used"),
+    [
+        (Demand(gpus=4), 0),
+        (Demand(gpus=4, gpus_used=1.5, worker_cpus_used=8), 1.5),
+        (Demand(gpus=4, worker_cpus_used=8), 1),
+        (Demand(gpus=4, gpus_waiting=8, helper_cpus=8, helper_cpus_used=8), 0),
+    ],
+    ids=["an idle worker", "work on GPUs", "work on a worker's CPUs alone", "work that waits, or on a helper"],
+)
+def test_the_number_of_gpus_that_are_in_use(demand: Demand, used: float) -> None:
+    assert demand.gpus_in_use == used
+
+
+@pytest.mark.parametrize(
+    ("demand", "wanted"),
+    [
+        (Demand(), 0),
+        (Demand(cpus_waiting=8), 8),
+        (Demand(helper_cpus=16), 0),
+        (Demand(helper_cpus=16, cpus_waiting=1), 1),
+        (Demand(helper_cpus=16, helper_cpus_used=1), 16),
+        (Demand(helper_cpus=16, helper_cpus_used=0.1 + 0.2 + 0.7), 16),
+        (Demand(helper_cpus=16, helper_cpus_used=10, cpus_waiting=6), 16),
+        (Demand(helper_cpus=16, helper_cpus_used=16, cpus_waiting=4.5), 21),
+        (Demand(helper_cpus=16, gpus=4, gpus_used=4, worker_cpus_used=4, gpus_waiting=2), 0),
+        (Demand(helper_cpus=16, cpus_requested=8), 8),
+        (Demand(helper_cpus=16, helper_cpus_used=16, cpus_requested=32, cpus_waiting=4), 32),
+    ],
+    ids=[
+        "an empty cluster needs none",
+        "pending work is served",
+        "with nothing in use and nothing pending all are stopped",
+        "with nothing in use the unused are stopped",
+        "while a CPU is in use none is stopped",
+        "and a rounding error adds none",
+        "free CPUs are used first",
+        "pending work is added to what is used",
+        "what workers do needs no helper",
+        "requested CPUs are kept",
+        "and what is requested has what waits in it",
+    ],
+)
+def test_the_number_of_cpus_that_the_helpers_should_have(demand: Demand, wanted: int) -> None:
+    assert demand.helper_cpus_needed == wanted

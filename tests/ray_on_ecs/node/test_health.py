@@ -1,0 +1,68 @@
+"""The health check tells a healthy node from another one, and no request leaks the token."""
+
+import socket
+
+import grpc
+import pytest
+
+from ray_on_ecs.node import api, gcs, health, ports
+from tests.ray_on_ecs.node.conftest import Gcs, Head
+
+TOKENS = pytest.mark.parametrize(("token", "status"), [("right", 0), ("wrong", 1)])
+
+
+@TOKENS
+def test_a_worker_is_healthy_if_its_agent_answers(
+    head: Head, monkeypatch: pytest.MonkeyPatch, token: str, status: int
+) -> None:
+    monkeypatch.setattr(ports, "AGENT", head.server_port)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+    monkeypatch.setattr("sys.argv", ["ray-health", "worker"])
+    assert health.main() == status
+
+
+@TOKENS
+def test_a_head_is_healthy_if_its_gcs_answers(
+    gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch, token: str, status: int
+) -> None:
+    monkeypatch.setattr(ports, "DASHBOARD", 9)  # where nothing answers
+    monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+    monkeypatch.setattr("sys.argv", ["ray-health", "head"])
+    assert health.main() == status, "a dashboard costs no run its head"
+
+
+@pytest.mark.parametrize("error", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL])
+def test_a_head_whose_gcs_fails_is_ill(
+    gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: grpc.StatusCode
+) -> None:
+    gcs_server.error = error
+    monkeypatch.setattr("sys.argv", ["ray-health", "head"])
+    assert health.main() == 1
+    said = f"ray-health: the GCS at 127.0.0.1:{ports.GCS} does not answer: {error.name}, as the test wants it\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_gcs_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gcs, "TIMEOUT_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(OSError, match="DEADLINE_EXCEEDED"):
+        gcs.check(f"127.0.0.1:{silent.getsockname()[1]}")
+
+
+def test_a_worker_whose_head_does_not_answer_is_healthy(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "AGENT", head.server_port)
+    monkeypatch.setenv("RAY_HEAD_HOST", "nobody.invalid")
+    monkeypatch.setattr("sys.argv", ["ray-health", "worker"])
+    assert health.main() == 0, "it would be replaced just when the head comes back"
+
+
+def test_no_proxy_reads_the_token(head: Head, gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert api.get(f"http://127.0.0.1:{head.server_port}/api/version") == head.answer
+    gcs.check(gcs.own_address())
+
+
+def test_the_health_check_knows_two_kinds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["ray-health", "heads"])
+    assert health.main() == 2
+    assert "usage: ray-health head|worker" in capsys.readouterr().err

@@ -1,0 +1,95 @@
+"""A worker's node is labelled with the kind of its instance, and joins without labels where that is not known."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray._private.label_utils import parse_node_labels_string
+
+from ray_on_ecs.node import code, instance, labels, worker
+from ray_on_ecs.run import ray_cluster
+
+SPOT = {"instance_type": "g5.xlarge", "zone": "us-west-2a", "market": "spot"}
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "instance.json"
+    path.write_text(json.dumps(SPOT))
+    monkeypatch.setenv(instance.VARIABLE, str(path))
+    return path
+
+
+def as_ray_reads_them() -> dict[str, str]:
+    """The labels of a node that is started with our flags."""
+    [flag] = labels.flags()
+    name, _, value = flag.partition("=")
+    assert name == "--labels"
+    return parse_node_labels_string(value)
+
+
+@pytest.mark.usefixtures("file")
+def test_a_node_is_labelled_with_type_zone_and_market() -> None:
+    assert as_ray_reads_them() == {
+        "code": code.fingerprint(),
+        "instance-type": "g5.xlarge",
+        "ray.io/availability-zone": "us-west-2a",
+        "ray.io/market-type": "spot",
+    }
+
+
+@pytest.mark.usefixtures("file")
+def test_a_run_reads_the_labels_that_a_worker_gets() -> None:
+    assert ray_cluster.instance_kind(as_ray_reads_them()) == ("g5.xlarge", "spot"), (
+        "or the run's cost would be another one's"
+    )
+
+
+def test_ray_starts_with_the_labels(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+
+    def start(name: str, arguments: list[str], **_: Any) -> int:
+        started.extend(arguments)
+        return 0
+
+    monkeypatch.setenv("RAY_HEAD_HOST", "127.0.0.1")
+    monkeypatch.setenv(worker.RECONNECT, worker.RECONNECT_SECONDS)  # so that what the code sets is taken back
+    monkeypatch.setattr("sys.argv", ["ray-worker", "--num-cpus=4"])
+    monkeypatch.setattr(worker, "join_blocker", lambda host: None)
+    monkeypatch.setattr(worker.process, "ray_start", start)
+    assert worker.start() == 0
+    assert started[2:] == [*labels.flags(), "--num-cpus=4"], "a --labels of the task's own comes last and wins"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "[]",
+        '{"instance_type": "g5.xlarge"}',
+        json.dumps(SPOT | {"zone": None}),
+        json.dumps(SPOT | {"market": "a=b"}),
+    ],
+)
+def test_a_broken_file_is_one_line_and_no_label(text: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(text)
+    assert instance.labels() == {}, "a worker without labels works; one that doesn't start does not"
+    line = capsys.readouterr().err
+    assert line.startswith(f"ray-worker: INSTANCE_FILE: {file} ")
+    assert line.count("\n") == 1
+
+
+def test_a_missing_file_is_one_line_and_no_label(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.unlink()
+    assert instance.labels() == {}
+    file.mkdir()  # what a container's engine mounts where there is no file
+    assert instance.labels() == {}
+    assert capsys.readouterr().err.count("this node gets no labels of it\n") == 2
+
+
+def test_without_a_file_nothing_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv(instance.VARIABLE, raising=False)
+    assert instance.labels() == {}
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,230 @@
+"""The head publishes what the cluster has and needs, and is not harmed when CloudWatch can't be reached."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import boto3
+import grpc
+import pytest
+from botocore.exceptions import BotoCoreError
+
+from ray_on_ecs.node import demand, metrics, ports
+from ray_on_ecs.node.demand import Demand
+from tests.aws import metric_totals
+from tests.ray_on_ecs.node.conftest import Gcs, Head
+from tests.ray_on_ecs.node.test_process import fake_ray
+
+COUNTS = {"GPUs", "GPUsRequested", "GPUsUsed", "RunProgress"}
+
+
+def node(*gpus: dict[str, Any], state: str = "ALIVE") -> dict[str, Any]:
+    """A node as Ray 2.60's dashboard shows it: ray/dashboard/modules/reporter/reporter_models.py."""
+    return {"hostname": "worker", "raylet": {"state": state, "nodeId": "0" * 56}, "gpus": list(gpus)}
+
+
+def gpu(busy: int | None, used: int, total: int = 23028) -> dict[str, Any]:
+    names = {"index": 0, "name": "NVIDIA A10G", "uuid": "GPU-0", "processesPids": []}
+    return {**names, "utilizationGpu": busy, "memoryUsed": used, "memoryTotal": total, "powerMw": None}
+
+
+def summary(*nodes: dict[str, Any]) -> dict[str, Any]:
+    return {"result": True, "msg": "Node summary fetched.", "data": {"summary": list(nodes)}}
+
+
+@pytest.fixture
+def ray(head: Head, gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> Head:
+    """A head whose cluster has three GPUs and needs five, and a helper with eight CPUs and needs ten."""
+    found = Demand(gpus=3, gpus_used=3, gpus_waiting=2, helper_cpus=8, helper_cpus_used=8, cpus_waiting=2)
+    monkeypatch.setattr(demand, "read", lambda gcs, *, has_helpers: replace(found, has_helpers=has_helpers))
+    monkeypatch.delenv(metrics.HELPERS, raising=False)
+    head.answer = summary(node(), node(gpu(97, 11514)), node(gpu(3, 11514), gpu(97, 23028)))
+    return head
+
+
+def test_the_gpus_that_there_are_those_needed_and_their_utilization_are_published(ray: Head, cloudwatch: Any) -> None:
+    metrics.publish("head-a")
+    assert metric_totals(cloudwatch, "head-a") == {
+        "GPUs": (1, 3, "Count"),
+        "GPUsRequested": (1, 5, "Count"),
+        "GPUsUsed": (1, 3, "Count"),
+        "RunProgress": (1, 0, "Count"),
+        "GPUUtilization": (3, 97 + 3 + 97, "Percent"),
+        "GPUMemoryUtilization": (3, 50 + 50 + 100, "Percent"),
+    }
+
+
+def test_a_metric_has_no_dimension(ray: Head, cloudwatch: Any) -> None:
+    metrics.publish("head-b")
+    assert all(not each["Dimensions"] for each in cloudwatch.list_metrics(Namespace="head-b")["Metrics"])
+
+
+def test_where_there_can_be_helpers_their_cpus_are_published_as_well(
+    ray: Head, cloudwatch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(metrics.HELPERS, "true")
+    metrics.publish("head-f")
+    published = metric_totals(cloudwatch, "head-f")
+    expected = {"CPUs": (1, 8, "Count"), "CPUsRequested": (1, 10, "Count"), "CPUsUsed": (1, 8, "Count")}
+    assert {name: published.get(name) for name in expected} == expected
+
+
+def test_without_gpus_no_utilization_is_published(ray: Head, cloudwatch: Any) -> None:
+    ray.answer = summary(node())
+    metrics.publish("head-c")
+    assert set(metric_totals(cloudwatch, "head-c")) == COUNTS
+
+
+def test_what_scales_the_workers_is_published_even_if_the_gpus_cannot_be_read(ray: Head, cloudwatch: Any) -> None:
+    ray.answer = {"of another": "Ray"}
+    with pytest.raises(KeyError):
+        metrics.publish("head-d")
+    assert set(metric_totals(cloudwatch, "head-d")) == COUNTS
+
+
+def test_what_scales_the_workers_is_published_without_a_dashboard(
+    ray: Head, cloudwatch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ports, "DASHBOARD", 9)
+    with pytest.raises(OSError, match="Connection refused"):
+        metrics.publish("head-g")
+    assert set(metric_totals(cloudwatch, "head-g")) == COUNTS
+
+
+def test_a_gcs_that_does_not_answer_publishes_nothing(ray: Head, gcs_server: Gcs, cloudwatch: Any) -> None:
+    gcs_server.error = grpc.StatusCode.UNAVAILABLE
+    with pytest.raises(OSError, match="does not answer: UNAVAILABLE"):
+        metrics.publish("head-h")
+    assert metric_totals(cloudwatch, "head-h") == {}
+
+
+def test_a_gpu_that_does_not_report_its_utilization_is_left_out() -> None:
+    [busy, full] = metrics.utilization(summary(node(gpu(None, 0), gpu(-1, 0), gpu(0, 0))))
+    assert (busy["Values"], busy["Counts"]) == ([0], [1]), "0 is a value: such a GPU is idle"
+    assert (full["Values"], full["Counts"]) == ([0], [3]), "CloudWatch takes a value once, with how often it is there"
+
+
+def test_a_dead_node_is_left_out() -> None:
+    assert metrics.utilization(summary(node(gpu(50, 50), state="DEAD"))) == [], "the dashboard keeps it for a while"
+
+
+class Enough(BaseException):
+    """Ends a loop that has no end."""
+
+
+def outcomes(*causes: str | None) -> Callable[[], None]:
+    """Return work that fails for these causes, one per call, and then ends the loop."""
+    left: Iterator[str | None] = iter(causes)
+
+    def work() -> None:
+        cause = next(left, Enough())
+        if isinstance(cause, Enough):
+            raise cause
+        if cause:
+            raise OSError(cause)
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("causes", "lines"),
+    [
+        ([None, None], []),
+        (["silent", "silent", "mute"], ["not published (OSError: silent)"]),
+        (["silent", "silent", None, None], ["not published (OSError: silent)", "published again"]),
+        (["a", None, "b"], ["not published (OSError: a)", "published again", "not published (OSError: b)"]),
+        (["several\nlines"], ["not published (OSError: several lines)"]),
+    ],
+)
+def test_a_failure_is_one_line_when_it_starts_and_one_when_it_is_over(
+    causes: list[str | None], lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(metrics, "PUBLISH_SECONDS", 0.0)
+    with pytest.raises(Enough):
+        metrics.repeat(outcomes(*causes))
+    assert capsys.readouterr().err.splitlines() == [f"ray-head: metrics: {line}" for line in lines]
+
+
+class Clock:
+    """Time that passes only when somebody sleeps."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_it_publishes_every_minute_however_long_publishing_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, times = Clock(), []
+    monkeypatch.setattr(metrics, "time", clock)
+
+    def work() -> None:
+        times.append(clock.now - Clock.now)
+        clock.sleep(20)
+        if len(times) == 4:
+            raise Enough
+
+    with pytest.raises(Enough):
+        metrics.repeat(work)
+    assert times == [60, 120, 180, 240], "a minute without a value looks like a head without one"
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "Could not connect to the endpoint URL"),
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "Unable to locate credentials"),
+    ],
+)
+def test_an_aws_that_cannot_be_used_is_an_error(
+    ray: Head, cloudwatch: Any, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], said: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    metrics.cloudwatch.cache_clear()
+    with pytest.raises(BotoCoreError, match=said):
+        metrics.publish("head-e")
+
+
+HEAD = """
+from ray_on_ecs.node import head, metrics, ports
+ports.GCS = 9
+head.RAY = ["ray"]
+metrics.PUBLISH_SECONDS = 0.1
+head.main()
+"""
+
+
+def test_a_head_that_cannot_publish_keeps_running_and_exits_as_it_would_otherwise(tmp_path: Path) -> None:
+    # Ray runs until the head has said something.
+    ray = fake_ray(tmp_path, "#!/bin/sh\nfor _ in $(seq 600); do [ -s said ] && exit 7; sleep 0.1; done\n")
+    with (tmp_path / "said").open("w") as said:
+        status = subprocess.call(
+            [sys.executable, "-c", HEAD],
+            env={**ray, "CLOUDWATCH_NAMESPACE": "mine", "PYTHONPATH": os.pathsep.join(sys.path)},
+            cwd=tmp_path,
+            stderr=said,
+            timeout=180,
+        )
+    assert status == 7, "Ray's own status"
+    [line] = (tmp_path / "said").read_text().splitlines()
+    assert line.startswith("ray-head: metrics: not published")
+
+
+@pytest.mark.parametrize(("namespace", "threads"), [("mine", 1), ("", 0)], ids=["a namespace", "none"])
+def test_without_a_namespace_nothing_is_published(
+    monkeypatch: pytest.MonkeyPatch, namespace: str, threads: int
+) -> None:
+    begun: list[object] = []
+    monkeypatch.setenv(metrics.NAMESPACE, namespace)
+    monkeypatch.setattr(metrics.threading.Thread, "start", lambda thread: begun.append(thread))
+    metrics.start()
+    assert len(begun) == threads

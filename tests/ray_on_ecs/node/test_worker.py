@@ -1,0 +1,138 @@
+"""A worker joins the head that accepts it, or reports in one line why it can't."""
+
+import re
+import signal
+import socket
+import sys
+import threading
+
+import grpc
+import pytest
+
+from ray_on_ecs.node import address, gpus, ports, worker
+from ray_on_ecs.node.errors import GpuError, HeadError, StartError
+from tests.ray_on_ecs.node.conftest import Gcs, Head
+
+
+def test_a_head_that_accepts_the_worker_is_joined(head: Head) -> None:
+    assert worker.join_blocker("127.0.0.1") is None
+
+
+def test_a_wrong_token_ends_the_wait_at_once(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
+    with pytest.raises(StartError, match=r"127\.0\.0\.1 refuses the token; give both nodes the same RAY_AUTH_TOKEN"):
+        worker.wait_for_head("127.0.0.1", seconds=60)
+
+
+def test_another_version_ends_the_wait_at_once(head: Head) -> None:
+    head.answer = {"ray_version": "0.0.0"}
+    with pytest.raises(StartError, match=r"127\.0\.0\.1 runs Ray 0\.0\.0 and this node Ray [1-9]"):
+        worker.wait_for_head("127.0.0.1", seconds=60)
+
+
+def test_a_worker_waits_for_a_head_that_is_not_ready(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
+    head.failing = True
+    with pytest.raises(HeadError, match=r"answers with 500, after 0 s"):
+        worker.wait_for_head("127.0.0.1", seconds=0.2)
+    assert "waiting for the head: 127.0.0.1" in capsys.readouterr().out, "a silent wait looks like a hang"
+
+
+def greet(server: socket.socket) -> None:
+    connection, _ = server.accept()
+    with connection:
+        connection.recv(1024)
+        connection.sendall(b"SSH-2.0\r\n")
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b'{"version": "1"}', b"[]"])
+def test_another_server_is_no_head(head: Head, answer: bytes) -> None:
+    head.raw = answer
+    assert "does not answer" in (worker.join_blocker("127.0.0.1") or "")
+
+
+def test_a_server_that_speaks_no_http_is_no_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(ports, "DASHBOARD", server.getsockname()[1])
+        talk = threading.Thread(target=greet, args=(server,))
+        talk.start()
+        assert "does not answer" in (worker.join_blocker("127.0.0.1") or "")
+        talk.join()
+
+
+def test_a_closed_port_is_named(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    monkeypatch.setattr(ports, "DASHBOARD", port)
+    assert worker.join_blocker("127.0.0.1") == f"127.0.0.1:{port} does not answer ([Errno 111] Connection refused)"
+
+
+@pytest.mark.parametrize("name", ["nobody.invalid", "nobody..invalid", f"{'x' * 64}.invalid"])
+def test_a_name_without_an_address_is_named(name: str) -> None:
+    with pytest.raises(HeadError, match=rf"{re.escape(name)} has no address, after 0 s; is the head running"):
+        worker.wait_for_head(name, seconds=0)
+
+
+def test_a_head_that_vanishes_after_it_answered_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_HEAD_HOST", "nobody.invalid")
+    monkeypatch.setattr("sys.argv", ["ray-worker"])
+    monkeypatch.setattr(worker, "join_blocker", lambda host: None)
+    with pytest.raises(HeadError, match=r"nobody\.invalid has no address any more"):
+        worker.start()
+
+
+def test_a_worker_needs_the_name_of_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_HEAD_HOST", raising=False)
+    with pytest.raises(StartError, match="RAY_HEAD_HOST is not set"):
+        worker.start()
+
+
+@pytest.mark.parametrize("given", ["soon", "-1", "nan"])
+def test_a_wait_is_a_number_of_seconds(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_HEAD_WAIT_S", given)
+    with pytest.raises(StartError, match=f"RAY_HEAD_WAIT_S: '{given}' is not a number of seconds"):
+        worker.wait_seconds()
+
+
+def test_work_is_drained_only_if_a_head_can_move_it(gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "DASHBOARD", 9)  # where nothing answers
+    assert worker.stop_signal("127.0.0.1") is signal.SIGTERM, "a dashboard that hangs keeps no work from being moved"
+    gcs_server.error = grpc.StatusCode.UNAVAILABLE
+    assert worker.stop_signal("127.0.0.1") is signal.SIGINT, "Ray would try to reach the head until its time is up"
+
+
+def test_the_expected_gpus_are_the_flag_of_the_task() -> None:
+    assert worker.expected_gpus(["--num-cpus=4", "--num-gpus=8"]) == 8
+    assert worker.expected_gpus(["--num-gpus", "8", "--num-cpus", "4"]) == 8
+    assert worker.expected_gpus(["--num-cpus=4"]) == 0
+
+
+def test_missing_gpus_are_counted() -> None:
+    import torch
+
+    found = torch.cuda.device_count()
+    with pytest.raises(GpuError, match=rf"the task requested {found + 1} GPUs and has {found}"):
+        gpus.check(found + 1)
+
+
+def test_a_gpu_that_does_not_compute_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    missing = torch.cuda.device_count()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: missing + 1)
+    assert (gpus.gpu_error(missing + 1) or "").startswith(f"GPU {missing} does not compute: ")
+
+
+def test_the_check_of_a_gpu_that_hangs_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "CHECK", (sys.executable, "-c", "import time; time.sleep(60)"))
+    monkeypatch.setattr(gpus, "TIMEOUT_SECONDS", 0.2)
+    with pytest.raises(GpuError, match="one of them hangs"):
+        gpus.check(1)
+
+
+def test_a_task_without_gpus_needs_none() -> None:
+    gpus.check(0)
+
+
+def test_the_address_is_the_one_on_the_route_to_the_head() -> None:
+    assert address.source_address_for("127.0.0.1") == "127.0.0.1"
+    assert address.default_address() != "0.0.0.0"

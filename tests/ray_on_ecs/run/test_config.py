@@ -1,0 +1,87 @@
+"""The command line of `python -m ray_on_ecs.run`."""
+
+import pytest
+
+from ray_on_ecs.config import parse
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.run.config import ScriptConfig
+
+
+def config(*arguments: str) -> ScriptConfig:
+    return parse(ScriptConfig, arguments, {})
+
+
+def test_what_follows_the_script_is_its_own() -> None:
+    found = config("--run-name", "mine", "train.py", "--epochs", "3", "--run-name", "other", "-m")
+    assert found.run_name == "mine"
+    assert found.command == ("train.py", "--epochs", "3", "--run-name", "other", "-m")
+
+
+@pytest.mark.parametrize(
+    ("given", "command_line"),
+    [
+        (["train.py", "-x"], ("python3", "-u", "train.py", "-x")),
+        (["-m", "package.train", "-x"], ("python3", "-u", "-m", "package.train", "-x")),
+        (["--no-python", "./train.sh", "-x"], ("./train.sh", "-x")),
+    ],
+)
+def test_a_script_a_module_and_a_program_are_started_as_by_torchrun(
+    given: list[str], command_line: tuple[str, ...]
+) -> None:
+    assert config(*given).argv("python3") == command_line
+
+
+@pytest.mark.parametrize(
+    ("given", "workers"),
+    [
+        ([], None),
+        (["--num-workers", "4"], (4, 4)),
+        (["--nnodes", "2", "--nproc-per-node", "4"], (8, 8)),
+        (["--nnodes", "1:4", "--nproc_per_node", "2"], (2, 8)),
+        (["--nproc-per-node", "2"], (2, 2)),
+        (["--nnodes", "3"], (3, 3)),
+        (["--nnodes", "1", "--nproc-per-node", "gpu"], None),
+    ],
+)
+def test_the_number_of_workers_may_be_given_as_to_torchrun(given: list[str], workers: tuple[int, int] | None) -> None:
+    assert config(*given, "train.py").workers == workers
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--num-workers", "2", "--nnodes", "1", "x.py"], "--num-workers: can't be given with --nnodes"),
+        (["--nnodes", "none", "x.py"], "--nnodes: 'none' is not allowed; it must be a number from 1"),
+        (["--nproc-per-node", "0", "x.py"], "--nproc-per-node: '0' is not allowed"),
+        (["-m", "--no-python", "x"], "--no-python: can't be given with -m"),
+        (["--env", "A", "x.py"], "--env: 'A' is not allowed; it must be NAME=VALUE"),
+        (["--env", "A=1", "--env", "A=2", "x.py"], "--env: 'A' is given twice"),
+        (["--input", "data=", "x.py"], "--input: 'data=' is not allowed; it must be NAME=URI"),
+        (["--metric", "loss", "x.py"], "--metric: 'loss' is not allowed; it must be NAME=REGEX"),
+        (["--metric", "loss=(", "x.py"], r"--metric: loss='\(' is not a regular expression"),
+        (["--metric", "loss=loss", "x.py"], "must have one group in parentheses, for the number; it has 0"),
+        ([], "SCRIPT; see python -m ray_on_ecs.run --help"),
+        (["--epochs", "3", "x.py"], "--epochs"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_starts(given: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        config(*given)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_command_that_continues_a_run_has_all_that_was_given() -> None:
+    given = [
+        "--run-name",
+        "a",
+        "--module",
+        "--env",
+        "A=1",
+        "--env",
+        "B=",
+        "--metric",
+        "loss=loss: (.*)",
+        "train",
+        "--run",
+    ]
+    assert config(*given).command_line() == ["python", "-m", "ray_on_ecs.run", *given]

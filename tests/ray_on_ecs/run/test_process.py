@@ -1,0 +1,219 @@
+"""A script's process: real ones, that fail, hang, are killed, or leave children behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ray_on_ecs.run import supervisor
+from ray_on_ecs.run.process import ScriptProcess, last_words
+from tests.local_cluster import have_ended
+from tests.waiting import until
+
+Start = Callable[..., ScriptProcess]
+
+
+@pytest.fixture
+def lines() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def start(tmp_path: Path, lines: list[str]) -> Iterator[Start]:
+    """Start a Python script of these lines."""
+    started: list[ScriptProcess] = []
+
+    def start(script: str) -> ScriptProcess:
+        variables = {**os.environ, "PYTHONFAULTHANDLER": "1"}
+        process = ScriptProcess([sys.executable, "-u", "-c", script], variables, tmp_path, lines.append)
+        started.append(process)
+        return process.__enter__()
+
+    yield start
+    for each in started:
+        each.__exit__(None, None, None)
+
+
+def test_output_and_errors_come_line_by_line_and_the_status_at_the_end(start: Start, lines: list[str]) -> None:
+    process = start("import sys; print('out'); print('error', file=sys.stderr); sys.exit(3)")
+    assert until(lambda: process.poll() is not None)
+    assert process.poll() == 3
+    assert sorted(lines) == ["error\n", "out\n"]
+    assert sorted(process.last_lines) == ["error\n", "out\n"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=["killed", "crashed"])
+def test_a_signal_that_ended_it_is_its_status(start: Start, number: int) -> None:
+    process = start(f"import os; os.kill(os.getpid(), {int(number)})")
+    until(lambda: process.poll() is not None)
+    assert process.poll() == -number
+
+
+def test_a_program_that_is_not_there_ends_as_in_a_shell(tmp_path: Path, lines: list[str]) -> None:
+    with ScriptProcess(["./nothing"], os.environ, tmp_path, lines.append) as process:
+        until(lambda: process.poll() is not None)
+        assert process.poll() == 127
+        assert lines == ["./nothing: No such file or directory\n"]
+
+
+def test_sigterm_reaches_the_script(start: Start, lines: list[str]) -> None:
+    process = start(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved'), sys.exit(0)))\n"
+        "print('ready')\n"
+        "while True: time.sleep(0.1)"
+    )
+    until(lambda: "ready\n" in lines)
+    process.terminate()
+    until(lambda: process.poll() is not None)
+    assert process.poll() == 0
+    assert lines == ["ready\n", "saved\n"]
+
+
+def test_a_script_that_hangs_leaves_its_stacks(start: Start, lines: list[str]) -> None:
+    process = start("import threading\ndef stuck():\n  print('here')\n  threading.Event().wait()\nstuck()")
+    until(lambda: "here\n" in lines)
+    stacks = process.stacks()
+    assert "in stuck" in stacks
+    assert "here" not in stacks, "what it said before is in its log"
+    assert process.poll() == -signal.SIGABRT
+
+
+def test_a_script_that_the_system_has_stopped_is_killed(start: Start, lines: list[str]) -> None:
+    process = start(
+        "import os, signal, time\nprint(os.getpid())\nos.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(600)"
+    )
+    until(lambda: lines)
+    script = psutil.Process(int(lines[0]))
+    until(lambda: script.status() == psutil.STATUS_STOPPED)
+    process.kill()
+    until(lambda: have_ended([script]))
+
+
+FAMILY = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session={alone})
+print(child.pid)
+{then}
+"""
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return have_ended([psutil.Process(pid)])
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["of its group", "of their own"])
+@pytest.mark.parametrize("then", ["sys.exit(0)", "time.sleep(600)"], ids=["it ends", "it is killed"])
+def test_its_children_end_with_it(start: Start, lines: list[str], then: str, alone: bool) -> None:
+    process = start(FAMILY.format(then=then, alone=alone))
+    until(lambda: lines)
+    if "sleep" in then:
+        process.kill()
+    until(lambda: has_ended(int(lines[0])))
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["of its group", "of their own"])
+@pytest.mark.parametrize("first", [False, True], ids=["alone", "after its children"])
+def test_it_ends_with_the_process_that_started_it_however_that_ends(tmp_path: Path, first: bool, alone: bool) -> None:
+    script = tmp_path / "family.py"
+    script.write_text(FAMILY.format(then="time.sleep(600)", alone=alone))
+    worker = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from ray_on_ecs.run.process import ScriptProcess\n"
+        f"argv = [sys.executable, '-u', {str(script)!r}]\n"
+        "process = ScriptProcess(argv, os.environ, Path('.'), lambda line: print(line, end='', flush=True))\n"
+        "time.sleep(600)\n"
+    )
+    started = subprocess.Popen([sys.executable, "-c", worker], stdout=subprocess.PIPE, text=True)
+    assert started.stdout
+    with started.stdout:
+        grandchild = int(started.stdout.readline())
+        family = psutil.Process(started.pid).children(recursive=True)
+        assert grandchild in [each.pid for each in family]
+        if first:  # as Ray does
+            for child in psutil.Process(started.pid).children():
+                child.kill()
+        started.kill()
+        started.wait()
+        until(lambda: have_ended(family))
+
+
+def test_a_process_in_the_middle_of_execve_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has its mark only at the end of it, which a busy machine may put off."""
+    child = subprocess.Popen(["sleep", "600"], env={**os.environ, supervisor.MARK: "of this test"})
+    read, seen = supervisor._environment, []
+
+    def late(pid: int) -> list[bytes]:
+        if pid == child.pid:
+            seen.append(pid)
+        return supervisor.STARTING if pid == child.pid and len(seen) <= 3 else read(pid)
+
+    monkeypatch.setattr(supervisor, "_environment", late)
+    monkeypatch.setattr(os, "killpg", lambda group, number: None)
+    supervisor._kill_all("of this test")
+    assert child.wait(60) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("environ", "statm", "expected"),
+    [
+        ("A=1\0B=2\0", "43 1 1 5 0 82 0", [b"A=1", b"B=2", b""]),
+        ("", "43 1 1 5 0 82 0", supervisor.STARTING),
+        ("", "0 0 0 0 0 0 0", []),
+        (None, None, []),
+    ],
+    ids=["running", "in the middle of execve", "a zombie or a kernel thread", "ended"],
+)
+def test_what_the_kernel_shows_of_a_process(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environ: str | None,
+    statm: str | None,
+    expected: list[bytes],
+) -> None:
+    """Files stand for /proc: no process can be held in the middle of execve, and kernels differ on zombies."""
+    monkeypatch.setattr(supervisor, "PROC", str(tmp_path))
+    (tmp_path / "7").mkdir()
+    for name, content in (("environ", environ), ("statm", statm)):
+        if content is not None:
+            (tmp_path / "7" / name).write_text(content)
+    assert supervisor._environment(7) == expected
+
+
+TORCH = """[rank0]: Traceback (most recent call last):
+[rank0]:   File "train.py", line 3, in <module>
+[rank0]:     main()
+[rank0]: ValueError: this is broken
+[rank0]:[W1123 02:19:58 ProcessGroupNCCL.cpp:1553] Warning: destroy_process_group() was not called
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "expected"),
+    [
+        (TORCH, 1, "ValueError: this is broken"),
+        (TORCH, -signal.SIGKILL, "[W1123 02:19:58 ProcessGroupNCCL.cpp:1553] Warning: destroy_process_group() was not"),
+        (
+            "Traceback (most recent call last):\nrank 2, sum 6\n  File\nkeras.errors.Stop: x\n",
+            1,
+            "keras.errors.Stop: x",
+        ),
+        ("working\n\n", 1, "working"),
+        ("Traceback (most recent call last):\n  File", 1, "File"),
+        ("", 1, ""),
+    ],
+    ids=["exception", "signal", "mixed", "neither", "cut", "nothing"],
+)
+def test_the_last_words_say_why_it_ended(output: str, status: int, expected: str) -> None:
+    said = last_words(output.splitlines(keepends=True), status)
+    assert said.startswith(expected)
+    assert bool(said) == bool(expected)

@@ -1,0 +1,363 @@
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from ray.exceptions import AuthenticationError
+from rich.console import Console
+
+from ray_on_ecs.cluster_info import PARAMETER_VARIABLE
+from ray_on_ecs.errors import ResourceError, UsageError
+from ray_on_ecs.run import nccl_interface, ray_cluster
+from ray_on_ecs.run.ray_cluster import WorkerAllocation, allocate_workers
+from ray_on_ecs.tracking.cost import InstanceKind
+from tests.waiting import LIMIT_SECONDS
+from training.recipes.images.config import ImageConfig
+
+HEAD = {"CPU": 0.0, "memory": 1e9}
+G5_XLARGE = {"CPU": 4.0, "GPU": 1.0}
+G5_12XLARGE = {"CPU": 48.0, "GPU": 4.0}
+ON_A_GPU = WorkerAllocation(1, True, 4, leaves_helpers=True)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "settings", "expected"),
+    [
+        ([HEAD, G5_XLARGE, G5_XLARGE], {}, WorkerAllocation(2, True, 4)),
+        ([HEAD, G5_12XLARGE], {}, WorkerAllocation(4, True, 12)),
+        ([HEAD, G5_12XLARGE], {"num_workers": 2}, WorkerAllocation(2, True, 24)),
+        ([HEAD, G5_XLARGE, G5_XLARGE], {"device": "cpu"}, WorkerAllocation(2, False, 4)),
+        ([{"CPU": 8.0}], {}, WorkerAllocation(2, False, 4)),
+        ([{"CPU": 3.0}, {"CPU": 3.0}], {"num_workers": 3}, WorkerAllocation(3, False, 1)),
+        ([HEAD, G5_XLARGE], {"num_workers": "1:4"}, WorkerAllocation(1, True, 4, (1, 4))),
+        ([HEAD, G5_12XLARGE, G5_12XLARGE], {"num_workers": "1:4"}, WorkerAllocation(4, True, 24, (1, 4))),
+        ([HEAD, G5_XLARGE], {"num_workers": "2:4"}, None),
+        ([HEAD], {}, None),
+        ([HEAD, G5_XLARGE], {"num_workers": 2}, None),
+        ([HEAD, {"CPU": 8.0}], {"device": "cuda"}, None),
+        ([], {}, None),
+    ],
+)
+def test_workers_get_the_most_cpus_with_which_all_fit(
+    nodes: list[dict[str, float]], settings: dict[str, object], expected: WorkerAllocation | None
+) -> None:
+    assert allocate_workers(ImageConfig(**settings), nodes) == expected  # ty: ignore[invalid-argument-type]
+
+
+def test_the_interface_is_the_one_that_leads_to_the_head() -> None:
+    assert nccl_interface.interface_towards("127.0.0.1") == _loopback(), "the route decides, not the name"
+    assert nccl_interface.interface_towards("no-such-host.invalid") is None, "no route is no interface"
+
+
+def _loopback() -> str:
+    return next(name for name, found in psutil.net_if_addrs().items() if "127.0.0.1" in [a.address for a in found])
+
+
+@pytest.fixture
+def head_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Context:
+        gcs_address = "127.0.0.1:6379"
+
+    monkeypatch.setattr(nccl_interface.ray, "get_runtime_context", Context)
+    for name in nccl_interface.VARIABLES:
+        monkeypatch.setenv(name, "")  # so that what the code sets is taken back after the test
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("head_on_loopback")
+def test_nccl_and_gloo_are_pointed_at_that_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl_interface, "interface_towards", lambda host: {"127.0.0.1": "eth7"}[host])
+    nccl_interface.use_route_to_head()
+    assert nccl_interface.os.environ["NCCL_SOCKET_IFNAME"] == "=eth7", "without '=' NCCL would take eth70 as well"
+    assert nccl_interface.os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+@pytest.mark.usefixtures("head_on_loopback")
+def test_an_interface_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "mine")
+    nccl_interface.use_route_to_head()
+    assert nccl_interface.os.environ["NCCL_SOCKET_IFNAME"] == "mine"
+
+
+@pytest.mark.parametrize("address", ["auto", "local"])
+def test_a_cluster_that_refuses_the_token_is_named(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    def refuse(**options: object) -> None:
+        raise AuthenticationError("Authentication token is missing or incorrect")
+
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # so that what the code sets is taken back
+    monkeypatch.setattr(ray_cluster.ray, "init", refuse)
+    with pytest.raises(UsageError, match="RAY_AUTH_TOKEN"):
+        ray_cluster.connect(ImageConfig(), {})
+
+
+def refuse_to_ask(bundles: list[dict[str, float]]) -> None:
+    raise AssertionError(f"instances would be started for {bundles}")
+
+
+def test_where_there_is_room_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "placement_group", refuse_to_ask)
+    monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD, G5_XLARGE])
+    assert ray_cluster.wait_for_workers(ImageConfig(), 60, Console()) == ON_A_GPU
+
+
+def test_without_a_wait_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "placement_group", refuse_to_ask)
+    monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD])
+    with pytest.raises(ResourceError):
+        ray_cluster.wait_for_workers(ImageConfig(), 0, Console())
+
+
+@pytest.fixture
+def nothing_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster of a head alone, to which nothing is added."""
+    monkeypatch.setattr(ray_cluster, "_pending_placement_group", lambda config: nullcontext())
+    monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD])
+    monkeypatch.setattr(ray_cluster, "POLL_SECONDS", 0.01)
+
+
+class Capacity:
+    """A watch that finds out what is lacking at its first look."""
+
+    def __init__(self) -> None:
+        self.shortage = ""
+        self.looks = 0
+
+    def look_if_due(self) -> None:
+        self.looks += 1
+        self.shortage = "EC2 has no g5.xlarge [at all]"
+
+
+@pytest.mark.usefixtures("nothing_to_join")
+def test_a_wait_in_vain_says_what_ec2_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "_watch_capacity", lambda *given: Capacity())
+    console = Console(record=True, force_terminal=True, width=200)
+    with pytest.raises(ResourceError) as error:
+        ray_cluster.wait_for_workers(ImageConfig(), 0.3, console)
+    assert str(error.value) == (
+        "the run needs a GPU or a CPU for each worker, but the cluster has 1 node with 0 CPUs and 0 GPUs, after a wait "
+        "of 0 s; EC2 has no g5.xlarge [at all]"
+    )
+    assert "for more: EC2 has no g5.xlarge [at all]" in console.export_text(), "who waits sees it meanwhile"
+
+
+@pytest.mark.usefixtures("nothing_to_join")
+def test_workers_that_have_joined_are_not_moved_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    capacity = Capacity()
+    monkeypatch.setattr(ray_cluster, "_watch_capacity", lambda *given: capacity)
+    seen = iter([[HEAD], [HEAD], [HEAD, G5_XLARGE]])
+    monkeypatch.setattr(ray_cluster, "_nodes", lambda: next(seen))
+    assert ray_cluster.wait_for_workers(ImageConfig(), 60, Console()) == ON_A_GPU
+    assert capacity.looks == 1, "a look may end instances, so there is none between their coming and the run"
+
+
+@pytest.mark.usefixtures("nothing_to_join")
+def test_without_a_stack_a_wait_asks_no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PARAMETER_VARIABLE, raising=False)
+    with pytest.raises(ResourceError, match=r"; ask for fewer workers, another --device, or add nodes$"):
+        ray_cluster.wait_for_workers(ImageConfig(), 0.05, Console())
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "use_gpu", "gpus", "needed"),
+    [(4, True, 1, 4), (4, True, 4, 1), (5, True, 4, 2), (8, False, 4, 1)],
+    ids=["a GPU each", "four GPUs", "rounded up", "without GPUs"],
+)
+def test_workers_need_so_many_instances(num_workers: int, use_gpu: bool, gpus: int, needed: int) -> None:
+    workers: Any = {"gpus": gpus}
+    assert ray_cluster._instances_needed(num_workers, use_gpu, workers) == needed
+
+
+@pytest.mark.usefixtures("nothing_to_join")
+@pytest.mark.parametrize(("given", "workers"), [({}, 1), ({"num_workers": 4}, 4), ({"num_workers": "2:4"}, 2)])
+def test_a_wait_watches_for_the_fewest_workers(
+    given: dict[str, Any], workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(ray_cluster, "_watch_capacity", lambda console, *needs: asked.append(needs))
+    with pytest.raises(ResourceError):
+        ray_cluster.wait_for_workers(ImageConfig(**given), 0.05, Console())
+    assert asked == [(workers, True)]
+
+
+OWN_JOB, OTHER_JOB = "01000000", "02000000"
+LABELS = {"instance-type": "g5.xlarge", "ray.io/market-type": "spot", "ray.io/node-id": "a"}
+
+
+class Cluster:
+    """What Ray says of a cluster with a head, a helper without GPUs, and two workers, a and b."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.free = {"head": HEAD, "helper": {"CPU": 8.0}, "a": dict(G5_XLARGE), "b": dict(G5_XLARGE)}
+        self.nodes = [
+            {"NodeID": name, "Alive": True, "Resources": dict(total), "Labels": LABELS if name == "a" else {}}
+            for name, total in self.free.items()
+        ]
+        self.groups: dict[str, Any] = {}
+        context = SimpleNamespace(get_job_id=lambda: OWN_JOB)
+        monkeypatch.setattr(ray_cluster.ray, "nodes", lambda: self.nodes)
+        monkeypatch.setattr(ray_cluster.ray, "get_runtime_context", lambda: context)
+        monkeypatch.setattr(ray_cluster, "available_resources_per_node", lambda: self.free)
+        monkeypatch.setattr(ray_cluster, "placement_group_table", lambda: self.groups)
+
+    def place(self, job: str, *nodes: str) -> None:
+        """Place a group of a job, a CPU and a GPU on each node; it waits if there is none."""
+        bundle = {"CPU": 1.0, "GPU": 1.0}
+        self.groups[f"6885d6fc52fa502fbbe7eea350cf{job}"] = {
+            "state": "CREATED" if nodes else "PENDING",
+            "bundles": dict.fromkeys(range(len(nodes) or 1), bundle),
+            "bundles_to_node_id": dict(enumerate(nodes or [""])),
+        }
+        for node in nodes:
+            self.use(node, bundle)
+
+    def use(self, node: str, resources: dict[str, float]) -> None:
+        for kind, number in resources.items():
+            self.free[node][kind] -= number
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    return Cluster(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("settings", "leaves_helpers", "labels"),
+    [
+        ({}, True, {}),
+        ({"device": "cpu", "num_workers": 8}, True, {"ray.io/node-group": "!helpers"}),
+        ({"device": "cpu", "num_workers": 9}, False, {}),
+    ],
+)
+def test_helpers_are_left_to_the_data_unless_workers_need_their_cpus(
+    cluster: Cluster, settings: dict[str, Any], leaves_helpers: bool, labels: dict[str, str]
+) -> None:
+    cluster.nodes[1]["Labels"] = {"ray.io/node-group": "helpers"}
+    allocation = ray_cluster.wait_for_workers(ImageConfig(**settings), 0, Console())
+    assert allocation.leaves_helpers == leaves_helpers, "a pipeline would wait for a CPU for ever"
+    assert allocation.node_labels == labels
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [(None, False), ({"scaling": {"workers": {}}}, False), ({"scaling": {"helpers": {"max": 2}}}, True)],
+)
+def test_only_a_stack_that_may_have_helpers_is_asked_for_one(
+    monkeypatch: pytest.MonkeyPatch, workers: Any, expected: bool
+) -> None:
+    monkeypatch.setattr(ray_cluster, "read_workers", lambda: workers)
+    assert ray_cluster.may_start_helpers() == expected
+
+
+def test_gpus_that_wait_for_this_job_alone_are_idle(cluster: Cluster) -> None:
+    assert ray_cluster.gpus_are_idle()
+    cluster.place(OTHER_JOB)
+    assert ray_cluster.gpus_are_idle(), "a group that waits holds nothing"
+    cluster.place(OWN_JOB, "a")
+    assert ray_cluster.gpus_are_idle(), "what this job holds waits with it"
+    cluster.use("helper", {"CPU": 4.0})
+    assert ray_cluster.gpus_are_idle(), "a node without GPUs does not move with the workers"
+
+
+@pytest.mark.parametrize("used", [{"GPU": 1.0}, {"GPU": 0.5}, {"CPU": 1.0}])
+def test_gpus_with_anything_else_on_their_nodes_are_not_idle(used: dict[str, float], cluster: Cluster) -> None:
+    cluster.place(OWN_JOB, "a")
+    cluster.use("b", used)
+    assert not ray_cluster.gpus_are_idle(), "its work would be lost"
+
+
+def test_gpus_that_another_job_holds_are_not_idle(cluster: Cluster) -> None:
+    cluster.place(OTHER_JOB, "a")
+    assert not ray_cluster.gpus_are_idle()
+
+
+def test_only_other_jobs_that_want_gpus_wait(cluster: Cluster) -> None:
+    cluster.place(OWN_JOB)
+    cluster.place(OTHER_JOB, "a")
+    assert not ray_cluster.other_jobs_wait(), "one has its place, the other is this job"
+    cluster.place(OTHER_JOB)
+    assert ray_cluster.other_jobs_wait()
+    for group in cluster.groups.values():
+        group["bundles"] = {index: {"CPU": 1.0} for index in group["bundles"]}
+    assert not ray_cluster.other_jobs_wait(), "they wait for CPUs"
+
+
+def test_instances_count_once_and_by_what_their_nodes_say(cluster: Cluster) -> None:
+    assert ray_cluster.instances_with_workers() == {}
+    cluster.place(OTHER_JOB, "b")
+    cluster.place(OWN_JOB, "a", "a", "b")
+    assert ray_cluster.instances_with_workers() == {InstanceKind("g5.xlarge", "spot"): 1, InstanceKind(): 1}
+
+
+def test_a_cluster_that_does_not_answer_has_no_instances(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("Ray has not been started")
+
+    monkeypatch.setattr(ray_cluster.ray, "nodes", fail)
+    assert ray_cluster.instances_with_workers() == {}
+
+
+def test_only_a_job_without_any_worker_waits(cluster: Cluster) -> None:
+    assert ray_cluster._is_waiting(), "an elastic run asks for places only where there is room"
+    cluster.place(OWN_JOB)
+    assert ray_cluster._is_waiting()
+    cluster.place(OWN_JOB, "a", "b")
+    assert not ray_cluster._is_waiting(), "its workers run"
+    next(iter(cluster.groups.values()))["state"] = "RESCHEDULING"
+    assert not ray_cluster._is_waiting(), "the workers that are left may be saving a checkpoint"
+
+
+def test_a_run_that_waits_for_lost_workers_looks_what_ec2_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = iter([False, True, True, False, *[True] * 20])
+    over = threading.Event()
+    watches: list[Capacity] = []
+
+    def is_waiting() -> bool:
+        found = next(waits, None)
+        if found is None:
+            over.set()
+        return bool(found)
+
+    def watch(console: Console, num_workers: int, use_gpu: bool) -> Capacity:
+        assert (num_workers, use_gpu) == (2, True), "an elastic run goes on with its fewest workers"
+        watches.append(Capacity())
+        return watches[-1]
+
+    monkeypatch.setenv(PARAMETER_VARIABLE, "worker-facts")
+    monkeypatch.setattr(ray_cluster, "_is_waiting", is_waiting)
+    monkeypatch.setattr(ray_cluster, "_watch_capacity", watch)
+    monkeypatch.setattr(ray_cluster, "WATCH_SECONDS", 0.01)
+    with ray_cluster.watching_capacity(Console(), WorkerAllocation(4, True, 4, limits=(2, 4))):
+        assert over.wait(LIMIT_SECONDS)
+    first, second = watches
+    assert second.looks > 0, "the next wait may try each zone again"
+    assert second.looks > first.looks, "workers that are just starting are no shortage"
+
+
+def test_ray_is_started_again_when_a_busy_machine_was_too_slow() -> None:
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        processes.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+        if len(processes) < 2:
+            raise Exception("The current node timed out during startup.")
+
+    ray_cluster._start_here(start)
+    first, second = processes
+    assert first.wait(LIMIT_SECONDS) == -signal.SIGKILL
+    assert second.poll() is None
+    second.kill()
+    second.wait()
+
+
+def test_ray_that_does_not_start_is_one_line() -> None:
+    def start() -> None:
+        raise Exception("The current node timed out during startup.")
+
+    with pytest.raises(ResourceError, match=r"Ray did not start on this machine in 3 times 30 s: The current node"):
+        ray_cluster._start_here(start)

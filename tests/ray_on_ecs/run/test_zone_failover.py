@@ -1,0 +1,623 @@
+"""What EC2 lacks is said while a run waits, and the workers move to the next zone, in moto's EC2 Auto Scaling.
+
+The messages are those of real groups, as issues on GitHub quote them.
+"""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from ray_on_ecs.run import zone_failover
+from ray_on_ecs.run.zone_failover import CapacityWatch, Failure
+from tests.aws import client
+
+GROUP = "workers"
+LAUNCH_CONFIGURATION = "workers"
+ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
+ENDING = "Launching EC2 instance failed."
+NO_CAPACITY = (
+    "We currently do not have sufficient g5.xlarge capacity in the Availability Zone you requested (us-east-1a). Our "
+    "system will be working on provisioning additional capacity. You can currently get g5.xlarge capacity by not "
+    f"specifying an Availability Zone in your request or choosing us-east-1b, us-east-1c. {ENDING}"
+)
+NO_CAPACITY_OF_SEVERAL = f"Could not launch On-Demand Instances. InsufficientInstanceCapacity - {NO_CAPACITY}"
+NO_SPOT = f"There is no Spot capacity available that matches your request. {ENDING}"
+NO_SPOT_OF_SEVERAL = (
+    "Could not launch Spot Instances. UnfulfillableCapacity - Unable to fulfill capacity due to your request "
+    f"configuration. Please adjust your request and try again. {ENDING}"
+)
+NO_SPOT_IN_POOL = f"Could not launch Spot Instances. InsufficientInstanceCapacity - {NO_SPOT}"
+NO_QUOTA = (
+    "You have requested more vCPU capacity than your current vCPU limit of 384 allows for the instance bucket that the "
+    "specified instance type belongs to. Please visit http://aws.amazon.com/contact-us/ec2-request to request an "
+    f"adjustment to this limit. {ENDING}"
+)
+NO_QUOTA_OF_SEVERAL = f"Could not launch On-Demand Instances. VcpuLimitExceeded - {NO_QUOTA}"
+NO_SPOT_QUOTA = f"Max spot instance count exceeded. {ENDING}"
+NO_SPOT_QUOTA_OF_SEVERAL = f"Could not launch Spot Instances. MaxSpotInstanceCountExceeded - {NO_SPOT_QUOTA}"
+UNSUPPORTED = (
+    "Could not launch Spot Instances. InvalidFleetConfiguration - Your requested instance type (p3.8xlarge) is not "
+    f"supported in your requested Availability Zone (us-east-2c). {ENDING}"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "is_of", "on_spot", "code"),
+    [
+        (NO_CAPACITY, "capacity", False, "InsufficientInstanceCapacity"),
+        (NO_CAPACITY_OF_SEVERAL, "capacity", False, "InsufficientInstanceCapacity"),
+        (NO_SPOT, "capacity", True, "UnfulfillableCapacity"),
+        (NO_SPOT_OF_SEVERAL, "capacity", True, "UnfulfillableCapacity"),
+        (NO_SPOT_IN_POOL, "capacity", True, "InsufficientInstanceCapacity"),
+        (NO_QUOTA, "quota", False, "VcpuLimitExceeded"),
+        (NO_QUOTA_OF_SEVERAL, "quota", False, "VcpuLimitExceeded"),
+        (NO_SPOT_QUOTA, "quota", True, "MaxSpotInstanceCountExceeded"),
+        (NO_SPOT_QUOTA_OF_SEVERAL, "quota", True, "MaxSpotInstanceCountExceeded"),
+        (UNSUPPORTED, "something else", True, "InvalidFleetConfiguration"),
+    ],
+    ids=lambda value: None if " " in str(value) else str(value),
+)
+def test_a_message_is_of_capacity_or_of_a_quota(message: str, is_of: str, on_spot: bool, code: str) -> None:
+    failure = Failure(message)
+    assert (failure.is_of_capacity, failure.is_of_quota) == (is_of == "capacity", is_of == "quota")
+    assert (failure.is_on_spot, failure.code) == (on_spot, code)
+
+
+class Clock:
+    """The time, to which a test adds."""
+
+    def __init__(self) -> None:
+        self.passed = timedelta()
+
+    def __call__(self) -> datetime:
+        return datetime.now(UTC) + self.passed
+
+
+def activity(status: str, subnet: str, minutes_ago: float = 1, message: str = NO_CAPACITY, **changed: Any) -> Any:
+    """A launch as `aws autoscaling describe-scaling-activities` shows it."""
+    return {
+        "ActivityId": "ee05cf07",
+        "AutoScalingGroupName": GROUP,
+        "Description": "Launching a new EC2 instance.  Status Reason: ...",
+        "Cause": "At ... an instance was started in response to a difference between desired and actual capacity.",
+        "StartTime": datetime.now(UTC) - timedelta(minutes=minutes_ago),
+        "StatusCode": status,
+        "StatusMessage": message,
+        "Progress": 100,
+        "Details": f'{{"Subnet ID":"{subnet}","Availability Zone":"us-east-1a"}}',
+        **changed,
+    }
+
+
+class Group:
+    """The workers' Auto Scaling group in moto, with the activities that moto doesn't keep.
+
+    Attributes:
+        subnets: The subnet in each of ZONES.
+        activities: What a test says has happened.
+        updates: What was changed.
+        has_instances: False while EC2 has none for it, which moto always has.
+    """
+
+    def __init__(self, url: str, subnets: list[str]) -> None:
+        self._client = client("autoscaling", url)
+        self.subnets = subnets
+        self.activities: list[Any] = []
+        self.updates: list[Any] = []
+        self.has_instances = True
+
+    def create(self, *subnets: str, size: int = 0) -> None:
+        self._client.create_auto_scaling_group(
+            AutoScalingGroupName=GROUP,
+            LaunchConfigurationName=LAUNCH_CONFIGURATION,
+            MinSize=size,
+            MaxSize=4,
+            VPCZoneIdentifier=",".join(subnets),
+        )
+
+    def delete(self) -> None:
+        self._client.delete_auto_scaling_group(AutoScalingGroupName=GROUP, ForceDelete=True)
+
+    @property
+    def state(self) -> Any:
+        [group] = self._client.describe_auto_scaling_groups(AutoScalingGroupNames=[GROUP])["AutoScalingGroups"]
+        return group
+
+    @property
+    def zones_of_instances(self) -> list[str]:
+        return [each["AvailabilityZone"] for each in self.state["Instances"]]
+
+    def describe_auto_scaling_groups(self, **given: Any) -> Any:
+        answer = self._client.describe_auto_scaling_groups(**given)
+        for each in answer["AutoScalingGroups"] if not self.has_instances else ():
+            each["Instances"] = []
+        return answer
+
+    def describe_scaling_activities(self, **given: Any) -> Any:
+        self._client.describe_scaling_activities(**given)  # it checks the request
+        return {"Activities": self.activities}
+
+    def update_auto_scaling_group(self, **given: Any) -> Any:
+        self.updates.append(given)
+        return self._client.update_auto_scaling_group(**given)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+@pytest.fixture(scope="module")
+def subnets(aws_server: str) -> list[str]:
+    """A subnet in each of ZONES."""
+    ec2 = client("ec2", aws_server)
+    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    blocks = {zone: f"10.0.{index}.0/24" for index, zone in enumerate(ZONES)}
+    made = [ec2.create_subnet(VpcId=vpc, CidrBlock=block, AvailabilityZone=zone) for zone, block in blocks.items()]
+    return [each["Subnet"]["SubnetId"] for each in made]
+
+
+@pytest.fixture(scope="module")
+def launch_configuration(aws_server: str) -> None:
+    client("autoscaling", aws_server).create_launch_configuration(
+        LaunchConfigurationName=LAUNCH_CONFIGURATION, ImageId="ami-12c6146b", InstanceType="g5.xlarge"
+    )
+
+
+@pytest.fixture
+def group(aws_server: str, subnets: list[str], launch_configuration: None) -> Iterator[Group]:
+    made = Group(aws_server, subnets)
+    yield made
+    made.delete()
+
+
+class Watch:
+    """The watch of a waiting run, with the lines that it shows and a clock of its own."""
+
+    def __init__(
+        self,
+        group: Any,
+        zones: int = 1,
+        is_idle: bool = True,
+        needed: int = 1,
+        clock: Any = None,
+        others_wait: bool = False,
+        **changed: Any,
+    ) -> None:
+        named = [
+            {"zone": zone, "subnet_id": subnet, "placement_group": f"pg-{zone[-1]}" if zone != ZONES[2] else None}
+            for zone, subnet in zip(ZONES[:zones], group.subnets, strict=False)
+        ]
+        workers: Any = {"group": GROUP, "types": ["g5.xlarge"], "zones": named, "spot": False, "spread": False}
+        self.lines: list[str] = []
+        self.is_idle = is_idle
+        self.clock = clock or Clock()
+        workers |= changed
+        self.watch = CapacityWatch(
+            workers, needed, lambda: self.is_idle, lambda: others_wait, self.lines.append, lambda: group, now=self.clock
+        )
+
+    def look(self) -> str:
+        self.watch.look()
+        return self.watch.shortage
+
+
+IN_A = "EC2 has no g5.xlarge in us-east-1a at the moment (InsufficientInstanceCapacity)"
+MORE_TYPES = "add zones (availabilityZone or subnetId), or types: `pulumi config set workerInstanceType g5.xlarge,TYPE`"
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        (NO_CAPACITY, f"{IN_A}; {MORE_TYPES}"),
+        (
+            NO_SPOT_OF_SEVERAL,
+            "EC2 has no g5.xlarge on spot in us-east-1a at the moment (UnfulfillableCapacity); "
+            f"{MORE_TYPES}, or take them on demand: `pulumi config set spot false`",
+        ),
+        (
+            NO_QUOTA,
+            "the account's quota has no room for another g5.xlarge (VcpuLimitExceeded); "
+            "ask for more under Service Quotas, or for fewer workers",
+        ),
+        (
+            NO_SPOT_QUOTA,
+            "the account's quota has no room for another g5.xlarge on spot (MaxSpotInstanceCountExceeded); "
+            "ask for more under Service Quotas, or for fewer workers",
+        ),
+        ("Client.InternalError:\n no key", "EC2 starts no g5.xlarge: Client.InternalError: no key"),
+    ],
+    ids=["capacity", "spot capacity", "quota", "spot quota", "anything else"],
+)
+def test_a_shortage_is_one_line_with_its_way_out(message: str, line: str, group: Group) -> None:
+    group.create(group.subnets[0])
+    group.activities = [activity("Failed", group.subnets[0], message=message)]
+    waiting = Watch(group)
+    assert waiting.look() == waiting.look() == line
+    assert waiting.lines == [line], "once: the status line shows it as long as it lasts"
+
+
+def test_all_types_are_named(group: Group) -> None:
+    group.create(group.subnets[0])
+    group.activities = [activity("Failed", group.subnets[0], message=NO_CAPACITY_OF_SEVERAL)]
+    shortage = Watch(group, types=["g5.xlarge", "g6.xlarge"]).look()
+    assert shortage.startswith("EC2 has no g5.xlarge or g6.xlarge in us-east-1a")
+    assert "workerInstanceType g5.xlarge,g6.xlarge,TYPE" in shortage, "the way out keeps what there is"
+
+
+@pytest.mark.parametrize(
+    "happened",
+    [
+        lambda a, b: [],
+        lambda a, b: [activity("Successful", a, 1), activity("Failed", a, 2)],
+        lambda a, b: [activity("Failed", a, 16)],
+        lambda a, b: [activity("Failed", b)],
+        lambda a, b: [activity("InProgress", a)],
+        lambda a, b: [activity("Failed", a, Description="Terminating EC2 instance: i-0123")],
+    ],
+    ids=["none", "a success since", "too old", "another zone", "not ended", "no launch"],
+)
+def test_only_a_failure_of_now_and_here_counts(happened: Callable[..., list[Any]], group: Group) -> None:
+    a, b, _ = group.subnets
+    group.create(a)
+    group.activities = happened(a, b)
+    assert Watch(group, zones=2).look() == ""
+    assert group.updates == []
+
+
+def test_a_failure_counts_while_the_next_launch_is_under_way(group: Group) -> None:
+    group.create(group.subnets[0])
+    group.activities = [activity("InProgress", group.subnets[0], 0), activity("Failed", group.subnets[0], 2)]
+    assert Watch(group).look().startswith(IN_A)
+
+
+def test_the_workers_move_to_the_next_zone_and_take_all_of_them_along(group: Group) -> None:
+    a, b, _ = group.subnets
+    group.create(a, size=1)
+    group.activities = [activity("Failed", a)]
+    waiting = Watch(group, zones=3, needed=2)
+    assert waiting.look().startswith("EC2 has only 1 of 2 g5.xlarge in us-east-1a at the moment")
+    waiting.lines.clear()
+    waiting.clock.passed = zone_failover.PATIENCE
+    assert waiting.look() == "", "in the new zone nothing is known to be lacking"
+    assert waiting.lines == ["only 1 of 2 g5.xlarge in us-east-1a; moving the workers to us-east-1b"]
+    assert group.updates == [{"AutoScalingGroupName": GROUP, "VPCZoneIdentifier": b, "PlacementGroup": "pg-b"}]
+    assert group.state["VPCZoneIdentifier"] == b
+    assert group.zones_of_instances == ["us-east-1b"], "the job's workers are all in one zone, and as many as before"
+
+
+def test_each_zone_is_tried_once(group: Group) -> None:
+    group.create(group.subnets[0])
+    waiting = Watch(group, zones=3)
+    for subnet in group.subnets * 2:
+        group.activities = [
+            activity("Failed", subnet, minutes_ago=0, StartTime=datetime.now(UTC) + timedelta(seconds=1))
+        ]
+        waiting.look()
+    assert [each["VPCZoneIdentifier"] for each in group.updates] == group.subnets[1:]
+    assert group.updates[-1]["PlacementGroup"] == "", "what has no placement group must not keep another zone's"
+    group.activities = [activity("Failed", group.subnets[2], minutes_ago=-1)]
+    assert waiting.look() == (
+        "EC2 has no g5.xlarge in any of us-east-1a, us-east-1b, us-east-1c at the moment "
+        f"(InsufficientInstanceCapacity); {MORE_TYPES}"
+    )
+    assert len(waiting.lines) == 3, "two moves and the shortage"
+
+
+def test_after_the_last_zone_of_the_list_comes_the_first(group: Group) -> None:
+    a, b, c = group.subnets
+    group.create(b)
+    waiting = Watch(group, zones=3)
+    for subnet in (b, c, a):
+        group.activities = [activity("Failed", subnet, minutes_ago=-1)]
+        waiting.look()
+    assert [each["VPCZoneIdentifier"] for each in group.updates] == [c, a], (
+        "a zone is none the worse for an earlier job"
+    )
+
+
+def test_after_a_move_an_earlier_failure_there_does_not_count(group: Group) -> None:
+    a, b, _ = group.subnets
+    group.create(a)
+    group.activities = [activity("Failed", a, 1), activity("Failed", b, 5)]
+    waiting = Watch(group, zones=3)
+    assert [waiting.look(), waiting.look()] == ["", ""]
+    assert len(group.updates) == 1, "the zone has not been tried in this wait"
+
+
+def test_another_job_may_move_the_workers_on(group: Group) -> None:
+    a, b, c = group.subnets
+    group.create(a, size=1)
+    group.activities = [activity("Failed", a)]
+    ours, theirs = Watch(group, zones=3, needed=2), Watch(group, zones=3, needed=2)
+    for each in (ours, theirs):
+        each.look()
+        each.clock.passed = zone_failover.PATIENCE
+        each.look()
+    group.activities = [activity("Failed", b, minutes_ago=-6)]
+    theirs.look()
+    theirs.clock.passed = 3 * zone_failover.PATIENCE
+    theirs.look()
+    assert (group.state["VPCZoneIdentifier"], group.zones_of_instances) == (c, ["us-east-1c"])
+    started = group.state["Instances"]
+    ours.look()
+    assert group.state["Instances"] == started, "one job's wait must not end what another's has started"
+
+
+def test_what_could_not_be_ended_is_ended_later(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, _, _ = group.subnets
+    group.create(a, size=1)
+    group.activities = [activity("Failed", a)]
+    waiting = Watch(group, zones=2, needed=2)
+    waiting.look()
+    waiting.clock.passed = zone_failover.PATIENCE
+
+    def refuse(**given: Any) -> None:
+        raise RuntimeError("ResourceContention")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(group, "terminate_instance_in_auto_scaling_group", refuse)
+        waiting.watch.look_if_due()
+    assert group.zones_of_instances == ["us-east-1a"]
+    waiting.look()
+    assert group.zones_of_instances == ["us-east-1b"], "the job would have a worker in each zone"
+
+
+def test_the_workers_stay_while_any_is_in_use(group: Group) -> None:
+    a, b, _ = group.subnets
+    group.create(a, size=1)
+    group.activities = [activity("Failed", a)]
+    waiting = Watch(group, zones=2, is_idle=False, needed=2)
+    waiting.look()
+    waiting.clock.passed = zone_failover.PATIENCE
+    assert waiting.look() == (
+        "EC2 has only 1 of 2 g5.xlarge in us-east-1a at the moment (InsufficientInstanceCapacity); the workers move to "
+        "us-east-1b as soon as no GPU is in use, if EC2 has no more for 5 minutes"
+    )
+    assert (group.updates, group.zones_of_instances) == ([], ["us-east-1a"])
+    waiting.is_idle = True
+    waiting.look()
+    assert (group.state["VPCZoneIdentifier"], group.zones_of_instances) == (b, ["us-east-1b"])
+
+
+@pytest.mark.parametrize("message", [NO_QUOTA, UNSUPPORTED], ids=["quota", "unsupported"])
+def test_for_want_of_anything_else_nothing_moves(message: str, group: Group) -> None:
+    group.create(group.subnets[0])
+    group.activities = [activity("Failed", group.subnets[0], message=message)]
+    assert Watch(group, zones=2).look()
+    assert group.updates == []
+
+
+def test_spread_workers_stay_where_they_are(group: Group) -> None:
+    a, b, _ = group.subnets
+    group.create(a, b)
+    group.activities = [activity("Failed", a)]
+    assert (
+        Watch(group, zones=2, spread=True).look().startswith("EC2 has no g5.xlarge in any of us-east-1a, us-east-1b ")
+    )
+    assert group.updates == [], "the group itself goes to the other zone"
+
+
+@pytest.mark.parametrize("zones", [(2,), (0, 1)], ids=["a zone that is no longer named", "two zones at once"])
+def test_a_group_outside_the_zones_moves_to_the_first(zones: tuple[int, ...], group: Group) -> None:
+    group.create(*(group.subnets[index] for index in zones))
+    waiting = Watch(group, zones=2)
+    waiting.look()
+    assert group.state["VPCZoneIdentifier"] == group.subnets[0]
+    assert waiting.lines == ["the workers are not in one of the stack's zones; moving the workers to us-east-1a"]
+
+
+def test_a_group_that_is_gone_is_nothing_to_say(group: Group) -> None:
+    group.create(group.subnets[0])
+    waiting = Watch(group)
+    group.describe_auto_scaling_groups = lambda **given: {"AutoScalingGroups": []}
+    assert (waiting.look(), waiting.lines) == ("", [])
+
+
+def test_a_look_is_taken_now_and_then(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    group.create(group.subnets[0])
+    now = 1000.0
+    monkeypatch.setattr(zone_failover.time, "monotonic", lambda: now)
+    waiting = Watch(group)
+    waiting.watch.look_if_due()
+    group.activities = [activity("Failed", group.subnets[0])]
+    waiting.watch.look_if_due()
+    assert waiting.watch.shortage == "", "AWS throttles who asks every two seconds"
+    now += zone_failover.POLL_SECONDS
+    waiting.watch.look_if_due()
+    assert waiting.watch.shortage.startswith(IN_A)
+
+
+def test_an_aws_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(zone_failover.time, "monotonic", lambda: now)
+    for name, value in {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_REGION": "us-east-1"}.items():
+        monkeypatch.setenv(name, value)
+    lines: list[str] = []
+    workers: Any = {"group": GROUP, "types": ["g5.xlarge"], "zones": [], "spot": False, "spread": False}
+    watch = CapacityWatch(workers, 1, lambda: True, lambda: False, lines.append)
+    for _ in range(3):
+        watch.look_if_due()
+        now += zone_failover.POLL_SECONDS
+    [line] = lines
+    assert line.startswith("AWS does not tell how the workers are doing; waiting all the same (")
+
+
+class Cloud:
+    """An Auto Scaling group whose zones have so many instances for it, with the time that passes between two looks.
+
+    Attributes:
+        has: The instances that EC2 has for the group in each of ZONES.
+        desired: The number that the group asks for.
+        instances: The zone of each instance, by name.
+        zone: Where the group starts instances.
+        moves: The zones to which it was moved.
+        message: Why a launch fails.
+    """
+
+    def __init__(self, desired: int, *has: int) -> None:
+        self.has = dict(zip(ZONES, has, strict=False))
+        self.subnets = [f"subnet-{zone[-1]}" for zone in self.has]
+        self.desired = desired
+        self.instances: dict[str, str] = {}
+        self.zone = ZONES[0]
+        self.moves: list[str] = []
+        self.message = NO_CAPACITY
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self._activities: list[Any] = []
+        self._started = 0
+
+    def step(self) -> None:
+        """The group asks for what it lacks, one instance after the other, until one fails."""
+        self.now += timedelta(seconds=zone_failover.POLL_SECONDS)
+        while len(self.instances) < self.desired:
+            self.now += timedelta(milliseconds=1)
+            there = self.in_zone(self.zone) < self.has[self.zone]
+            status, subnet = "Successful" if there else "Failed", f"subnet-{self.zone[-1]}"
+            self._activities.append(activity(status, subnet, message=self.message, StartTime=self.now))
+            if not there:
+                return
+            self._started += 1
+            self.instances[f"i-{self._started}"] = self.zone
+
+    def in_zone(self, zone: str) -> int:
+        return list(self.instances.values()).count(zone)
+
+    def describe_auto_scaling_groups(self, **given: Any) -> Any:
+        instances = [
+            {"InstanceId": name, "AvailabilityZone": zone, "LifecycleState": "InService"}
+            for name, zone in self.instances.items()
+        ]
+        return {
+            "AutoScalingGroups": [
+                {"MinSize": 0, "Instances": instances, "VPCZoneIdentifier": f"subnet-{self.zone[-1]}"}
+            ]
+        }
+
+    def describe_scaling_activities(self, **given: Any) -> Any:
+        return {"Activities": self._activities[::-1][: given["MaxRecords"]]}
+
+    def update_auto_scaling_group(self, **given: Any) -> None:
+        self.zone = f"us-east-1{given['VPCZoneIdentifier'][-1]}"
+        self.moves.append(self.zone[-1])
+
+    def terminate_instance_in_auto_scaling_group(self, **given: Any) -> None:
+        del self.instances[given["InstanceId"]]
+
+    def wait(self, needed: int, minutes: float = 60, **options: Any) -> Watch:
+        """A run waits for `needed` instances so long, or until its group's zone has them."""
+        watch = Watch(self, zones=len(self.has), needed=needed, clock=lambda: self.now, **options)
+        end = self.now + timedelta(minutes=minutes)
+        while self.now < end and self.in_zone(self.zone) < needed:
+            self.step()
+            watch.look()
+        return watch
+
+
+def test_a_part_of_a_gang_is_given_up_after_minutes() -> None:
+    cloud = Cloud(4, 3, 4, 4)
+    cloud.wait(4, minutes=4)
+    assert (cloud.moves, cloud.in_zone(ZONES[0])) == ([], 3)
+    watch = cloud.wait(4)
+    assert (cloud.moves, cloud.in_zone(ZONES[1]), len(cloud.instances)) == (["b"], 4, 4)
+    assert watch.lines[-1] == "only 3 of 4 g5.xlarge in us-east-1a; moving the workers to us-east-1b"
+
+
+def test_each_instance_that_comes_prolongs_the_wait() -> None:
+    cloud = Cloud(4, 1, 4)
+    watch = Watch(cloud, zones=2, needed=4, clock=lambda: cloud.now)
+    for number in (1, 2, 3, 4):
+        cloud.has[ZONES[0]] = number
+        end = cloud.now + 0.8 * zone_failover.PATIENCE
+        while cloud.now < end:
+            cloud.step()
+            watch.look()
+    assert (cloud.moves, cloud.in_zone(ZONES[0])) == ([], 4)
+
+
+def test_one_worker_is_enough_where_ecs_asks_for_two() -> None:
+    cloud = Cloud(2, 1, 2, 2)
+    watch = Watch(cloud, zones=3, needed=1, clock=lambda: cloud.now)
+    for _ in range(180):
+        cloud.step()
+        assert watch.look() == "", "the run lacks nothing"
+    assert (cloud.moves, cloud.in_zone(ZONES[0])) == ([], 1)
+
+
+def test_where_no_zone_has_any_the_last_is_kept() -> None:
+    cloud = Cloud(2, 0, 0, 0)
+    watch = cloud.wait(2)
+    assert cloud.moves == ["b", "c"], "each zone is tried at once, and once"
+    assert watch.watch.shortage.startswith("EC2 has no g5.xlarge in any of us-east-1a, us-east-1b, us-east-1c at the ")
+    cloud.has[ZONES[2]] = 2
+    cloud.wait(2, minutes=1)
+    assert (cloud.moves, cloud.in_zone(ZONES[2])) == (["b", "c"], 2), "a zone that recovers has the run"
+
+
+def test_a_gang_ends_in_the_zone_with_most() -> None:
+    cloud = Cloud(4, 0, 2, 3)
+    cloud.wait(4)
+    assert (cloud.moves, cloud.in_zone(ZONES[2]), len(cloud.instances)) == (["b", "c"], 3, 3)
+    cloud.has[ZONES[2]] = 4
+    cloud.wait(4, minutes=1)
+    assert cloud.in_zone(ZONES[2]) == 4
+
+
+def test_a_gang_goes_back_to_where_it_had_most() -> None:
+    cloud = Cloud(4, 1, 3, 0)
+    watch = cloud.wait(4)
+    assert cloud.moves == ["b", "c", "b"]
+    assert watch.lines[-2:] == [
+        "no g5.xlarge in us-east-1c; moving the workers back to us-east-1b, which had 3, to stay there",
+        "EC2 has only 3 of 4 g5.xlarge in us-east-1b at the moment (InsufficientInstanceCapacity); " + MORE_TYPES,
+    ]
+    assert (cloud.in_zone(ZONES[1]), len(cloud.instances)) == (3, 3)
+    cloud.has[ZONES[1]] = 4
+    cloud.wait(4, minutes=1)
+    assert cloud.in_zone(ZONES[1]) == 4, "it is where the run begins when one more comes"
+
+
+def test_an_elastic_run_stays_with_its_fewest_workers() -> None:
+    cloud = Cloud(4, 2, 4)
+    watch = Watch(cloud, zones=2, needed=2, clock=lambda: cloud.now)
+    for _ in range(180):
+        cloud.step()
+        watch.look()
+    assert (cloud.moves, cloud.in_zone(ZONES[0])) == ([], 2)
+
+
+def test_a_quota_moves_no_part_of_a_gang() -> None:
+    cloud = Cloud(4, 3, 4)
+    cloud.message = NO_QUOTA
+    watch = cloud.wait(4)
+    assert (cloud.moves, cloud.in_zone(ZONES[0])) == ([], 3)
+    assert watch.watch.shortage.startswith("the account's quota has no room for another g5.xlarge")
+
+
+def test_what_another_run_uses_is_not_given_up() -> None:
+    cloud = Cloud(4, 3, 4)
+    cloud.wait(4, is_idle=False)
+    assert (cloud.moves, cloud.in_zone(ZONES[0])) == ([], 3)
+
+
+def test_instances_of_another_waiting_run_stay() -> None:
+    cloud = Cloud(4, 2, 4)
+    cloud.wait(4, others_wait=True)
+    assert (cloud.moves, cloud.in_zone(ZONES[0])) == ([], 2), "they still pull their image"
+    cloud.instances.clear()
+    cloud.has[ZONES[0]] = 0
+    cloud.wait(4, others_wait=True)
+    assert cloud.moves == ["b"], "a zone without instances helps neither"
+
+
+def test_a_gang_is_not_ended_where_another_job_left_it() -> None:
+    cloud = Cloud(4, 2, 4)
+    watch = Watch(cloud, zones=2, needed=2, clock=lambda: cloud.now)
+    cloud.step()
+    watch.look()
+    cloud.update_auto_scaling_group(VPCZoneIdentifier="subnet-b")
+    cloud.has[ZONES[1]] = 0
+    for _ in range(30):
+        cloud.step()
+        watch.look()
+    assert cloud.in_zone(ZONES[0]) == 2, "the run begins on them"

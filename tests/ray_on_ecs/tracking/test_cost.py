@@ -1,0 +1,121 @@
+"""What a run has cost, by the prices that the stack leaves in a parameter."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ray_on_ecs.cluster_info import PARAMETER_VARIABLE
+from ray_on_ecs.tracking.cost import InstanceKind, cost_line, cost_of
+from tests.aws import client
+
+NAME = "workers-of-the-tests"
+WORKERS = {
+    "group": "workers",
+    "types": ["g5.xlarge", "g6.xlarge"],
+    "zones": [{"zone": "us-west-2a", "subnet_id": "subnet-a", "placement_group": None}],
+    "spot": False,
+    "spread": False,
+    "prices": {"g5.xlarge": {"on_demand": 1.006, "spot": 0.41}, "g6.xlarge": {"on_demand": 0.8048, "spot": None}},
+    "head_usd": 0.192,
+    "scaling": {"workers": {"min": 0, "max": 2, "idle_minutes": 30}},
+    "gpus": 1,
+}
+G5 = InstanceKind("g5.xlarge", "on-demand")
+G5_SPOT = InstanceKind("g5.xlarge", "spot")
+G6 = InstanceKind("g6.xlarge", "on-demand")
+G6_SPOT = InstanceKind("g6.xlarge", "spot")
+UNLABELLED = InstanceKind()
+
+
+@pytest.fixture
+def put(
+    aws_server: str, aws_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Any]]:
+    """Puts the stack's document into the parameter, which is not there before, with the given fields changed."""
+    for name, value in {**aws_variables, PARAMETER_VARIABLE: NAME}.items():
+        monkeypatch.setenv(name, value)
+    ssm = client("ssm", aws_server)
+
+    def put_document(text: str | None = None, **changed: Any) -> None:
+        ssm.put_parameter(Name=NAME, Type="String", Value=text or json.dumps(WORKERS | changed))
+
+    yield put_document
+    ssm.delete_parameters(Names=[NAME])
+
+
+def test_it_is_the_hours_by_the_price(put: Callable[..., Any]) -> None:
+    put()
+    cost = cost_of({G5: 0.5})
+    assert cost == {
+        "usd": 0.503,
+        "on_demand_usd": 0.503,
+        "instance_hours": 0.5,
+        "instances": [{"instance_type": "g5.xlarge", "market": "on-demand", "hours": 0.5, "hourly_usd": 1.006}],
+    }
+    assert cost_line(cost) == ", 0.50 USD for 0.50 h of g5.xlarge"
+
+
+def test_on_spot_it_says_what_that_has_saved(put: Callable[..., Any]) -> None:
+    put()
+    cost = cost_of({G5_SPOT: 0.5})
+    assert cost is not None
+    assert (cost["usd"], cost["on_demand_usd"]) == (0.205, 0.503)
+    assert cost_line(cost) == ", 0.20 USD for 0.50 h of g5.xlarge on spot (0.50 USD on demand)"
+
+
+def test_each_kind_has_its_own_price(put: Callable[..., Any]) -> None:
+    put()
+    cost = cost_of({G5_SPOT: 2.0, G6: 0.5})
+    assert cost is not None
+    assert [(each["instance_type"], each["market"], each["hourly_usd"]) for each in cost["instances"]] == [
+        ("g5.xlarge", "spot", 0.41),
+        ("g6.xlarge", "on-demand", 0.8048),
+    ]
+    assert cost["usd"] == pytest.approx(2 * 0.41 + 0.5 * 0.8048)
+    assert cost["on_demand_usd"] == pytest.approx(2 * 1.006 + 0.5 * 0.8048)
+    assert cost["instance_hours"] == 2.5
+    assert cost_line(cost) == (
+        ", 1.22 USD for 2.00 h of g5.xlarge on spot and 0.50 h of g6.xlarge (2.41 USD on demand)"
+    )
+
+
+@pytest.mark.parametrize(("spot", "kind"), [(True, G5_SPOT), (False, G5)])
+def test_an_instance_without_labels_is_what_the_stack_asks_for_first(
+    spot: bool, kind: InstanceKind, put: Callable[..., Any]
+) -> None:
+    put(spot=spot)
+    cost = cost_of({UNLABELLED: 0.25, kind: 0.75})
+    assert cost == cost_of({kind: 1.0}), "the same kind is counted once"
+
+
+@pytest.mark.parametrize("hours", [{G5: 0.5, G6_SPOT: 0.1}, {G5: 0.5, InstanceKind("p5.48xlarge", "spot"): 0.1}])
+def test_with_one_price_missing_the_sum_is_not_known(hours: dict[InstanceKind, float], put: Callable[..., Any]) -> None:
+    put()
+    assert cost_of(hours) is None, "a sum without a part of the instances would be wrong"
+
+
+@pytest.mark.parametrize("text", ["null", "no JSON", '{"group": "workers"}', None])
+def test_without_prices_it_is_not_known(put: Callable[..., Any], text: str | None) -> None:
+    if text is not None:
+        put(text)
+    assert cost_of({G5: 0.5}) is None
+    assert cost_line(None) == ""
+
+
+def test_a_stack_that_knows_no_prices_says_so(put: Callable[..., Any]) -> None:
+    put(prices=None)
+    assert cost_of({G5: 0.5}) is None
+
+
+def test_no_instance_costs_nothing(put: Callable[..., Any]) -> None:
+    put()
+    cost = cost_of({})
+    assert cost == {"usd": 0, "on_demand_usd": 0, "instance_hours": 0, "instances": []}
+    assert cost_line(cost) == ""
+
+
+def test_without_a_stack_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PARAMETER_VARIABLE, raising=False)
+    assert cost_of({G5: 0.5}) is None

@@ -1,0 +1,214 @@
+"""The records of a run while they grow: on a disk, in S3, and after a kill at any moment."""
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import fs
+
+from ray_on_ecs.run.metrics import MetricsLog
+from ray_on_ecs.tracking import records as module
+from ray_on_ecs.tracking.records import RecordFile, merge_records, read_records
+from ray_on_ecs.tracking.storage import RunStorage
+from tests.aws import BUCKET
+
+LAST = 24
+
+
+@pytest.fixture(params=["disk", "S3"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path, s3: Any) -> RunStorage:
+    return RunStorage.open(str(tmp_path) if request.param == "disk" else f"s3://{BUCKET}/{tmp_path.name}", "mine")
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PART_RECORDS", 4)
+
+
+def steps(storage: RunStorage) -> list[int]:
+    return [each["step"] for each in read_records(storage)]
+
+
+def attempt(storage: RunStorage) -> tuple[MetricsLog, RecordFile]:
+    return MetricsLog({}, read_records(storage)), RecordFile(storage)
+
+
+def make(log: MetricsLog, *steps: int) -> None:
+    for step in steps:
+        log.advance(step)
+        log.add({"loss": 1 / step})
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_records_are_read_while_they_grow(storage: RunStorage) -> None:
+    log, file = attempt(storage)
+    assert steps(storage) == []
+    for step in range(1, 10):
+        make(log, step)
+        file.write(log)
+        assert steps(storage) == list(range(1, step + 1))
+    file.write(log)
+    assert merge_records(storage) == log.records
+    lines = storage.read("metrics.jsonl").decode().splitlines()
+    assert [json.loads(line) for line in lines] == log.records
+    assert not storage.files("metrics"), "the parts are gone"
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_other_files_among_the_parts_are_no_records(storage: RunStorage) -> None:
+    storage.write("metrics/notes.txt", "mine")
+    log, file = attempt(storage)
+    make(log, *range(1, 10))
+    file.write(log)
+    assert merge_records(storage) == log.records
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_record_is_completed_later(storage: RunStorage) -> None:
+    log, file = attempt(storage)
+    for step in range(1, 10):
+        make(log, step)
+        file.write(log)
+        log.add({"accuracy": 0.5, "seconds": None})
+        file.write(log)
+        assert read_records(storage) == log.records
+    make(log, 9)
+    log.advance(8)  # a shorter record, in the place of two
+    log.add({"loss": 0})
+    file.write(log)
+    assert read_records(storage) == log.records
+    assert len(log.records) == 8
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("merged", [True, False], ids=["merged", "in parts"])
+@pytest.mark.parametrize("resumed", [1, 4, 9])
+def test_steps_that_are_made_again_are_replaced(storage: RunStorage, merged: bool, resumed: int) -> None:
+    log, file = attempt(storage)
+    make(log, *range(1, 11))
+    file.write(log)
+    if merged:
+        merge_records(storage)
+    log, file = attempt(storage)
+    assert len(log.records) == 10
+    for step in range(resumed, 13):
+        make(log, step)
+        file.write(log)
+        assert steps(storage) == list(range(1, step + 1))
+    assert merge_records(storage) == log.records
+
+
+def test_a_line_that_is_half_written_is_left_out(tmp_path: Path) -> None:
+    storage = RunStorage.open(str(tmp_path), "mine")
+    log, file = attempt(storage)
+    make(log, 1, 2)
+    file.write(log)
+    with Path(storage.path("metrics.jsonl")).open("a") as lines:
+        lines.write('{"step": 3, "lo')
+    log, file = attempt(storage)
+    make(log, 3)
+    file.write(log)
+    assert read_records(storage) == log.records
+    assert steps(storage) == [1, 2, 3]
+
+
+def test_what_is_stored_is_not_written_again(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, file = attempt(storage)
+    make(log, *range(1, 200_001))
+    file.write(log)
+    written: list[int] = []
+    monkeypatch.setattr(RunStorage, "write", lambda self, name, content: written.append(len(content)))
+    path = Path(storage.path("metrics.jsonl"))
+    before = path.stat().st_ino if storage.is_local else 0
+    for step in range(200_001, 200_011):
+        make(log, step)
+        file.write(log)
+    if storage.is_local:
+        assert (written, path.stat().st_ino) == ([], before), "the lines are appended to the file"
+        assert steps(storage) == list(range(1, 200_011))
+    else:
+        assert len(written) == 10
+        assert sum(written) < 10 * 10 * 100, "a part begins, of lines of less than 100 bytes"
+
+
+def test_a_storage_that_was_away_has_all_records_later(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("away")
+
+    log, file = attempt(storage)
+    make(log, 1, 2)
+    file.write(log)
+    Path(storage.path("metrics.jsonl")).unlink(missing_ok=True)  # an open of it fails, too
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStorage, "write", fail)
+        for step in (3, 4):
+            make(log, step)
+            with pytest.raises(OSError, match=r"away|No such file"):
+                file.write(log)
+    file.write(log)
+    assert steps(storage) == [1, 2, 3, 4]
+
+
+class Killed(BaseException):
+    """The process was killed."""
+
+
+class MortalStorage(RunStorage):
+    """A folder that is written as a bucket, until the process is killed before or after one of its changes."""
+
+    changes_left = itertools.repeat(None)
+
+    def write(self, name: str, content: bytes | str) -> None:
+        self.filesystem.create_dir(self.path(*name.split("/")[:-1]))
+        self._change(lambda: RunStorage.write(self, name, content))
+
+    def delete(self, name: str) -> None:
+        self._change(lambda: RunStorage.delete(self, name))
+
+    def delete_folder(self, name: str) -> None:
+        self._change(lambda: RunStorage.delete_folder(self, name))
+
+    def _change(self, change: Callable[[], None]) -> None:
+        if next(self.changes_left, "killed"):
+            raise Killed
+        change()
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_kill_before_any_change_loses_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filesystem = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    done = False
+    for changes in itertools.count():
+        storage = MortalStorage(filesystem, str(changes), "mine", "")
+        monkeypatch.setattr(MortalStorage, "changes_left", itertools.repeat(None, changes))
+        stored = 0
+        try:
+            for begin, end in ((1, 11), (7, 15), (2, 20), (14, LAST + 1)):  # an attempt each, of a checkpoint before
+                log, file = attempt(storage)
+                stored = min(stored, begin - 1)
+                for step in range(begin, end):
+                    make(log, step)
+                    if step % 3 == 0:
+                        file.write(log)
+                        stored = step
+                file.write(log)
+                stored = end - 1
+                merge_records(storage)
+            done = True
+        except Killed:
+            pass
+        monkeypatch.setattr(MortalStorage, "changes_left", itertools.repeat(None))
+        found = steps(storage)
+        assert found == list(range(1, len(found) + 1)), "none is lost, and none is there twice"
+        assert len(found) >= stored
+        log, file = attempt(storage)
+        make(log, *range(stored + 1, LAST + 1))
+        file.write(log)
+        merge_records(storage)
+        assert steps(storage) == list(range(1, LAST + 1))
+        if done:
+            break
+    assert changes > 30

@@ -1,0 +1,74 @@
+"""The driver's view of a run, from what the actor says; tests/faults has an actor that is killed."""
+
+import pickle
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from ray_on_ecs.tracking.run_monitor import RunMonitor
+from ray_on_ecs.tracking.run_state import Progress, RunState, RunStateActor, RunStateClient
+
+
+@pytest.fixture
+def monitor() -> RunMonitor:
+    return RunMonitor(cast("RunStateClient", None), Console(width=100))
+
+
+def state(
+    steps_made: int, *finished: int, workers: str = "a", actor: str = "first", first: float | None = 7.0
+) -> RunState:
+    metrics: dict[int, Any] = {each: {"epoch": each} for each in finished}
+    return RunState(actor, Progress(3, 5, 10, workers, steps_made, first), metrics)
+
+
+def test_steps_are_those_of_this_command(monitor: RunMonitor) -> None:
+    monitor.update(state(4))
+    monitor.update(state(4))
+    monitor.update(state(9))
+    assert monitor.steps_made == 9, "a resumed run has others before them"
+
+
+def test_steps_that_were_lost_and_made_again_count_twice(monitor: RunMonitor) -> None:
+    for steps, workers in ((8, "a"), (3, "b"), (4, "b")):
+        monitor.update(state(steps, workers=workers))
+    assert monitor.steps_made == 8 + 4, "it is progress to whoever stops what idles"
+
+
+def test_the_first_step_is_that_of_the_first_workers(monitor: RunMonitor) -> None:
+    monitor.update(state(0, first=None))
+    monitor.update(state(1, first=5.0))
+    monitor.update(state(1, workers="b", first=50.0))
+    assert monitor.first_step_at == 5.0
+
+
+def test_an_actor_that_was_restarted_costs_a_line(monitor: RunMonitor, capsys: pytest.CaptureFixture[str]) -> None:
+    monitor.update(state(5, 0))
+    monitor.update(RunState("second", None, {}))
+    monitor.update(state(12, 1, actor="second"))
+    assert capsys.readouterr().out.count("the run-state actor was lost and restarted; training continues") == 1
+    assert [each["epoch"] for each in monitor.history] == [0, 1]
+    assert monitor.steps_made == 12, "what was known before stays"
+
+
+class LocalClient(RunStateClient):
+    """Calls the actor's methods in this process, and counts the bytes that Ray would send."""
+
+    def __init__(self) -> None:
+        self.actor = RunStateActor()
+        self.sent: list[int] = []
+
+    def read(self, after: int) -> RunState:
+        state = self.actor.read(after)
+        self.sent.append(len(pickle.dumps(state)))
+        return state
+
+
+def test_a_poll_sends_the_epochs_that_are_new_however_many_there_were() -> None:
+    client = LocalClient()
+    monitor = RunMonitor(client, Console(width=100))
+    for epoch in range(5000):
+        client.actor.report_metrics(epoch, {"epoch": epoch, "train_loss": epoch / 7, "test_loss": epoch / 11})
+        monitor.poll()
+    assert [each["epoch"] for each in monitor.history] == list(range(5000))
+    assert max(client.sent) < 2 * client.sent[0]

@@ -1,0 +1,241 @@
+"""How a run is doing, as its folder says it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
+from ray_on_ecs.periodic import every
+from ray_on_ecs.run.attempts import hold_run
+from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.tracking import lock, run_record
+from ray_on_ecs.tracking.cost import InstanceKind
+from ray_on_ecs.tracking.lock import RunLock
+from ray_on_ecs.tracking.run_monitor import RunMonitor
+from ray_on_ecs.tracking.run_record import SCRIPT, RunRecord
+from ray_on_ecs.tracking.run_state import Progress, RunState, RunStateClient
+from ray_on_ecs.tracking.storage import RunStorage
+from tests.waiting import until
+from training.recipes.images.config import ImageConfig
+
+Configs = Callable[..., ImageConfig]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_record, "WRITE_SECONDS", 0.01)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> RunStorage:
+    return RunStorage.open(str(tmp_path), "test")
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def record(storage: RunStorage, config: Configs) -> RunRecord:
+    requested = config(epochs=5)
+    return RunRecord(storage, "images", requested, requested.resolve_defaults(), 5)
+
+
+def monitor(*metrics: Any, progress: Progress | None = None) -> RunMonitor:
+    """A monitor that has seen this."""
+    seen = RunMonitor(cast("RunStateClient", None), Console())
+    seen.update(RunState("first", progress, dict(enumerate(metrics))))
+    return seen
+
+
+def status(storage: RunStorage) -> dict[str, Any]:
+    return storage.read_json("status.json") or {}
+
+
+def run(record: RunRecord, error: BaseException | None = None, say: Callable[[str], None] = print) -> None:
+    """A command that trains, and ends with this error."""
+    with record.closing(lambda: True, say), record.training(monitor(), {}, 2):
+        if error:
+            raise error
+
+
+def test_it_says_how_far_the_run_is(storage: RunStorage, record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    instances = [{"instance_type": "g5.xlarge", "market": "spot", "hours": 2.0, "hourly_usd": 0.5}]
+    cost = {"usd": 1.0, "on_demand_usd": 2.0, "instance_hours": 2.0, "instances": instances}
+    monkeypatch.setattr(run_record, "cost_of", lambda hours: cost if hours else None)
+    job = {"metadata": {"job_submission_id": "test.2"}, "runtime_env": {}}
+    monkeypatch.setenv(run_record.JOB_VARIABLE, json.dumps(job))
+    seen = monitor({"epoch": 0, "train_loss": 0.7, "test_loss": 0.9}, progress=Progress(1, 3, 10, "a"))
+    with record.training(seen, {InstanceKind(): 2.0}, 2):
+        found = until(lambda: status(storage))
+    known = {
+        "run_name": "test",
+        "state": "training",
+        "kind": "images",
+        "epoch": 1,
+        "epochs": 5,
+        "step": 13,
+        "steps_per_epoch": 10,
+        "loss": 0.7,
+        "workers": 2,
+        "cost_usd": 1.0,
+        "instances": instances,
+        "job": "test.2",
+        "error": None,
+    }
+    assert known.items() <= found.items()
+    assert found["started"] < found["updated"]
+    assert {"epochs", "dataset", "run_name"} <= set(found["changed"])
+    assert "seed" not in found["changed"]
+    assert "--run-name test --epochs 5" in found["next"]
+
+
+def test_it_waits_before_it_trains_and_is_written_again_and_again(storage: RunStorage, record: RunRecord) -> None:
+    with record.waiting():
+        found = until(lambda: status(storage))
+        until(lambda: status(storage)["updated"] > found["updated"])
+    assert (found["state"], found["epoch"], found["workers"]) == ("waiting", None, None)
+    with record.training(monitor(), {}, 2):
+        until(lambda: status(storage)["state"] == "training")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "loss"),
+    [
+        ({"step": 7, "loss": 0.5, "accuracy": 0.9}, 0.5),
+        ({"step": 7, "val/loss": 0.25}, 0.25),
+        ({"step": 7, "loss": None}, None),
+        ({"step": 7, "accuracy": 0.9}, None),
+    ],
+    ids=["loss", "a loss", "not finite", "none"],
+)
+def test_of_a_script_it_has_the_step_and_the_last_loss(
+    storage: RunStorage, metrics: dict[str, Any], loss: float | None
+) -> None:
+    config = ScriptConfig(command=("train.py",), run_name="test")
+    record = RunRecord(storage, SCRIPT, config, config)
+    with record.training(monitor(metrics, progress=Progress(0, 0, 0, "a")), {}, 2):
+        found = until(lambda: status(storage))
+    known = {"kind": "script", "epoch": None, "epochs": None, "step": 7, "steps_per_epoch": None, "loss": loss}
+    assert known.items() <= found.items()
+    assert found["changed"] == ["run_name", "command"]
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "line"),
+    [
+        (None, "finished", None),
+        (KeyboardInterrupt(), "interrupted", None),
+        (SystemExit(15), "interrupted", None),
+        (Interrupted("interrupted"), "interrupted", None),
+        (TrainingError("training failed: so\nand so"), "failed", "training failed: so and so"),
+        (UsageError("a package is missing"), "failed", "a package is missing"),
+        (OSError("the bucket is gone"), "failed", "OSError: the bucket is gone"),
+    ],
+    ids=["no error", "Ctrl-C", "SIGTERM", "interrupted", "an error", "a mistake", "a storage"],
+)
+def test_it_says_at_the_end_how_the_command_has_ended(
+    storage: RunStorage, record: RunRecord, error: BaseException | None, state: str, line: str | None
+) -> None:
+    if error is None:
+        run(record)
+    else:
+        with pytest.raises(type(error)):
+            run(record, error)
+    assert (status(storage)["state"], status(storage)["error"]) == (state, line)
+    assert f'<span class="state {state}">' in storage.read("card.html").decode()
+
+
+def test_a_wait_in_vain_is_a_failure(storage: RunStorage, record: RunRecord) -> None:
+    with pytest.raises(ResourceError), record.closing(lambda: True, print), record.waiting():
+        raise ResourceError("the cluster has no GPU")
+    assert (status(storage)["state"], status(storage)["error"]) == ("failed", "the cluster has no GPU")
+
+
+def test_a_command_that_neither_waits_nor_trains_leaves_nothing(storage: RunStorage, record: RunRecord) -> None:
+    with pytest.raises(ResourceError), record.closing(lambda: True, print):
+        raise ResourceError("the machine has no GPU")
+    assert not Path(storage.path()).exists()
+
+
+@pytest.mark.parametrize("before", [None, '{"state": "interrupted"}'], ids=["a new run", "a run that is resumed"])
+def test_settings_that_are_refused_leave_the_status_as_it_was(
+    storage: RunStorage, record: RunRecord, before: str | None
+) -> None:
+    if before:
+        storage.write("status.json", before)
+
+    def refused() -> None:
+        with record.closing(lambda: True, print):
+            with record.waiting():
+                until(lambda: status(storage).get("state") == "waiting")
+            raise UsageError("--lr: is another one")
+
+    with pytest.raises(UsageError):
+        refused()
+    left = {each.name: each.read_text() for each in Path(storage.path()).iterdir()}
+    assert left == ({"status.json": before} if before else {}), "there is no card of it either"
+
+
+def test_a_run_that_is_taken_over_belongs_to_the_other_command(storage: RunStorage, record: RunRecord) -> None:
+    held = True
+
+    def lose() -> None:
+        nonlocal held
+        with record.closing(lambda: held, print), record.training(monitor(), {}, 2):
+            until(lambda: status(storage))
+            held = False
+            storage.write("status.json", "of the other")
+            raise SystemExit(15)
+
+    with pytest.raises(SystemExit):
+        lose()
+    assert storage.read("status.json") == b"of the other"
+    assert not storage.exists("card.html")
+
+
+def test_a_run_that_another_command_trains_keeps_its_status(
+    storage: RunStorage, record: RunRecord, config: Configs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "POLL_SECONDS", 0.1)
+    storage.write("status.json", "of the holder")
+
+    def refresh() -> None:
+        held.refresh()
+
+    with RunLock(storage) as held, every(0.01, refresh, "holder"):
+        refused = hold_run(config(), storage, record, Console(quiet=True))
+        with pytest.raises(UsageError, match="is being trained by"), refused:
+            pass
+        assert storage.read("status.json") == b"of the holder"
+    assert not storage.exists("card.html")
+
+
+class Failing(RunStorage):
+    """A folder of which the first writes fail."""
+
+    failures = 3
+
+    def write(self, name: str, content: bytes | str) -> None:
+        if Failing.failures:
+            Failing.failures -= 1
+            raise OSError("not now")
+        super().write(name, content)
+
+
+def test_a_write_that_fails_is_made_again_and_ends_nothing(
+    storage: RunStorage, config: Configs, said: list[str]
+) -> None:
+    failing = Failing(storage.filesystem, storage.base, storage.run_name, storage.uri)
+    record = RunRecord(failing, "images", config(), config(), 4)
+    with record.closing(lambda: True, said.append):
+        with record.training(monitor(), {}, 2):
+            until(lambda: status(storage))
+        Failing.failures = 1000
+    assert status(storage)["state"] == "training", "the end could not be written either"
+    assert said == [], "nothing more is tried: each attempt would hold up the end"
