@@ -8,9 +8,9 @@ import torch
 
 from bench.harness import Bench, Run
 from bench.report import Comparison, at_most
-from ray_on_ecs.tracking.tensorboard import event_file
 from training.engine.step_timer import StepTimer
 from training.recipes.images.recipe import IMAGES
+from training.tensorboard import event_file
 
 STEPS = 20_000
 TARGET = 0.01
