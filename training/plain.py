@@ -26,7 +26,7 @@ from ray_on_ecs.checkpoint.resume import check_not_finished, check_settings_unch
 from ray_on_ecs.errors import Interrupted, StorageError, TrainingError, UsageError
 from ray_on_ecs.filesystem import short_reason
 from ray_on_ecs.tracking.lock import hold_lock
-from ray_on_ecs.tracking.report import try_write_card
+from ray_on_ecs.tracking.report import try_write_report
 from ray_on_ecs.tracking.storage import RunStorage
 from training import results
 from training.engine.config import TrainingConfig
@@ -143,7 +143,7 @@ def _train(recipe: Recipe, config: TrainingConfig, device: torch.device) -> None
     if trainer.rank == 0:
         summary = results.run_summary(trainer, checkpoints.summary, files)
         document = results.write_results(storage, recipe, config, summary, lines.first_step)
-        try_write_card(storage, lambda line: print(f"ray-on-ecs: {line}", flush=True))
+        try_write_report(storage, lambda line: print(f"ray-on-ecs: {line}", flush=True))
         Console().print(results.table(document, recipe, trainer.history))
         print(f"results in {storage.uri}")
 

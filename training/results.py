@@ -169,7 +169,7 @@ def write_results(
             "curves": layout.CURVES,
             "events": layout.EVENTS,
             "best_weights": layout.BEST_WEIGHTS,
-            "card": layout.CARD,
+            "report": layout.REPORT,
             **summary["files"],
         },
     }

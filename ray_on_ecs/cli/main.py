@@ -38,7 +38,7 @@ COMMANDS = {
     "logs": ("logs", "Show a run's log, or follow it."),
     "stop": ("stop", "Stop a run; it can be resumed."),
     "fetch": ("fetch", "Copy a run's results to this machine."),
-    "open": ("open", "Show a run's card in the browser."),
+    "open": ("open", "Show a run's report in the browser."),
     "compare": ("compare", "Show where runs differ, and their curves in one picture."),
     "status": ("status", "Show nodes, GPUs, queue, dollars an hour."),
     "shell": ("shell", "Open a shell on the head."),

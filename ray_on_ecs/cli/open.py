@@ -1,4 +1,4 @@
-"""`ray-on-ecs open`: a run's card in the browser."""
+"""`ray-on-ecs open`: a run's report in the browser."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ CONSOLE = "console.aws.amazon.com"
 @click.command("open")
 @click.argument("run")
 @click.argument("folder", metavar="[DIR]", default=FOLDER)
-@click.option("--no-browser", is_flag=True, help="Only print where the card is.")
+@click.option("--no-browser", is_flag=True, help="Only print where the report is.")
 @click.option("--cloudwatch", is_flag=True, help="Open the stack's CloudWatch dashboard, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the paths and the address as JSON.")
 @on_cluster
 def command(cluster: Cluster, run: str, folder: str, no_browser: bool, cloudwatch: bool, as_json: bool) -> None:
-    """Copy RUN's card to DIR/RUN (default: runs/RUN) and show it: results, curves, settings, the end of the log."""
+    """Copy RUN's report to DIR/RUN (default: runs/RUN) and show it: results, curves, settings, the end of the log."""
     address = dashboard(cluster.stack) if cluster.stack else None
     if cloudwatch and address is None:
         raise UsageError("--cloudwatch: only a stack has a dashboard there; give --stack or --outputs")
-    card, curves = _copy(find_run(cluster, run), Path(folder).absolute() / run)
+    report, curves = _copy(find_run(cluster, run), Path(folder).absolute() / run)
     if as_json:
-        print_json({"run": run, "card": str(card), "curves": curves and str(curves), "cloudwatch": address})
+        print_json({"run": run, "report": str(report), "curves": curves and str(curves), "cloudwatch": address})
     else:
-        out.print("\n".join(map(str, filter(None, (card, curves, address)))), markup=False)
+        out.print("\n".join(map(str, filter(None, (report, curves, address)))), markup=False)
     if not no_browser:
-        _show([card.as_uri(), *([address] if cloudwatch and address else [])])
+        _show([report.as_uri(), *([address] if cloudwatch and address else [])])
 
 
 def dashboard(stack: Stack) -> str:
@@ -56,37 +56,37 @@ def dashboard(stack: Stack) -> str:
 
 
 def _copy(storage: RunStorage, folder: Path) -> tuple[Path, Path | None]:
-    """Write the card and, if there are any, the curves into a folder; return their paths."""
-    card, curves = folder / layout.CARD, folder / layout.CURVES
+    """Write the report and, if there are any, the curves into a folder; return their paths."""
+    report, curves = folder / layout.REPORT, folder / layout.CURVES
     try:
-        page = storage.read(layout.CARD) if _has_last_card(storage) else _new_card(storage)
+        page = storage.read(layout.REPORT) if _has_last_report(storage) else _new_report(storage)
         picture = storage.read(layout.CURVES) if storage.exists(layout.CURVES) else None
         make_folder(folder)
-        card.write_bytes(page)
+        report.write_bytes(page)
         curves.unlink(missing_ok=True)  # may be of a run of this name on another cluster
         if picture:
             curves.write_bytes(picture)
     except OSError as cause:
-        raise ResourceError(f"the card of run {storage.run_name} can't be copied ({one_line(cause)})") from cause
-    return card, curves if picture else None
+        raise ResourceError(f"the report of run {storage.run_name} can't be copied ({one_line(cause)})") from cause
+    return report, curves if picture else None
 
 
-def _has_last_card(storage: RunStorage) -> bool:
-    """Return whether the folder's card is as new as its documents: a command that was killed wrote none."""
-    names = (layout.CARD, layout.STATUS, layout.RESULT, layout.METRICS)
-    card, *documents = storage.filesystem.get_file_info([storage.path(name) for name in names])
-    return card.is_file and all(not each.is_file or each.mtime_ns <= card.mtime_ns for each in documents)
+def _has_last_report(storage: RunStorage) -> bool:
+    """Return whether the folder's report is as new as its documents: a command that was killed wrote none."""
+    names = (layout.REPORT, layout.STATUS, layout.RESULT, layout.METRICS)
+    report, *documents = storage.filesystem.get_file_info([storage.path(name) for name in names])
+    return report.is_file and all(not each.is_file or each.mtime_ns <= report.mtime_ns for each in documents)
 
 
-def _new_card(storage: RunStorage) -> bytes:
+def _new_report(storage: RunStorage) -> bytes:
     from ray_on_ecs.tracking.report import read_documents, render
 
     try:
         return render(read_documents(storage)).encode()
     except (OSError, TrainingError):
         raise
-    except Exception as cause:  # such as a document without what the card shows
-        raise UsageError(f"the card of run {storage.run_name} can't be made ({one_line(repr(cause))})") from cause
+    except Exception as cause:  # such as a document without what the report shows
+        raise UsageError(f"the report of run {storage.run_name} can't be made ({one_line(repr(cause))})") from cause
 
 
 def _show(addresses: list[str]) -> None:

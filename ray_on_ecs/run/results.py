@@ -35,7 +35,7 @@ def write_results(
         OSError: A file could not be written.
     """
     records = merge_records(storage)
-    files = {"card": layout.CARD}
+    files = {"report": layout.REPORT}
     if storage.files(layout.FILES_FOLDER):
         files["files"] = layout.FILES_FOLDER
     if names := metric_names(records):

@@ -1,4 +1,4 @@
-"""The card of a run: one page of HTML in its folder that can be read when nothing else of the run is left.
+"""The report of a run: one page of HTML in its folder that can be read when nothing else of the run is left.
 
 It is made of the documents in the folder alone, so it can also be made for a run whose command was killed.
 """
@@ -78,26 +78,26 @@ class Documents:
         return "failed" if self.error else "unfinished"
 
 
-def try_write_card(storage: RunStorage, say: Callable[[str], None]) -> None:
-    """Write the card of a run; if that fails, say so and go on."""
+def try_write_report(storage: RunStorage, say: Callable[[str], None]) -> None:
+    """Write the report of a run; if that fails, say so and go on."""
     try:
-        write_card(storage)
+        write_report(storage)
     except Exception as cause:
-        say(f"{layout.CARD} could not be written ({one_line(cause)})")
+        say(f"{layout.REPORT} could not be written ({one_line(cause)})")
 
 
-def write_card(storage: RunStorage) -> None:
-    """Write the card of a run into its folder.
+def write_report(storage: RunStorage) -> None:
+    """Write the report of a run into its folder.
 
     Raises:
         OSError: The folder can't be read or written.
         UsageError: A document in it is broken.
     """
-    storage.write(layout.CARD, render(read_documents(storage)))
+    storage.write(layout.REPORT, render(read_documents(storage)))
 
 
 def read_documents(storage: RunStorage) -> Documents:
-    """Read what a card shows.
+    """Read what a report shows.
 
     Raises:
         OSError: The folder can't be read.
@@ -118,7 +118,7 @@ def read_documents(storage: RunStorage) -> Documents:
 
 
 def render(documents: Documents) -> str:
-    """Return the card, a page of HTML that needs nothing else."""
+    """Return the report, a page of HTML that needs nothing else."""
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page = template.from_string(TEMPLATE.read_text())
     changed, defaults = _settings(documents)
@@ -190,7 +190,7 @@ def _position(status: Document) -> str:
 
 
 def _facts(documents: Documents) -> Rows:
-    """Return the few numbers at the top of the card."""
+    """Return the few numbers at the top of the report."""
     status, result = documents.status or {}, documents.result or {}
     cost = result.get("cost") or {}
     facts = {

@@ -1,4 +1,4 @@
-"""What a command leaves of its run for readers elsewhere: how far it is, what it prints, and a card at its end.
+"""What a command leaves of its run for readers elsewhere: how far it is, what it prints, and a report at its end.
 
 All of it is for people: no decision about the run depends on it, and nothing of it may end the run or hold it up.
 """
@@ -24,7 +24,7 @@ from ray_on_ecs.periodic import every
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.cost import InstanceCost, InstanceKind, cost_of
 from ray_on_ecs.tracking.losses import loss_name, loss_of
-from ray_on_ecs.tracking.report import try_write_card
+from ray_on_ecs.tracking.report import try_write_report
 from ray_on_ecs.tracking.run_log import RunLog
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.storage import RunStorage
@@ -80,7 +80,7 @@ class Status(TypedDict):
 
 
 class RunRecord:
-    """Writes the status, the log and the card of one command on a run.
+    """Writes the status, the log and the report of one command on a run.
 
     Args:
         storage: The run's folder.
@@ -115,7 +115,7 @@ class RunRecord:
 
         Args:
             is_ours: Returns whether no other command has taken the run over.
-            say: Told that the card couldn't be written.
+            say: Told that the report couldn't be written.
         """
         self._is_ours = is_ours
         try:
@@ -205,7 +205,7 @@ class RunRecord:
             return
         self._log.store()
         atexit.register(self._log.store)  # with the lines that come after this
-        try_write_card(self._storage, say)
+        try_write_report(self._storage, say)
 
     def _put_back(self) -> None:
         with self._lock, suppress(OSError):

@@ -75,17 +75,17 @@ def test_everything_promised_is_in_the_storage_path(run_folder: Path) -> None:
         assert picture.size > (600, 200), "a picture large enough to read"
 
 
-def test_the_folder_says_how_the_run_has_ended_and_has_a_card_of_it(run_folder: Path) -> None:
+def test_the_folder_says_how_the_run_has_ended_and_has_a_report_of_it(run_folder: Path) -> None:
     status = json.loads((run_folder / "status.json").read_text())
     known = {"state": "finished", "kind": "images", "epoch": 3, "epochs": 3, "step": 33, "steps_per_epoch": 11}
     assert known.items() <= status.items()
     assert status["loss"] == _history(run_folder)[-1]["train_loss"]
     assert (status["workers"], status["job"], status["cost_usd"]) == (2, None, None)
-    card = (run_folder / "card.html").read_text()
+    report = (run_folder / "report.html").read_text()
     for metrics in _history(run_folder):
-        assert f"<td>{metrics['test_accuracy']:.4f}</td>" in card
+        assert f"<td>{metrics['test_accuracy']:.4f}</td>" in report
     best = json.loads((run_folder / "result.json").read_text())["best"]
-    assert f"test accuracy {best['test_accuracy']:.4f} in epoch {best['epoch'] + 1} of 3" in card
+    assert f"test accuracy {best['test_accuracy']:.4f} in epoch {best['epoch'] + 1} of 3" in report
     assert not (run_folder / "logs").exists(), "what went into a pipe can't be read again"
 
 
@@ -169,7 +169,7 @@ def assert_everything_is_there(s3_client: Any) -> None:
         "model.pt",
         "best/model.pt",
         "checkpoint_00000012/checkpoint.json",
-        "card.html",
+        "report.html",
     }
     assert wanted <= found, f"missing in the bucket: {wanted - found}"
     kept = {name.partition("/")[0] for name in found if name.startswith("checkpoint_")}
@@ -188,10 +188,10 @@ def test_a_model_that_fails_is_reported_in_one_line_with_the_way_on(train: Train
     assert "--run-name bad" in last, "and how to go on"
     status = json.loads((head.storage / "bad" / "status.json").read_text())
     assert (status["state"], f"ray-on-ecs: {status['error']}") == ("failed", last)
-    card = (head.storage / "bad" / "card.html").read_text()
-    assert '<span class="state failed">failed</span>' in card
-    assert "RuntimeError" in card
-    assert "python -m training --num-workers 1 --run-name bad" in card, "and so do those who read the card"
+    report = (head.storage / "bad" / "report.html").read_text()
+    assert '<span class="state failed">failed</span>' in report
+    assert "RuntimeError" in report
+    assert "python -m training --num-workers 1 --run-name bad" in report, "and so do those who read the report"
 
 
 def test_gpus_that_are_not_there_are_an_error_after_the_wait_not_a_hang(train: Train, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_a_run_is_followed_to_its_end_and_a_second_time_under_another_id(
     assert (status["state"], status["job"]) == ("finished", "short")
     [log] = (folder / "logs").iterdir()
     assert log.read_text() == out.partition("\n")[2], "what was shown can be read when the head is gone"
-    assert "Training result: short" in (folder / "card.html").read_text()
+    assert "Training result: short" in (folder / "report.html").read_text()
     again = follow(*TINY, "--epochs", "2", "--run-name", "short")
     out, err = again.communicate(timeout=SECONDS)
     assert again.returncode == 2, "the exit status is the driver's own"

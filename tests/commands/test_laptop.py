@@ -43,7 +43,7 @@ def test_a_run_is_trained_listed_and_fetched(laptop: Callable[..., subprocess.Po
     assert done.stdout.startswith("run laptop is submitted as job laptop\n")
     assert "Training result: laptop" in done.stdout, "the log, to its end"
     fetched = tmp_path / "here" / "laptop"
-    assert {"result.json", "curves.png", "model.pt", "card.html", "logs"} <= {each.name for each in fetched.iterdir()}
+    assert {"result.json", "curves.png", "model.pt", "report.html", "logs"} <= {each.name for each in fetched.iterdir()}
     listed = json.loads(typed(laptop, "runs", LOCAL, "--json").stdout)
     [run] = [each for each in listed if each["name"] == "laptop"]
     assert (run["state"], run["epoch"], run["epochs"], run["workers"]) == ("finished", 2, 2, 2)

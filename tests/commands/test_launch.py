@@ -98,9 +98,9 @@ def test_a_torchrun_script_is_resumed_after_a_rank_was_killed(launch: Start, hea
     assert result["metrics"] == records[-1]
     assert result["command"] == ["held.py", "--epochs", "6"]
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
-    card = (folder / "card.html").read_text()
-    assert f"loss {records[-1]['loss']:.4g}" in card
-    assert '<img alt="The metrics by epoch or step" src="data:image/png;base64,iVBOR' in card
+    report = (folder / "report.html").read_text()
+    assert f"loss {records[-1]['loss']:.4g}" in report
+    assert '<img alt="The metrics by epoch or step" src="data:image/png;base64,iVBOR' in report
     assert not scripts("held.py")
     status, _, err = end(launch("--num-workers", "2", "--run-name", "mine", "held.py"))
     assert (status, err.count("\n")) == (2, 1)
@@ -184,7 +184,7 @@ def test_ctrl_c_leaves_nothing_running(launch: Start, head: Head) -> None:
     until(lambda: not scripts("stuck.py"))
     folder = head.storage / "interrupted"
     assert json.loads((folder / "status.json").read_text())["state"] == "interrupted"
-    assert "--run-name interrupted stuck.py" in (folder / "card.html").read_text()
+    assert "--run-name interrupted stuck.py" in (folder / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

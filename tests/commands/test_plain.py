@@ -67,7 +67,7 @@ def test_it_trains_a_language_model(run: Start, tmp_path: Path, launcher: tuple[
         assert (folder / name).exists(), f"{name} is promised and not there"
     assert result["metrics"]["tokens_per_second"] > 0
     assert (folder / "sample.txt").read_text() in done.stdout
-    assert "tokens/s" in (folder / "card.html").read_text()
+    assert "tokens/s" in (folder / "report.html").read_text()
 
 
 def test_a_finished_run_is_refused_and_nothing_is_lost(run: Start, tmp_path: Path) -> None:

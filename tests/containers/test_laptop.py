@@ -187,17 +187,17 @@ def test_one_line_trains_and_brings_the_results(laptop: Laptop) -> None:
     assert "Training result: from-laptop" in done.stdout, "to its end"
     assert not laptop.processes(SESSION), "what it opened it has closed"
     kept = set(laptop.cluster.engine.execute(laptop.name, "ls", "/tmp/results/from-laptop").stdout.split())
-    assert kept >= {"result.json", "metrics.jsonl", "curves.png", "model.pt", "card.html", "status.json", "logs"}
-    card = laptop.cluster.read("runs/from-laptop/card.html")
-    assert "from-laptop" in card
-    assert "data:image/png;base64," in card, "the curves are in it"
+    assert kept >= {"result.json", "metrics.jsonl", "curves.png", "model.pt", "report.html", "status.json", "logs"}
+    report = laptop.cluster.read("runs/from-laptop/report.html")
+    assert "from-laptop" in report
+    assert "data:image/png;base64," in report, "the curves are in it"
 
     [run] = [each for each in json.loads(laptop.type("runs", "--json").stdout) if each["name"] == "from-laptop"]
     assert (run["state"], run["epoch"], run["epochs"]) == ("finished", 3, 3)
     assert run["cost_usd"] > 2, "two instances at a dollar a second"
     assert "from-laptop" in laptop.type("runs").stdout
     assert "Training result: from-laptop" in laptop.type("logs", "from-laptop").stdout
-    assert "card.html" in laptop.type("open", "--no-browser", "from-laptop").stdout
+    assert "report.html" in laptop.type("open", "--no-browser", "from-laptop").stdout
     again = laptop.type("run", "--dataset=digits", "--epochs=3", "--run-name=from-laptop", status=2)
     assert "is finished" in again.stdout, "the exit status and the reason are the run's own"
 
@@ -303,7 +303,7 @@ def test_the_compose_cluster_needs_no_session(laptop: Laptop, cluster: Cluster) 
         run = ("run", "--compose", "--dataset=digits", "--epochs=1", f"--run-name={name}")
         done = typed(*run, "--fetch=/tmp/composed")
         assert f"Training result: {name}" in done.stdout
-        assert cluster.engine.execute(laptop.name, "test", "-s", f"/tmp/composed/{name}/card.html").returncode == 0
+        assert cluster.engine.execute(laptop.name, "test", "-s", f"/tmp/composed/{name}/report.html").returncode == 0
         assert f'"{name}"' in typed("runs", "--compose", "--json").stdout
         checked = typed("doctor", "--compose").stdout
         assert f"ok  Ray: answers at http://127.0.0.1:{COMPOSE_DASHBOARD}, and takes the token" in checked

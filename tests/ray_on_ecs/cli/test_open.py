@@ -1,4 +1,4 @@
-"""`ray-on-ecs open`: the card of a run, copied and in a browser."""
+"""`ray-on-ecs open`: the report of a run, copied and in a browser."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.ray_on_ecs.cli.folders import Folders, outputs
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
-    """A storage path with a run, `first`, that has no card; no browser."""
+    """A storage path with a run, `first`, that has no report; no browser."""
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
@@ -28,45 +28,45 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
     return found
 
 
-def test_a_run_without_a_card_gets_one_in_the_copy_alone(
+def test_a_run_without_a_report_gets_one_in_the_copy_alone(
     folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["open", "--local", "--no-browser", "first"]) == 0
-    card = Path(capsys.readouterr().out.strip())
-    assert card == tmp_path / "runs/first/card.html"
-    assert "first" in card.read_text()
-    assert not folders.of("first").exists("card.html"), "a look at a run does not change it"
+    report = Path(capsys.readouterr().out.strip())
+    assert report == tmp_path / "runs/first/report.html"
+    assert "first" in report.read_text()
+    assert not folders.of("first").exists("report.html"), "a look at a run does not change it"
 
 
-def test_the_runs_own_card_is_shown_unless_it_is_older_than_what_the_run_says(
+def test_the_runs_own_report_is_shown_unless_it_is_older_than_what_the_run_says(
     folders: Folders, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folders.of("first").write("card.html", "<p>its own")
+    folders.of("first").write("report.html", "<p>its own")
     folders.of("first").write("curves.png", "picture")
     assert main(["open", "--local", "--no-browser", "--json", "first"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert Path(shown["card"]).read_text() == "<p>its own"
+    assert Path(shown["report"]).read_text() == "<p>its own"
     assert Path(shown["curves"]).read_text() == "picture"
     assert shown["cloudwatch"] is None
-    folders.age(60, "first/card.html")
+    folders.age(60, "first/report.html")
     assert main(["open", "--local", "--no-browser", "first"]) == 0
-    assert "its own" not in Path(shown["card"]).read_text()
+    assert "its own" not in Path(shown["report"]).read_text()
 
 
 def test_without_a_browser_the_path_is_printed(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["open", "--local", "first"]) == 0
     printed = capsys.readouterr()
-    assert printed.out.endswith("card.html\n")
+    assert printed.out.endswith("report.html\n")
     assert sys.platform != "linux" or "no browser" in printed.err
 
 
-def test_the_card_is_opened_in_the_browser(folders: Folders, tmp_path: Path) -> None:
+def test_the_report_is_opened_in_the_browser(folders: Folders, tmp_path: Path) -> None:
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/opened\n')
     browser.chmod(0o755)
     command = [sys.executable, "-m", "ray_on_ecs", "open", "--local", "first"]
     subprocess.run(command, env={**os.environ, "BROWSER": f"{browser} %s"}, check=True, capture_output=True)
-    assert (tmp_path / "opened").read_text().strip() == (tmp_path / "runs/first/card.html").as_uri()
+    assert (tmp_path / "opened").read_text().strip() == (tmp_path / "runs/first/report.html").as_uri()
 
 
 @pytest.mark.parametrize(

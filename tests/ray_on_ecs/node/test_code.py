@@ -20,7 +20,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package = tmp_path / "recipes_of_the_tests"
     (package / "run").mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('it need not be imported')\n")
-    (package / "run" / "card.html.j2").write_text("<html>")
+    (package / "run" / "report.html.j2").write_text("<html>")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(code, "PACKAGES", (package.name,))
     return package
@@ -43,7 +43,7 @@ def test_a_copy_elsewhere_has_the_same(tmp_path: Path) -> None:
     assert found == code.fingerprint(), "an image and the checkout that it is built from must agree"
 
 
-@pytest.mark.parametrize("name", ["__init__.py", "run/card.html.j2", "run/new.py"])
+@pytest.mark.parametrize("name", ["__init__.py", "run/report.html.j2", "run/new.py"])
 def test_a_change_to_any_file_changes_it(installed: Path, name: str) -> None:
     before = code.fingerprint()
     with (installed / name).open("a") as file:
@@ -53,11 +53,11 @@ def test_a_change_to_any_file_changes_it(installed: Path, name: str) -> None:
 
 def test_another_name_of_a_file_changes_it(installed: Path) -> None:
     before = code.fingerprint()
-    (installed / "run" / "card.html.j2").rename(installed / "run" / "page.html.j2")
+    (installed / "run" / "report.html.j2").rename(installed / "run" / "page.html.j2")
     assert code.fingerprint() != before
 
 
-@pytest.mark.parametrize("name", ["__pycache__/x.cpython-311.pyc", "notes.txt", "run/.card.html.j2.swp"])
+@pytest.mark.parametrize("name", ["__pycache__/x.cpython-311.pyc", "notes.txt", "run/.report.html.j2.swp"])
 def test_what_no_build_packs_does_not_count(installed: Path, name: str) -> None:
     before = code.fingerprint()
     (installed / name).parent.mkdir(exist_ok=True)

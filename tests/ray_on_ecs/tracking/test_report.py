@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.tracking import layout
-from ray_on_ecs.tracking.report import Documents, read_documents, render, try_write_card, write_card
+from ray_on_ecs.tracking.report import Documents, read_documents, render, try_write_report, write_report
 from ray_on_ecs.tracking.storage import RunStorage
 
 PICTURE = b"\x89PNG of the curves"
@@ -76,21 +76,21 @@ def storage(tmp_path: Path) -> RunStorage:
 
 @pytest.fixture
 def write(storage: RunStorage) -> Callable[..., str]:
-    """Writes the documents of a run and its card; returns the card."""
+    """Writes the documents of a run and its report; returns the report."""
 
     def write_all(**documents: Any) -> str:
         for name, document in {"config": SETTINGS, "status": STATUS, **documents}.items():
             if document is not None:
                 storage.write_json(f"{name}.json", document)
-        write_card(storage)
-        return storage.read("card.html").decode()
+        write_report(storage)
+        return storage.read("report.html").decode()
 
     return write_all
 
 
-def text(card: str) -> str:
-    """What a card shows, without its style, a line an element."""
-    return re.sub(r"\s*\n\s*", "\n", re.sub(r"<[^>]*>", "\n", re.sub(r"<style>.*?</style>", "", card, flags=re.S)))
+def text(report: str) -> str:
+    """What a report shows, without its style, a line an element."""
+    return re.sub(r"\s*\n\s*", "\n", re.sub(r"<[^>]*>", "\n", re.sub(r"<style>.*?</style>", "", report, flags=re.S)))
 
 
 def test_a_finished_run_shows_its_score_its_epochs_and_what_it_ran_on(
@@ -98,13 +98,13 @@ def test_a_finished_run_shows_its_score_its_epochs_and_what_it_ran_on(
 ) -> None:
     storage.write_lines("metrics.jsonl", METRICS)
     storage.write("curves.png", PICTURE)
-    card = write(result=RESULT)
-    shown = text(card)
+    report = write(result=RESULT)
+    shown = text(report)
     assert "mine\nfinished\n: test accuracy 0.9100 in epoch 2 of 2\n" in shown
     assert "epoch\ntrain loss\ntest loss\ntest accuracy\ns\nsamples/s\nstep ms\ndata wait\nGPU GiB\n" in shown
     row = "<td>2</td><td>0.2500</td><td>0.6000</td><td>0.9100</td><td>2.5</td><td>12,346</td><td>12.3</td>"
-    assert f'<tr class="best">{row}<td>25.0%</td><td>1.50</td></tr>' in card, "the best epoch stands out"
-    assert f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}" in card
+    assert f'<tr class="best">{row}<td>25.0%</td><td>1.50</td></tr>' in report, "the best epoch stands out"
+    assert f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}" in report
     for line in ("NVIDIA A10G", "torch\n2.14.1", "time\n1:01:01", "cost\n1.00 USD", "started\n2026-11-23 18:15:00 UTC"):
         assert line in shown
     assert "g5.xlarge, spot\n2.00 h at 0.5 USD: 1.00 USD\nin all\n1.00 USD\nthe same on demand\n2.00 USD" in shown
@@ -133,7 +133,7 @@ def test_a_failed_run_shows_why_and_how_to_go_on(write: Callable[..., str]) -> N
     assert "Failure\ntime\n2026-11-23T19:16:01+00:00\nwhat\nno progress for 5 s\nrank\n1\n" in shown
 
 
-def test_a_run_whose_command_was_killed_has_a_card_too(write: Callable[..., str]) -> None:
+def test_a_run_whose_command_was_killed_has_a_report_too(write: Callable[..., str]) -> None:
     shown = text(write(status={**STATUS, "state": "training"}))
     assert "training\n: in epoch 2 of 5; last heard of at 2026-11-23 19:16:01 UTC\n" in shown
     assert "python -m training --run-name mine --epochs 5" in shown
@@ -144,7 +144,7 @@ def test_a_run_whose_command_was_killed_has_a_card_too(write: Callable[..., str]
     [({}, "unfinished"), ({"error": ERROR}, "failed\n: no progress for 5 s"), ({"result": RESULT}, "finished\n: test")],
     ids=["nothing", "error.json", "result.json"],
 )
-def test_a_folder_without_a_status_has_a_card_of_what_there_is(documents: dict[str, Any], outcome: str) -> None:
+def test_a_folder_without_a_status_has_a_report_of_what_there_is(documents: dict[str, Any], outcome: str) -> None:
     assert f"mine\n{outcome}" in text(render(Documents("mine", "results/mine", **documents)))
 
 
@@ -173,9 +173,9 @@ def test_nothing_of_a_run_becomes_markup(storage: RunStorage, write: Callable[..
     storage.write_lines("metrics.jsonl", [{"step": 1, evil: 1.0}])
     config = {"format": 1, "settings": {evil: evil, "command": [evil]}}
     status = {**STATUS, "state": "failed", "error": evil, "next": evil, "changed": [evil]}
-    card = write(config=config, status=status, error={**ERROR, "what": evil})
-    assert "<script" not in card
-    assert card.count("&lt;script&gt;alert(&#39;&amp;&#39;)&lt;/script&gt;") >= 8
+    report = write(config=config, status=status, error={**ERROR, "what": evil})
+    assert "<script" not in report
+    assert report.count("&lt;script&gt;alert(&#39;&amp;&#39;)&lt;/script&gt;") >= 8
 
 
 class Addresses(HTMLParser):
@@ -191,32 +191,32 @@ class Addresses(HTMLParser):
 
 def test_it_needs_nothing_but_itself(storage: RunStorage, write: Callable[..., str]) -> None:
     storage.write("curves.png", PICTURE)
-    card = write()
+    report = write()
     addresses = Addresses()
-    addresses.feed(card)
+    addresses.feed(report)
     assert len(addresses.found) == 2
     assert all(each.startswith("data:") for each in addresses.found)
-    assert "url(" not in card
-    assert "@import" not in card
+    assert "url(" not in report
+    assert "@import" not in report
 
 
 def test_a_broken_document_costs_a_line_and_not_the_run(storage: RunStorage) -> None:
     said: list[str] = []
     storage.write("result.json", json.dumps(RESULT)[:-5])
-    try_write_card(storage, said.append)
+    try_write_report(storage, said.append)
     assert len(said) == 1
-    assert said[0].startswith("card.html could not be written (--run-name: result.json in ")
+    assert said[0].startswith("report.html could not be written (--run-name: result.json in ")
 
 
 def test_what_is_rendered_is_what_was_read(storage: RunStorage, write: Callable[..., str]) -> None:
-    card = write()
+    report = write()
     documents = read_documents(storage)
-    assert render(documents) == card
-    assert render(replace(documents, run_name="other")) != card
+    assert render(documents) == report
+    assert render(replace(documents, run_name="other")) != report
 
 
 def test_a_script_may_log_what_it_calls_an_epoch(tmp_path: Path) -> None:
     storage = RunStorage.open(str(tmp_path), "own")
     storage.write_lines(layout.METRICS, [{"step": step, "epoch": step, "train_loss": None} for step in (1, 2)])
-    write_card(storage)
-    assert "last value" in storage.read(layout.CARD).decode()
+    write_report(storage)
+    assert "last value" in storage.read(layout.REPORT).decode()

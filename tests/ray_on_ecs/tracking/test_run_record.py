@@ -148,7 +148,7 @@ def test_it_says_at_the_end_how_the_command_has_ended(
         with pytest.raises(type(error)):
             run(record, error)
     assert (status(storage)["state"], status(storage)["error"]) == (state, line)
-    assert f'<span class="state {state}">' in storage.read("card.html").decode()
+    assert f'<span class="state {state}">' in storage.read("report.html").decode()
 
 
 def test_a_wait_in_vain_is_a_failure(storage: RunStorage, record: RunRecord) -> None:
@@ -179,7 +179,7 @@ def test_settings_that_are_refused_leave_the_status_as_it_was(
     with pytest.raises(UsageError):
         refused()
     left = {each.name: each.read_text() for each in Path(storage.path()).iterdir()}
-    assert left == ({"status.json": before} if before else {}), "there is no card of it either"
+    assert left == ({"status.json": before} if before else {}), "there is no report of it either"
 
 
 def test_a_run_that_is_taken_over_belongs_to_the_other_command(storage: RunStorage, record: RunRecord) -> None:
@@ -196,7 +196,7 @@ def test_a_run_that_is_taken_over_belongs_to_the_other_command(storage: RunStora
     with pytest.raises(SystemExit):
         lose()
     assert storage.read("status.json") == b"of the other"
-    assert not storage.exists("card.html")
+    assert not storage.exists("report.html")
 
 
 def test_a_run_that_another_command_trains_keeps_its_status(
@@ -213,7 +213,7 @@ def test_a_run_that_another_command_trains_keeps_its_status(
         with pytest.raises(UsageError, match="is being trained by"), refused:
             pass
         assert storage.read("status.json") == b"of the holder"
-    assert not storage.exists("card.html")
+    assert not storage.exists("report.html")
 
 
 class Failing(RunStorage):
