@@ -40,7 +40,7 @@ from tests.slow_model import FOLDER_VARIABLE
 EPOCHS = 6
 STEPS = EPOCHS * STEPS_PER_EPOCH
 STEP_SECONDS = 0.3
-# Steps of runs whose monitoring fails take 1/60 of that, which stays below the stall timeout.
+# Steps of runs whose monitoring fails take 1/60 of that, which stays below the hang timeout.
 MOST_MONITOR_SECONDS = 1200.0
 DRAIN_SECONDS = 40
 LOG_CHARACTERS = 3000
@@ -48,8 +48,8 @@ LOG_CHARACTERS = 3000
 FLAGS = (
     *EVERY_STEP,
     *("--epochs", str(EPOCHS)),
-    *("--max-failures", "100"),
-    *("--stall-timeout", str(FREEZE_STALL_SECONDS)),
+    *("--max-restarts", "100"),
+    *("--hang-timeout", str(FREEZE_STALL_SECONDS)),
     *("--cloudwatch-namespace", "drills"),
 )
 

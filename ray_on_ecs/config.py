@@ -127,20 +127,20 @@ class RunConfig:
     run_name: str | None = where(
         None, "folder of this run under the storage path; an unfinished run of this name is resumed", metavar="NAME"
     )
-    max_failures: int = when_something_happens(
+    max_restarts: int = when_something_happens(
         3,
         "failures of any kind in a row, without a new checkpoint in between, that a run survives; one more ends it",
         type=int,
         at_least=0,
     )
-    stall_timeout: float = when_something_happens(
+    hang_timeout: float = when_something_happens(
         600.0,
         "seconds without progress after which the workers' stacks are saved and training is restarted; loading the "
         "data may take six times as long",
         type=float,
         above=0.0,
     )
-    wait_seconds: float = when_something_happens(
+    worker_timeout: float = when_something_happens(
         600.0, "seconds to wait for the workers to join the cluster", type=float, at_least=0.0
     )
     cloudwatch_namespace: str | None = when_something_happens(

@@ -25,7 +25,7 @@ STEPS_PER_EPOCH = 11
 WORKERS = 2
 # Enough images for these steps of the default batch on two workers. Unlike the digits, they need no scikit-learn.
 MODEL_FLAGS = ("--model", "tests.slow_model:SlowModel", "--dataset", "synthetic", "--samples", "1438")
-RUN_FLAGS = ("--epochs", str(EPOCHS), "--num-workers", str(WORKERS), "--max-failures", "3")
+RUN_FLAGS = ("--epochs", str(EPOCHS), "--num-workers", str(WORKERS), "--max-restarts", "3")
 # A checkpoint after each step, or as soon as the previous one is saved.
 EVERY_STEP = ("--checkpoint-seconds", "0")
 START_SECONDS = 180.0

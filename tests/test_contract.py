@@ -106,12 +106,12 @@ def ray_flags() -> str:
 
 def test_the_training_defaults_of_the_head_are_settings_of_the_job() -> None:
     given = {name: value for name, value in variables(HEAD).items() if name.startswith(ENVIRONMENT_PREFIX)}
-    read = {environment_variable(name) for name in ("cloudwatch_namespace", "storage_path", "wait_seconds")}
+    read = {environment_variable(name) for name in ("cloudwatch_namespace", "storage_path", "worker_timeout")}
     assert given.keys() == read, "a variable that the job doesn't read does nothing"
     job = parse(ImageConfig, [], given)
     assert job.storage_path == f"s3://bucket/{RUNS_PREFIX}", "the job writes where its role may"
     assert job.cloudwatch_namespace == "ray-on-ecs/dev", "the job publishes where its role may"
-    assert job.wait_seconds == containers.WAIT_SECONDS, "instances that are started for a job take minutes"
+    assert job.worker_timeout == containers.WORKER_TIMEOUT, "instances that are started for a job take minutes"
 
 
 def test_workers_are_told_the_head_by_the_variable_that_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +263,7 @@ def test_a_lost_run_is_submitted_before_its_follower_gives_up() -> None:
 
 
 def test_a_run_that_only_waits_for_workers_makes_no_progress() -> None:
-    assert jobs.PROGRESS_SECONDS > containers.WAIT_SECONDS, "it could be lost and submitted again for ever"
+    assert jobs.PROGRESS_SECONDS > containers.WORKER_TIMEOUT, "it could be lost and submitted again for ever"
 
 
 def test_the_lock_holds_the_versions_of_the_project() -> None:

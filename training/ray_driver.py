@@ -64,7 +64,7 @@ def run(recipe: Recipe, config: TrainingConfig, console: Console) -> dict[str, A
                 "uses_helpers": allocation.leaves_helpers,
                 "may_start_helpers": may_start_helpers(),
             },
-            TorchConfig(timeout_s=int(PROCESS_GROUP_FACTOR * config.stall_timeout) + 1),
+            TorchConfig(timeout_s=int(PROCESS_GROUP_FACTOR * config.hang_timeout) + 1),
             partial(newest_checkpoint, storage),
             config.epochs,
             partial(_epoch_line, epochs=config.epochs, qualities=recipe.qualities),

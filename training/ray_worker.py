@@ -25,7 +25,7 @@ from training.reporter import Reporter
 from training.results import RunSummary
 
 # Loading the data, building the model and writing a recipe's own files give no heartbeats: they may take so many times
-# the stall timeout.
+# the hang timeout.
 LOADING_PATIENCE = 6.0
 
 
@@ -51,7 +51,7 @@ def train(settings: Settings) -> RunSummary | dict[str, Any]:
     logging.getLogger().setLevel(logging.WARNING)
     rank = ray.train.get_context().get_world_rank()
     uri = settings["storage"].uri
-    timeout = settings["config"].stall_timeout
+    timeout = settings["config"].hang_timeout
     with Watchdog(timeout, worker_dump.worker_file(uri, rank), worker_dump.about_worker(rank)) as watchdog:
         try:
             return _train(**settings, watchdog=watchdog)

@@ -29,7 +29,7 @@ HEAD_STOP_SECONDS, HEAD_DRAIN_SECONDS = 30, 5
 
 # How long a run waits for its workers: an instance that is started for it takes up to ten minutes, and longer where
 # GPUs are scarce.
-WAIT_SECONDS = 1800
+WORKER_TIMEOUT = 1800
 
 # All that a container writes: Ray's temporary files and spilled objects, and what libraries keep at home. Each task has
 # its own, which ECS removes with it.
@@ -73,7 +73,7 @@ def head(
             "RAY_HEAD_STATE": STATE_DIR,
             "RAY_ON_ECS_CLOUDWATCH_NAMESPACE": metrics_namespace,
             "RAY_ON_ECS_STORAGE_PATH": f"s3://{bucket}/{RUNS_PREFIX}",
-            "RAY_ON_ECS_WAIT_SECONDS": str(WAIT_SECONDS),
+            "RAY_ON_ECS_WORKER_TIMEOUT": str(WORKER_TIMEOUT),
             "WORKERS_PARAMETER": workers_parameter,
             **of_helpers,
         },

@@ -110,11 +110,11 @@ class AsyncSaver:
     def wait(self, deadline: float = float("inf")) -> None:
         """Wait until nothing is being stored, or until the deadline (Unix time).
 
-        Heartbeats end after `--stall-timeout`, so that a hung disk is still found to be a stall.
+        Heartbeats end after `--hang-timeout`, so that a hung disk is still found to be a stall.
         """
         while (jobs := self._unfinished()) and (seconds := deadline - time.time()) > 0:
             wait_for(jobs, timeout=min(HEARTBEAT_SECONDS, seconds))
-            if time.monotonic() - self._started_at < self._config.stall_timeout:
+            if time.monotonic() - self._started_at < self._config.hang_timeout:
                 self._heartbeat()
         self.raise_bugs()
 

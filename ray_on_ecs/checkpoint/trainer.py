@@ -105,6 +105,6 @@ class CheckpointOptions(Protocol):
         ...
 
     @property
-    def stall_timeout(self) -> float:
+    def hang_timeout(self) -> float:
         """Seconds for which a checkpoint may take longer than the steps between two."""
         ...

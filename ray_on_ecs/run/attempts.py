@@ -73,7 +73,7 @@ def hold_run(
     try:
         with hold_lock(storage, say) as lock, record.closing(lambda: lock.is_held, say):
             is_alone = ray_cluster.connect(config, runtime_env or {})
-            yield _wait_for_workers(config, 0 if is_alone else config.wait_seconds, record, console)
+            yield _wait_for_workers(config, 0 if is_alone else config.worker_timeout, record, console)
     except OSError as cause:
         raise StorageError(
             f"{storage.uri} can't be read or written ({short_reason(cause)}); "
@@ -167,7 +167,7 @@ class Launch:
             return self._fit_until_done(folder)
 
     def _fit_until_done(self, folder: str) -> Any:
-        policy = RestartPolicy(self.config.max_failures, self.work.newest_checkpoint)
+        policy = RestartPolicy(self.config.max_restarts, self.work.newest_checkpoint)
         waiting_since: float | None = None
         for attempt in itertools.count():
             try:
@@ -201,14 +201,14 @@ class Launch:
         if type(cause).__name__ != "WorkerGroupStartupTimeoutError":  # of Ray's internals: it has no public name
             return None
         since = waiting_since or time.monotonic() - self._start_seconds
-        if time.monotonic() - since < self.config.wait_seconds:
+        if time.monotonic() - since < self.config.worker_timeout:
             return since
         if self.monitor.progress is None:
             raise ResourceError(
                 f"the cluster has the {self.config.num_workers} workers' CPUs and GPUs, but they were not free within "
-                f"{self.config.wait_seconds:.0f} s; wait for the other run to end, or ask for fewer workers"
+                f"{self.config.worker_timeout:.0f} s; wait for the other run to end, or ask for fewer workers"
             )
-        what = f"workers that were lost did not come back within {self.config.wait_seconds:g} s"
+        what = f"workers that were lost did not come back within {self.config.worker_timeout:g} s"
         failure = Failure(error, what, where=str(error))
         raise failure_report.write_error(failure, str(failure), self.config, self.storage)
 
@@ -232,7 +232,7 @@ class Launch:
         stacks = f", stacks in {failure.stacks}" if failure.stacks else ""
         self._say(
             f"{failure}{stacks}; restarting from {self._resumes_from()} (failure {policy.failures} without "
-            f"{self.work.progress} in between, {settings.flag('max_failures')} is {policy.max_failures})"
+            f"{self.work.progress} in between, {settings.flag('max_restarts')} is {policy.max_restarts})"
         )
 
     def _check_preemption(self, policy: RestartPolicy) -> None:
@@ -258,7 +258,7 @@ class Launch:
         An elastic worker group is sized from Ray's last view of the cluster, which may still contain a lost node. A
         short timeout makes Ray look again.
         """
-        return MIN_START_SECONDS if self.allocation.limits else max(self.config.wait_seconds, MIN_START_SECONDS)
+        return MIN_START_SECONDS if self.allocation.limits else max(self.config.worker_timeout, MIN_START_SECONDS)
 
     def _trainer(self, folder: str, attempt: int) -> DataParallelTrainer:
         """Ray Train with the run's workers; the restart policy is ours, and the workers save what they need."""

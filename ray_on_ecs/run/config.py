@@ -48,13 +48,12 @@ class ScriptConfig(RunConfig):
     module: bool = _script(False, "SCRIPT is a module, as in python -m", flags=("-m", "--module"))
     no_python: bool = _script(False, "SCRIPT is a program, not a file for Python")
     mpi: bool = _script(False, "SCRIPT is a program of MPI: mpirun starts it, with a process for each worker")
-    max_failures: int = when_something_happens(
+    max_restarts: int = when_something_happens(
         3,
         "how often in a row the script is started again after a failure, of whatever kind, without a new file in "
-        "$RUN_DIR in between; --max-restarts is torchrun's name",
+        "$RUN_DIR in between",
         type=int,
         at_least=0,
-        flags=("--max-restarts", "--max-failures"),
     )
     nnodes: str | None = _script(
         None, "torchrun's flag: with --nproc-per-node another way to give --num-workers", metavar="N|MIN:MAX"

@@ -62,7 +62,7 @@ def describe_failure(
     has_hung = any(worker.stacks for worker in workers)
     stacks = {worker.rank: worker.stacks or NO_STACKS for worker in workers} if has_hung else {}
     folder = f"{layout.STACKS_FOLDER}/{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    what = f"no progress for {config.stall_timeout:g} s" if has_hung else _name(cause)
+    what = f"no progress for {config.hang_timeout:g} s" if has_hung else _name(cause)
     try:
         for each, text in stacks.items():
             storage.write(f"{folder}/rank_{each}.txt", text)

@@ -11,13 +11,13 @@ class RestartPolicy:
     So a run of weeks on machines that fail every few days ends well, and one that can't work ends soon.
 
     Args:
-        max_failures: Failures in a row that are survived.
+        max_restarts: Failures in a row that are survived.
         newest_checkpoint: Returns the name of the newest stored checkpoint, or None; may raise OSError, which counts as
             no progress.
     """
 
-    def __init__(self, max_failures: int, newest_checkpoint: Callable[[], str | None]) -> None:
-        self.max_failures = max_failures
+    def __init__(self, max_restarts: int, newest_checkpoint: Callable[[], str | None]) -> None:
+        self.max_restarts = max_restarts
         self.failures = 0
         self._newest_checkpoint = newest_checkpoint
         self._last_seen = newest_checkpoint()
@@ -27,7 +27,7 @@ class RestartPolicy:
         if self._has_progressed():
             self.failures = 0
         self.failures += 1
-        return self.failures <= self.max_failures
+        return self.failures <= self.max_restarts
 
     def survives_preemption(self) -> bool:
         """Count a preemption, which is a failure only if there was no progress; returns whether the run continues."""
@@ -35,7 +35,7 @@ class RestartPolicy:
             self.failures = 0
             return True
         self.failures += 1
-        return self.failures <= max(self.max_failures, 1)
+        return self.failures <= max(self.max_restarts, 1)
 
     def _has_progressed(self) -> bool:
         try:

@@ -181,7 +181,7 @@ class ScriptWorker:
             nodes=len({each.node_rank for each in members.values()}),
             run_name=self._storage.run_name,
             attempt=self._settings["attempt"],
-            max_restarts=self._config.max_failures,
+            max_restarts=self._config.max_restarts,
             threads=self._settings["threads"],
         )
         programs = [str(Path(each).parent) for each in (python, sys.executable)]  # of the packages
@@ -246,7 +246,7 @@ class ScriptWorker:
         elif len(members) == self._world_size:
             if all(each.status is not None for each in members.values()):
                 decision = Decision("done")
-            elif min(each.silent_seconds for each in members.values()) > self._config.stall_timeout:
+            elif min(each.silent_seconds for each in members.values()) > self._config.hang_timeout:
                 decision = Decision("stalled")
         return collective.broadcast_from_rank_zero(decision)
 
@@ -283,7 +283,7 @@ class ScriptWorker:
         if decision.action == "failed" and (status := self._member.status):
             raise self._error(process, status)
         if decision.action == "stalled":
-            raise ScriptError(f"no sign of life for {self._config.stall_timeout:g} s")
+            raise ScriptError(f"no sign of life for {self._config.hang_timeout:g} s")
         if decision.action == "stop":
             return {PREEMPTED: list(decision.ranks)}
         return {"hardware": self._hardware(), "first_step_at": self._started_at} if self._rank == 0 else {}

@@ -179,7 +179,7 @@ def assert_everything_is_there(s3_client: Any) -> None:
 
 
 def test_a_model_that_fails_is_reported_in_one_line_with_the_way_on(train: Train, head: Head) -> None:
-    command = ("--model", "own:broken", *TINY[2:], "--num-workers=1", "--max-failures=0", "--run-name=bad")
+    command = ("--model", "own:broken", *TINY[2:], "--num-workers=1", "--max-restarts=0", "--run-name=bad")
     run = train(*command, **head.variables)
     assert run.returncode == 1
     last = run.stderr.splitlines()[-1]

@@ -118,7 +118,7 @@ def test_a_missing_package_is_one_line_and_no_reason_to_start_again(launch: Star
 
 
 def test_a_script_that_hangs_leaves_its_stacks(launch: Start, head: Head) -> None:
-    flags = ("--num-workers", "1", "--run-name", "stuck", "--stall-timeout", "5", "--max-failures", "0")
+    flags = ("--num-workers", "1", "--run-name", "stuck", "--hang-timeout", "5", "--max-restarts", "0")
     status, out, err = end(launch(*flags, "stuck.py"))
     assert status == 1, out + err
     assert err.startswith("ray-on-ecs: training failed: no progress for 5 s; see ")

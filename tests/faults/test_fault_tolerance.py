@@ -154,7 +154,7 @@ def test_workers_that_die_while_they_start_are_started_again(
 def test_a_run_loses_nothing_with_its_run_state_actor(
     start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun
 ) -> None:
-    run = start("run-state", *EVERY_STEP, "--max-failures", "0", step_seconds=0.3)
+    run = start("run-state", *EVERY_STEP, "--max-restarts", "0", step_seconds=0.3)
     run.wait_for_steps(MIDDLE)
     [actor] = cluster.head_processes("RunStateActor")
     kill(actor.pid)
@@ -222,7 +222,7 @@ def test_a_node_that_is_told_to_stop_has_all_steps_stored_first(
     start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun
 ) -> None:
     # No checkpoint is due within an epoch, and no failure is allowed.
-    run = start("notice", "--max-failures", "0", step_seconds=0.4)
+    run = start("notice", "--max-restarts", "0", step_seconds=0.4)
     run.wait_for_steps(MIDDLE - 3)
     began = time.monotonic()
     cluster.workers[0].send_signal(signal.SIGTERM)
@@ -271,7 +271,7 @@ def test_a_bucket_that_loses_calls_costs_time_alone(
 def test_a_stall_leaves_the_stacks_of_all_ranks_and_the_run_can_go_on(
     start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun
 ) -> None:
-    run = start("stall", *EVERY_STEP, "--max-failures", "0", "--stall-timeout", str(STALL_SECONDS))
+    run = start("stall", *EVERY_STEP, "--max-restarts", "0", "--hang-timeout", str(STALL_SECONDS))
     run.wait_for_steps(MIDDLE)
     frozen = cluster.train_workers()[0]
     frozen.suspend()
@@ -286,14 +286,14 @@ def test_a_stall_leaves_the_stacks_of_all_ranks_and_the_run_can_go_on(
     assert error["what"] == f"no progress for {STALL_SECONDS} s"
     assert error["stacks"] == str(folder)
     assert f"see {run.folder}/error.json" in run.log
-    run.start("--stall-timeout", "600")
+    run.start("--hang-timeout", "600")
     assert run.finish() == 0, run.log
     assert run.has_weights_of(uninterrupted)
     assert not (run.folder / "error.json").exists(), "the failure is over"
 
 
 def test_a_failure_that_stays_leaves_what_is_needed_to_go_on(start: Start, uninterrupted: DisturbedRun) -> None:
-    run = start("broken", *EVERY_STEP, "--max-failures", "0", fail_at=MIDDLE)
+    run = start("broken", *EVERY_STEP, "--max-restarts", "0", fail_at=MIDDLE)
     assert run.finish() == 1
     said = run.log[run.log.index("ray-on-ecs: training failed on rank") :]
     assert "ValueError: this model is broken; see " in said

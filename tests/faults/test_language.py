@@ -19,7 +19,7 @@ MODEL = ("--layers", "2", "--width", "32", "--heads", "2", "--kv-heads", "1", "-
 FLAGS = (
     *("--recipe", "language", *MODEL, "--sharding", "full", "--batch-size", "1", "--global-batch", "4"),
     *("--max-steps", str(STEPS), "--epochs", str(EPOCHS), "--sample-tokens", "4"),
-    *("--num-workers", "2", "--max-failures", "3", "--checkpoint-seconds", "0"),
+    *("--num-workers", "2", "--max-restarts", "3", "--checkpoint-seconds", "0"),
 )
 
 

@@ -72,7 +72,7 @@ class ScriptRun:
         (folder / "code").mkdir()
         (folder / "code" / "count.py").write_text(SCRIPT)
         storage = ("--storage-path", f"s3://{BUCKET}/scripts", "--run-name", name)
-        own = (*flags, *storage, "--num-workers", workers, "--max-failures", "1", "--working-dir", str(folder / "code"))
+        own = (*flags, *storage, "--num-workers", workers, "--max-restarts", "1", "--working-dir", str(folder / "code"))
         with self._log.open("wb") as log:
             self.command: subprocess.Popen[bytes] = cluster.start_training(
                 *own, "count.py", log=log, module="ray_on_ecs.run"

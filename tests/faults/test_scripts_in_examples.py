@@ -124,7 +124,7 @@ def test_an_example_goes_on_after_a_rank_was_killed(
     cluster: LocalCluster, tmp_path: Path, bucket: Bucket, script: str
 ) -> None:
     example, name, log = SCRIPTS[script], script.replace(".", "-"), tmp_path / "log"
-    run = ("--storage-path", STORAGE, "--run-name", name, "--num-workers", str(WORKERS), "--max-failures", "1")
+    run = ("--storage-path", STORAGE, "--run-name", name, "--num-workers", str(WORKERS), "--max-restarts", "1")
     folder = ("--working-dir", str(EXAMPLES))
     with log.open("wb") as output:
         command = cluster.start_training(

@@ -69,7 +69,7 @@ def test_the_head_knows_where_runs_go_and_nothing_of_the_workers() -> None:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ON_ECS_CLOUDWATCH_NAMESPACE": "ray/dev",
         "RAY_ON_ECS_STORAGE_PATH": "s3://runs-bucket/runs",
-        "RAY_ON_ECS_WAIT_SECONDS": "1800",
+        "RAY_ON_ECS_WORKER_TIMEOUT": "1800",
         "WORKERS_PARAMETER": "facts",
     }, "`python -m training` takes its default from here, and a change of workerCount must not restart the head"
 

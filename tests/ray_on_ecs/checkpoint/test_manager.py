@@ -534,14 +534,14 @@ def test_what_is_left_of_a_lost_checkpoint_goes_with_the_next(
     assert storage.folders("checkpoint_") == CheckpointStore(storage).names == ["checkpoint_00000010"]
 
 
-@pytest.mark.parametrize(("stall_timeout", "seen"), [(600.0, True), (1e-6, False)])
+@pytest.mark.parametrize(("hang_timeout", "seen"), [(600.0, True), (1e-6, False)])
 def test_who_waits_too_long_for_a_checkpoint_gives_no_sign_of_life(
     config: Config,
     digits: Dataset,
     storage: RunStorage,
     monkeypatch: pytest.MonkeyPatch,
     gate: Gate,
-    stall_timeout: float,
+    hang_timeout: float,
     seen: bool,
 ) -> None:
     waits: list[object] = []
@@ -556,7 +556,7 @@ def test_who_waits_too_long_for_a_checkpoint_gives_no_sign_of_life(
     saver_wait = saver.wait_for
     monkeypatch.setattr(saver, "wait_for", wait_for)
     monkeypatch.setattr(saver, "HEARTBEAT_SECONDS", 0.01)
-    settings = config(**SETTINGS, stall_timeout=stall_timeout)
+    settings = config(**SETTINGS, hang_timeout=hang_timeout)
     trainer = ImageTrainer(settings, digits, CPU)
     signs: list[float] = []
     seen_while_waiting: list[bool] = []

@@ -184,9 +184,9 @@ def test_flags_reach_the_run_as_they_were_typed(tmp_path: Path, monkeypatch: pyt
     assert script == (
         "python -m ray_on_ecs.run --num-workers 2 --run-name x --env A=1 --env B=2 train.py --epochs 9 -m --detach"
     )
-    module = submitted("-m", *named, "--max-failures", "1", "my.package", "--local")
+    module = submitted("-m", *named, "--max-restarts", "1", "my.package", "--local")
     assert (
-        module == "python -m ray_on_ecs.run --num-workers 2 --run-name x --max-failures 1 --module my.package --local"
+        module == "python -m ray_on_ecs.run --num-workers 2 --run-name x --max-restarts 1 --module my.package --local"
     )
 
 

@@ -38,7 +38,7 @@ def test_a_failure_of_no_worker_has_no_rank() -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> tuple[ImageConfig, RunStorage]:
-    config = ImageConfig(storage_path=str(tmp_path), run_name="failed", stall_timeout=600.0)
+    config = ImageConfig(storage_path=str(tmp_path), run_name="failed", hang_timeout=600.0)
     return config, RunStorage.open(config.storage_path, "failed")
 
 
