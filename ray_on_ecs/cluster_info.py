@@ -6,7 +6,8 @@ import json
 import os
 from typing import TypedDict
 
-PARAMETER_VARIABLE = "WORKERS_PARAMETER"
+from ray_on_ecs.contract import WORKERS_PARAMETER_VARIABLE
+
 CONNECT_SECONDS = 2
 READ_SECONDS = 3
 ATTEMPTS = 2
@@ -69,7 +70,7 @@ class Workers(TypedDict):
 
 def read_workers() -> Workers | None:
     """Return what the stack says, or None where there is no stack or its parameter can't be read: a run goes on."""
-    if not (name := os.environ.get(PARAMETER_VARIABLE)):
+    if not (name := os.environ.get(WORKERS_PARAMETER_VARIABLE)):
         return None
     import boto3
     from botocore.config import Config

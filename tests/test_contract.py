@@ -16,19 +16,17 @@ import yaml
 
 import ray_on_ecs
 from infra.definitions import commands, containers
-from infra.definitions.policies import RUNS_PREFIX
 from infra.definitions.sizing import TaskSize
 from infra.references import Scale
 from infra.worker_facts import WorkerFacts, WorkerFactsArgs
 from ray_on_ecs import cluster_info
-from ray_on_ecs.cli import notebook, status
+from ray_on_ecs.cli import notebook
 from ray_on_ecs.cluster import clusters as laptop
 from ray_on_ecs.cluster import jobs as client
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.config import ENVIRONMENT_PREFIX, environment_variable, parse
-from ray_on_ecs.node import instance, jobs, metrics, ports, state, worker
-from ray_on_ecs.node.errors import StartError
-from ray_on_ecs.run import ray_cluster
+from ray_on_ecs.contract import NODE_GROUP_VARIABLE, RUNS_PREFIX, WORKER_TIMEOUT
+from ray_on_ecs.node import jobs, ports
 from tests.containers import cluster
 from tests.infra.fake_aws import Cloud, node_spec
 from training.recipes.images.config import ImageConfig
@@ -42,7 +40,7 @@ WORKER = containers.worker(COMMON, head_host="head.internal")
 LOCAL = dataclasses.replace(COMMON, region="us-east-1", size=cluster.SIZE)
 ONLY_LOCAL = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-RAY_ON_ECS_PACKAGES = {*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["train"]}
+JOB_PACKAGES = {*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["train"]}
 COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
 
 
@@ -89,10 +87,6 @@ def kept(mount: dict[str, str]) -> bool:
     return mount["sourceVolume"] == containers.STATE_VOLUME
 
 
-def test_the_head_keeps_its_state_where_its_command_looks_for_it() -> None:
-    assert variables(HEAD)[state.FOLDER] == containers.STATE_DIR
-
-
 def test_the_images_version_is_the_packages() -> None:
     dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
     assert f"ARG VERSION={ray_on_ecs.__version__}\n" in dockerfile
@@ -111,35 +105,13 @@ def test_the_training_defaults_of_the_head_are_settings_of_the_job() -> None:
     job = parse(ImageConfig, [], given)
     assert job.storage_path == f"s3://bucket/{RUNS_PREFIX}", "the job writes where its role may"
     assert job.cloudwatch_namespace == "ray-on-ecs/dev", "the job publishes where its role may"
-    assert job.worker_timeout == containers.WORKER_TIMEOUT, "instances that are started for a job take minutes"
-
-
-def test_workers_are_told_the_head_by_the_variable_that_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    [name] = set(variables(WORKER)) - set(variables(HEAD)) - {instance.VARIABLE}
-    monkeypatch.delenv(name, raising=False)
-    with pytest.raises(StartError, match=f"{name} is not set"):
-        worker.start()
-
-
-def test_the_head_is_told_of_helpers_by_the_variable_that_it_reads() -> None:
-    given: dict[str, Any] = {"bucket": "b", "metrics_namespace": "n", "workers_parameter": "p"}
-    told = variables(containers.head(COMMON, **given, helpers=True))
-    assert set(told) - set(variables(HEAD)) == {metrics.HELPERS}, "work for CPUs alone would start GPUs"
+    assert job.worker_timeout == WORKER_TIMEOUT, "instances that are started for a job take minutes"
 
 
 def test_an_example_asks_for_helpers_by_the_label_that_they_have() -> None:
     helper = variables(containers.helper(COMMON, head_host="head.internal"))
     example = (ROOT / "examples" / "ray_data.py").read_text()
-    assert f'"ray.io/node-group", "{helper[containers.NODE_GROUP]}"' in example, "its data would wait for ever"
-
-
-def test_a_run_tells_instances_by_the_labels_that_their_nodes_give_themselves() -> None:
-    read = {"instance_type": ray_cluster.INSTANCE_TYPE_LABEL, "market": ray_cluster.MARKET_LABEL}
-    assert read.items() <= instance.LABELS.items(), "each would cost what the first type does"
-
-
-def test_the_forwarded_port_is_the_dashboards() -> None:
-    assert containers.DASHBOARD_PORT == ports.DASHBOARD
+    assert f'"ray.io/node-group", "{helper[NODE_GROUP_VARIABLE]}"' in example, "its data would wait for ever"
 
 
 def test_every_port_is_documented() -> None:
@@ -239,16 +211,11 @@ def test_compose_trains_as_the_train_command_does() -> None:
     assert COMPOSE["train"]["environment"]["RAY_API_SERVER_ADDRESS"] == f"http://head:{ports.DASHBOARD}"
 
 
-def test_the_train_command_asks_the_dashboard_of_the_head_it_runs_on() -> None:
-    assert int(client.DASHBOARD.rpartition(":")[2]) == ports.DASHBOARD, "no variable of the container says where it is"
-
-
 def test_the_head_finds_in_a_job_what_it_needs_to_submit_the_run_again() -> None:
     config = parse(ImageConfig, ["--run-name", "mine"], {})
     assert tuple(client.run_identity(config, config)) == jobs.RUN, (
         "a lost job and its successor would be of different runs"
     )
-    assert client.MAX_RESUBMISSIONS == jobs.MAX_RESUBMISSIONS, "no run would be submitted again"
 
 
 def test_a_lost_run_is_submitted_under_the_id_that_the_job_command_would_take() -> None:
@@ -262,13 +229,9 @@ def test_a_lost_run_is_submitted_before_its_follower_gives_up() -> None:
     assert jobs.POLL_SECONDS < client.RESUBMISSION_SECONDS / 2
 
 
-def test_a_run_that_only_waits_for_workers_makes_no_progress() -> None:
-    assert jobs.PROGRESS_SECONDS > containers.WORKER_TIMEOUT, "it could be lost and submitted again for ever"
-
-
 def test_the_lock_holds_the_versions_of_the_project() -> None:
     lock = (ROOT / "docker" / "requirements.lock").read_text()
-    pins = {re.sub(r"\[.*\]", "", each) for each in RAY_ON_ECS_PACKAGES if "==" in each}
+    pins = {re.sub(r"\[.*\]", "", each) for each in JOB_PACKAGES if "==" in each}
     assert len(pins) == 3, "ray, torch and torchvision are exact"
     assert all(f"\n{pin} " in f"\n{lock}" for pin in pins), "make lock has not been run"
     requirements = re.findall(r"^[a-z0-9-]+==.*?(?=^[a-z0-9-]+==|\Z)", lock, flags=re.MULTILINE | re.DOTALL)
@@ -308,8 +271,3 @@ def test_runs_and_laptops_read_what_the_stack_writes_about_the_workers() -> None
 def test_a_laptop_needs_no_output_that_the_program_does_not_export() -> None:
     exported = set(re.findall(r'pulumi\.export\("(\w+)"', (ROOT / "__main__.py").read_text()))
     assert {each.name for each in dataclasses.fields(Stack)} - {"name"} <= exported
-
-
-def test_a_laptop_says_of_the_workers_what_stops_them() -> None:
-    assert status.LABELS == instance.LABELS, "or a node's type, zone and market would be missing"
-    assert status.HELPERS == containers.HELPERS

@@ -25,8 +25,9 @@ import ray.data
 from ray.data import ExecutionResources
 from ray.util import placement_group, remove_placement_group
 
+from ray_on_ecs.contract import HELPERS, NODE_GROUP_LABEL
 from ray_on_ecs.errors import TrainingError
-from ray_on_ecs.run.ray_cluster import HELPERS, NODE_GROUP_LABEL, is_helper
+from ray_on_ecs.run.ray_cluster import is_helper
 from training.engine.feed import Feed
 
 HELPER_LABELS = {NODE_GROUP_LABEL: HELPERS}

@@ -18,6 +18,7 @@ import pulumi_aws as aws
 
 from infra.errors import SettingError, error_reason
 from infra.references import NodeSpec
+from ray_on_ecs.contract import SPOT, VCPU_QUOTAS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,24 +32,8 @@ class Quota:
     service: str = "ec2"
 
 
-STANDARD = "a|c|d|h|i|im|is|m|r|t|z"
-QUOTAS = (
-    Quota(code="L-DB2E81BA", name="Running On-Demand G and VT instances", families="g|gr|vt"),
-    Quota(code="L-417A185B", name="Running On-Demand P instances", families="p"),
-    Quota(
-        code="L-1216C47A",
-        name="Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances",
-        families=STANDARD,
-    ),
-    Quota(code="L-3819A6DF", name="All G and VT Spot Instance Requests", families="g|gr|vt", spot=True),
-    Quota(code="L-C4BD4855", name="All P5 Spot Instance Requests", families="p(?=5)", spot=True),
-    Quota(code="L-7212CCBC", name="All P4, P3 and P2 Spot Instance Requests", families="p(?=[234])", spot=True),
-    Quota(
-        code="L-34B43A08",
-        name="All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests",
-        families=STANDARD,
-        spot=True,
-    ),
+QUOTAS = tuple(
+    Quota(code=code, name=name, families=families, spot=market == SPOT) for code, name, families, market in VCPU_QUOTAS
 )
 # What the VPC of a stack needs one of, and how many there are.
 # https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html

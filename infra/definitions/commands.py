@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import json
 
-from infra.definitions.containers import DASHBOARD_PORT, HEAD
-
-# The agent labels what it starts, while Docker's names carry a random suffix.
-HEAD_CONTAINER = f"sudo docker ps -qf label=com.amazonaws.ecs.container-name={HEAD} -f health=healthy"
+from ray_on_ecs.contract import DASHBOARD_PORT, HEAD_CONTAINER, HEAD_SHELL, SHELL_DOCUMENT
 
 
 def train(region: str, gpus: int, instance_id: str) -> str:
@@ -22,13 +19,12 @@ def train(region: str, gpus: int, instance_id: str) -> str:
     workers = f" --num-workers {gpus}" if gpus else ""
     wait = f'while c=$({HEAD_CONTAINER}); [ -z "$c" ]; do echo waiting for the Ray head to start; sleep 10; done'
     submit = f"sudo docker exec -it $c ray-on-ecs run --recipe images{workers}"
-    return _session(region, instance_id, "AWS-StartInteractiveCommand", {"command": [f"{wait}; {submit}"]})
+    return _session(region, instance_id, SHELL_DOCUMENT, {"command": [f"{wait}; {submit}"]})
 
 
 def shell(region: str, instance_id: str) -> str:
     """Open a shell in the head's container, for `ray status` or `ray job list`."""
-    enter = f"sudo docker exec -it $({HEAD_CONTAINER}) bash"
-    return _session(region, instance_id, "AWS-StartInteractiveCommand", {"command": [enter]})
+    return _session(region, instance_id, SHELL_DOCUMENT, {"command": [HEAD_SHELL]})
 
 
 def dashboard(region: str, instance_id: str, head_host: str) -> str:

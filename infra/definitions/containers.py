@@ -10,26 +10,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from infra.definitions.policies import RUNS_PREFIX
 from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import INSTANCE_FILE
+from ray_on_ecs.contract import (
+    CLOUDWATCH_NAMESPACE_VARIABLE,
+    HEAD,
+    HEAD_HOST_VARIABLE,
+    HEAD_STATE_VARIABLE,
+    HELPERS,
+    HELPERS_VARIABLE,
+    INSTANCE_FILE_VARIABLE,
+    NODE_GROUP_VARIABLE,
+    RUNS_PREFIX,
+    WORKER_TIMEOUT,
+    WORKERS_PARAMETER_VARIABLE,
+)
 
-HEAD = "ray-head"
 WORKER = "ray-worker"
 HELPER = "ray-helper"
-DASHBOARD_PORT = 8265
-# The variable of which Ray makes its label ray.io/node-group, and what it is for helpers.
-# https://docs.ray.io/en/latest/ray-core/scheduling/labels.html
-NODE_GROUP, HELPERS = "RAY_NODE_TYPE_NAME", "helpers"
 
 # ECS sends SIGKILL this long after SIGTERM. Ray drains in that time, and a job can save a last checkpoint: Ray's limit
 # lies below that of ECS. The head has nothing to drain, and a short limit makes `pulumi destroy` short.
 WORKER_STOP_SECONDS, WORKER_DRAIN_SECONDS = 120, 90
 HEAD_STOP_SECONDS, HEAD_DRAIN_SECONDS = 30, 5
-
-# How long a run waits for its workers: an instance that is started for it takes up to ten minutes, and longer where
-# GPUs are scarce.
-WORKER_TIMEOUT = 1800
 
 # All that a container writes: Ray's temporary files and spilled objects, and what libraries keep at home. Each task has
 # its own, which ECS removes with it.
@@ -62,19 +65,19 @@ def head(
 
     It publishes what Ray is short of, and the job how it goes, to one CloudWatch namespace.
     """
-    of_helpers = {"HELPERS": "true"} if helpers else {}
+    of_helpers = {HELPERS_VARIABLE: "true"} if helpers else {}
     return _container(
         HEAD,
         common,
         command="ray-head",
         flags=["--num-cpus=0", "--num-gpus=0"],
         environment={
-            "CLOUDWATCH_NAMESPACE": metrics_namespace,
-            "RAY_HEAD_STATE": STATE_DIR,
+            CLOUDWATCH_NAMESPACE_VARIABLE: metrics_namespace,
+            HEAD_STATE_VARIABLE: STATE_DIR,
             "RAY_ON_ECS_CLOUDWATCH_NAMESPACE": metrics_namespace,
             "RAY_ON_ECS_STORAGE_PATH": f"s3://{bucket}/{RUNS_PREFIX}",
             "RAY_ON_ECS_WORKER_TIMEOUT": str(WORKER_TIMEOUT),
-            "WORKERS_PARAMETER": workers_parameter,
+            WORKERS_PARAMETER_VARIABLE: workers_parameter,
             **of_helpers,
         },
         volumes={**TASK_VOLUMES, STATE_VOLUME: STATE_DIR},
@@ -92,7 +95,7 @@ def worker(common: ContainerDefaults, *, head_host: str) -> Container:
 def helper(common: ContainerDefaults, *, head_host: str) -> Container:
     """Define a CPU helper: a worker that offers its CPUs alone, under a label by which pipelines choose it."""
     flags = [f"--num-cpus={common.size.vcpus}", "--num-gpus=0"]
-    return _joining(HELPER, common, head_host, flags, {NODE_GROUP: HELPERS})
+    return _joining(HELPER, common, head_host, flags, {NODE_GROUP_VARIABLE: HELPERS})
 
 
 def _joining(
@@ -104,8 +107,8 @@ def _joining(
         command="ray-worker",
         flags=flags,
         environment={
-            "INSTANCE_FILE": f"{INSTANCE_MOUNT}/{INSTANCE_FILE}",
-            "RAY_HEAD_HOST": head_host,
+            INSTANCE_FILE_VARIABLE: f"{INSTANCE_MOUNT}/{INSTANCE_FILE}",
+            HEAD_HOST_VARIABLE: head_host,
             **(labels or {}),
         },
         volumes=TASK_VOLUMES,

@@ -11,8 +11,6 @@ from typing import Any
 
 Policy = dict[str, Any]
 
-# Prefix of the runs in the stack's bucket.
-RUNS_PREFIX = "runs"
 # What the agent of Session Manager calls, in place of SSH and an open port. AmazonSSMManagedInstanceCore, AWS's own
 # policy, would also let whoever opens a session read every parameter of the account.
 # https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-create-iam-instance-profile.html

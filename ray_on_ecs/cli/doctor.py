@@ -27,6 +27,7 @@ from ray_on_ecs.cluster.clusters import COMPOSE_S3, Cluster, Head, StackCluster,
 from ray_on_ecs.cluster.nodes import ALIVE, head_code, nodes
 from ray_on_ecs.cluster.stack import Stack, find
 from ray_on_ecs.cluster_info import Workers
+from ray_on_ecs.contract import ON_DEMAND, RUNS_PREFIX, SPOT, VCPU_QUOTAS
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
 from ray_on_ecs.node import code
 
@@ -46,12 +47,6 @@ PATIENCE = (
 # AWS refuses signatures that are older, or younger, than five minutes.
 CLOCK_SECONDS, CLOCK_NOTICEABLE_SECONDS = 300, 60
 EXITED_SECONDS = 3600
-# Instance families, the quota of their vCPUs on demand, and that on spot: as in infra/config/quotas.py.
-QUOTAS = (
-    ("g|gr|vt", "L-DB2E81BA", "L-3819A6DF"),
-    ("p(?=5)", "L-417A185B", "L-C4BD4855"),
-    ("p", "L-417A185B", "L-7212CCBC"),
-)
 REFUSED = {
     *("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403", "UnknownOperationException"),
     *("NotImplemented", "InvalidAction", "NoSuchResourceException"),
@@ -366,15 +361,16 @@ def _needed_vcpus(types: list[dict[str, Any]], most: int, *, spot: bool) -> dict
 
 
 def quota_code(instance_type: str, *, spot: bool) -> str | None:
-    """Return Service Quotas' code of what counts an instance's vCPUs; None for one without GPUs."""
-    for families, on_demand, on_spot in QUOTAS:
-        if re.match(rf"({families})\d", instance_type):
-            return on_spot if spot else on_demand
+    """Return Service Quotas' code of the quota that counts an instance type; None for other families."""
+    wanted = SPOT if spot else ON_DEMAND
+    for quota, _, families, market in VCPU_QUOTAS:
+        if market == wanted and re.match(rf"({families})\d", instance_type):
+            return quota
     return None
 
 
 def _bucket(found: Examined) -> str:
-    stack, prefix = found.stack, "runs/"
+    stack, prefix = found.stack, f"{RUNS_PREFIX}/"
     missing = []
     try:
         aws.call("s3", stack, "head_bucket", Bucket=stack.bucket)

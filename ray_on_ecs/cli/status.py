@@ -16,15 +16,12 @@ from ray_on_ecs.cluster.clusters import Cluster, Head, on_cluster
 from ray_on_ecs.cluster.nodes import ALIVE, nodes
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import Scaling, Workers
+from ray_on_ecs.contract import HELPERS, INSTANCE_LABELS, NODE_GROUP_LABEL, ON_DEMAND, SPOT
 from ray_on_ecs.errors import ResourceError, TrainingError, one_line
 
 T = TypeVar("T")
 Document = dict[str, Any]
-HEAD, WORKERS, HELPERS = "head", "workers", "helpers"
-# Labels of a node: see ray_on_ecs/node/instance.py and infra/definitions/containers.py.
-LABELS = {"instance_type": "instance-type", "zone": "ray.io/availability-zone", "market": "ray.io/market-type"}
-NODE_GROUP = "ray.io/node-group"
-SPOT, ON_DEMAND = "spot", "on-demand"
+HEAD, WORKERS = "head", "workers"
 
 
 @click.command("status")
@@ -82,10 +79,10 @@ def read_ray(head: Head) -> Document:
 def _node(node: dict[str, Any], load: dict[str, Any], now: float) -> Document:
     usage, total = (load.get("usageByNode") or {}).get(node["node_id"]) or {}, node["resources_total"]
     labels = node["labels"] or {}
-    kind = HEAD if node["is_head_node"] else HELPERS if labels.get(NODE_GROUP) == HELPERS else WORKERS
+    kind = HEAD if node["is_head_node"] else HELPERS if labels.get(NODE_GROUP_LABEL) == HELPERS else WORKERS
     return {
         "kind": kind,
-        **{key: labels.get(label) for key, label in LABELS.items()},
+        **{key: labels.get(label) for key, label in INSTANCE_LABELS.items()},
         **{f"{name.lower()}s": total.get(name, 0) for name in ("GPU", "CPU")},
         **{f"{name.lower()}s_used": usage.get(name, [0])[0] for name in ("GPU", "CPU")},
         "up_seconds": round(max(0.0, now - node["start_time_ms"] / 1000)),

@@ -12,11 +12,10 @@ from typing import Any
 
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import Workers, parse_workers
+from ray_on_ecs.contract import HEAD_SHELL, SHELL_DOCUMENT
 from ray_on_ecs.errors import HeadUnavailable, ResourceError, StackNotFound, TrainingError, UsageError, one_line
 from ray_on_ecs.run.zone_failover import newest_failure
 
-# On the head's instance, the running head: infra/definitions/commands.py has the same.
-HEAD_CONTAINER = "sudo docker ps -qf label=com.amazonaws.ecs.container-name=ray-head -f health=healthy"
 # Codes with which services refuse credentials.
 BAD_CREDENTIALS = {
     *("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException"),
@@ -27,7 +26,6 @@ READ_SECONDS = 30
 ATTEMPTS = 3
 # Of a group's activities, the newest ones.
 ACTIVITIES = 20
-SHELL_DOCUMENT = "AWS-StartInteractiveCommand"
 
 
 def client(service: str, stack: Stack) -> Any:
@@ -271,7 +269,7 @@ def _session() -> Any:
 
 def shell_command(stack: Stack) -> list[str]:
     """Return the command that opens a shell in the head's container."""
-    parameters = {"command": [f"sudo docker exec -it $({HEAD_CONTAINER}) bash"]}
+    parameters = {"command": [HEAD_SHELL]}
     return [
         *("aws", "ssm", "start-session", "--region", stack.region, "--target", head_instance(stack)),
         *("--document-name", SHELL_DOCUMENT, "--parameters", json.dumps(parameters)),

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray_on_ecs.config import RunConfig, parse
+from ray_on_ecs.contract import DASHBOARD_PORT
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.node.jobs import MAX_RESUBMISSIONS
 from ray_on_ecs.run import upload
 from ray_on_ecs.run.config import ScriptConfig
 
@@ -26,9 +28,8 @@ if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
 # The default of Ray's own variables, RAY_API_SERVER_ADDRESS and RAY_ADDRESS: on the head itself.
-DASHBOARD = "http://127.0.0.1:8265"
-# The key of a job's metadata that says how often in a row the head may submit the run again, and its default.
-MAX_RESUBMISSIONS = "max_resubmissions"
+DASHBOARD = f"http://127.0.0.1:{DASHBOARD_PORT}"
+# How often in a row the head may submit the run again.
 DEFAULT_MAX_RESUBMISSIONS = 3
 # How long to wait for the head to submit a lost run again; the head polls its jobs every five seconds.
 RESUBMISSION_SECONDS = 30.0

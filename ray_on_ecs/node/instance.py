@@ -1,6 +1,7 @@
-"""What kind of instance a worker runs on, as labels of its Ray node: drivers tell by them what a run has cost.
+"""Instance type, zone and market of a worker as labels of its Ray node, from which a run's cost is computed.
 
-The instance itself knows it when it starts, and leaves it in a file; a task can't ask the instance's metadata service.
+The instance writes them into the file of INSTANCE_FILE when it starts, `{"instance_type": "g5.xlarge", "zone":
+"us-west-2a", "market": "spot"}`, because a task can't ask the instance's metadata service.
 """
 
 import json
@@ -9,28 +10,22 @@ import re
 import sys
 from pathlib import Path
 
-# The name of a file with {"instance_type": "g5.xlarge", "zone": "us-west-2a", "market": "spot" or "on-demand"}.
-VARIABLE = "INSTANCE_FILE"
-# Zone and market have labels of Ray's own.
-# https://docs.ray.io/en/latest/ray-core/scheduling/labels.html
-LABELS = {
-    "instance_type": "instance-type",
-    "zone": "ray.io/availability-zone",
-    "market": "ray.io/market-type",
-}
+from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE, INSTANCE_LABELS
+
 LABEL_VALUE = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 
 
 def labels() -> dict[str, str]:
     """Return the labels; none, and a line that says why, if the file can't be used."""
-    name = os.environ.get(VARIABLE)
+    name = os.environ.get(INSTANCE_FILE_VARIABLE)
     if not name:
         return {}
     try:
         return read(Path(name))
     except (OSError, ValueError) as cause:
         reason = " ".join(str(cause).split())
-        print(f"ray-worker: {VARIABLE}: {reason}; this node gets no labels of it", file=sys.stderr, flush=True)
+        line = f"ray-worker: {INSTANCE_FILE_VARIABLE}: {reason}; this node gets no labels of it"
+        print(line, file=sys.stderr, flush=True)
         return {}
 
 
@@ -43,7 +38,7 @@ def read(file: Path) -> dict[str, str]:
     """
     try:
         document = json.loads(file.read_text())
-        labels = {label: document[key] for key, label in LABELS.items()}
+        labels = {label: document[key] for key, label in INSTANCE_LABELS.items()}
     except (KeyError, TypeError, ValueError) as cause:
         raise ValueError(f"{file} does not say what instance this is ({cause!r})") from cause
     for label, value in labels.items():

@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from ray_on_ecs.contract import WORKER_TIMEOUT
 from ray_on_ecs.node import api, ports
 from ray_on_ecs.node.state import State
 
@@ -36,9 +37,9 @@ KILLED = {
     for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV)
     for code in (-number, 128 + number)
 }
-# A job that lasted this long has made progress, so the resubmissions before it don't count. It must be longer than a
-# run waits for its workers, or a driver that is killed whenever training starts would be submitted again for ever.
-PROGRESS_SECONDS = 3600.0
+# A job that lasted this long has made progress, so the resubmissions before it don't count. It is longer than a run
+# waits for its workers, or a driver that is killed whenever training starts would be submitted again for ever.
+PROGRESS_SECONDS = 2.0 * WORKER_TIMEOUT
 
 POLL_SECONDS = 5.0
 SUBMIT_SECONDS = 30.0

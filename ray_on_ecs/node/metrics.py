@@ -14,11 +14,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from ray_on_ecs.contract import CLOUDWATCH_NAMESPACE_VARIABLE, HELPERS_VARIABLE
 from ray_on_ecs.node import api, demand, gcs, ports
 
-NAMESPACE = "CLOUDWATCH_NAMESPACE"
-# true if the stack can have CPU helpers, also while it has none.
-HELPERS = "HELPERS"
 PUBLISH_SECONDS = 60.0
 CONNECT_SECONDS = 5
 READ_SECONDS = 10
@@ -30,7 +28,7 @@ Datum = dict[str, Any]
 
 def start() -> None:
     """Start the thread that publishes, if there is a namespace to publish to; it ends with this process."""
-    if namespace := os.environ.get(NAMESPACE):
+    if namespace := os.environ.get(CLOUDWATCH_NAMESPACE_VARIABLE):
         threading.Thread(target=repeat, args=(lambda: publish(namespace),), name="metrics", daemon=True).start()
 
 
@@ -57,7 +55,7 @@ def publish(namespace: str) -> None:
     """
     own = gcs.own_address()
     gcs.check(own)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
-    found = demand.read(own, has_helpers=os.environ.get(HELPERS) == "true")
+    found = demand.read(own, has_helpers=os.environ.get(HELPERS_VARIABLE) == "true")
     # The metrics that scale workers and helpers go first, so that they don't depend on those of the GPUs, which the
     # dashboard knows. RunProgress=0 is a baseline: alarms take the maximum, so a run's own value wins; without a run
     # the metric reads 0 instead of being missing.

@@ -1,7 +1,9 @@
 """The ports that a node listens on, all of them fixed; docs/image.md says which server has which."""
 
+from ray_on_ecs.contract import DASHBOARD_PORT
+
 GCS = 6379
-DASHBOARD = 8265
+DASHBOARD = DASHBOARD_PORT
 CLIENT = 10001
 AGENT = 6384
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-FOLDER = "RAY_HEAD_STATE"
+from ray_on_ecs.contract import HEAD_STATE_VARIABLE
+
 # One failed start is not enough: the head may have been stopped, or killed for another reason.
 MAX_FAILED_STARTS = 2
 
@@ -84,13 +85,14 @@ class State:
 
 def open_state() -> State | None:
     """Return the state for this version of Ray, with this start recorded, or None if there is no folder for it."""
-    folder = os.environ.get(FOLDER)
+    folder = os.environ.get(HEAD_STATE_VARIABLE)
     if not folder:
         return None
     state = State(Path(folder) / version("ray"))
     try:
         state.record_start()
     except OSError as cause:
-        print(f"ray-head: {FOLDER}: {cause}; the head's state ends with its container", file=sys.stderr, flush=True)
+        line = f"ray-head: {HEAD_STATE_VARIABLE}: {cause}; the head's state ends with its container"
+        print(line, file=sys.stderr, flush=True)
         return None
     return state

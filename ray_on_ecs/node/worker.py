@@ -14,6 +14,7 @@ from functools import partial
 from importlib.metadata import version
 from urllib.error import HTTPError
 
+from ray_on_ecs.contract import HEAD_HOST_VARIABLE
 from ray_on_ecs.node import address, api, gcs, gpus, labels, ports, process
 from ray_on_ecs.node.errors import HeadError, StartError
 
@@ -37,9 +38,9 @@ def start() -> int:
         GpuError: The GPUs are missing, or don't compute.
         HeadError: The head didn't answer in time.
     """
-    host = os.environ.get("RAY_HEAD_HOST")
+    host = os.environ.get(HEAD_HOST_VARIABLE)
     if not host:
-        raise StartError("RAY_HEAD_HOST is not set; give it the name of the Ray head")
+        raise StartError(f"{HEAD_HOST_VARIABLE} is not set; give it the name of the Ray head")
     gpus.check(expected_gpus(sys.argv[1:]))
     wait_for_head(host, wait_seconds())
     try:
@@ -98,7 +99,7 @@ def wait_for_head(host: str, seconds: float) -> None:
     while reason := join_blocker(host):
         waited = time.monotonic() - started_at
         if waited >= seconds:
-            raise HeadError(f"{reason}, after {seconds:.0f} s; is the head running, and RAY_HEAD_HOST its name?")
+            raise HeadError(f"{reason}, after {seconds:.0f} s; is the head running, and {HEAD_HOST_VARIABLE} its name?")
         print(f"ray-worker: waiting for the head: {reason} ({waited:.0f} of {seconds:.0f} s)", flush=True)
         time.sleep(min(RETRY_SECONDS, seconds - waited))
 

@@ -22,8 +22,9 @@ from ray.util.placement_group import PlacementGroup
 from rich.console import Console
 from rich.markup import escape
 
-from ray_on_ecs.cluster_info import PARAMETER_VARIABLE, Workers, read_workers
+from ray_on_ecs.cluster_info import Workers, read_workers
 from ray_on_ecs.config import RunConfig
+from ray_on_ecs.contract import HELPERS, INSTANCE_LABELS, NODE_GROUP_LABEL, WORKERS_PARAMETER_VARIABLE
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.periodic import every
 from ray_on_ecs.run import cluster_token, nccl_interface
@@ -37,11 +38,6 @@ WATCH_SECONDS = 20.0
 START_ATTEMPTS = 3
 LOOPBACK = "127.0.0.1"
 SMALLEST_SHARE = 1e-4  # of a CPU or GPU, that Ray counts
-# Labels that `ray-worker` gives its node, our own and Ray's:
-# https://docs.ray.io/en/latest/ray-core/scheduling/labels.html
-INSTANCE_TYPE_LABEL = "instance-type"
-MARKET_LABEL = "ray.io/market-type"
-NODE_GROUP_LABEL, HELPERS = "ray.io/node-group", "helpers"
 
 Resources = dict[str, float]
 
@@ -204,7 +200,7 @@ def watching_capacity(console: Console, allocation: WorkerAllocation) -> Generat
             watch.look_if_due()
         has_waited = is_waiting
 
-    if PARAMETER_VARIABLE not in os.environ:
+    if WORKERS_PARAMETER_VARIABLE not in os.environ:
         yield
         return
     with every(WATCH_SECONDS, look, "capacity watch"):
@@ -255,7 +251,7 @@ def is_helper(labels: Mapping[str, str]) -> bool:
 
 def instance_kind(labels: Mapping[str, str]) -> InstanceKind:
     """Return what a node's labels say of its instance."""
-    return InstanceKind(labels.get(INSTANCE_TYPE_LABEL), labels.get(MARKET_LABEL))
+    return InstanceKind(labels.get(INSTANCE_LABELS["instance_type"]), labels.get(INSTANCE_LABELS["market"]))
 
 
 def other_jobs_wait() -> bool:

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypedDict
 
 from ray_on_ecs.cluster_info import Workers, read_workers
-
-ON_DEMAND = "on-demand"
-SPOT = "spot"
+from ray_on_ecs.contract import ON_DEMAND, SPOT
 
 
 class InstanceKind(NamedTuple):

@@ -17,7 +17,8 @@ from typing import Any
 import psutil
 from ray.job_submission import JobSubmissionClient
 
-from ray_on_ecs.node import ports, state
+from ray_on_ecs.contract import HEAD_STATE_VARIABLE
+from ray_on_ecs.node import ports
 from tests.commands.conftest import REPOSITORY
 from tests.commands.head import SECONDS, TOKEN
 from tests.local_cluster import command_line, start_ray
@@ -120,7 +121,7 @@ def ray_head(environment: Mapping[str, str], folder: Path, ray: Sequence[str] = 
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1",
         "RAY_TMPDIR": temporary,
         "RAY_ON_ECS_STORAGE_PATH": str(folder / "runs"),
-        state.FOLDER: str(folder / "state"),
+        HEAD_STATE_VARIABLE: str(folder / "state"),
     }
     given = json.dumps({"HEAD": head_ports, "NODE": {AGENT_PORT: rest[2]}, "RAY": ray})
     try:

@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.definitions import commands
 from ray_on_ecs.cli import run
 from ray_on_ecs.cli.main import COMMANDS, main
-from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.clusters import LocalCluster, StackCluster
 from ray_on_ecs.cluster.stack import find
 from ray_on_ecs.errors import ResourceError, UsageError
@@ -188,10 +186,6 @@ def test_flags_reach_the_run_as_they_were_typed(tmp_path: Path, monkeypatch: pyt
     assert (
         module == "python -m ray_on_ecs.run --num-workers 2 --run-name x --max-restarts 1 --module my.package --local"
     )
-
-
-def test_the_heads_container_is_found_as_the_stacks_own_commands_find_it() -> None:
-    assert commands.HEAD_CONTAINER == aws.HEAD_CONTAINER
 
 
 def test_what_is_typed_goes_before_what_the_environment_says(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from infra.config.quotas import quota_of
 from ray_on_ecs.cli import doctor
 from ray_on_ecs.node import code
 from tests.ray_on_ecs.cli.account import BIN, Laptop
@@ -178,15 +177,6 @@ def test_a_quota_that_is_too_low(stack: Laptop) -> None:
         "Running On-Demand G: 4 vCPUs, and 2 x g5.xlarge need 8; AWS decides on a request | aws service-quotas "
         "request-service-quota-increase --service-code ec2 --quota-code L-DB2E81BA --desired-value 8 --region us-east-1"
     )
-
-
-def test_the_quotas_are_those_that_a_preview_checks() -> None:
-    for name in ("g5.xlarge", "gr6.4xlarge", "p4d.24xlarge", "p5.48xlarge", "p3.2xlarge"):
-        for spot in (False, True):
-            quota = quota_of(name, spot=spot)
-            assert quota is not None
-            assert doctor.quota_code(name, spot=spot) == quota.code
-    assert doctor.quota_code("m5.xlarge", spot=False) is None
 
 
 def test_a_bucket_that_is_gone(stack: Laptop) -> None:

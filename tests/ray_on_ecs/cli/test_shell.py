@@ -1,13 +1,13 @@
 """`ray-on-ecs shell` on a stack: a command of the head's instance, which enters the container."""
 
-from infra.definitions import commands
+from ray_on_ecs.contract import HEAD_CONTAINER
 from tests.ray_on_ecs.cli.account import Laptop
 
 
 def test_it_enters_the_container_of_the_head_that_runs(stack: Laptop) -> None:
     done = stack.run("shell")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == f"sudo docker exec -it $({commands.HEAD_CONTAINER}) bash"
+    assert done.stdout.strip() == f"sudo docker exec -it $({HEAD_CONTAINER}) bash"
 
 
 def test_its_exit_status_is_the_sessions(stack: Laptop) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from ray._private.label_utils import parse_node_labels_string
 
+from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE
 from ray_on_ecs.node import code, instance, labels, worker
 from ray_on_ecs.run import ray_cluster
 
@@ -17,7 +18,7 @@ SPOT = {"instance_type": "g5.xlarge", "zone": "us-west-2a", "market": "spot"}
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "instance.json"
     path.write_text(json.dumps(SPOT))
-    monkeypatch.setenv(instance.VARIABLE, str(path))
+    monkeypatch.setenv(INSTANCE_FILE_VARIABLE, str(path))
     return path
 
 
@@ -90,6 +91,6 @@ def test_a_missing_file_is_one_line_and_no_label(file: Path, capsys: pytest.Capt
 
 
 def test_without_a_file_nothing_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.delenv(instance.VARIABLE, raising=False)
+    monkeypatch.delenv(INSTANCE_FILE_VARIABLE, raising=False)
     assert instance.labels() == {}
     assert capsys.readouterr().err == ""

@@ -13,6 +13,7 @@ import grpc
 import pytest
 from botocore.exceptions import BotoCoreError
 
+from ray_on_ecs.contract import CLOUDWATCH_NAMESPACE_VARIABLE, HELPERS_VARIABLE
 from ray_on_ecs.node import demand, metrics, ports
 from ray_on_ecs.node.demand import Demand
 from tests.aws import metric_totals
@@ -41,7 +42,7 @@ def ray(head: Head, gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> Head:
     """A head whose cluster has three GPUs and needs five, and a helper with eight CPUs and needs ten."""
     found = Demand(gpus=3, gpus_used=3, gpus_waiting=2, helper_cpus=8, helper_cpus_used=8, cpus_waiting=2)
     monkeypatch.setattr(demand, "read", lambda gcs, *, has_helpers: replace(found, has_helpers=has_helpers))
-    monkeypatch.delenv(metrics.HELPERS, raising=False)
+    monkeypatch.delenv(HELPERS_VARIABLE, raising=False)
     head.answer = summary(node(), node(gpu(97, 11514)), node(gpu(3, 11514), gpu(97, 23028)))
     return head
 
@@ -66,7 +67,7 @@ def test_a_metric_has_no_dimension(ray: Head, cloudwatch: Any) -> None:
 def test_where_there_can_be_helpers_their_cpus_are_published_as_well(
     ray: Head, cloudwatch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(metrics.HELPERS, "true")
+    monkeypatch.setenv(HELPERS_VARIABLE, "true")
     metrics.publish("head-f")
     published = metric_totals(cloudwatch, "head-f")
     expected = {"CPUs": (1, 8, "Count"), "CPUsRequested": (1, 10, "Count"), "CPUsUsed": (1, 8, "Count")}
@@ -224,7 +225,7 @@ def test_without_a_namespace_nothing_is_published(
     monkeypatch: pytest.MonkeyPatch, namespace: str, threads: int
 ) -> None:
     begun: list[object] = []
-    monkeypatch.setenv(metrics.NAMESPACE, namespace)
+    monkeypatch.setenv(CLOUDWATCH_NAMESPACE_VARIABLE, namespace)
     monkeypatch.setattr(metrics.threading.Thread, "start", lambda thread: begun.append(thread))
     metrics.start()
     assert len(begun) == threads

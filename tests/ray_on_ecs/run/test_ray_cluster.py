@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import AuthenticationError
 from rich.console import Console
 
-from ray_on_ecs.cluster_info import PARAMETER_VARIABLE
+from ray_on_ecs.contract import WORKERS_PARAMETER_VARIABLE
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.run import nccl_interface, ray_cluster
 from ray_on_ecs.run.ray_cluster import WorkerAllocation, allocate_workers
@@ -158,7 +158,7 @@ def test_workers_that_have_joined_are_not_moved_away(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("nothing_to_join")
 def test_without_a_stack_a_wait_asks_no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(PARAMETER_VARIABLE, raising=False)
+    monkeypatch.delenv(WORKERS_PARAMETER_VARIABLE, raising=False)
     with pytest.raises(ResourceError, match=r"; ask for fewer workers, another --device, or add nodes$"):
         ray_cluster.wait_for_workers(ImageConfig(), 0.05, Console())
 
@@ -328,7 +328,7 @@ def test_a_run_that_waits_for_lost_workers_looks_what_ec2_has(monkeypatch: pytes
         watches.append(Capacity())
         return watches[-1]
 
-    monkeypatch.setenv(PARAMETER_VARIABLE, "worker-facts")
+    monkeypatch.setenv(WORKERS_PARAMETER_VARIABLE, "worker-facts")
     monkeypatch.setattr(ray_cluster, "_is_waiting", is_waiting)
     monkeypatch.setattr(ray_cluster, "_watch_capacity", watch)
     monkeypatch.setattr(ray_cluster, "WATCH_SECONDS", 0.01)
