@@ -133,7 +133,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package in ("ray_on_ecs", "training"):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "training" / "mymodels.py").write_text(OWN_MODEL)
-    shutil.copytree(ROOT / "tests" / "ray_on_ecs" / "bin", folder / "bin")
+    shutil.copytree(ROOT / "tests" / "ray_on_ecs" / "cli" / "bin", folder / "bin")
     (folder / "hour-ahead").mkdir()
     (folder / "hour-ahead" / "sitecustomize.py").write_text(HOUR_AHEAD)
     (folder / "outputs.json").write_text(json.dumps(OUTPUTS))
@@ -146,7 +146,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def container(made: Cluster, folder: Path) -> Iterator[Laptop]:
     made.settle()
     name = f"{made.network}-laptop"
-    variables = {**AWS, "AWS_DEFAULT_REGION": "us-east-1", "PYTHONPATH": HOME, "COLUMNS": "120", "TERM": "dumb"}
+    variables = {
+        **AWS,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "PYTHONPATH": HOME,
+        "COLUMNS": "120",
+        "TERM": "dumb",
+        "RAY_ON_ECS_CLUSTER": "",
+    }
     made.engine.run(
         "run", "--detach", "--init", f"--name={name}", f"--network={made.network}",
         f"--volume={folder}:{HOME}:ro", f"--volume={made.code}:{CODE}:ro", "--volume=/tmp",
@@ -181,7 +188,9 @@ def set_token(laptop: Laptop, token: str) -> None:
 
 
 def test_one_line_trains_and_brings_the_results(laptop: Laptop) -> None:
-    done = laptop.type("run", "--dataset=digits", "--epochs=3", "--run-name=from-laptop", "--fetch=/tmp/results")
+    done = laptop.type(
+        "run", "--recipe=images", "--dataset=digits", "--epochs=3", "--run-name=from-laptop", "--fetch=/tmp/results"
+    )
     assert "run from-laptop is submitted as job from-laptop" in done.stdout
     assert "[Epoch 2 | CPU: Process rank 1" in done.stdout, "the log of both workers, one for each of the stack's GPUs"
     assert "Training result: from-laptop" in done.stdout, "to its end"
@@ -198,14 +207,14 @@ def test_one_line_trains_and_brings_the_results(laptop: Laptop) -> None:
     assert "from-laptop" in laptop.type("runs").stdout
     assert "Training result: from-laptop" in laptop.type("logs", "from-laptop").stdout
     assert "report.html" in laptop.type("open", "--no-browser", "from-laptop").stdout
-    again = laptop.type("run", "--dataset=digits", "--epochs=3", "--run-name=from-laptop", status=2)
+    again = laptop.type("run", "--recipe=images", "--dataset=digits", "--epochs=3", "--run-name=from-laptop", status=2)
     assert "is finished" in again.stdout, "the exit status and the reason are the run's own"
 
 
 def test_code_that_the_image_has_not_is_uploaded(laptop: Laptop) -> None:
     name = f"mine-{secrets.token_hex(2)}"
     done = laptop.type(
-        "run", "--model=training.mymodels:build", "--dataset=synthetic", "--samples=256", "--epochs=1",
+        "run", "--recipe=images", "--model=training.mymodels:build", "--dataset=synthetic", "--samples=256", "--epochs=1",
         f"--run-name={name}",
     )  # fmt: skip
     assert "the image has other code than is here" in done.stderr
@@ -232,7 +241,7 @@ def test_a_connection_that_breaks_is_made_again_and_no_line_is_lost(
 ) -> None:
     name = f"cut-{secrets.token_hex(2)}"
     output = tmp_path / "log"
-    process = laptop.start("run", f"--run-name={name}", *LONG, output=output)
+    process = laptop.start("run", "--recipe=images", f"--run-name={name}", *LONG, output=output)
     try:
         until(lambda: "[Epoch 1 |" in output.read_text(), SECONDS, output.read_text)
         for cuts in (1, 2):
@@ -259,7 +268,9 @@ def test_a_connection_that_breaks_is_made_again_and_no_line_is_lost(
 
 def test_a_run_is_left_to_itself_followed_and_stopped(laptop: Laptop, tmp_path: Path) -> None:
     name = f"left-{secrets.token_hex(2)}"
-    started = json.loads(laptop.type("run", "--detach", "--json", f"--run-name={name}", *LONG).stdout)
+    started = json.loads(
+        laptop.type("run", "--recipe=images", "--detach", "--json", f"--run-name={name}", *LONG).stdout
+    )
     assert started == {"run_name": name, "job": name, "storage_path": f"s3://{BUCKET}/runs/{name}"}
     output = tmp_path / "log"
     follower = laptop.start("logs", "--follow", name, output=output)
@@ -300,7 +311,7 @@ def test_the_compose_cluster_needs_no_session(laptop: Laptop, cluster: Cluster) 
         token = cluster.engine.secrets[TOKEN]
         typed = partial(laptop.type, RAY_ON_ECS_OUTPUTS="", AWS_ENDPOINT_URL="", RAY_AUTH_TOKEN=token)
         name = f"composed-{secrets.token_hex(2)}"
-        run = ("run", "--compose", "--dataset=digits", "--epochs=1", f"--run-name={name}")
+        run = ("run", "--recipe=images", "--compose", "--dataset=digits", "--epochs=1", f"--run-name={name}")
         done = typed(*run, "--fetch=/tmp/composed")
         assert f"Training result: {name}" in done.stdout
         assert cluster.engine.execute(laptop.name, "test", "-s", f"/tmp/composed/{name}/report.html").returncode == 0
@@ -343,7 +354,9 @@ def test_a_head_that_is_replaced_is_one_line_and_a_new_run_waits_for_it(
     assert "being replaced" in laptop.line("stop", "any", status=3)
     output = tmp_path / "log"
     name = f"waits-{secrets.token_hex(2)}"
-    process = laptop.start("run", "--dataset=digits", "--epochs=1", f"--run-name={name}", output=output)
+    process = laptop.start(
+        "run", "--recipe=images", "--dataset=digits", "--epochs=1", f"--run-name={name}", output=output
+    )
     until(lambda: "waiting for the Ray head" in output.read_text(), SECONDS, output.read_text)
     cluster.settle()
     assert process.wait(SECONDS) == 0, output.read_text()
