@@ -214,8 +214,8 @@ def test_one_line_trains_and_brings_the_results(laptop: Laptop) -> None:
 def test_code_that_the_image_has_not_is_uploaded(laptop: Laptop) -> None:
     name = f"mine-{secrets.token_hex(2)}"
     done = laptop.type(
-        "run", "--recipe=images", "--model=training.mymodels:build", "--dataset=synthetic", "--samples=256", "--epochs=1",
-        f"--run-name={name}",
+        "run", "--recipe=images", "--model=training.mymodels:build", "--dataset=synthetic", "--samples=256",
+        "--epochs=1", f"--run-name={name}",
     )  # fmt: skip
     assert "the image has other code than is here" in done.stderr
     assert f"Training result: {name}" in done.stdout
