@@ -23,9 +23,9 @@ DASHBOARD_PORT = 8265
 NODE_GROUP, HELPERS = "RAY_NODE_TYPE_NAME", "helpers"
 
 # ECS sends SIGKILL this long after SIGTERM. Ray drains in that time, and a job can save a last checkpoint: Ray's limit
-# lies below that of ECS. The head has nothing to drain, and a short limit makes `pulumi destroy` short.
+# lies below that of ECS. The head has nothing to drain, but its jobs have 45 s (`ray_on_ecs.node.head`).
 WORKER_STOP_SECONDS, WORKER_DRAIN_SECONDS = 120, 90
-HEAD_STOP_SECONDS, HEAD_DRAIN_SECONDS = 30, 5
+HEAD_STOP_SECONDS, HEAD_DRAIN_SECONDS = 90, 5
 
 # How long a run waits for its workers: an instance that is started for it takes up to ten minutes, and longer where
 # GPUs are scarce.

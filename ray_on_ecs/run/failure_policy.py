@@ -76,7 +76,7 @@ OUT_OF_MEMORY = ("CUDA out of memory", "HIP out of memory")
 MEMORY_HELP = "a smaller batch, activation checkpointing, a lower precision or a larger GPU needs less"
 HELP = {"ModuleNotFoundError": "name its package in a file for --requirements"}
 
-Kind = Literal["failed", "hung", "reclaimed", "no workers", "final"]
+Kind = Literal["failed", "hung", "reclaimed", "no workers"]
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,11 @@ class Failure:
 
     Attributes:
         what: The cause on one line.
-        kind: The workers failed or were lost; hung; their nodes are being reclaimed; they never started; or failed in
-            a way that no restart can mend, as `cause` says.
+        kind: The workers failed or were lost; hung; their nodes are being reclaimed; or they did not start.
         rank: The rank that left first, or None.
         status: The exit status of its script, negative for a signal; None if it has none.
         words: What that script said last.
-        cause: The exception of a worker, or None.
+        cause: The exception of a worker, or None; no restart can mend a `TrainingError`.
         where: All that is known, with the traceback.
         stacks: The folder with the stacks of a hang, or None.
         log: The end of that rank's log.
@@ -167,6 +166,9 @@ class FailurePolicy:
         wait_seconds: How long workers may take to come back.
         limit_name: What the user calls `max_restarts`.
         clock: The time (Unix).
+
+    Attributes:
+        has_begun: Whether any attempt's workers have begun to work.
     """
 
     def __init__(
@@ -186,7 +188,7 @@ class FailurePolicy:
         self._best = self._read() or Mark()
         self._has_worked = self._best != Mark()  # of the whole run: an earlier command's part counts
         self._began_at = clock()
-        self._has_begun = False
+        self.has_begun = False
         self._asked_at = self._began_at
         self._without_progress = 0
         self._reclaimed_without_progress = 0
@@ -195,7 +197,7 @@ class FailurePolicy:
 
     def began(self) -> None:
         """Note that the workers of an attempt have begun to work."""
-        self._began_at, self._has_begun = self._clock(), True
+        self._began_at, self.has_begun = self._clock(), True
 
     def decide(self, failure: Failure) -> Restart | Wait | Raise:
         """Count a failure and return what follows from it."""
@@ -216,7 +218,7 @@ class FailurePolicy:
         """Decide about workers that have not started since they were asked for."""
         if self._clock() - self._asked_at < self._wait_seconds:
             return Wait()
-        if self._has_begun:
+        if self.has_begun:
             return Raise(TrainingError, f"training failed: {failure.what}")
         return Raise(ResourceError, failure.what, is_recorded=False)
 
@@ -264,7 +266,7 @@ class FailurePolicy:
         is_further = step is not None and (best is None or step > best)
         stored_at = now.stored_at or 0.0
         is_new = stored_at > (self._best.stored_at or 0.0)
-        has_stored = self._has_begun and is_new and stored_at >= self._began_at + SETTLING_SECONDS
+        has_stored = self.has_begun and is_new and stored_at >= self._began_at + SETTLING_SECONDS
         self._best = Mark(step if is_further else best, now.stored_at if is_new else self._best.stored_at)
         self._has_worked = self._has_worked or is_further or has_stored
         return is_further or has_stored

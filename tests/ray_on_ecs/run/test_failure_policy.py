@@ -226,5 +226,5 @@ def test_workers_that_never_started_are_a_lack_of_resources() -> None:
 
 @pytest.mark.parametrize("cause", [UsageError("--x: no"), DivergedError("the loss is nan")], ids=["usage", "diverged"])
 def test_what_no_restart_can_mend_ends_the_run(cause: TrainingError) -> None:
-    decision = Run(mark=Mark(step=5)).fail(Failure(str(cause), "final", rank=1, cause=cause))
+    decision = Run(mark=Mark(step=5)).fail(Failure(str(cause), rank=1, cause=cause))
     assert decision == Raise(type(cause), str(cause), is_recorded=isinstance(cause, DivergedError))
