@@ -76,8 +76,8 @@ class Disturber:
         kill(self._find(lambda: self.run.cluster.head_processes("TrainController")).pid)
 
     def kill_run_state(self) -> None:
-        """Kill the run-state actor."""
-        kill(self._find(lambda: self.run.cluster.head_processes("RunStateActor")).pid)
+        """Kill the actor of the run."""
+        kill(self._find(lambda: self.run.cluster.head_processes("RunActor")).pid)
 
     def drain_node(self) -> None:
         """Send SIGTERM to a node, as ECS does when it stops a task."""

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ray.train.torch import TorchConfig
 from rich.console import Console
 
 from ray_on_ecs.checkpoint.resume import (
@@ -18,13 +17,14 @@ from ray_on_ecs.checkpoint.resume import (
     write_settings,
 )
 from ray_on_ecs.run.attempts import Launch, Work, hold_run
+from ray_on_ecs.run.failure_policy import Mark
 from ray_on_ecs.run.ray_cluster import WorkerAllocation, may_start_helpers
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.cloudwatch import SPEED
 from ray_on_ecs.tracking.cost import cost_line, cost_of
+from ray_on_ecs.tracking.run_actor import create_run_actor
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.run_record import RunRecord
-from ray_on_ecs.tracking.run_state import create_run_state
 from ray_on_ecs.tracking.storage import RunStorage
 from training import ray_worker, results
 from training.engine.config import TrainingConfig
@@ -52,7 +52,7 @@ def run(recipe: Recipe, config: TrainingConfig, console: Console) -> dict[str, A
     with hold_run(config, storage, record, console) as allocation:
         config = _begin(config, storage, allocation)
         _print_header(recipe, requested, config, storage, allocation, console)
-        run_state = create_run_state()
+        run_state = create_run_actor()
         monitor = RunMonitor(run_state, console)
         work = Work(
             ray_worker.train,
@@ -64,7 +64,8 @@ def run(recipe: Recipe, config: TrainingConfig, console: Console) -> dict[str, A
                 "uses_helpers": allocation.leaves_helpers,
                 "may_start_helpers": may_start_helpers(),
             },
-            TorchConfig(timeout_s=int(PROCESS_GROUP_FACTOR * config.hang_timeout) + 1),
+            ray_worker.RoutedTorchConfig(timeout_s=int(PROCESS_GROUP_FACTOR * config.hang_timeout) + 1),
+            partial(_mark, storage),
             partial(newest_checkpoint, storage),
             config.epochs,
             partial(_epoch_line, epochs=config.epochs, qualities=recipe.qualities),
@@ -76,6 +77,12 @@ def run(recipe: Recipe, config: TrainingConfig, console: Console) -> dict[str, A
         document = results.write_results(storage, recipe, config, summary, monitor.first_step_at, cost)
         _print_summary(recipe, document, summary["history"], console)
     return document
+
+
+def _mark(storage: RunStorage) -> Mark:
+    """Return the step of the newest checkpoint, by which the failure policy tells progress."""
+    newest = newest_checkpoint(storage)
+    return Mark(int(newest.rpartition("_")[2]) if newest else None)
 
 
 def _prepare(recipe: Recipe, config: TrainingConfig) -> tuple[TrainingConfig, RunStorage]:

@@ -7,12 +7,14 @@ from typing import Any, TypedDict
 
 import ray
 import ray.train
-from ray.train.torch import get_device
+from ray.train.torch import TorchConfig, get_device
+from ray.train.torch.config import _TorchBackend
 
 from ray_on_ecs.checkpoint.manager import CheckpointManager, Preempted
 from ray_on_ecs.run import worker_dump
+from ray_on_ecs.run.nccl_interface import use_route_to_head
 from ray_on_ecs.run.preemption import PREEMPTED, preemption
-from ray_on_ecs.tracking.run_state import RunStateClient
+from ray_on_ecs.tracking.run_actor import RunClient
 from ray_on_ecs.tracking.storage import RunStorage
 from training import results
 from training.engine.config import TrainingConfig
@@ -29,13 +31,31 @@ from training.results import RunSummary
 LOADING_PATIENCE = 6.0
 
 
+class RoutedTorchBackend(_TorchBackend):
+    """Points NCCL and Gloo at the interface that leads to the head before there is a process group."""
+
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        """Set the variables on every worker, and make the process group."""
+        worker_group.execute(use_route_to_head)
+        super().on_start(worker_group, backend_config)
+
+
+class RoutedTorchConfig(TorchConfig):
+    """The process group of the workers."""
+
+    @property
+    def backend_cls(self) -> type[RoutedTorchBackend]:
+        """The backend above."""
+        return RoutedTorchBackend
+
+
 class Settings(TypedDict):
     """What the driver passes to `train`."""
 
     recipe: Recipe
     config: TrainingConfig
     storage: RunStorage
-    run_state: RunStateClient
+    run_state: RunClient
     uses_helpers: bool
     may_start_helpers: bool
     attempt: int
@@ -63,7 +83,7 @@ def _train(
     recipe: Recipe,
     config: TrainingConfig,
     storage: RunStorage,
-    run_state: RunStateClient,
+    run_state: RunClient,
     uses_helpers: bool,
     may_start_helpers: bool,
     attempt: int,

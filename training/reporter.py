@@ -6,7 +6,7 @@ import time
 import uuid
 from typing import Any
 
-from ray_on_ecs.tracking.run_state import REPORT_SECONDS, Progress, RunStateClient
+from ray_on_ecs.tracking.run_actor import REPORT_SECONDS, Progress, RunClient
 from training import results
 from training.engine.config import TrainingConfig
 from training.engine.fit import Listener
@@ -24,7 +24,7 @@ class Reporter(Listener):
         trainer: The rank's trainer.
     """
 
-    def __init__(self, run_state: RunStateClient, watchdog: Watchdog, config: TrainingConfig, trainer: Trainer) -> None:
+    def __init__(self, run_state: RunClient, watchdog: Watchdog, config: TrainingConfig, trainer: Trainer) -> None:
         self._run_state = run_state
         self._watchdog = watchdog
         self._config = config

@@ -30,9 +30,9 @@ WORKER = "ray-worker"
 HELPER = "ray-helper"
 
 # ECS sends SIGKILL this long after SIGTERM. Ray drains in that time, and a job can save a last checkpoint: Ray's limit
-# lies below that of ECS. The head has nothing to drain, and a short limit makes `pulumi destroy` short.
+# lies below that of ECS. The head has nothing to drain, but its jobs have 45 s (`ray_on_ecs.node.head`).
 WORKER_STOP_SECONDS, WORKER_DRAIN_SECONDS = 120, 90
-HEAD_STOP_SECONDS, HEAD_DRAIN_SECONDS = 30, 5
+HEAD_STOP_SECONDS, HEAD_DRAIN_SECONDS = 90, 5
 
 # All that a container writes: Ray's temporary files and spilled objects, and what libraries keep at home. Each task has
 # its own, which ECS removes with it.

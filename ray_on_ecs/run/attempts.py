@@ -1,11 +1,15 @@
-"""The workers of a run on Ray Train: started, and started again after each failure that the restart policy allows."""
+"""The workers of a run on Ray Train: started, and started again after each failure that the failure policy allows.
+
+Ray Train's `fit` runs on a thread of its own, so that it leaves the main thread's signals alone; the main thread polls
+the scripts meanwhile, if it is scripts that the workers run.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
-import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -14,21 +18,22 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.train import ControllerError, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
+from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
 from ray.train.backend import BackendConfig
-from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from rich.console import Console
 from rich.markup import escape
 
 from ray_on_ecs import config as settings
-from ray_on_ecs.errors import Interrupted, ResourceError, StorageError, TrainingError, UsageError
+from ray_on_ecs.errors import Interrupted, ResourceError, StorageError
 from ray_on_ecs.filesystem import short_reason
 from ray_on_ecs.run import failure_report, ray_cluster, worker_dump
-from ray_on_ecs.run.failure_report import Failure
+from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart
 from ray_on_ecs.run.instance_hours import InstanceMeter
 from ray_on_ecs.run.preemption import PREEMPTED
 from ray_on_ecs.run.ray_cluster import WorkerAllocation
-from ray_on_ecs.run.restart_policy import RestartPolicy
+from ray_on_ecs.run.ray_private import START_TIMEOUT, DataParallelTrainer
+from ray_on_ecs.run.script_group import POLL_SECONDS, Decider, ScriptGroup
+from ray_on_ecs.run.stop import Stop, stoppable
 from ray_on_ecs.tracking import cloudwatch
 from ray_on_ecs.tracking.lock import hold_lock
 from ray_on_ecs.tracking.progress_bar import ProgressBar
@@ -36,7 +41,6 @@ from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.run_record import RunRecord
 from ray_on_ecs.tracking.storage import RunStorage
 
-START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 MIN_START_SECONDS = 60.0
 
 
@@ -73,16 +77,24 @@ def hold_run(
     try:
         with hold_lock(storage, say) as lock, record.closing(lambda: lock.is_held, say):
             is_alone = ray_cluster.connect(config, runtime_env or {})
-            yield _wait_for_workers(config, 0 if is_alone else config.worker_timeout, record, console)
+            with stoppable():
+                yield _wait_for_workers(config, 0 if is_alone else config.worker_timeout, record, console)
     except OSError as cause:
         raise StorageError(
             f"{storage.uri} can't be read or written ({short_reason(cause)}); "
             f"continue with --run-name {config.run_name}"
         ) from cause
-    except (KeyboardInterrupt, SystemExit) as stop:  # the latter is Ray's own answer to Ctrl-C and SIGTERM
-        raise Interrupted(f"interrupted; continue with --run-name {config.run_name}") from stop
+    except (KeyboardInterrupt, SystemExit) as stop:  # the latter is Ray's own answer to SIGTERM
+        raise interrupted(config, stop) from stop
     finally:
         ray.shutdown()
+
+
+def interrupted(config: settings.RunConfig, stop: BaseException) -> Interrupted:
+    """Return the error of a run that was stopped."""
+    error = Interrupted(f"interrupted; continue with --run-name {config.run_name}")
+    error.exit_status = stop.exit_status if isinstance(stop, Stop) else Interrupted.exit_status
+    return error
 
 
 def _wait_for_workers(
@@ -107,26 +119,28 @@ class Work:
         loop: Runs on every worker, with the settings; a result of rank 0 with `PREEMPTED` means that it goes on.
         settings: What the loop needs.
         backend: What Ray Train prepares before the loop.
-        newest_checkpoint: Returns the name of what a restart would continue from, or None; another name is progress.
+        mark: Returns how far the run is, by which the failure policy tells progress.
+        newest_checkpoint: Returns the name of what a restart would continue from, or None.
         epochs: How many there are, or None.
         line: Returns the line to show for new metrics, or None for no line.
         metric_names: CloudWatch's names of the metrics; None for all metrics.
-        progress: What the user calls the progress by `newest_checkpoint`.
+        scripts: Makes what directs the workers' scripts, if it is scripts that they run.
     """
 
     loop: Callable[[Any], Any]
     settings: Mapping[str, Any]
     backend: BackendConfig
+    mark: Callable[[], Mark]
     newest_checkpoint: Callable[[], str | None]
     epochs: int | None = None
     line: Callable[[Any], str | None] = lambda metrics: None
     metric_names: Mapping[str, str] | None = None
-    progress: str = "a new checkpoint"
+    scripts: Callable[[Decider], ScriptGroup] | None = None
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Starts the workers, again after each failure that the restart policy allows.
+    """Starts the workers, again after each failure that the failure policy allows.
 
     Attributes:
         work: What they do.
@@ -167,80 +181,87 @@ class Launch:
             return self._fit_until_done(folder)
 
     def _fit_until_done(self, folder: str) -> Any:
-        policy = RestartPolicy(self.config.max_restarts, self.work.newest_checkpoint)
-        waiting_since: float | None = None
+        policy = FailurePolicy(self.config.max_restarts, self.work.mark, worker_timeout=self.config.worker_timeout)
+        scripts = self.work.scripts(self._decider(policy)) if self.work.scripts else None
         for attempt in itertools.count():
             try:
-                result: Any = self._fit_once(folder, attempt)
+                result: Any = self._fit_once(folder, attempt, policy, scripts)
             except (TrainingFailedError, RayError) as error:
+                if scripts and scripts.error:
+                    raise scripts.error from error
                 ray_cluster.release_workers()
-                waiting_since = self._check_start_timeout(error, waiting_since)
-                if waiting_since is None:
-                    self._check_failure(error, policy)
-                continue
-            waiting_since = None
-            if PREEMPTED not in result.return_value:
-                return result.return_value
-            self._check_preemption(policy)
+                self._decide(policy, self._describe(error, policy), error)
+            else:
+                if scripts and scripts.error:
+                    raise scripts.error
+                if not (scripts.is_reclaimed if scripts else PREEMPTED in result.return_value):
+                    return result.return_value
+                self._decide(policy, Failure("nodes are being reclaimed", "reclaimed"))
+            if scripts:
+                scripts.new_fit()
 
-    def _fit_once(self, folder: str, attempt: int) -> Any:
-        on_sigint = signal.getsignal(signal.SIGINT)
-        try:
-            return self._trainer(folder, attempt).fit()
-        finally:
-            signal.signal(signal.SIGINT, on_sigint)  # Ray Train leaves its own, which no longer ends anything
-
-    def _check_start_timeout(self, error: BaseException, waiting_since: float | None) -> float | None:
-        """Return since when the run has been waiting for workers, if that is what the error says, else None.
+    def _fit_once(self, folder: str, attempt: int, policy: FailurePolicy, scripts: ScriptGroup | None) -> Any:
+        """Call Ray Train's `fit`, and direct the scripts meanwhile.
 
         Raises:
-            ResourceError: The workers never started.
-            TrainingError: Workers that were lost did not come back in time.
+            Stop: The user stopped the run; its scripts have ended, or have had the time for it.
         """
-        cause = error.controller_failure if isinstance(error, ControllerError) else None
-        if type(cause).__name__ != "WorkerGroupStartupTimeoutError":  # of Ray's internals: it has no public name
-            return None
-        since = waiting_since or time.monotonic() - self._start_seconds
-        if time.monotonic() - since < self.config.worker_timeout:
-            return since
-        if self.monitor.progress is None:
-            raise ResourceError(
+        fit = _Call(self._trainer(folder, attempt).fit)
+        try:
+            while not fit.wait(POLL_SECONDS):
+                if scripts:
+                    scripts.poll()
+                elif self.monitor.progress and not policy.has_begun:
+                    policy.began()
+        except KeyboardInterrupt as stop:
+            if scripts:
+                scripts.stop(interrupted(self.config, stop))
+                while not fit.wait(POLL_SECONDS) and time.time() < scripts.waits_until:
+                    scripts.poll()
+            raise
+        return fit.result()
+
+    def _decider(self, policy: FailurePolicy) -> Decider:
+        def decide(failure: Failure) -> None:
+            self.monitor.poll()
+            self._decide(policy, failure)
+
+        def store_stacks(stacks: dict[int, str]) -> str:
+            try:
+                return failure_report.store_stacks(stacks, self.storage)
+            except OSError as cause:
+                return f"no place: they could not be stored ({short_reason(cause)})"
+
+        return Decider(policy.began, decide, store_stacks, self._say)
+
+    def _describe(self, error: TrainingFailedError | RayError, policy: FailurePolicy) -> Failure:
+        """Return why Ray Train has ended the workers."""
+        if not failure_report.is_start_timeout(error):
+            workers = worker_dump.collect(self.storage.uri)
+            return failure_report.describe_failure(error, workers, self.config, self.storage)
+        if policy.has_begun:
+            what = f"workers that were lost did not come back within {self.config.worker_timeout:g} s"
+        else:
+            what = (
                 f"the cluster has the {self.config.num_workers} workers' CPUs and GPUs, but they were not free within "
                 f"{self.config.worker_timeout:.0f} s; wait for the other run to end, or ask for fewer workers"
             )
-        what = f"workers that were lost did not come back within {self.config.worker_timeout:g} s"
-        failure = Failure(error, what, where=str(error))
-        raise failure_report.write_error(failure, str(failure), self.config, self.storage)
+        return Failure(what, "no workers", where=str(error))
 
-    def _check_failure(self, error: TrainingFailedError | RayError, policy: RestartPolicy) -> None:
-        """Print a line if the run continues after a failure.
+    def _decide(self, policy: FailurePolicy, failure: Failure, cause: BaseException | None = None) -> None:
+        """Print a line if the run goes on after a failure.
 
         Raises:
             TrainingError: It doesn't.
         """
-        workers = worker_dump.collect(self.storage.uri)
-        failure = failure_report.describe_failure(error, workers, self.config, self.storage)
-        if isinstance(failure.cause, UsageError):
-            raise failure.cause
-        if isinstance(failure.cause, TrainingError):  # a restart can't fix it
-            raise failure_report.write_error(failure, failure.what, self.config, self.storage) from error
-        if not policy.survives_failure():
-            line = str(failure)
-            if policy.failures > 1:
-                line += f" ({policy.failures} failures without {self.work.progress} in between)"
-            raise failure_report.write_error(failure, line, self.config, self.storage) from error
-        stacks = f", stacks in {failure.stacks}" if failure.stacks else ""
-        self._say(
-            f"{failure}{stacks}; restarting from {self._resumes_from()} (failure {policy.failures} without "
-            f"{self.work.progress} in between, {settings.flag('max_restarts')} is {policy.max_restarts})"
-        )
-
-    def _check_preemption(self, policy: RestartPolicy) -> None:
-        if not policy.survives_preemption():
-            what = f"nodes were reclaimed {policy.failures} times without {self.work.progress} in between"
-            failure = Failure(TrainingError(what), what)
-            raise failure_report.write_error(failure, what, self.config, self.storage)
-        self._say(f"nodes are being reclaimed; restarting from {self._resumes_from()}")
+        decision = policy.decide(failure)
+        if isinstance(decision, Raise):
+            raise failure_report.write_error(failure, decision, self.config, self.storage) from cause
+        if isinstance(decision, Restart):
+            what = failure.what if failure.kind == "reclaimed" else str(failure)
+            stacks = f", stacks in {failure.stacks}" if failure.stacks else ""
+            count = f" ({decision.count})" if decision.count else ""
+            self._say(f"{what}{stacks}; restarting from {self._resumes_from()}{count}")
 
     def _say(self, line: str) -> None:
         self.console.print(escape(f"ray-on-ecs: {line}"), highlight=False, soft_wrap=True)
@@ -280,3 +301,31 @@ class Launch:
                 logging_config=LoggingConfig(log_level="CRITICAL"),  # what it would show, the restart's line says
             ),
         )
+
+
+class _Call:
+    """A call on a daemon thread of its own."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._has_ended = threading.Event()
+        threading.Thread(target=self._run, name="Ray Train", daemon=True).start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end; return whether it has ended."""
+        return self._has_ended.wait(seconds)
+
+    def result(self) -> Any:
+        """Return what it has returned, or raise what it has raised."""
+        if self._error:
+            raise self._error
+        return self._result
+
+    def _run(self) -> None:
+        try:
+            self._result = self._call()
+        except BaseException as error:
+            self._error = error
+        self._has_ended.set()

@@ -8,14 +8,14 @@ import time
 from collections.abc import Sequence
 
 import grpc
-from ray._private.authentication.authentication_token_setup import (
-    AUTH_MODE_ENV_VAR,
-    AuthenticationTokenLoader,
-    _enable_token_auth,
-)
-from ray._private.authentication.grpc_authentication_client_interceptor import _get_authentication_metadata_tuple
 
 from ray_on_ecs.errors import ResourceError, UsageError
+from ray_on_ecs.run.ray_private import (
+    AUTH_MODE_ENV_VAR,
+    AuthenticationTokenLoader,
+    authentication_metadata,
+    enable_token_authentication,
+)
 
 # An RPC of Ray's GCS that drivers ask, too.
 CHECK = "/ray.rpc.NodeInfoGcsService/CheckAlive"
@@ -56,8 +56,8 @@ def check(address: str) -> None:
             "RAY_AUTH_TOKEN or ~/.ray/auth_token"
         )
     if mode is None:
-        _enable_token_auth()
-    if _ask(address, _get_authentication_metadata_tuple()) is REFUSED:
+        enable_token_authentication()
+    if _ask(address, authentication_metadata()) is REFUSED:
         where = "RAY_AUTH_TOKEN" if os.environ.get("RAY_AUTH_TOKEN") else "~/.ray/auth_token"
         raise UsageError(f"{where}: is not the token of the Ray cluster at {address!r}; set RAY_AUTH_TOKEN to it")
 

@@ -50,10 +50,17 @@ class ScriptConfig(RunConfig):
     mpi: bool = _script(False, "SCRIPT is a program of MPI: mpirun starts it, with a process for each worker")
     max_restarts: int = when_something_happens(
         3,
-        "how often in a row the script is started again after a failure, of whatever kind, without a new file in "
-        "$RUN_DIR in between",
+        "how often in a row the script is started again after a failure without progress in between: a greater step, "
+        "or a file in $RUN_DIR that was new after a minute",
         type=int,
         at_least=0,
+    )
+    hang_timeout: float | None = when_something_happens(  # ty: ignore[incompatible-attribute-override]
+        None,
+        "seconds of silence after which a script counts as hung: it is ended and started again, and its stacks are "
+        "saved. Without this flag 600, for a script that has reported steps alone",
+        type=float,
+        above=0.0,
     )
     nnodes: str | None = _script(
         None, "torchrun's flag: with --nproc-per-node another way to give --num-workers", metavar="N|MIN:MAX"

@@ -16,20 +16,21 @@ from ray_on_ecs.run import inputs, results, upload
 from ray_on_ecs.run.attempts import Launch, Work, hold_run
 from ray_on_ecs.run.backend import ScriptBackend
 from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.run.failure_policy import Mark
 from ray_on_ecs.run.ray_cluster import WorkerAllocation
-from ray_on_ecs.run.rendezvous import create_rendezvous
+from ray_on_ecs.run.ray_private import CHANGE_FOLDER, PREEMPTION_WATCHER, draining_nodes
+from ray_on_ecs.run.script_group import Decider, ScriptGroup
 from ray_on_ecs.run.worker import run_script
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.cost import cost_line, cost_of
+from ray_on_ecs.tracking.run_actor import create_run_actor
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.run_record import JOB_VARIABLE, SCRIPT, RunRecord
-from ray_on_ecs.tracking.run_state import create_run_state
 from ray_on_ecs.tracking.storage import RunStorage
 
-# Files of these kinds are no progress: a run that can't work writes them, too.
+# Files of these kinds are logs, and not progress: a run that can't work writes them, too.
 LOGS = (".log", ".txt", ".out", ".err")
 EVENTS = "events.out.tfevents"
-PROGRESS = "a new file in $RUN_DIR"
 
 
 def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
@@ -50,19 +51,31 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
     with _uploaded(config) as runtime_env, hold_run(config, storage, record, console, runtime_env) as allocation:
         config = _begin(config, storage, allocation)
         _print_header(config, storage, allocation, console)
-        run_state = create_run_state()
-        monitor = RunMonitor(run_state, console)
+        actor = create_run_actor()
+        monitor = RunMonitor(actor, console)
         settings = {
             "config": config,
             "storage": storage,
-            "run_state": run_state,
-            "rendezvous": create_rendezvous(),
+            "run_actor": actor,
             "threads": allocation.cpus_per_worker,
             "use_gpu": allocation.use_gpu,
             "requirements": config.read_requirements(),
             "inputs": found,
         }
-        work = Work(run_script, settings, ScriptBackend(), lambda: newest_file(storage), progress=PROGRESS)
+
+        def mark() -> Mark:
+            step = monitor.progress.total_steps if monitor.progress else None
+            found = newest_file(storage)
+            return Mark(step or None, found and found[1].timestamp())
+
+        def newest() -> str | None:
+            found = newest_file(storage)
+            return found and f"{found[0]} of {found[1].isoformat(timespec='milliseconds')}"
+
+        def scripts(decider: Decider) -> ScriptGroup:
+            return ScriptGroup(actor, config, decider, draining_nodes)
+
+        work = Work(run_script, settings, ScriptBackend(), mark, newest, scripts=scripts)
         launch = Launch(work, config, storage, allocation, monitor, record, console)
         summary = launch.fit()
         document = results.write_results(storage, config, summary, cost_of(launch.meter.hours))
@@ -70,17 +83,15 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
     return document
 
 
-def newest_file(storage: RunStorage) -> str | None:
-    """Return the name and time of the newest file in the stored `$RUN_DIR` that is no log, or None."""
+def newest_file(storage: RunStorage) -> tuple[str, datetime] | None:
+    """Return the name and time of the newest stored file of `$RUN_DIR` that is not a log, or None."""
     files = {
         name: info.mtime_ns
         for name, info in storage.files(layout.FILES_FOLDER).items()
         if not name.endswith(LOGS) and EVENTS not in name
     }
     newest = max(files, key=lambda name: files[name], default=None)
-    return (
-        newest and f"{newest} of {datetime.fromtimestamp(files[newest] / 1e9, UTC).isoformat(timespec='milliseconds')}"
-    )
+    return (newest, datetime.fromtimestamp(files[newest] / 1e9, UTC)) if newest else None
 
 
 def _prepare(config: ScriptConfig) -> tuple[ScriptConfig, RunStorage]:
@@ -113,7 +124,8 @@ def _uploaded(config: ScriptConfig) -> Generator[dict[str, Any]]:
     Raises:
         UsageError: There is too much of it.
     """
-    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # the workers stay in the folder with the code
+    os.environ[CHANGE_FOLDER] = "0"  # the workers stay in the folder with the code
+    os.environ[PREEMPTION_WATCHER] = "0"  # the driver itself looks at the nodes that drain
     try:
         yield {} if JOB_VARIABLE in os.environ else upload.runtime_env(config.folder)
     except ValueError as cause:

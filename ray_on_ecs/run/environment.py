@@ -7,11 +7,26 @@ https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/TFConf
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 # What is the same on all ranks, and of use where something else than torchrun's variables tells the ranks.
 OF_EVERY_RANK = ("MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+
+
+# Of Ray's own variables, what a script needs that joins the cluster itself.
+OF_CLUSTER = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+OF_RAY = ("RAY_", "__RAY_")
+OWN = "RAY_ON_ECS_"
+
+
+def without_ray(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a Ray worker without those that Ray has set for the worker alone."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if name in OF_CLUSTER or name.startswith(OWN) or not name.startswith(OF_RAY)
+    }
 
 
 @dataclass(frozen=True)

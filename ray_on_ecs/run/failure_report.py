@@ -1,10 +1,10 @@
-"""What a run that failed leaves: one line for its user, `error.json` and the stacks of a hang in the run's folder."""
+"""Reports of a failure: one line for the user, `error.json` and the stacks of a hang in the run's folder."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from ray.exceptions import RayActorError, RayError
@@ -13,6 +13,8 @@ from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
 from ray_on_ecs.checkpoint.resume import newest_checkpoint
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ScriptError, TrainingError, one_line
+from ray_on_ecs.run.failure_policy import Failure, Raise
+from ray_on_ecs.run.ray_private import WorkerGroupStartupTimeoutError
 from ray_on_ecs.run.worker_dump import WorkerRemains
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.storage import RunStorage
@@ -22,35 +24,15 @@ NO_STACKS = "It wrote none: the system had stopped it, or it was stuck in a syst
 CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket Timeout")
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why the workers ended.
-
-    Attributes:
-        cause: The exception of the rank that failed first, as far as that can be told, or of the controller.
-        what: The cause on one line.
-        rank: That rank, or None.
-        where: All that Ray Train says, with the traceback.
-        stacks: The folder with the stacks of a hang, or None.
-        log: The end of that worker's log.
-    """
-
-    cause: BaseException
-    what: str
-    rank: int | None = None
-    where: str = ""
-    stacks: str | None = None
-    log: Sequence[str] = ()
-
-    def __str__(self) -> str:
-        on_rank = "" if self.rank is None or self.stacks else f" on rank {self.rank}"
-        return f"training failed{on_rank}: {self.what}"
+def is_start_timeout(error: BaseException) -> bool:
+    """Return whether Ray Train gave up because it did not get the workers' resources."""
+    return isinstance(error, ControllerError) and isinstance(error.controller_failure, WorkerGroupStartupTimeoutError)
 
 
 def describe_failure(
     error: TrainingFailedError | RayError, workers: Sequence[WorkerRemains], config: RunConfig, storage: RunStorage
 ) -> Failure:
-    """Find out why the workers ended, and store the stacks if they hung.
+    """Return why the workers ended; the stacks are stored if they hung.
 
     Args:
         error: What Ray Train's `fit` raised.
@@ -59,21 +41,34 @@ def describe_failure(
         storage: The run's folder.
     """
     rank, cause = _first_cause(error)
-    has_hung = any(worker.stacks for worker in workers)
-    stacks = {worker.rank: worker.stacks or NO_STACKS for worker in workers} if has_hung else {}
+    log = tuple(_log(workers, rank or 0))
+    if any(worker.stacks for worker in workers):
+        what = f"no progress for {config.hang_timeout or 0:g} s"
+        failure = Failure(what, "hung", rank, cause=cause, where=str(error), log=log)
+        stacks = {worker.rank: worker.stacks or NO_STACKS for worker in workers}
+        try:
+            return replace(failure, stacks=store_stacks(stacks, storage))
+        except OSError as lost:
+            return replace(failure, what=f"{what} (the stacks could not be stored: {one_line(lost)})")
+    return Failure(_name(cause), "failed", rank, cause=cause, where=str(error), log=log)
+
+
+def store_stacks(stacks: Mapping[int, str], storage: RunStorage) -> str:
+    """Store the stacks of the workers by rank, and return the folder's address.
+
+    Raises:
+        OSError: The storage can't be written.
+    """
     folder = f"{layout.STACKS_FOLDER}/{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    what = f"no progress for {config.hang_timeout:g} s" if has_hung else _name(cause)
-    try:
-        for each, text in stacks.items():
-            storage.write(f"{folder}/rank_{each}.txt", text)
-    except OSError as lost:
-        what += f" (the stacks could not be stored: {one_line(lost)})"
-    uri = f"{storage.uri}/{folder}" if has_hung else None
-    return Failure(cause, what, rank, str(error), uri, _log(workers, rank or 0))
+    for each, text in stacks.items():
+        storage.write(f"{folder}/rank_{each}.txt", text)
+    return f"{storage.uri}/{folder}"
 
 
-def write_error(failure: Failure, line: str, config: RunConfig, storage: RunStorage) -> TrainingError:
-    """Write `error.json` and return the error to raise: the line, where to read more, and how to continue."""
+def write_error(failure: Failure, decision: Raise, config: RunConfig, storage: RunStorage) -> TrainingError:
+    """Return the error to raise: its line, where to read more, and how to continue. `error.json` says so, too."""
+    if not decision.is_recorded:
+        return decision.error(decision.line)
     document = {
         "run_name": storage.run_name,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -90,7 +85,7 @@ def write_error(failure: Failure, line: str, config: RunConfig, storage: RunStor
         see = f"see {storage.uri}/{layout.ERROR}"
     except OSError as cause:
         see = f"{layout.ERROR} could not be written to {storage.uri} ({one_line(cause)})"
-    return TrainingError(f"{line}; {see}; continue with --run-name {config.run_name}")
+    return decision.error(f"{decision.line}; {see}; continue with --run-name {config.run_name}")
 
 
 def _first_cause(error: TrainingFailedError | RayError) -> tuple[int | None, BaseException]:

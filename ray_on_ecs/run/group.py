@@ -1,22 +1,36 @@
-"""What the workers of a script tell one another."""
+"""The messages of a worker group: each worker tells how its script is doing, the driver tells all what to do."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
+
+from ray_on_ecs.run.last_words import LastWords
 
 
 @dataclass(frozen=True)
 class Member:
-    """One worker.
+    """One worker, as it describes itself.
 
     Attributes:
         host: Its node's address.
         port: A free port there, or 0 if none has been chosen yet.
         node_rank: The rank of its node.
+        world_size: The number of workers of its group.
+        node_id: Ray's ID of its node.
         network: The network of that address, such as 10.0.0.0/20, or None if other nodes can't reach it by one.
+        generation: Which start of the scripts this is about, from 0.
+        started_at: When its script was started (Unix time), or None before.
         silent_seconds: How long its script has given no sign of life.
+        has_steps: Whether its script has reported steps.
         status: Its script's exit status, or None while it runs.
+        ended_at: When its script ended (Unix time), or None while it runs.
+        words: Why its script ended.
+        log: The end of its script's output, once that has ended.
+        has_ended: Whether its script has ended, and with --mpi all that runs on its behalf.
+        is_stored: Whether, moreover, what it left has been stored.
+        stacks: The stacks of its script, if the driver wants them.
         daemons: With --mpi, the commands of the daemons that rank 0's mpirun wants on the other nodes, by their ranks.
         daemon_status: With --mpi, the exit status of its node's daemon, or None while there is none that has ended.
     """
@@ -24,8 +38,44 @@ class Member:
     host: str
     port: int
     node_rank: int
+    world_size: int = 1
+    node_id: str = ""
     network: str | None = None
+    generation: int = 0
+    started_at: float | None = None
     silent_seconds: float = 0.0
+    has_steps: bool = False
     status: int | None = None
+    ended_at: float | None = None
+    words: LastWords = field(default_factory=LastWords)
+    log: tuple[str, ...] = ()
+    has_ended: bool = False
+    is_stored: bool = False
+    stacks: str | None = None
     daemons: Mapping[int, str] = field(default_factory=dict)
     daemon_status: int | None = None
+
+
+Members = Mapping[int, Member]
+
+
+@dataclass(frozen=True)
+class Directive:
+    """The driver's word to the workers of a group.
+
+    Attributes:
+        group: The workers that it is for.
+        generation: Which start of the scripts it is about; a greater one than theirs starts the scripts again.
+        action: Run the scripts; end them by SIGTERM, or by SIGABRT because they hang, which leaves their stacks; or
+            leave: the run is over for these workers.
+        end_at: When what is left gets SIGKILL (Unix time).
+        ranks: The ranks on nodes that are being reclaimed at that time.
+        wants_stacks: Whether the scripts' stacks should be read while they run on.
+    """
+
+    group: str
+    generation: int
+    action: Literal["run", "end", "abort", "leave"] = "run"
+    end_at: float = 0.0
+    ranks: tuple[int, ...] = ()
+    wants_stacks: bool = False

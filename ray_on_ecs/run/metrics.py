@@ -78,6 +78,11 @@ class MetricsLog:
                 self._is_open = False
             self.step = step
 
+    def restart(self) -> None:
+        """Forget the step: the script begins again."""
+        with self._lock:
+            self.step, self._is_open = None, False
+
     def add(self, values: Mapping[str, float | None]) -> None:
         """Add metrics of the current step."""
         with self._lock:

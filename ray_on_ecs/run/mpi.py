@@ -29,8 +29,10 @@ import psutil
 
 from ray_on_ecs import sdk
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.run import mpi_agent, process
+from ray_on_ecs.run import last_words as script_words
+from ray_on_ecs.run import mpi_agent
 from ray_on_ecs.run.group import Member
+from ray_on_ecs.run.last_words import BLANKS, LastWords
 from ray_on_ecs.run.process import STACK_SECONDS, ScriptProcess
 
 AGENT = "agent"
@@ -51,14 +53,20 @@ class MpiProcess(ScriptProcess):
     one, as those that are killed do.
 
     Args:
-        argv, variables, folder, on_line: As for `ScriptProcess`. The new folder is inside the TMPDIR of `variables`.
+        argv, variables, folder, on_line, lock: As for `ScriptProcess`. The new folder is inside the TMPDIR of
+            `variables`.
 
     Raises:
         UsageError: That TMPDIR can't be used.
     """
 
     def __init__(
-        self, argv: Sequence[str], variables: Mapping[str, str], folder: Path, on_line: Callable[[str], None]
+        self,
+        argv: Sequence[str],
+        variables: Mapping[str, str],
+        folder: Path,
+        on_line: Callable[[str], None],
+        lock: Path | None = None,
     ) -> None:
         parent = Path(variables.get(TMPDIR) or tempfile.gettempdir()).absolute()
         try:
@@ -68,7 +76,7 @@ class MpiProcess(ScriptProcess):
             raise UsageError(
                 f"TMPDIR: {parent} can't be used ({cause.strerror}); name another folder by --env"
             ) from cause
-        super().__init__(argv, {**variables, TMPDIR: self._temporary.name}, folder, on_line)
+        super().__init__(argv, {**variables, TMPDIR: self._temporary.name}, folder, on_line, lock)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -85,6 +93,7 @@ class MpiRun(MpiProcess):
         variables: The environment of rank 0's worker.
         folder: The working directory.
         on_line: Called with each line of all processes' output.
+        lock: As for `ScriptProcess`.
         workers: The number of workers on each node, by its rank; node 0 is this one.
         address: This node's.
         networks: The nodes' networks, such as 10.0.0.0/20; none means that any will do.
@@ -100,6 +109,7 @@ class MpiRun(MpiProcess):
         variables: Mapping[str, str],
         folder: Path,
         on_line: Callable[[str], None],
+        lock: Path | None = None,
         *,
         workers: Sequence[int],
         address: str,
@@ -119,7 +129,10 @@ class MpiRun(MpiProcess):
         hosts = ["localhost" if _is_open_mpi(mpirun) else address, *(_host(node) for node in range(1, len(workers)))]
         slots = ",".join(f"{host}:{count}" for host, count in zip(hosts, workers, strict=True))
         settings = {**_settings(_write_agent(exchange), networks), **variables}
-        super().__init__([mpirun, "-n", str(sum(workers)), "-host", slots, *argv], settings, folder, on_line)
+        # A program that asks for input gets its end at once: mpirun would keep the first rank waiting for ever.
+        no_input = ("--stdin", "none") if _is_open_mpi(mpirun) else ("-s", "none")
+        command = [mpirun, *no_input, "-n", str(sum(workers)), "-host", slots, *argv]
+        super().__init__(command, settings, folder, on_line, lock)
 
     def describe(self, member: Member) -> Member:
         """Return what the others should know of the worker, with the commands of the daemons that mpirun wants."""
@@ -143,8 +156,8 @@ class MpiRun(MpiProcess):
         _signal_programs(self.pid, signal.SIGABRT)
 
     @property
-    def last_words(self) -> str:
-        """What says best why the program has ended."""
+    def last_words(self) -> LastWords:
+        """Why the program has ended, by its output or mpirun's."""
         return last_words(list(self.last_lines), self.poll() or 0)
 
 
@@ -158,15 +171,21 @@ class MpiNode:
         variables: The environment of this worker.
         folder: The working directory.
         on_line: Called with each line that the daemon itself writes. What the program writes is mpirun's output.
+        lock: As for `ScriptProcess`.
     """
 
-    last_words = ""
     heard_at = -math.inf
 
     def __init__(
-        self, node: int | None, variables: Mapping[str, str], folder: Path, on_line: Callable[[str], None]
+        self,
+        node: int | None,
+        variables: Mapping[str, str],
+        folder: Path,
+        on_line: Callable[[str], None],
+        lock: Path | None = None,
     ) -> None:
         self._node = node
+        self._lock = lock
         self._variables = variables
         self._folder = folder
         self._on_line = on_line
@@ -184,7 +203,8 @@ class MpiNode:
     def describe(self, member: Member) -> Member:
         """Return what the others should know of the worker: it has no end of its own."""
         daemon_status = self._daemon.poll() if self._daemon else None
-        return replace(member, status=0, silent_seconds=time.monotonic() - self.heard_at, daemon_status=daemon_status)
+        silent_seconds = time.monotonic() - self.heard_at
+        return replace(member, status=0, silent_seconds=silent_seconds, daemon_status=daemon_status)
 
     def learn(self, members: Mapping[int, Member]) -> None:
         """Start the daemon when mpirun asks for it.
@@ -194,7 +214,12 @@ class MpiNode:
         """
         command = members[0].daemons.get(self._node) if self._node and 0 in members else None
         if command and self._daemon is None:
-            self._daemon = MpiProcess(["sh", "-c", command], self._variables, self._folder, self._on_line)
+            self._daemon = MpiProcess(["sh", "-c", command], self._variables, self._folder, self._on_line, self._lock)
+
+    def has_ended(self, members: Mapping[int, Member]) -> bool:
+        """Return whether mpirun and the daemon have ended."""
+        is_over = 0 in members and members[0].status is not None
+        return is_over and (self._daemon is None or self._daemon.poll() is not None)
 
     def wait(self, seconds: float) -> int | None:
         """Wait for the daemon's end; return None if it still runs then."""
@@ -211,6 +236,15 @@ class MpiNode:
         """Send SIGTERM to the program's processes on this node."""
         if self._daemon:
             _signal_programs(self._daemon.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the daemon, and with it the program's processes on this node."""
+        if self._daemon:
+            self._daemon.kill()
+
+    def dump(self) -> str:
+        """Return the stacks of the program's processes on this node."""
+        return self._daemon.dump() if self._daemon else ""
 
     def stacks(self) -> str:
         """Send SIGABRT to the program's processes on this node; what they write then is mpirun's output."""
@@ -230,7 +264,7 @@ def runner(python: str) -> tuple[str, ...]:
     return ("-m", "mpi4py") if subprocess.run([python, "-c", is_there]).returncode == 0 else ()
 
 
-def last_words(lines: Sequence[str], status: int) -> str:
+def last_words(lines: Sequence[str], status: int) -> LastWords:
     """Return what says best why a program has ended: its own last words, or those of mpirun.
 
     Args:
@@ -238,9 +272,9 @@ def last_words(lines: Sequence[str], status: int) -> str:
         status: mpirun's exit status; above 128 if a signal ended the program.
     """
     if killed := next((line for line in lines if HYDRA_SIGNAL in line), ""):
-        return killed.partition(HYDRA_SIGNAL)[2].strip(process.BLANKS)
+        return LastWords(killed.partition(HYDRA_SIGNAL)[2].strip(BLANKS))
     if status <= SIGNALLED and any("Traceback (most recent call last)" in line for line in lines):
-        return process.last_words(lines, status)
+        return script_words.read(lines, status)
     said: list[str] = []
     notice: list[str] = []
     is_notice = False
@@ -249,11 +283,13 @@ def last_words(lines: Sequence[str], status: int) -> str:
             is_notice = not is_notice
         else:
             (notice if is_notice else said).append(line)
-    from_mpirun = " ".join(line.strip(process.BLANKS) for line in notice)[:MAX_NOTICE]
-    by_itself = process.last_words(said, status)
-    if not by_itself or status > SIGNALLED:
-        return from_mpirun or by_itself
-    return f"{by_itself} ({from_mpirun})" if from_mpirun else by_itself
+    from_mpirun = " ".join(line.strip(BLANKS) for line in notice)[:MAX_NOTICE]
+    by_itself = script_words.read(said, status)
+    if not from_mpirun:
+        return by_itself
+    if not by_itself.text or status > SIGNALLED:
+        return LastWords(from_mpirun)
+    return replace(by_itself, text=f"{by_itself.text} ({from_mpirun})")
 
 
 def _settings(agent: str, networks: Sequence[str]) -> dict[str, str]:

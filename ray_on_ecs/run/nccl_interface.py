@@ -1,4 +1,4 @@
-"""The environment variables of NCCL and Gloo in a worker: above all the network interface that leads to the Ray head.
+"""The environment variables of NCCL and Gloo: above all the network interface that leads to the Ray head.
 
 An ECS task in awsvpc mode has two interfaces (`eth0`, and `ecs-eth0` to the agent's bridge), a laptop several more; the
 collectives must use the one that the other nodes can reach, whatever its name.
@@ -7,6 +7,7 @@ collectives must use the one that the other nodes can reach, whatever its name.
 import ipaddress
 import os
 import socket
+from collections.abc import Mapping
 
 import psutil
 import ray
@@ -17,22 +18,17 @@ FLIGHT_RECORDER = ("TORCH_FR_BUFFER_SIZE", "2000")
 
 
 def use_route_to_head() -> None:
-    """Point NCCL and Gloo at the interface that leads to the head.
-
-    Ray calls this in every worker process before it makes the process group.
-    """
-    use_route_to(ray.get_runtime_context().gcs_address.rpartition(":")[0])
+    """Point NCCL and Gloo of this worker process at the interface that leads to the head, before a process group."""
+    os.environ.update(variables(ray.get_runtime_context().gcs_address.rpartition(":")[0], os.environ))
 
 
-def use_route_to(host: str) -> None:
-    """Point NCCL and Gloo at the interface that leads to a host, unless the user has set another."""
-    os.environ.setdefault(*FLIGHT_RECORDER)
-    if all(name in os.environ for name in VARIABLES):
-        return
-    if interface := interface_towards(host):
-        nccl, gloo = VARIABLES
-        os.environ.setdefault(nccl, f"={interface}")  # '=' is NCCL's sign for the exact name instead of a prefix
-        os.environ.setdefault(gloo, interface)
+def variables(host: str, known: Mapping[str, str]) -> dict[str, str]:
+    """Return what points NCCL and Gloo at the interface that leads to a host, and is not among the known variables."""
+    found = dict([FLIGHT_RECORDER])
+    if any(name not in known for name in VARIABLES) and (interface := interface_towards(host)):
+        # '=' is NCCL's sign for the exact name instead of a prefix.
+        found |= dict(zip(VARIABLES, (f"={interface}", interface), strict=True))
+    return {name: value for name, value in found.items() if name not in known}
 
 
 def interface_towards(host: str) -> str | None:

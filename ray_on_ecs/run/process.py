@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
+import fcntl
+import io
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,61 +14,75 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from ray_on_ecs.run import supervisor
-from ray_on_ecs.run.group import Member
+import psutil
 
-LAST_LINES = 50
+from ray_on_ecs.run import last_words, supervisor
+from ray_on_ecs.run.group import Member
+from ray_on_ecs.run.last_words import LastWords
+
+LAST_LINES = 200
+LOG_LINES = 50
 # How long a process has to write its stacks, and its last lines after it has ended.
 STACK_SECONDS = 5.0
-# What torch puts before each line of an exception.
-TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?")
-# How an exception is named at the end of a traceback, with its module.
-EXCEPTION = re.compile(r"[^\W\d][\w.]*(: |$)")
-# Open MPI ends some lines with a zero.
-BLANKS = "\0 \t\r\n"
+# How long reading the stacks of a process from outside may take.
+DUMP_SECONDS = 20.0
+CHUNK_BYTES = 2**16
+LOCK_PAUSE_SECONDS = 0.1
+NO_PYTHON = "It has no Python process whose stacks could be read.\n"
 
 
 class ScriptProcess:
-    """A command and all that it starts; a context. They end with this process or the context, or with the command.
+    """A command and all that it starts; a context. They end with the context or the command.
+
+    If this process ends without ending the context, the command gets SIGTERM and 30 s.
 
     Args:
         argv: The command.
         variables: Its environment.
         folder: Its working directory.
         on_line: Called with each line of its output, standard error included, on a thread of its own.
+        lock: A file that is locked (shared) until the command and all that it has started have ended.
 
     Attributes:
         last_lines: The end of its output.
-        heard_at: When it last gave a sign of life (`time.monotonic`): a line, or `heard()`.
+        heard_at: When it last gave a sign of life (`time.monotonic`): some output, or `heard()`.
+        ended_at: When it ended (Unix time), or None before.
     """
 
     def __init__(
-        self, argv: Sequence[str], variables: Mapping[str, str], folder: Path, on_line: Callable[[str], None]
+        self,
+        argv: Sequence[str],
+        variables: Mapping[str, str],
+        folder: Path,
+        on_line: Callable[[str], None],
+        lock: Path | None = None,
     ) -> None:
         self._on_line = on_line
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self.heard_at = time.monotonic()
         self._status_reader, status_writer = os.pipe()
+        held = [] if lock is None else [hold(lock, fcntl.LOCK_SH)]
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", supervisor.__file__, str(status_writer), *argv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            pass_fds=(status_writer,),
+            pass_fds=(status_writer, *held),
             env=dict(variables),
             cwd=folder,
             start_new_session=True,
-            text=True,
-            errors="replace",
         )
-        os.close(status_writer)
+        for descriptor in (status_writer, *held):
+            os.close(descriptor)
         self._reader = threading.Thread(target=self._read, name="script output", daemon=True)
         self._reader.start()
         self._status: int | None = None
+        self.ended_at: float | None = None
 
     def __enter__(self) -> ScriptProcess:
         return self
@@ -84,8 +100,9 @@ class ScriptProcess:
         """
         if self._status is None and self._process.poll() is not None:
             self._reader.join(STACK_SECONDS)
-            said = os.read(self._status_reader, 16)
-            self._status = int(said) if said else self._process.returncode
+            status, _, ended_at = os.read(self._status_reader, 64).decode().partition(" ")
+            self.ended_at = float(ended_at or time.time())
+            self._status = int(status) if status else self._process.returncode
         return self._status
 
     def wait(self, seconds: float) -> int | None:
@@ -99,8 +116,15 @@ class ScriptProcess:
     def describe(self, member: Member) -> Member:
         """Return what the others should know of the worker, with how the script is doing."""
         status = self.poll()
-        silent_seconds = time.monotonic() - self.heard_at if status is None else math.inf
-        return replace(member, status=status, silent_seconds=silent_seconds)
+        if status is None:
+            return replace(member, silent_seconds=time.monotonic() - self.heard_at)
+        log = tuple(line.rstrip("\n") for line in list(self.last_lines)[-LOG_LINES:])
+        ended = {"status": status, "ended_at": self.ended_at, "words": self.last_words, "log": log}
+        return replace(member, silent_seconds=math.inf, **ended)
+
+    def has_ended(self, members: Mapping[int, Member]) -> bool:
+        """Return whether nothing of the script runs any more."""
+        return self.poll() is not None
 
     def learn(self, members: Mapping[int, Member]) -> None:
         """Take what is known of the workers, by rank: a script by itself needs nothing of it."""
@@ -115,9 +139,9 @@ class ScriptProcess:
         return self._process.pid
 
     @property
-    def last_words(self) -> str:
-        """The line that says best why the script has ended: of an exception, or the last one."""
-        return last_words(list(self.last_lines), self.poll() or 0)
+    def last_words(self) -> LastWords:
+        """Why the script has ended, by its output."""
+        return last_words.read(list(self.last_lines), self.poll() or 0)
 
     def terminate(self) -> None:
         """Send SIGTERM to the script."""
@@ -138,9 +162,22 @@ class ScriptProcess:
         self.wait(STACK_SECONDS)
         return "".join(list(self.last_lines)[before:])
 
+    def dump(self) -> str:
+        """Return the stacks of all Python processes of the script, which run on, or why they can't be had."""
+        try:
+            family = [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]
+            pids = [
+                each.pid for each in family if "python" in each.name() and supervisor.__file__ not in each.cmdline()
+            ]
+        except psutil.Error:
+            pids = []
+        return "".join(_dump(pid) for pid in pids) or NO_PYTHON
+
     def kill(self) -> None:
         """Kill the script and all processes that it has started."""
-        if self._process.stdin:
+        if self._process.stdin and not self._process.stdin.closed:
+            with suppress(OSError):
+                os.write(self._process.stdin.fileno(), supervisor.KILL_NOW)
             self._process.stdin.close()
         try:
             self._process.wait(STACK_SECONDS)
@@ -152,25 +189,60 @@ class ScriptProcess:
             self._process.stdout.close()
 
     def _read(self) -> None:
+        """Pass on the output by lines; a part of a line is a sign of life, too."""
         assert self._process.stdout is not None
-        for line in self._process.stdout:
+        decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
+        rest = ""
+        while chunk := os.read(self._process.stdout.fileno(), CHUNK_BYTES):
             self.heard()
-            self.last_lines.append(line)
-            self._on_line(line)
+            rest += decoder.decode(chunk)
+            if "\n" in rest:
+                *lines, rest = rest.split("\n")
+                for line in lines:
+                    self._take(f"{line}\n")
+        if rest:
+            self._take(rest)
+
+    def _take(self, line: str) -> None:
+        self.last_lines.append(line)
+        self._on_line(line)
 
 
-def last_words(lines: Sequence[str], status: int) -> str:
-    """Return the line that says best why a script has ended; empty if there is none.
+def hold(lock: Path, kind: int) -> int:
+    """Lock a file and return its descriptor, which holds the lock until all copies of it are closed.
 
-    Args:
-        lines: The end of its output.
-        status: Its exit status; if that is no signal's, the exception of the last traceback is the reason.
+    Raises:
+        BlockingIOError: Another process holds it, and the kind has LOCK_NB.
     """
-    said = [TORCH_PREFIX.sub("", line).rstrip(BLANKS) for line in lines]
-    said = [line for line in said if line]
-    tracebacks = [number for number, line in enumerate(said) if line.startswith("Traceback (most recent call last)")]
-    if status > 0 and tracebacks:
-        after = [line for line in said[tracebacks[-1] + 1 :] if not line.startswith(" ")]
-        # mpirun may write a line of another rank between those of a traceback.
-        said = [line for line in after if EXCEPTION.match(line)][:1] or after[:1] or said
-    return said[-1].lstrip() if said else ""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, kind)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def wait_for_end(lock: Path, seconds: float) -> bool:
+    """Wait until no command holds a lock; return whether that is so."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            os.close(hold(lock, fcntl.LOCK_EX | fcntl.LOCK_NB))
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(LOCK_PAUSE_SECONDS)
+        else:
+            return True
+
+
+def _dump(pid: int) -> str:
+    """Return the stacks of a Python process, read from outside."""
+    command = [str(Path(sys.executable).with_name("py-spy")), "dump", "--pid", str(pid)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DUMP_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as cause:
+        return f"process {pid}: its stacks can't be read ({cause})\n"
+    return f"{done.stdout or done.stderr}\n"

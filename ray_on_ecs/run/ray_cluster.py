@@ -14,8 +14,7 @@ from typing import Any
 
 import psutil
 import ray
-from ray import PlacementGroupID, cloudpickle
-from ray._private.state import available_resources_per_node
+from ray import PlacementGroupID
 from ray.exceptions import AuthenticationError, RayError
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.placement_group import PlacementGroup
@@ -27,7 +26,8 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import HELPERS, INSTANCE_LABELS, NODE_GROUP_LABEL, WORKERS_PARAMETER_VARIABLE
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.periodic import every
-from ray_on_ecs.run import cluster_token, nccl_interface
+from ray_on_ecs.run import cluster_token
+from ray_on_ecs.run.ray_private import PREEMPTION_WATCHER, available_resources_per_node
 from ray_on_ecs.run.zone_failover import CapacityWatch
 from ray_on_ecs.tracking.cost import InstanceKind
 
@@ -36,7 +36,6 @@ POLL_SECONDS = 2.0
 CONNECT_SECONDS = 5.0
 WATCH_SECONDS = 20.0
 START_ATTEMPTS = 3
-LOOPBACK = "127.0.0.1"
 SMALLEST_SHARE = 1e-4  # of a CPU or GPU, that Ray counts
 
 Resources = dict[str, float]
@@ -97,14 +96,11 @@ def connect(config: RunConfig, runtime_env: Mapping[str, Any]) -> bool:
 
 
 def _join_or_start(config: RunConfig, address: str, runtime_env: Mapping[str, Any]) -> bool:
-    # By value: Ray runs the hook before a worker process can import what lies in the driver's directory.
-    cloudpickle.register_pickle_by_value(nccl_interface)
-    hook = {"worker_process_setup_hook": nccl_interface.use_route_to_head}
     init = partial(ray.init, logging_level=logging.ERROR)
     if address != "local":
         _check_reachable(address)
         try:
-            init(address=address, runtime_env={**runtime_env, **hook})
+            init(address=address, runtime_env=dict(runtime_env))
             return False
         except ConnectionError as cause:
             if address != "auto":
@@ -112,9 +108,7 @@ def _join_or_start(config: RunConfig, address: str, runtime_env: Mapping[str, An
                     f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({cause}), or RAY_AUTH_TOKEN isn't its token"
                 ) from cause
     cpus = max(os.cpu_count() or 1, config.workers[0] if config.workers else CPU_WORKERS)
-    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody announces the end of one's own machine
-    # The workers inherit the variables. The hook would cost seconds: Ray would not use the processes that it prestarts.
-    nccl_interface.use_route_to(LOOPBACK)
+    os.environ.setdefault(PREEMPTION_WATCHER, "0")  # nobody announces the end of one's own machine
     _start_here(partial(init, address="local", num_cpus=cpus))
     return True
 

@@ -1,11 +1,13 @@
 """Runs a command that ends with whoever started it, with all processes it has started; the standard library alone.
 
-usage: python -I -S supervisor.py FD COMMAND…, with a pipe as standard input and another one, for the exit status, as FD
+usage: python -I -S supervisor.py FD COMMAND…, with a pipe as standard input and another one, for the exit status and
+the time of the end, as FD
 
-When the first pipe closes, because the process at its other end has died however it may, or when the command ends, all
-that it has started is killed: nothing of it keeps a GPU. A process of its own sees to that, because Ray kills the
-children of a worker that ends, and them alone. A process that has left the command's process group, as mpirun's do, is
-known by a variable of its environment. SIGTERM and SIGABRT are passed on to the command.
+When the first pipe closes, because the process at its other end has died however it may, the command gets SIGTERM, and
+30 s; a byte in that pipe leaves it none. When the command has ended, all that it has started is killed: nothing of it
+keeps a GPU. A process of its own sees to that, because Ray kills the children of a worker that ends, and them alone. A
+process that has left the command's process group, as mpirun's do, is known by a variable of its environment. SIGTERM
+and SIGABRT are passed on to the command.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ STARTING = [b""]
 # A process that is killed may have started another one meanwhile. The limit is for those that can't die, and for those
 # that were started without variables, which look as if they were starting.
 KILL_SECONDS, PAUSE_SECONDS = 5.0, 0.02
+# How long a command has after SIGTERM, as under torchrun.
+GRACE_SECONDS = 30.0
+KILL_NOW = b"k"
 
 
 def main() -> None:
@@ -35,29 +40,53 @@ def main() -> None:
     for number in FORWARDED:
         signal.signal(number, lambda signum, frame: pending.append(signum))
     mark = f"{os.getpid()}-{time.time_ns()}"  # nobody else's, even if programs of several nodes are on this one
+    pid_reader, pid_writer = os.pipe()
     if os.fork() == 0:
-        _kill_all_at_eof(mark)
+        os.close(pid_writer)
+        _end_at_eof(pid_reader, mark)
+    os.close(pid_reader)
     try:
         command = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, env={**os.environ, MARK: mark})
     except OSError as cause:
         print(f"{sys.argv[2]}: {cause.strerror}", file=sys.stderr)
         status = NOT_FOUND if isinstance(cause, FileNotFoundError) else NOT_EXECUTABLE
     else:
+        os.write(pid_writer, str(command.pid).encode())
+        os.close(pid_writer)
         for number in FORWARDED:
             signal.signal(number, lambda signum, frame: command.send_signal(signum))
         for signum in pending:
             command.send_signal(signum)
         status = command.wait()
-    os.write(int(sys.argv[1]), str(status).encode())
+    os.write(int(sys.argv[1]), f"{status} {time.time()}".encode())
     _kill_all(mark)
 
 
-def _kill_all_at_eof(mark: str) -> None:
+def _end_at_eof(pid_reader: int, mark: str) -> None:
+    """End the command when standard input does, at once or by SIGTERM."""
     for number in (*FORWARDED, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    while os.read(0, 1):
-        pass
+    pid = int(os.read(pid_reader, 16) or 0)
+    if os.read(0, 1) != KILL_NOW and pid:
+        deadline = time.monotonic() + GRACE_SECONDS
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        while _is_running(pid) and time.monotonic() < deadline:
+            time.sleep(PAUSE_SECONDS)
     _kill_all(mark)
+
+
+def _is_running(pid: int) -> bool:
+    """Return whether a process has not ended; a zombie has."""
+    try:
+        return _read(pid, "stat").rpartition(b") ")[2][:1] not in (b"Z", b"X")
+    except OSError:
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return not os.path.isdir(f"{PROC}/self")  # not Linux
 
 
 def _kill_all(mark: str) -> None:

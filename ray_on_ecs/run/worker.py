@@ -1,19 +1,19 @@
-"""What Ray Train runs on every worker for a user's script: it starts the script and looks after it until its end."""
+"""The train function of a script's worker: it starts the script, looks after it, and starts it again when told to."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 import psutil
 import ray
@@ -21,37 +21,39 @@ import ray.train
 from ray.train import collective
 
 from ray_on_ecs import sdk
-from ray_on_ecs.errors import ScriptError, UsageError, one_line
+from ray_on_ecs.errors import ScriptError, one_line
+from ray_on_ecs.node_folder import node_folder
 from ray_on_ecs.periodic import every
-from ray_on_ecs.run import inputs, mpi, packages, run_dir, worker_dump
+from ray_on_ecs.run import inputs, mpi, nccl_interface, packages, run_dir, worker_dump
 from ray_on_ecs.run.config import ScriptConfig
-from ray_on_ecs.run.environment import OF_EVERY_RANK, Worker
-from ray_on_ecs.run.group import Member
+from ray_on_ecs.run.environment import OF_EVERY_RANK, Worker, without_ray
+from ray_on_ecs.run.group import Directive, Member
 from ray_on_ecs.run.metrics import MetricsLog, ReportReader
 from ray_on_ecs.run.mpi import MpiNode, MpiRun
-from ray_on_ecs.run.nccl_interface import network_of
-from ray_on_ecs.run.preemption import PREEMPTED, preemption
-from ray_on_ecs.run.process import ScriptProcess
-from ray_on_ecs.run.rendezvous import Rendezvous
+from ray_on_ecs.run.process import ScriptProcess, wait_for_end
+from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
 from ray_on_ecs.tracking.records import RecordFile, merge_records, read_records
-from ray_on_ecs.tracking.run_state import Progress, RunStateClient
+from ray_on_ecs.tracking.run_actor import Progress, RunClient
 from ray_on_ecs.tracking.storage import RunStorage
 
-# How often a worker looks after its script, and how often it asks what there is to decide.
+# How often a worker looks after its script; how often it talks to the run's actor while the script runs, and while it
+# waits for the others or for the driver.
 POLL_SECONDS = 0.1
-DECISION_SECONDS = 0.5
+TALK_SECONDS = 0.5
+WAIT_SECONDS = 0.05
 METRICS_SECONDS = 5.0
-# Exit statuses of a wrong flag, and of a command that isn't there.
-USAGE_STATUSES = (2, 126, 127)
+# The driver counts as lost when its actor has not answered for so long.
+LOST_SECONDS = 60.0
+
+Process = ScriptProcess | MpiNode
 
 
 class Settings(TypedDict):
-    """What the driver passes to `run_script`."""
+    """The argument of `run_script`."""
 
     config: ScriptConfig
     storage: RunStorage
-    run_state: RunStateClient
-    rendezvous: Rendezvous
+    run_actor: RunClient
     threads: int
     use_gpu: bool
     requirements: str | None
@@ -59,31 +61,15 @@ class Settings(TypedDict):
     attempt: int
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What all workers do next, as rank 0 has decided.
-
-    Attributes:
-        action: Go on; end because all scripts have, or one has failed, or none has given a sign of life; or stop the
-            scripts because nodes are being reclaimed.
-        stop_at: When they are (Unix time).
-        ranks: The ranks on these nodes.
-    """
-
-    action: Literal["continue", "done", "failed", "stalled", "stop"]
-    stop_at: float = 0.0
-    ranks: tuple[int, ...] = ()
-
-
 def run_script(settings: Settings) -> dict[str, Any]:
-    """Run the script to its end, once.
+    """Run the script until the driver lets the workers leave.
 
     Returns:
-        On rank 0 the hardware, or `{"preempted": ranks}` if nodes are being reclaimed.
+        On rank 0 the hardware, and when its script was first started.
 
     Raises:
-        ScriptError: The script failed, or hung.
-        UsageError: It can't be started.
+        ScriptError: The driver is lost.
+        UsageError: The script can't be started.
     """
     with ScriptWorker(settings) as worker:
         return worker.run()
@@ -93,25 +79,33 @@ class ScriptWorker:
     """One worker; a context.
 
     Args:
-        settings: What the driver passes.
+        settings: Those of the driver.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
         self._config = settings["config"]
+        self._settings = settings
+        self._actor = settings["run_actor"]
         self._storage = storage = settings["storage"]
         self._context = context = ray.train.get_context()
-        self._rank = context.get_world_rank()
-        self._world_size = context.get_world_size()
+        self._rank, self._local_rank = context.get_world_rank(), context.get_local_rank()
+        self._world_size, self._node_rank = context.get_world_size(), context.get_node_rank()
         self._group = collective.broadcast_from_rank_zero(uuid.uuid4().hex)
-        address = ray.util.get_node_ip_address()
-        self._member = Member(address, 0, context.get_node_rank(), network_of(address))
+        address, node = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
+        network = nccl_interface.network_of(address)
+        self._blank = Member(address, 0, self._node_rank, self._world_size, node, network, generation=-1)
+        self._member = self._blank
+        self._members: dict[int, Member] = {}
+        self._directive: Directive | None = None
+        self._heard_at = time.monotonic()
         self._file = worker_dump.worker_file(storage.uri, self._rank)
+        self._lock = node_folder("scripts", storage.uri)
         self._folder = run_dir.local_folder(storage)
-        self._run_folder = run_dir.RunFolder(storage, self._folder, context.get_node_rank() == 0)
+        self._run_folder = run_dir.RunFolder(storage, self._folder, self._node_rank == 0)
         self._metrics: MetricsLog | None = None
         self._record_file: RecordFile | None = None
         self._shown: tuple[int, dict[str, Any]] | None = None
+        self._first_started_at: float | None = None
 
     def __enter__(self) -> ScriptWorker:
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -123,45 +117,128 @@ class ScriptWorker:
             self._file.unlink(missing_ok=True)
 
     def run(self) -> dict[str, Any]:
-        """Prepare the node, start the script and look after it."""
+        """Prepare the node, and run the script as often as the driver says."""
         self._storage.check_shared()
-        if self._context.get_local_rank() == 0:
-            self._run_folder.restore()
-        python = packages.python_with(self._settings["requirements"], self._working_folder)
-        fetched = {
+        self._python = packages.python_with(self._settings["requirements"], self._working_folder)
+        self._fetched = {
             f"{inputs.VARIABLE_PREFIX}{name}": inputs.fetch(each) for name, each in self._settings["inputs"].items()
         }
         if self._rank == 0:
             self._metrics = MetricsLog(self._config.metrics, read_records(self._storage))
             self._record_file = RecordFile(self._storage)
-        collective.barrier()  # no script before every node has its files
+        generation = -1
+        while (directive := self._next_start(generation)).action != "leave":
+            generation = directive.generation
+            self._run_once(generation)
+        return {"hardware": self._hardware(), "first_step_at": self._first_started_at} if self._rank == 0 else {}
+
+    def _next_start(self, generation: int) -> Directive:
+        """Wait until the driver says to start the script, again after this generation, or to leave."""
+        while True:
+            directive = self._talk()
+            if directive and (directive.action == "leave" or directive.generation > generation):
+                return directive
+            if self._is_alone:
+                raise ScriptError(f"the driver has not answered for {LOST_SECONDS:.0f} s")
+            time.sleep(WAIT_SECONDS)
+
+    def _run_once(self, generation: int) -> None:
+        """Meet the other workers, run the script to its end, and store what it leaves."""
+        self._member = replace(self._blank, generation=generation)
+        if self._local_rank == 0:
+            # The script of an earlier worker on this node may have its last seconds.
+            wait_for_end(self._lock, GRACE_SECONDS + KILL_SECONDS)
+            self._run_folder.restore()
+        if self._metrics:
+            self._metrics.restart()
+        if not self._meet():  # no script starts before every node has its files
+            self._tell_stored()
+            return
         with tempfile.TemporaryDirectory(prefix="training-sdk-") as folder:
             self._reports = ReportReader(Path(folder))
             self._deadline_file = Path(folder) / sdk.DEADLINE
-            variables = {**self._variables(python, fetched), sdk.FOLDER_VARIABLE: folder}
-            with self._start(python, variables, Path(folder)) as process:
+            with self._start(Path(folder)) as process:
                 self._process = process
-                self._started_at = time.time()
+                started_at = time.time()
+                self._first_started_at = self._first_started_at or started_at
+                self._member = replace(self._member, started_at=started_at)
                 with every(run_dir.STORE_SECONDS, self._store, "run folder"):
-                    decision = self._look_after(process)
-                    self._end(process, decision)
-            return self._conclude(process, decision)
+                    self._look_after(process)
+                    self._end(process)
+                self._wait_for_node(process)
+                self._take_reports()
+        # A script that was killed in the middle of writing a file leaves a part of it.
+        self._store(is_last=all((each.status or 0) >= 0 or each.status == -signal.SIGTERM for each in self._node))
+        if self._metrics:
+            self._write_metrics(is_last=True)
+            self._report_progress()
+        self._tell_stored()
 
-    def _start(self, python: str, variables: dict[str, str], folder: Path) -> ScriptProcess | MpiNode:
+    def _meet(self) -> bool:
+        """Choose a port and wait for all workers; return False if the driver has something else in mind.
+
+        The script starts right after this, because another process can take the port until the script listens to it.
+        """
+        with socket.socket() as held:
+            held.bind(("", 0))
+            self._member = replace(self._member, port=held.getsockname()[1])
+            while self._is_to_run:
+                self._talk(wants_members=True)
+                if len(self._members) == self._world_size:
+                    return True
+                time.sleep(WAIT_SECONDS)
+        return False
+
+    @property
+    def _is_to_run(self) -> bool:
+        """Whether the driver wants the script of this generation to run."""
+        directive = self._directive
+        is_of_now = directive is not None and directive.generation == self._member.generation
+        return directive is not None and is_of_now and directive.action == "run" and not self._is_alone
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether the driver is lost."""
+        return time.monotonic() - self._heard_at > LOST_SECONDS
+
+    @property
+    def _node(self) -> list[Member]:
+        """The workers of this node."""
+        others = {rank: each for rank, each in self._members.items() if each.node_rank == self._node_rank}
+        return list((others | {self._rank: self._member}).values())
+
+    def _talk(self, wants_members: bool = False) -> Directive | None:
+        """Tell how the script is doing; return the driver's directive to this group, if there is one."""
+        answer = self._actor.update(self._group, self._rank, self._member, wants_members or self._config.mpi)
+        if answer is None:
+            return None
+        self._heard_at = time.monotonic()
+        directive, members = answer
+        generation = self._member.generation
+        self._members |= {rank: each for rank, each in members.items() if each.generation == generation}
+        self._members = {rank: each for rank, each in self._members.items() if each.generation == generation}
+        if directive is None or directive.group != self._group:
+            return None
+        self._directive = directive
+        return directive
+
+    def _start(self, folder: Path) -> Process:
         """Start the script, or with --mpi what this worker has to do with its start."""
+        variables = self._variables(folder)
         if not self._config.mpi:
-            return ScriptProcess(self._config.argv(python), variables, self._working_folder, self._on_line)
+            argv = self._config.argv(self._python)
+            return ScriptProcess(argv, variables, self._working_folder, self._on_line, self._lock)
         if self._rank != 0:
-            node = self._member.node_rank if self._context.get_local_rank() == 0 else None
-            return MpiNode(node, variables, self._working_folder, self._on_line)
+            node = self._node_rank if self._local_rank == 0 else None
+            return MpiNode(node, variables, self._working_folder, self._on_line, self._lock)
         ranks = Counter(each.node_rank for each in self._members.values())
         exchange = folder / "mpi"
         exchange.mkdir()
         workers = [ranks[node] for node in range(len(ranks))]
         networks = sorted({each.network for each in self._members.values() if each.network})
         where = {"workers": workers, "address": self._member.host, "networks": networks, "exchange": exchange}
-        argv = self._config.argv(python, mpi.runner(python))
-        return MpiRun(argv, variables, self._working_folder, self._on_line, **where)
+        argv = self._config.argv(self._python, mpi.runner(self._python))
+        return MpiRun(argv, variables, self._working_folder, self._on_line, self._lock, **where)
 
     @property
     def _working_folder(self) -> Path:
@@ -169,56 +246,50 @@ class ScriptWorker:
         uploaded = ray.get_runtime_context().runtime_env.get("working_dir")
         return Path.cwd() if uploaded else self._config.folder
 
-    def _variables(self, python: str, fetched: Mapping[str, str]) -> dict[str, str]:
-        """Meet the other workers; return the script's environment with the variables of what was fetched."""
-        self._members = members = self._meet()
+    def _variables(self, folder: Path) -> dict[str, str]:
+        """Return the script's environment: this process's without Ray's, and that of a worker of torchrun."""
+        members = self._members
         worker = Worker(
             rank=self._rank,
             world_size=self._world_size,
-            local_rank=self._context.get_local_rank(),
+            local_rank=self._local_rank,
             local_world_size=self._context.get_local_world_size(),
-            node_rank=self._context.get_node_rank(),
+            node_rank=self._node_rank,
             nodes=len({each.node_rank for each in members.values()}),
             run_name=self._storage.run_name,
-            attempt=self._settings["attempt"],
+            attempt=self._member.generation,
             max_restarts=self._config.max_restarts,
             threads=self._settings["threads"],
         )
-        programs = [str(Path(each).parent) for each in (python, sys.executable)]  # of the packages
+        programs = [str(Path(each).parent) for each in (self._python, sys.executable)]  # of the packages
         of_worker = worker.variables([(each.host, each.port) for _, each in sorted(members.items())])
         if self._config.mpi:
             of_worker = {name: of_worker[name] for name in OF_EVERY_RANK}
+        cluster = ray.get_runtime_context().gcs_address
+        base = without_ray(os.environ)
         return {
-            **os.environ,
+            **base,
+            **nccl_interface.variables(cluster.rpartition(":")[0], base),
+            "RAY_ADDRESS": cluster,
             "PATH": os.pathsep.join([*programs, os.environ.get("PATH", os.defpath)]),
             "PYTHONFAULTHANDLER": "1",
             "PYTHONUNBUFFERED": "1",
             **of_worker,
             "RUN_DIR": str(self._folder),
-            **fetched,
+            sdk.FOLDER_VARIABLE: str(folder),
+            **self._fetched,
             **self._config.variables,
         }
 
-    def _meet(self) -> dict[int, Member]:
-        """Choose a port and wait for all workers of the group; return them by rank.
-
-        The script starts right after this, because another process can take the port until the script listens to it.
-        """
-        with socket.socket() as held:
-            held.bind(("", 0))
-            self._member = replace(self._member, port=held.getsockname()[1])
-            while True:
-                members = self._settings["rendezvous"].update(self._group, self._rank, self._member)
-                if len(members) == self._world_size:
-                    return members
-                time.sleep(POLL_SECONDS)
-
-    def _look_after(self, process: ScriptProcess | MpiNode) -> Decision:
-        """Look after the script until there is something else to do; return what."""
-        next_decision = next_metrics = 0.0
+    def _look_after(self, process: Process) -> None:
+        """Look after the script until it has ended and all of its node have, or the driver wants it to end."""
+        next_talk = next_metrics = 0.0
         reported_step: int | None = None
-        while True:
-            if process.wait(POLL_SECONDS) is not None:  # other scripts may go on
+        has_told_end = False
+        while self._is_to_run and not self._member.has_ended:
+            is_idle = process.wait(POLL_SECONDS) is not None
+            has_ended = is_idle and process.has_ended(self._members)
+            if is_idle and not has_ended:  # the daemon of mpirun has ended, and mpirun has not
                 time.sleep(POLL_SECONDS)
             now = time.monotonic()
             self._take_reports()
@@ -228,78 +299,57 @@ class ScriptWorker:
             if self._metrics and self._metrics.step != reported_step:
                 reported_step = self._metrics.step
                 self._report_progress()
-            if now >= next_decision:
-                next_decision = now + DECISION_SECONDS
-                decision = self._decide(process)
-                if decision.action != "continue":
-                    return decision
+            if now >= next_talk or (has_ended and not has_told_end):
+                next_talk, has_told_end = now + TALK_SECONDS, has_ended
+                self._tell(process)
+                if self._directive and self._directive.wants_stacks and self._member.stacks is None:
+                    self._member = replace(self._member, stacks=process.dump())
 
-    def _decide(self, process: ScriptProcess | MpiNode) -> Decision:
-        """Tell how this script is doing, and return what rank 0 has decided for all."""
-        members = self._exchange(process)
-        notice = preemption()
-        decision = Decision("continue")
-        if any(each.status for each in members.values()):
-            decision = Decision("failed")
-        elif notice:
-            decision = Decision("stop", notice.deadline, tuple(notice.ranks))
-        elif len(members) == self._world_size:
-            if all(each.status is not None for each in members.values()):
-                decision = Decision("done")
-            elif min(each.silent_seconds for each in members.values()) > self._config.hang_timeout:
-                decision = Decision("stalled")
-        return collective.broadcast_from_rank_zero(decision)
+    def _tell(self, process: Process) -> None:
+        """Tell how the script is doing, and pass on what the others say."""
+        has_steps = self._metrics is not None and self._metrics.step is not None
+        has_ended = self._member.has_ended or process.has_ended(self._members)
+        self._member = replace(process.describe(self._member), has_steps=has_steps, has_ended=has_ended)
+        self._talk(wants_members=has_ended and self._local_rank == 0)
+        process.learn(self._members)
 
-    def _exchange(self, process: ScriptProcess | MpiNode) -> dict[int, Member]:
-        """Tell how this script is doing; return what is known of all workers, by rank."""
-        self._member = process.describe(self._member)
-        members = self._settings["rendezvous"].update(self._group, self._rank, self._member)
-        process.learn(members)
-        return members
-
-    def _end(self, process: ScriptProcess | MpiNode, decision: Decision) -> None:
-        """End the script as was decided."""
-        if decision.action == "stop":
-            self._deadline_file.write_text(str(decision.stop_at))
-            print(f"nodes are being reclaimed: SIGTERM to rank {self._rank}", flush=True)
+    def _end(self, process: Process) -> None:
+        """End the script: by SIGTERM until the driver's deadline, or by SIGABRT, which leaves its stacks."""
+        if self._member.has_ended:
+            return
+        directive = self._directive
+        if directive and directive.action == "abort":
+            self._member = replace(self._member, stacks=process.stacks())
+        else:
+            end_at = directive.end_at if directive and directive.action == "end" else time.time() + GRACE_SECONDS
+            if directive and directive.ranks:
+                part = self._deadline_file.with_suffix(".new")
+                part.write_text(str(end_at))
+                part.rename(self._deadline_file)
             process.terminate()
-            has_ended = False
-            while time.time() < decision.stop_at and not has_ended:
-                has_ended = process.wait(DECISION_SECONDS) is not None
+            while time.time() < end_at and not process.has_ended(self._members):
+                process.wait(POLL_SECONDS)
                 self._take_reports()
-                self._exchange(process)  # mpirun waits for the ends of its daemons
-        if decision.action == "stalled":
-            with self._file.open("a") as file:
-                file.write(process.stacks())
+                if self._config.mpi:  # mpirun waits for the ends of its daemons
+                    self._tell(process)
+        if not process.has_ended(self._members):
+            process.kill()
+        self._member = replace(self._member, has_ended=True)
 
-    def _conclude(self, process: ScriptProcess | MpiNode, decision: Decision) -> dict[str, Any]:
-        """Store what the script has left, and return the result or raise why there is none."""
-        self._take_reports()
-        self._store(is_last=True)
-        if self._metrics:
-            self._write_metrics(is_last=True)
-            self._report_progress()
-        collective.barrier()  # as soon as one has raised, Ray kills the others
-        if decision.action == "failed" and (status := self._member.status):
-            raise self._error(process, status)
-        if decision.action == "stalled":
-            raise ScriptError(f"no sign of life for {self._config.hang_timeout:g} s")
-        if decision.action == "stop":
-            return {PREEMPTED: list(decision.ranks)}
-        return {"hardware": self._hardware(), "first_step_at": self._started_at} if self._rank == 0 else {}
+    def _wait_for_node(self, process: Process) -> None:
+        """Wait, on the first worker of a node, until the scripts of all its workers have ended."""
+        self._tell(process)
+        while self._local_rank == 0 and not all(each.has_ended for each in self._node) and not self._is_alone:
+            time.sleep(POLL_SECONDS)
+            self._tell(process)
 
-    def _error(self, process: ScriptProcess | MpiNode, status: int) -> Exception:
-        """Return the error for a script that has failed; a restart would not mend a wrong command or package."""
-        last = process.last_words or "it wrote nothing"
-        how = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
-        message = one_line(f"{self._config.command[0]} {how}: {last}")
-        if last.startswith("ModuleNotFoundError"):
-            return UsageError(f"{message}; name its package in a file for --requirements")
-        return UsageError(message) if status in USAGE_STATUSES else ScriptError(message)
+    def _tell_stored(self) -> None:
+        self._member = replace(self._member, has_ended=True, is_stored=True)
+        self._talk()
 
     def _store(self, is_last: bool = False) -> None:
         """Store the files of this node that are complete; its first worker does so."""
-        if self._context.get_local_rank() != 0:
+        if self._local_rank != 0:
             return
         try:
             self._run_folder.store(time.monotonic(), psutil.Process().children(recursive=True), is_last)
@@ -325,7 +375,7 @@ class ScriptWorker:
         if self._metrics is None or self._record_file is None or (last := self._metrics.last) is None:
             return
         if last != self._shown:
-            self._settings["run_state"].report_metrics(*last)
+            self._actor.report_metrics(*last)
             self._shown = last
         try:
             self._record_file.write(self._metrics)
@@ -336,7 +386,8 @@ class ScriptWorker:
 
     def _report_progress(self) -> None:
         step = (self._metrics.step if self._metrics else None) or 0
-        self._settings["run_state"].report(Progress(0, step, 0, self._group, step, self._started_at))
+        workers = f"{self._group}-{self._member.generation}"
+        self._actor.report(Progress(0, step, 0, workers, step, self._member.started_at))
 
     def _hardware(self) -> dict[str, Any]:
         device = "CPU"

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from ray_on_ecs.periodic import every
-from ray_on_ecs.tracking.run_state import REPORT_SECONDS, Progress, RunState, RunStateClient
+from ray_on_ecs.tracking.run_actor import REPORT_SECONDS, Progress, RunClient, RunState
 
 
 class RunMonitor:
@@ -22,7 +22,7 @@ class RunMonitor:
         first_step_at: When the first of them was done (Unix time), or None before.
     """
 
-    def __init__(self, run_state: RunStateClient, console: Console) -> None:
+    def __init__(self, run_state: RunClient, console: Console) -> None:
         self._run_state = run_state
         self._console = console
         self._incarnation: str | None = None
@@ -52,7 +52,7 @@ class RunMonitor:
     def update(self, state: RunState) -> None:
         """Take over what the actor knows."""
         if self._incarnation not in (None, state.incarnation):
-            self._console.print("the run-state actor was lost and restarted; training continues", highlight=False)
+            self._console.print("the actor of the run was lost and restarted; training continues", highlight=False)
         self._incarnation = state.incarnation
         self.history += state.metrics.values()
         self._last_number = max(state.metrics, default=self._last_number)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from ray_on_ecs.node.head import JOB_LIMIT, JOB_LIMIT_SECONDS
 from tests.local_cluster import start_ray
 from tests.waiting import free_ports, until
 
@@ -60,6 +61,7 @@ def started(
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1",
+        JOB_LIMIT: JOB_LIMIT_SECONDS,
         "RAY_ON_ECS_STORAGE_PATH": str(storage),
     }
     variables = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"}

@@ -110,10 +110,11 @@ def test_a_torchrun_script_is_resumed_after_a_rank_was_killed(launch: Start, hea
 def test_a_missing_package_is_one_line_and_no_reason_to_start_again(launch: Start) -> None:
     status, out, err = end(launch("--num-workers", "1", "missing.py"))
     assert status == 2, out + err
-    assert err == (
-        "ray-on-ecs: missing.py ended with exit status 1: ModuleNotFoundError: No module named 'no_such_package'; name "
-        "its package in a file for --requirements\n"
+    assert err.startswith(
+        "ray-on-ecs: training failed on rank 0: missing.py ended with exit status 1: ModuleNotFoundError: No module "
+        "named 'no_such_package'; name its package in a file for --requirements; see "
     )
+    assert err.count("\n") == 1
     assert "restarting" not in out
 
 

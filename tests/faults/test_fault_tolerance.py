@@ -156,12 +156,12 @@ def test_a_run_loses_nothing_with_its_run_state_actor(
 ) -> None:
     run = start("run-state", *EVERY_STEP, "--max-restarts", "0", step_seconds=0.3)
     run.wait_for_steps(MIDDLE)
-    [actor] = cluster.head_processes("RunStateActor")
+    [actor] = cluster.head_processes("RunActor")
     kill(actor.pid)
     assert run.finish() == 0, run.log
     assert run.has_weights_of(uninterrupted)
     assert len(run.step_times) == EPOCHS * STEPS_PER_EPOCH, "no step was repeated"
-    assert run.log.count("the run-state actor was lost and restarted; training continues") == 1
+    assert run.log.count("the actor of the run was lost and restarted; training continues") == 1
     shown = re.findall(r"^epoch (\d)/", run.log, flags=re.MULTILINE)
     assert shown == [str(epoch + 1) for epoch in range(EPOCHS)], "each epoch once"
 

@@ -105,7 +105,7 @@ def test_ray_stops_draining_before_ecs_kills_it() -> None:
     for container in (head(), worker()):
         drain = int(environment(container)["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
         assert drain < container["stopTimeout"], "SIGKILL in the middle of a checkpoint loses it"
-    assert (head()["stopTimeout"], worker()["stopTimeout"]) == (30, 120), "the head has nothing to save"
+    assert (head()["stopTimeout"], worker()["stopTimeout"]) == (90, 120), "a job of the head has 45 s"
 
 
 def test_only_a_worker_asks_for_gpus() -> None:

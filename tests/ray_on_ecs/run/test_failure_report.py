@@ -8,7 +8,9 @@ from ray.exceptions import RayActorError
 from ray.train import ControllerError, WorkerGroupError
 
 from ray_on_ecs.config import parse
+from ray_on_ecs.errors import TrainingError
 from ray_on_ecs.run import failure_report
+from ray_on_ecs.run.failure_policy import Raise
 from ray_on_ecs.run.worker_dump import WorkerRemains
 from ray_on_ecs.tracking.storage import RunStorage
 from training.recipes.images.config import ImageConfig
@@ -61,7 +63,7 @@ def test_a_worker_that_died_is_not_a_hang(run: tuple[ImageConfig, RunStorage]) -
 def test_the_error_names_the_file_and_the_way_to_continue(run: tuple[ImageConfig, RunStorage]) -> None:
     config, storage = run
     failure = failure_report.describe_failure(WorkerGroupError("failed", {0: ValueError("no")}), [], config, storage)
-    error = failure_report.write_error(failure, str(failure), config, storage)
+    error = failure_report.write_error(failure, Raise(TrainingError, str(failure)), config, storage)
     assert str(error) == (
         f"training failed on rank 0: ValueError: no; see {storage.uri}/error.json; continue with --run-name failed"
     )

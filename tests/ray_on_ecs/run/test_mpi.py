@@ -129,7 +129,9 @@ def test_what_failed_is_told_by_the_program(start: Callable[..., Nodes]) -> None
     nodes = start("if world.rank == 3: raise ValueError('this is broken')\n" + WAIT)
     assert nodes.end()
     # Open MPI loses what a process wrote just before it aborted, now and then.
-    assert nodes.run.last_words == "ValueError: this is broken" or "on rank 3" in nodes.run.last_words, nodes.text
+    assert nodes.run.last_words.text == "ValueError: this is broken" or "on rank 3" in nodes.run.last_words.text, (
+        nodes.text
+    )
     until(lambda: not nodes.programs())
 
 
@@ -139,7 +141,7 @@ def test_a_rank_that_is_killed_ends_all(start: Callable[..., Nodes]) -> None:
     [rank_2] = [each for each in nodes.programs() if rank_of(each) == "2"]
     rank_2.kill()
     assert nodes.end() == 128 + signal.SIGKILL
-    assert "signal 9" in nodes.run.last_words
+    assert "signal 9" in nodes.run.last_words.text
     until(lambda: not nodes.programs())
 
 
@@ -216,4 +218,4 @@ Executable: nothing
     ids=["MPICH", "MPICH and a signal", "before the program", "nothing"],
 )
 def test_the_last_words_are_the_programs_own_unless_a_signal_ended_it(output: str, status: int, expected: str) -> None:
-    assert expected in last_words(output.splitlines(), status)
+    assert expected in last_words(output.splitlines(), status).text

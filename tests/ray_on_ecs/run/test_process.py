@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from ray_on_ecs.run import supervisor
-from ray_on_ecs.run.process import ScriptProcess, last_words
+from ray_on_ecs.run.process import ScriptProcess, wait_for_end
 from tests.local_cluster import have_ended
 from tests.waiting import until
 
@@ -147,6 +148,85 @@ def test_it_ends_with_the_process_that_started_it_however_that_ends(tmp_path: Pa
         until(lambda: have_ended(family))
 
 
+# Says when it begins, and leaves a file when it is told to end.
+GENTLE = """
+import signal, sys, time
+from pathlib import Path
+
+def save(number, frame):
+    time.sleep(0.5)
+    Path("saved").touch()
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(600)
+"""
+# Starts it, and waits; says its process ID.
+WORKER = """
+import os, sys, time
+from pathlib import Path
+from ray_on_ecs.run.process import ScriptProcess
+process = ScriptProcess(
+    [sys.executable, "-c", sys.argv[1]], os.environ, Path(sys.argv[2]), lambda line: print(line, flush=True),
+    Path(sys.argv[2], "lock"),
+)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["alone", "after its children"])
+def test_a_script_whose_worker_was_killed_has_time_to_save(tmp_path: Path, first: bool) -> None:
+    command = [sys.executable, "-c", WORKER, GENTLE, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout
+        assert worker.stdout.readline() == "ready\n"
+        if first:  # as Ray does
+            for child in psutil.Process(worker.pid).children():
+                child.kill()
+        worker.kill()
+    assert not wait_for_end(tmp_path / "lock", 0), "who comes next must wait for it"
+    assert wait_for_end(tmp_path / "lock", 60)
+    assert (tmp_path / "saved").exists()
+
+
+def test_a_script_that_is_killed_has_no_time(start: Start, lines: list[str], tmp_path: Path) -> None:
+    process = start(GENTLE)
+    until(lambda: lines)
+    process.kill()
+    assert process.poll() == -signal.SIGKILL
+    assert not (tmp_path / "saved").exists()
+
+
+def test_the_time_of_its_end_is_known(start: Start) -> None:
+    before = time.time()
+    process = start("pass")
+    until(lambda: process.poll() is not None)
+    assert process.ended_at
+    assert before < process.ended_at <= time.time()
+
+
+def test_a_part_of_a_line_is_a_sign_of_life(start: Start, lines: list[str]) -> None:
+    process = start("import time\nprint('.', end='', flush=True)\ntime.sleep(600)")
+    begun = process.heard_at
+    until(lambda: process.heard_at > begun)
+    assert not lines
+
+
+def test_output_that_is_not_text_is_passed_on(start: Start, lines: list[str]) -> None:
+    process = start("import os; os.write(1, b'\\xff a\\r\\n' + 'ä'.encode() + b'\\nlast')")
+    until(lambda: process.poll() is not None)
+    assert lines == ["\ufffd a\n", "ä\n", "last"]
+
+
+def test_the_stacks_of_a_script_are_read_while_it_runs_on(start: Start, lines: list[str]) -> None:
+    process = start("import threading\ndef stuck():\n  print('here')\n  threading.Event().wait()\nstuck()")
+    until(lambda: lines)
+    stacks = process.dump()
+    assert "stuck" in stacks or "Permission" in stacks, stacks
+    assert process.poll() is None
+
+
 def test_a_process_in_the_middle_of_execve_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has its mark only at the end of it, which a busy machine may put off."""
     child = subprocess.Popen(["sleep", "600"], env={**os.environ, supervisor.MARK: "of this test"})
@@ -187,33 +267,3 @@ def test_what_the_kernel_shows_of_a_process(
         if content is not None:
             (tmp_path / "7" / name).write_text(content)
     assert supervisor._environment(7) == expected
-
-
-TORCH = """[rank0]: Traceback (most recent call last):
-[rank0]:   File "train.py", line 3, in <module>
-[rank0]:     main()
-[rank0]: ValueError: this is broken
-[rank0]:[W1123 02:19:58 ProcessGroupNCCL.cpp:1553] Warning: destroy_process_group() was not called
-"""
-
-
-@pytest.mark.parametrize(
-    ("output", "status", "expected"),
-    [
-        (TORCH, 1, "ValueError: this is broken"),
-        (TORCH, -signal.SIGKILL, "[W1123 02:19:58 ProcessGroupNCCL.cpp:1553] Warning: destroy_process_group() was not"),
-        (
-            "Traceback (most recent call last):\nrank 2, sum 6\n  File\nkeras.errors.Stop: x\n",
-            1,
-            "keras.errors.Stop: x",
-        ),
-        ("working\n\n", 1, "working"),
-        ("Traceback (most recent call last):\n  File", 1, "File"),
-        ("", 1, ""),
-    ],
-    ids=["exception", "signal", "mixed", "neither", "cut", "nothing"],
-)
-def test_the_last_words_say_why_it_ended(output: str, status: int, expected: str) -> None:
-    said = last_words(output.splitlines(keepends=True), status)
-    assert said.startswith(expected)
-    assert bool(said) == bool(expected)

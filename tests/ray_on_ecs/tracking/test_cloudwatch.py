@@ -12,8 +12,8 @@ from rich.console import Console
 
 from ray_on_ecs.tracking import cloudwatch
 from ray_on_ecs.tracking.cloudwatch import Publisher
+from ray_on_ecs.tracking.run_actor import RunClient
 from ray_on_ecs.tracking.run_monitor import RunMonitor
-from ray_on_ecs.tracking.run_state import RunStateClient
 from tests.aws import MetricTotals, metric_totals
 from tests.waiting import until
 from training.ray_driver import metric_names
@@ -30,7 +30,7 @@ def monitor(monkeypatch: pytest.MonkeyPatch, aws_variables: dict[str, str]) -> R
     for name, value in aws_variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it would keep the credentials of another test
-    return RunMonitor(cast("RunStateClient", None), Console(width=100))
+    return RunMonitor(cast("RunClient", None), Console(width=100))
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from rich.console import Console
 
 from ray_on_ecs.tracking import progress_bar
 from ray_on_ecs.tracking.progress_bar import ProgressBar
+from ray_on_ecs.tracking.run_actor import Progress
 from ray_on_ecs.tracking.run_monitor import RunMonitor
-from ray_on_ecs.tracking.run_state import Progress
 
 
 class Monitor:

@@ -6,13 +6,13 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
+from ray_on_ecs.tracking.run_actor import Progress, RunActor, RunClient, RunState
 from ray_on_ecs.tracking.run_monitor import RunMonitor
-from ray_on_ecs.tracking.run_state import Progress, RunState, RunStateActor, RunStateClient
 
 
 @pytest.fixture
 def monitor() -> RunMonitor:
-    return RunMonitor(cast("RunStateClient", None), Console(width=100))
+    return RunMonitor(cast("RunClient", None), Console(width=100))
 
 
 def state(
@@ -46,16 +46,16 @@ def test_an_actor_that_was_restarted_costs_a_line(monitor: RunMonitor, capsys: p
     monitor.update(state(5, 0))
     monitor.update(RunState("second", None, {}))
     monitor.update(state(12, 1, actor="second"))
-    assert capsys.readouterr().out.count("the run-state actor was lost and restarted; training continues") == 1
+    assert capsys.readouterr().out.count("the actor of the run was lost and restarted; training continues") == 1
     assert [each["epoch"] for each in monitor.history] == [0, 1]
     assert monitor.steps_made == 12, "what was known before stays"
 
 
-class LocalClient(RunStateClient):
+class LocalClient(RunClient):
     """Calls the actor's methods in this process, and counts the bytes that Ray would send."""
 
     def __init__(self) -> None:
-        self.actor = RunStateActor()
+        self.actor = RunActor()
         self.sent: list[int] = []
 
     def read(self, after: int) -> RunState:

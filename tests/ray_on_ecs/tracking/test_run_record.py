@@ -15,9 +15,9 @@ from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.tracking import lock, run_record
 from ray_on_ecs.tracking.cost import InstanceKind
 from ray_on_ecs.tracking.lock import RunLock
+from ray_on_ecs.tracking.run_actor import Progress, RunClient, RunState
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.run_record import SCRIPT, RunRecord
-from ray_on_ecs.tracking.run_state import Progress, RunState, RunStateClient
 from ray_on_ecs.tracking.storage import RunStorage
 from tests.waiting import until
 from training.recipes.images.config import ImageConfig
@@ -48,7 +48,7 @@ def record(storage: RunStorage, config: Configs) -> RunRecord:
 
 def monitor(*metrics: Any, progress: Progress | None = None) -> RunMonitor:
     """A monitor that has seen this."""
-    seen = RunMonitor(cast("RunStateClient", None), Console())
+    seen = RunMonitor(cast("RunClient", None), Console())
     seen.update(RunState("first", progress, dict(enumerate(metrics))))
     return seen
 

@@ -1,7 +1,7 @@
-"""How far a run is: rank 0 reports it to a small Ray actor on the driver's node, and the driver reads it there.
+"""The actor of a run, on the driver's node: workers tell it how they are doing, the driver reads it, and directs them.
 
-It is a convenience, for the progress bar and CloudWatch. Reports are absolute, so an actor that Ray had to restart
-knows everything again with the next one, and no decision about the run depends on it.
+All that is told is absolute and told again and again, so an actor that Ray had to restart knows everything again within
+a second.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 REPORT_SECONDS = 0.5
-READ_SECONDS = 5.0
+ANSWER_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,16 @@ class RunState:
     metrics: dict[int, Any]
 
 
-class RunStateActor:
-    """Holds the last reports; Ray runs it as an actor."""
+class RunActor:
+    """Holds the last reports, the members of the newest worker group and the driver's directive; Ray runs it."""
 
     def __init__(self) -> None:
         self._incarnation = uuid.uuid4().hex
         self._progress: Progress | None = None
         self._metrics: dict[int, Any] = {}
+        self._groups: list[str] = []
+        self._members: dict[int, Any] = {}
+        self._directive: Any = None
 
     def report(self, progress: Progress) -> None:
         """Keep the progress."""
@@ -80,8 +83,26 @@ class RunStateActor:
         new = {number: self._metrics[number] for number in sorted(self._metrics) if number > after}
         return RunState(self._incarnation, self._progress, new)
 
+    def update(self, group: str, rank: int, member: Any, wants_members: bool) -> tuple[Any, dict[int, Any]]:
+        """Take what a worker says of itself; return the directive, and all members if it wants them.
 
-class RunStateClient:
+        A group that another one has followed is not heard.
+        """
+        if group not in self._groups:
+            self._groups.append(group)
+            self._members = {}
+        if group != self._groups[-1]:
+            return self._directive, {}
+        self._members[rank] = member
+        return self._directive, self._members if wants_members else {}
+
+    def direct(self, directive: Any) -> tuple[str | None, dict[int, Any]]:
+        """Take the directive; return the newest worker group and its members by rank."""
+        self._directive = directive
+        return (self._groups[-1] if self._groups else None), self._members
+
+
+class RunClient:
     """The actor's methods. Nothing here waits for a report to arrive, or fails when the actor is gone."""
 
     def __init__(self, actor: Any) -> None:
@@ -97,19 +118,31 @@ class RunStateClient:
 
     def read(self, after: int) -> RunState | None:
         """Return the state with the metrics of higher numbers, or None if the actor doesn't answer."""
-        try:
-            return ray.get(self._actor.read.remote(after), timeout=READ_SECONDS)
-        except RayError:
-            return None
+        return _answer(self._actor.read.remote(after))
+
+    def update(
+        self, group: str, rank: int, member: Any, wants_members: bool = False
+    ) -> tuple[Any, dict[int, Any]] | None:
+        """Tell how a worker is doing; return the driver's directive, or None if the actor doesn't answer."""
+        return _answer(self._actor.update.remote(group, rank, member, wants_members))
+
+    def direct(self, directive: Any) -> tuple[str | None, dict[int, Any]] | None:
+        """Tell the directive; return the newest group and its members, or None if the actor doesn't answer."""
+        return _answer(self._actor.direct.remote(directive))
 
 
-def create_run_state() -> RunStateClient:
-    """Create the run-state actor, which gets what is reported while Ray restarts it as soon as it is back."""
-    return RunStateClient(create_actor(RunStateActor, max_task_retries=-1))
+def create_run_actor() -> RunClient:
+    """Create the actor on the driver's node, so that losing a worker node does not lose it.
 
-
-def create_actor(kind: type, **options: Any) -> Any:
-    """Create an actor on the driver's node, so that losing a worker node does not lose it; Ray restarts it."""
+    It gets what is told while Ray restarts it as soon as it is back.
+    """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor: Any = ray.remote(kind)
-    return actor.options(num_cpus=0, max_restarts=-1, scheduling_strategy=here, **options).remote()
+    actor: Any = ray.remote(RunActor)
+    return RunClient(actor.options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here).remote())
+
+
+def _answer(call: Any) -> Any:
+    try:
+        return ray.get(call, timeout=ANSWER_SECONDS)
+    except RayError:
+        return None

@@ -1,0 +1,280 @@
+"""Restarts after a failure: when a run goes on, when it waits, and when it ends.
+
+A failure counts against `--max-restarts` unless there was progress since the one before, and against a limit a day in
+any case. Progress is a greater step than any so far, or a new stored file that is not a log: one that a run wrote when
+it had lasted a while, because each attempt writes some at its start. Output alone is not: a retry loop prints, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ray_on_ecs.errors import ResourceError, TrainingError, UsageError
+from ray_on_ecs.run.last_words import LastWords
+
+# A file that an attempt stores within this time is no progress.
+SETTLING_SECONDS = 60.0
+FAILURES_A_DAY = 20
+DAY_SECONDS = 86400.0
+# Exit statuses of a wrong flag, and of a command that can't be run or isn't there, as argparse and shells have them.
+USAGE_STATUS, COMMAND_STATUSES = 2, (126, 127)
+# What a restart does not mend before a run has made progress; a subclass's name stands beside its class.
+MISTAKES = frozenset(
+    {
+        "AttributeError",
+        "FileNotFoundError",
+        "ImportError",
+        "IndentationError",
+        "KeyError",
+        "ModuleNotFoundError",
+        "NameError",
+        "SyntaxError",
+        "TabError",
+        "TypeError",
+        "UnboundLocalError",
+        "ValueError",
+    }
+)
+# Errors of a network, a storage or a device, which may well not come again.
+PASSING = frozenset(
+    {
+        "BlockingIOError",
+        "BrokenPipeError",
+        "ConnectionAbortedError",
+        "ConnectionError",
+        "ConnectionRefusedError",
+        "ConnectionResetError",
+        "EOFError",
+        "IOError",
+        "InterruptedError",
+        "OSError",
+        "TimeoutError",
+        "socket.gaierror",
+        "socket.timeout",
+    }
+)
+PASSING_MODULES = (
+    "aiohttp.",
+    "botocore.",
+    "google.api_core.",
+    "http.client.",
+    "httpx.",
+    "pyarrow.",
+    "requests.",
+    "ssl.",
+    "torch.distributed.",
+    "torch.AcceleratorError",
+    "urllib.error.",
+    "urllib3.",
+)
+PASSING_TEXTS = ("CUDA error", "NCCL", "Gloo", "gloo", "Connection closed by peer", "Connection reset by peer", "cuDNN")
+OUT_OF_MEMORY = ("CUDA out of memory", "HIP out of memory")
+MEMORY_HELP = "a smaller batch, activation checkpointing, a lower precision or a larger GPU needs less"
+HELP = {"ModuleNotFoundError": "name its package in a file for --requirements"}
+
+Kind = Literal["failed", "hung", "reclaimed", "no workers"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why the workers ended.
+
+    Attributes:
+        what: The cause on one line.
+        kind: The workers failed or were lost; hung; their nodes are being reclaimed; or they did not start.
+        rank: The rank that left first, or None.
+        status: The exit status of its script, negative for a signal; None if it has none.
+        words: What that script said last.
+        cause: The exception of a worker, or None; no restart can mend a `TrainingError`.
+        where: All that is known, with the traceback.
+        stacks: The folder with the stacks of a hang, or None.
+        log: The end of that rank's log.
+    """
+
+    what: str
+    kind: Kind = "failed"
+    rank: int | None = None
+    status: int | None = None
+    words: LastWords = field(default_factory=LastWords)
+    cause: BaseException | None = None
+    where: str = ""
+    stacks: str | None = None
+    log: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        on_rank = "" if self.rank is None or self.kind == "hung" else f" on rank {self.rank}"
+        return f"training failed{on_rank}: {self.what}"
+
+    @property
+    def signature(self) -> tuple[object, ...] | None:
+        """What is the same if the same fault ends the run again; None if it may be another one, or pass."""
+        error, text = self.words.exception, self.words.text
+        if any(each in text for each in OUT_OF_MEMORY):
+            return (OUT_OF_MEMORY,)
+        if self.status == USAGE_STATUS and not error:
+            return (USAGE_STATUS, text)
+        if error is None or self.status is None or self.status <= 0:
+            return None
+        passes = error in PASSING or error.startswith(PASSING_MODULES) or any(each in text for each in PASSING_TEXTS)
+        return None if passes else (error, self.words.place)
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Start again. `count` says how much of the patience is used, empty if none is."""
+
+    count: str = ""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Ask for the workers again, without a word."""
+
+
+@dataclass(frozen=True)
+class Raise:
+    """End the run with an error of this type and line; `is_recorded` if error.json should say so."""
+
+    error: type[TrainingError]
+    line: str
+    is_recorded: bool = True
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far a run is.
+
+    Attributes:
+        step: The greatest step so far, or None.
+        stored_at: When its newest stored file that is not a log was written (Unix time), or None.
+    """
+
+    step: int | None = None
+    stored_at: float | None = None
+
+
+class FailurePolicy:
+    """Decides after each failure.
+
+    Args:
+        max_restarts: How many failures without progress in between are survived.
+        mark: Returns how far the run is; may raise OSError, which counts as no progress.
+        worker_timeout: How long workers may take to come back.
+        clock: The time (Unix).
+
+    Attributes:
+        has_begun: Whether any attempt's workers have begun to work.
+    """
+
+    def __init__(
+        self,
+        max_restarts: int,
+        mark: Callable[[], Mark],
+        *,
+        worker_timeout: float = 600.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.max_restarts = max_restarts
+        self._mark = mark
+        self._worker_timeout = worker_timeout
+        self._clock = clock
+        self._best = self._read() or Mark()
+        self._has_worked = self._best != Mark()  # of the whole run: an earlier command's part counts
+        self._began_at = clock()
+        self.has_begun = False
+        self._asked_at = self._began_at
+        self._without_progress = 0
+        self._reclaimed_without_progress = 0
+        self._failed_at: deque[float] = deque()
+        self._seen: set[tuple[object, ...]] = set()
+
+    def began(self) -> None:
+        """Note that the workers of an attempt have begun to work."""
+        self._began_at, self.has_begun = self._clock(), True
+
+    def decide(self, failure: Failure) -> Restart | Wait | Raise:
+        """Count a failure and return what follows from it."""
+        if failure.kind == "no workers":
+            return self._decide_waiting(failure)
+        self._asked_at = self._clock()
+        if isinstance(failure.cause, TrainingError):
+            is_usage = isinstance(failure.cause, UsageError)
+            return Raise(type(failure.cause), str(failure.cause) if is_usage else failure.what, not is_usage)
+        has_progressed = self._has_progressed()
+        if has_progressed:
+            self._without_progress = self._reclaimed_without_progress = 0
+        if failure.kind == "reclaimed":
+            return self._decide_reclaimed(has_progressed)
+        return self._decide_failed(failure)
+
+    def _decide_waiting(self, failure: Failure) -> Wait | Raise:
+        """Decide about workers that have not started since they were asked for."""
+        if self._clock() - self._asked_at < self._worker_timeout:
+            return Wait()
+        if self.has_begun:
+            return Raise(TrainingError, f"training failed: {failure.what}")
+        return Raise(ResourceError, failure.what, is_recorded=False)
+
+    def _decide_reclaimed(self, has_progressed: bool) -> Restart | Raise:
+        """Decide about a preemption: it is no failure, but a run that never gets further must end."""
+        self._reclaimed_without_progress += not has_progressed
+        if self._reclaimed_without_progress <= max(self.max_restarts, 1):
+            return Restart()
+        times = self._reclaimed_without_progress
+        return Raise(TrainingError, f"training failed: nodes were reclaimed {times} times without progress in between")
+
+    def _decide_failed(self, failure: Failure) -> Restart | Raise:
+        self._without_progress += 1
+        if not self._has_worked and self._is_mistake(failure):
+            return Raise(UsageError, _with_help(failure))
+        if failure.signature and failure.signature in self._seen:
+            if failure.signature == (OUT_OF_MEMORY,):
+                return Raise(TrainingError, f"{failure} (twice); {MEMORY_HELP}")
+            return Raise(TrainingError, f"{failure} (the same error twice)")
+        if failure.signature:
+            self._seen.add(failure.signature)
+        now = self._clock()
+        self._failed_at.append(now)
+        while now - self._failed_at[0] > DAY_SECONDS:
+            self._failed_at.popleft()
+        if self._without_progress > self.max_restarts:
+            times = self._without_progress
+            return Raise(TrainingError, f"{failure}{f' ({times} failures without progress in between)' * (times > 1)}")
+        if len(self._failed_at) > FAILURES_A_DAY:
+            return Raise(TrainingError, f"{failure} ({len(self._failed_at)} failures within 24 hours)")
+        return Restart(f"failure {self._without_progress} without progress, --max-restarts is {self.max_restarts}")
+
+    def _is_mistake(self, failure: Failure) -> bool:
+        if failure.status == USAGE_STATUS or failure.status in COMMAND_STATUSES:
+            return True
+        name = (failure.words.exception or "").rpartition(".")[2]
+        return failure.status is not None and failure.status > 0 and name in MISTAKES
+
+    def _has_progressed(self) -> bool:
+        """Return whether there was progress since the last failure, and remember how far the run is."""
+        if (now := self._read()) is None:
+            return False
+        step, best = now.step, self._best.step
+        is_further = step is not None and (best is None or step > best)
+        stored_at = now.stored_at or 0.0
+        is_new = stored_at > (self._best.stored_at or 0.0)
+        has_stored = self.has_begun and is_new and stored_at >= self._began_at + SETTLING_SECONDS
+        self._best = Mark(step if is_further else best, now.stored_at if is_new else self._best.stored_at)
+        self._has_worked = self._has_worked or is_further or has_stored
+        return is_further or has_stored
+
+    def _read(self) -> Mark | None:
+        try:
+            return self._mark()
+        except OSError:
+            return None
+
+
+def _with_help(failure: Failure) -> str:
+    name = (failure.words.exception or "").rpartition(".")[2]
+    advice = f"; {HELP[name]}" if name in HELP else ""
+    return f"{failure}{advice}"

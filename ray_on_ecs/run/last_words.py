@@ -1,0 +1,84 @@
+"""The end of a script's output: the exception of its traceback, or the line that says best why it has ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# What torch puts before each line of an exception.
+TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+# How an exception is named at the end of a traceback, with its module.
+EXCEPTION = re.compile(r"([^\W\d][\w.]*)(: |$)")
+# The same where no header of a traceback stands before it, as with the SyntaxError of the script itself.
+NAMED_ERROR = re.compile(r"([\w.]*(?:Error|Exception|Interrupt))(: |$)")
+FRAME = re.compile(r'^\s+File "(.+)", line (\d+)(?:, in | in |$)(.*)')
+TRACEBACK = "Traceback (most recent call last)"
+# How faulthandler begins; the frames of each thread, and a list of extension modules, follow.
+FATAL = "Fatal Python error: "
+# Open MPI ends some lines with a zero.
+BLANKS = "\0 \t\r\n"
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """Why a script has ended, by its own output.
+
+    Attributes:
+        text: The line that says it best; empty if there is none.
+        exception: The type of the exception that ended it, with its module, or None.
+        place: The innermost line of that exception's traceback, such as `train.py:12`, or None.
+    """
+
+    text: str = ""
+    exception: str | None = None
+    place: str | None = None
+
+
+def read(lines: Sequence[str], status: int) -> LastWords:
+    """Return why a script has ended.
+
+    Args:
+        lines: The end of its output.
+        status: Its exit status, negative for a signal. An exception is the reason of a positive one alone.
+    """
+    said = [TORCH_PREFIX.sub("", line).rstrip(BLANKS) for line in lines]
+    said = [line for line in said if line]
+    if not said:
+        return LastWords()
+    if status < 0:
+        return _crash(said) or LastWords(said[-1].lstrip())
+    return (_exception(said) if status > 0 else None) or LastWords(said[-1].lstrip())
+
+
+def _exception(said: list[str]) -> LastWords | None:
+    headers = [number for number, line in enumerate(said) if line.startswith(TRACEBACK)]
+    if not headers:
+        named = NAMED_ERROR.match(said[-1])
+        place = _place(said[:-1])
+        return LastWords(said[-1], named[1], place) if named and place else None
+    block = said[headers[-1] + 1 :]
+    after = [(number, line) for number, line in enumerate(block) if not line.startswith(" ")]
+    # mpirun may write a line of another rank between those of a traceback.
+    for number, line in after:
+        if found := EXCEPTION.match(line):
+            return LastWords(line, found[1], _place(block[:number]))
+    return LastWords(after[0][1]) if after else None
+
+
+def _crash(said: list[str]) -> LastWords | None:
+    """Return faulthandler's line for a native crash, with the first frame."""
+    start = next((number for number, line in enumerate(said) if line.startswith(FATAL)), None)
+    if start is None:
+        return None
+    frame = next((found for line in said[start:] if (found := FRAME.match(line))), None)
+    if frame is None:
+        return LastWords(said[start])
+    return LastWords(
+        f'{said[start]} in {frame[3]} (File "{frame[1]}", line {frame[2]})', place=f"{frame[1]}:{frame[2]}"
+    )
+
+
+def _place(lines: Sequence[str]) -> str | None:
+    frames = [found for line in lines if (found := FRAME.match(line))]
+    return f"{frames[-1][1]}:{frames[-1][2]}" if frames else None

@@ -1,0 +1,51 @@
+"""The names of Ray that are not public: an upgrade of Ray that moves one fails in the tests of this module.
+
+Those of the image's commands are in `ray_on_ecs.node`, which no run imports.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray._private.authentication.authentication_token_setup import (
+    AUTH_MODE_ENV_VAR,
+    AuthenticationTokenLoader,
+    _enable_token_auth,
+)
+from ray._private.authentication.grpc_authentication_client_interceptor import _get_authentication_metadata_tuple
+from ray._private.state import available_resources_per_node, state
+from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+__all__ = [
+    "AUTH_MODE_ENV_VAR",
+    "AuthenticationTokenLoader",
+    "DataParallelTrainer",
+    "WorkerGroupStartupTimeoutError",
+    "authentication_metadata",
+    "available_resources_per_node",
+    "draining_nodes",
+    "enable_token_authentication",
+]
+
+# Ray Train's own look at draining nodes, by an actor; the driver of a script looks by `draining_nodes`.
+PREEMPTION_WATCHER = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
+START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
+# Whether workers change into a folder that Ray Train makes, instead of staying in the folder with the code.
+CHANGE_FOLDER = "RAY_CHDIR_TO_TRIAL_DIR"
+
+
+def draining_nodes() -> dict[str, float | None]:
+    """Return the IDs of the nodes that are draining, with the deadlines (Unix time), or None where there is none."""
+    found: dict[str, int] = state.get_draining_nodes()
+    return {node: milliseconds / 1000 if milliseconds else None for node, milliseconds in found.items()}
+
+
+def authentication_metadata() -> Any:
+    """Return this process's token as the metadata of a call to Ray's GCS."""
+    return _get_authentication_metadata_tuple()
+
+
+def enable_token_authentication() -> None:
+    """Let this process send its token, though RAY_AUTH_MODE is not set."""
+    _enable_token_auth()

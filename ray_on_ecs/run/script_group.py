@@ -1,0 +1,223 @@
+"""The scripts of a worker group, as the driver sees and directs them: restarts in place, as torchrun's agent does.
+
+Each poll reads from the run's actor what the workers say, and leaves there what they do next. When a script fails, all
+are ended and the failure policy decides; the living workers then start the scripts again. One way leads to each end:
+SIGTERM, some time, SIGKILL, and what the scripts have left is stored.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ray_on_ecs.errors import TrainingError, one_line
+from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.run.failure_policy import Failure
+from ray_on_ecs.run.group import Directive, Members
+from ray_on_ecs.run.preemption import DEFAULT_PREEMPTION_SECONDS, MARGIN_SECONDS
+from ray_on_ecs.run.supervisor import GRACE_SECONDS
+from ray_on_ecs.tracking.run_actor import RunClient
+
+POLL_SECONDS = 0.1
+NOTICE_POLL_SECONDS = 1.0
+# How long the workers may take to store what the scripts have left, once these have ended.
+STORE_SECONDS = 30.0
+# A rank that left with 0 so much before the others failed is named with them.
+EARLY_SECONDS = 0.5
+SILENT_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Decider:
+    """The driver's part in a failure.
+
+    Attributes:
+        began: Called when all scripts have been started.
+        decide: Says that the run goes on after a failure, or raises the error that ends it.
+        store_stacks: Stores stacks by rank, and returns the folder's name.
+        say: Prints a line.
+    """
+
+    began: Callable[[], None]
+    decide: Callable[[Failure], None]
+    store_stacks: Callable[[dict[int, str]], str]
+    say: Callable[[str], None]
+
+
+class ScriptGroup:
+    """The scripts of all workers. `poll` is called again and again while Ray Train runs the workers.
+
+    Args:
+        actor: The run's actor.
+        config: The run's settings.
+        decider: Decides after a failure.
+        draining_nodes: Returns the nodes that are being reclaimed, with the times (Unix time), or None for no time.
+
+    Attributes:
+        error: Why the run was given up, or None.
+        is_reclaimed: Whether the scripts have ended because nodes are being reclaimed.
+    """
+
+    def __init__(
+        self,
+        actor: RunClient,
+        config: ScriptConfig,
+        decider: Decider,
+        draining_nodes: Callable[[], dict[str, float | None]],
+    ) -> None:
+        self._actor = actor
+        self._config = config
+        self._decider = decider
+        self._draining_nodes = draining_nodes
+        self._directive = Directive("", 0)
+        self._ended_for: Literal["failed", "hung"] | None = None
+        self._has_begun = False
+        self._asked_notice_at = 0.0
+        self._has_stacks = False
+        self._past_group: str | None = None
+        self.error: TrainingError | None = None
+        self.is_reclaimed = False
+
+    def new_fit(self) -> None:
+        """Forget the workers that there were: others follow, whose scripts count as started again."""
+        if self._directive.group:
+            self._past_group = self._directive.group
+            self._next_generation("")
+
+    def poll(self) -> None:
+        """Look at the workers once, and direct them."""
+        answer = self._actor.direct(self._directive)
+        if answer is None:
+            return
+        group, members = answer
+        if group in (None, self._past_group):
+            return
+        if group != self._directive.group:
+            if not self._directive.group:
+                self._directive = replace(self._directive, group=group)
+            elif self._directive.action != "leave":  # Ray Train itself has changed the number of workers
+                self._next_generation(group)
+        else:
+            self._step({rank: each for rank, each in members.items() if each.generation == self._directive.generation})
+
+    def stop(self, error: TrainingError, seconds: float = GRACE_SECONDS) -> None:
+        """End the scripts, after which the run is given up for this error."""
+        if self.error is None:
+            self.error = error
+            self._end("end", seconds)
+        if not self._directive.group:  # there is no script
+            self._direct(action="leave")
+
+    @property
+    def waits_until(self) -> float:
+        """When the workers should have ended and stored everything (Unix time)."""
+        return self._directive.end_at + STORE_SECONDS
+
+    def _step(self, members: Members) -> None:
+        """Direct the workers of the present group and generation."""
+        action = self._directive.action
+        is_complete = bool(members) and len(members) == self._world_size(members)
+        if action == "run":
+            self._watch(members, is_complete)
+        elif action != "leave" and is_complete and all(each.is_stored for each in members.values()):
+            self._conclude(members)
+
+    def _watch(self, members: Members, is_complete: bool) -> None:
+        if is_complete and not self._has_begun and all(each.started_at for each in members.values()):
+            self._has_begun = True
+            self._decider.began()
+        if any(each.status for each in members.values()):
+            self._ended_for = "failed"
+            self._end("end", GRACE_SECONDS)
+        elif notice := self._notice(members):
+            self.is_reclaimed = True
+            self._direct(action="end", **notice)
+        elif is_complete and self._has_begun:
+            if all(each.is_stored for each in members.values()):
+                self._direct(action="leave")
+            else:
+                self._watch_silence(members)
+
+    def _notice(self, members: Members) -> dict[str, Any] | None:
+        """Return when nodes of the members will be reclaimed, and their ranks."""
+        if time.monotonic() - self._asked_notice_at < NOTICE_POLL_SECONDS:
+            return None
+        self._asked_notice_at = time.monotonic()
+        draining = self._draining_nodes()
+        ranks = tuple(rank for rank, each in members.items() if each.node_id in draining)
+        if not ranks:
+            return None
+        known = [until for rank in ranks if (until := draining[members[rank].node_id])]
+        return {"ranks": ranks, "end_at": min(known, default=time.time() + DEFAULT_PREEMPTION_SECONDS) - MARGIN_SECONDS}
+
+    def _watch_silence(self, members: Members) -> None:
+        """End scripts that hang: they have reported steps, or the user has named the time."""
+        silent_seconds = min(each.silent_seconds for each in members.values())
+        if silent_seconds <= (self._config.hang_timeout or SILENT_SECONDS):
+            return
+        if self._config.hang_timeout or any(each.has_steps for each in members.values()):
+            self._ended_for = "hung"
+            self._end("abort", 0.0)
+        elif not self._directive.wants_stacks:
+            self._direct(wants_stacks=True)
+        elif not self._has_stacks and all(each.stacks is not None or each.status == 0 for each in members.values()):
+            self._has_stacks = True
+            folder = self._decider.store_stacks({rank: each.stacks or "" for rank, each in members.items()})
+            self._decider.say(
+                f"the script has been silent for {silent_seconds:.0f} s and has never reported a step, so it runs on; "
+                f"its stacks are in {folder} (--hang-timeout ends a script that is silent for longer)"
+            )
+
+    def _conclude(self, members: Members) -> None:
+        """Decide what follows, now that all scripts have ended and all files are stored."""
+        if self.error is None and self._ended_for:
+            try:
+                self._decider.decide(self._describe(members))
+            except TrainingError as error:
+                self.error = error
+            else:
+                self._next_generation(self._directive.group)
+                return
+        self._direct(action="leave")
+
+    def _describe(self, members: Members) -> Failure:
+        if self._ended_for == "failed":
+            return describe(members, self._config.command[0])
+        folder = self._decider.store_stacks({rank: each.stacks or "" for rank, each in members.items()})
+        what = f"no progress for {self._config.hang_timeout or SILENT_SECONDS:g} s"
+        return Failure(what, "hung", stacks=folder, log=members[min(members)].log)
+
+    def _next_generation(self, group: str) -> None:
+        self._ended_for, self._has_begun, self._has_stacks, self.is_reclaimed = None, False, False, False
+        self._directive = Directive(group, self._directive.generation + 1)
+
+    def _end(self, action: str, seconds: float) -> None:
+        self._direct(action=action, end_at=time.time() + seconds)
+
+    def _direct(self, **changes: Any) -> None:
+        self._directive = replace(self._directive, **changes)
+        self._actor.direct(self._directive)
+
+    @staticmethod
+    def _world_size(members: Members) -> int:
+        return next(iter(members.values())).world_size
+
+
+def describe(members: Members, program: str) -> Failure:
+    """Return the failure of scripts that have ended: the rank that left first is to blame.
+
+    A rank that had left before with exit status 0 is named, because the others may have waited for it.
+    """
+    ended = sorted(members.items(), key=lambda each: (each[1].ended_at or 0.0, each[0]))
+    rank, first = next((rank, each) for rank, each in ended if each.status)
+    status = first.status or 0
+    how = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
+    what = one_line(f"{program} {how}: {first.words.text or 'it wrote nothing'}")
+    left = [(other, each.ended_at) for other, each in ended if each.status == 0 and each.ended_at]
+    if left and first.ended_at and first.ended_at - left[0][1] >= EARLY_SECONDS:
+        seconds = first.ended_at - left[0][1]
+        what += f"; rank {left[0][0]} had ended with exit status 0, {seconds:.0f} s before"
+    where = "\n".join(first.log)
+    return Failure(what, rank=rank, status=first.status, words=first.words, where=where, log=first.log)

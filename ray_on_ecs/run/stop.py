@@ -1,0 +1,48 @@
+"""Signals that stop a run: Ctrl-C, SIGTERM and SIGHUP become one exception in the driver's main thread."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALLED = 128
+
+
+class Stop(KeyboardInterrupt):
+    """The user, the job's stop or a terminal that was closed ends the run.
+
+    Attributes:
+        exit_status: That of the command: 129 for SIGHUP, else 130.
+    """
+
+    def __init__(self, number: int = signal.SIGINT) -> None:
+        super().__init__()
+        self.exit_status = SIGNALLED + (signal.SIGHUP if number == signal.SIGHUP else signal.SIGINT)
+
+
+@contextmanager
+def stoppable() -> Generator[None]:
+    """Raise `Stop` at these signals until the block ends, but for those that this process was started to ignore.
+
+    Ray sets a handler of its own for SIGTERM when the driver joins a cluster: the block belongs after that.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, _raise)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    raise Stop(number)

@@ -1,0 +1,185 @@
+"""The end of a run by each cause, on one head: what its script sees, the exit status, and the state that is left."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from ray.job_submission import JobSubmissionClient
+
+from tests.commands.head import ON_HEAD, SECONDS, TOKEN, Head, commands
+from tests.commands.test_launch import scripts
+from tests.local_cluster import have_ended
+from tests.waiting import until
+
+# Waits until it is told to end, and then writes so; or ends as its argument says, on rank 1, once both ranks run.
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+
+rank, restart = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+folder = Path(os.environ["RUN_DIR"])
+
+def save(number, frame):
+    (folder / f"saved-{rank}-{restart}").touch()
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+(folder / f"begun-{rank}-{restart}").write_text(str(os.getpid()))
+cause = sys.argv[1]
+while not all((folder / f"begun-{each}-{restart}").exists() for each in range(2)):
+    time.sleep(0.05)
+if rank == "1" and cause == "raises":
+    raise RuntimeError("of rank 1")
+if rank == "1" and cause == "leaves":
+    sys.exit(0)
+if rank == "0" and cause == "leaves":
+    time.sleep(1.5)
+    raise ConnectionError("its peer is gone")
+if restart == "1":
+    sys.exit(0)
+time.sleep(600)
+"""
+
+
+@dataclass
+class Run:
+    """A run of the script that has begun on both ranks."""
+
+    name: str
+    command: subprocess.Popen[str]
+    folder: Path
+
+    @property
+    def files(self) -> set[str]:
+        """The files that the script has written."""
+        return {each.name for each in (self.folder / "files").glob("*-*")}
+
+    def pid(self, rank: int, restart: int = 0) -> int:
+        return int((self.folder / "files" / f"begun-{rank}-{restart}").read_text())
+
+    @property
+    def state(self) -> str:
+        return json.loads((self.folder / "status.json").read_text())["state"]
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the command's end; return its exit status and its output."""
+        out, err = self.command.communicate(timeout=SECONDS)
+        assert not scripts("ends.py"), "nothing is left"
+        return self.command.returncode, out + err
+
+
+Start = Callable[..., Run]
+
+
+@pytest.fixture
+def start(environment: dict[str, str], head: Head, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
+    """Start the script by `python -m ray_on_ecs.run`, or by another module and its arguments."""
+    (tmp_path / "ends.py").write_text(SCRIPT)
+    name = f"ends-{tmp_path.name}".replace("_", "-").replace("[", "").replace("]", "")
+    variables = {**environment, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard, **ON_HEAD}
+
+    def start(cause: str, *flags: str, module: str = "ray_on_ecs.run", begins: bool = True) -> Run:
+        nonlocal module_context
+        module_context = commands(module, variables, tmp_path)
+        command = module_context.__enter__()
+        words = ["run"] if module == "ray_on_ecs" else []
+        own = ("--num-workers", "2", "--run-name", name, *flags)
+        run = Run(name, command(*words, *own, "ends.py", cause), head.storage / name)
+        begun = {"begun-0-0", "begun-1-0"}
+        until(lambda: begun <= run.files or run.command.poll() is not None)
+        assert not begins or run.command.poll() is None, run.command.communicate()
+        return run
+
+    module_context = None
+    yield start
+    if module_context:
+        module_context.__exit__(None, None, None)
+
+
+SAVED = {"saved-0-0", "saved-1-0"}
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGHUP, 129)],
+    ids=lambda each: str(each),
+)
+def test_a_driver_that_is_told_to_end_gives_the_script_its_time(
+    start: Start, number: signal.Signals, status: int
+) -> None:
+    run = start("waits")
+    run.command.send_signal(number)
+    ended, said = run.end()
+    assert ended == status, said
+    assert said.endswith(f"ray-on-ecs: interrupted; continue with --run-name {run.name}\n")
+    assert run.files >= SAVED
+    assert run.state == "interrupted"
+
+
+def test_a_driver_that_is_killed_takes_its_scripts_along_gently(start: Start) -> None:
+    run = start("waits")
+    processes = [psutil.Process(run.pid(rank)) for rank in range(2)]
+    run.command.kill()
+    until(lambda: have_ended(processes))
+    assert run.files >= SAVED
+    run.command.communicate(timeout=SECONDS)
+    assert run.state == "training", "the lock says that its owner is dead"
+
+
+def test_a_job_that_is_stopped_gives_the_script_its_time(start: Start, head: Head) -> None:
+    run = start("waits", module="ray_on_ecs")
+    client = JobSubmissionClient(head.dashboard, headers={"Authorization": f"Bearer {TOKEN['RAY_AUTH_TOKEN']}"})
+    client.stop_job(run.name)
+    status, said = run.end()
+    assert status, said
+    assert run.files >= SAVED
+    assert run.state == "interrupted"
+
+
+def test_a_rank_that_raises_ends_the_others_gently(start: Start) -> None:
+    run = start("raises", "--max-restarts", "0", begins=False)
+    status, said = run.end()
+    assert status == 1, said
+    assert "training failed on rank 1: ends.py ended with exit status 1: RuntimeError: of rank 1; see " in said
+    assert "saved-0-0" in run.files
+    assert run.state == "failed"
+    error = json.loads((run.folder / "error.json").read_text())
+    assert error["rank"] == 1
+    assert error["log"][-1] == "RuntimeError: of rank 1"
+
+
+def test_the_same_exception_twice_ends_the_run(start: Start) -> None:
+    run = start("raises", begins=False)
+    status, said = run.end()
+    assert status == 1, said
+    assert said.count("restarting from ") == 1
+    assert "RuntimeError: of rank 1 (the same error twice); see " in said
+    assert {"saved-0-0", "saved-0-1"} <= run.files
+
+
+def test_a_rank_that_left_early_is_named(start: Start) -> None:
+    run = start("leaves", "--max-restarts", "0", begins=False)
+    status, said = run.end()
+    assert status == 1, said
+    assert "training failed on rank 0: ends.py ended with exit status 1: ConnectionError: its peer is gone" in said
+    assert "; rank 1 had ended with exit status 0, " in said
+    assert run.state == "failed"
+
+
+def test_a_rank_that_is_killed_is_started_again_by_the_living_workers(start: Start) -> None:
+    run = start("waits")
+    workers = {psutil.Process(run.pid(rank)).environ()["MASTER_PORT"] for rank in range(2)}
+    os.kill(run.pid(1), signal.SIGKILL)
+    status, said = run.end()
+    assert status == 0, said
+    assert "training failed on rank 1: ends.py was ended by signal 9" in said
+    assert "saved-0-0" in run.files
+    assert {"begun-0-1", "begun-1-1"} <= run.files
+    assert len(workers) == 1
+    assert run.state == "finished"

@@ -1,0 +1,230 @@
+"""Restarts after failures, by a clock and a run of the test's own."""
+
+from collections.abc import Callable
+
+import pytest
+
+from ray_on_ecs.errors import DivergedError, ResourceError, TrainingError, UsageError
+from ray_on_ecs.run.failure_policy import (
+    FAILURES_A_DAY,
+    SETTLING_SECONDS,
+    Failure,
+    FailurePolicy,
+    Mark,
+    Raise,
+    Restart,
+    Wait,
+)
+from ray_on_ecs.run.last_words import LastWords
+
+WAIT_SECONDS = 600.0
+
+
+class Run:
+    """A run whose attempts the test lets fail."""
+
+    def __init__(self, max_restarts: int = 3, mark: Mark | None = None) -> None:
+        self.now = 1_000_000.0
+        self.mark = mark or Mark()
+        self.is_lost = False
+        self.policy = FailurePolicy(max_restarts, self._read, worker_timeout=WAIT_SECONDS, clock=lambda: self.now)
+        self.policy.began()
+
+    def fail(self, failure: Failure, seconds: float = 1.0) -> Restart | Wait | Raise:
+        """Let the attempt fail after so many seconds, and the next one begin."""
+        self.now += seconds
+        decision = self.policy.decide(failure)
+        self.policy.began()
+        return decision
+
+    def store(self) -> None:
+        """Store a file now."""
+        self.mark = Mark(self.mark.step, self.now)
+
+    def step(self, step: int) -> None:
+        self.mark = Mark(step, self.mark.stored_at)
+
+    def _read(self) -> Mark:
+        if self.is_lost:
+            raise OSError("no answer")
+        return self.mark
+
+
+def failed(text: str = "", status: int = 1, place: str | None = "train.py:3") -> Failure:
+    """The failure of a script: `text` is the last line of its traceback."""
+    name = text.partition(":")[0] or None
+    words = LastWords(text, name if status > 0 else None, place if name else None)
+    return Failure(f"train.py ended: {text}", rank=0, status=status, words=words)
+
+
+KILLED = failed(status=-9)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        *map(
+            failed,
+            (
+                "SyntaxError: '(' was never closed",
+                "IndentationError: unexpected indent",
+                "ImportError: cannot import name 'x'",
+                "ModuleNotFoundError: No module named 'x'",
+                "NameError: name 'x' is not defined",
+                "UnboundLocalError: x",
+                "TypeError: x",
+                "AttributeError: x",
+                "KeyError: 'x'",
+                "ValueError: x",
+                "FileNotFoundError: [Errno 2] No such file or directory: 'x'",
+            ),
+        ),
+        failed(status=2),
+        failed(status=126),
+        failed(status=127),
+    ],
+    ids=lambda failure: failure.words.text.partition(":")[0] or str(failure.status),
+)
+def test_a_users_mistake_ends_the_run_before_its_first_progress_alone(failure: Failure) -> None:
+    decision = Run().fail(failure)
+    assert isinstance(decision, Raise)
+    assert (decision.error, decision.is_recorded) == (UsageError, True)
+    for earlier in (Mark(step=7), Mark(stored_at=5.0)):
+        assert isinstance(Run(mark=earlier).fail(failure), Restart), "the run has worked before"
+    run = Run()
+    run.step(1)
+    assert isinstance(run.fail(failure), Restart)
+
+
+def test_a_missing_package_is_named_with_its_way_out() -> None:
+    decision = Run().fail(failed("ModuleNotFoundError: No module named 'x'"))
+    assert isinstance(decision, Raise)
+    assert decision.line.endswith("No module named 'x'; name its package in a file for --requirements")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "ends"),
+    [
+        ("RuntimeError: a", "RuntimeError: b", True),
+        ("my.errors.Broken: a", "my.errors.Broken: a", True),
+        ("RuntimeError: a", "ZeroDivisionError: a", False),
+        ("OSError: [Errno 5] Input/output error", None, False),
+        ("ConnectionResetError: x", None, False),
+        ("TimeoutError: x", None, False),
+        ("botocore.exceptions.ClientError: SlowDown", None, False),
+        ("torch.distributed.DistBackendError: x", None, False),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", None, False),
+        ("RuntimeError: NCCL communicator was aborted", None, False),
+        ("RuntimeError: [pair.cc:545] Read error: Connection closed by peer", None, False),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", None, True),
+    ],
+)
+def test_the_same_exception_ends_the_run_the_second_time(first: str, second: str | None, ends: bool) -> None:
+    run = Run()
+    assert isinstance(run.fail(failed(first)), Restart)
+    run.step(100)
+    decision = run.fail(failed(second or first))
+    assert isinstance(decision, Raise) is ends, "progress in between or not"
+    if isinstance(decision, Raise):
+        assert decision.error is TrainingError
+        assert ("smaller batch" in decision.line) is ("out of memory" in first)
+
+
+def test_the_same_type_in_another_line_is_another_error() -> None:
+    run = Run()
+    assert isinstance(run.fail(failed("RuntimeError: a", place="train.py:3")), Restart)
+    assert isinstance(run.fail(failed("RuntimeError: a", place="train.py:4")), Restart)
+
+
+def test_a_wrong_flag_of_a_run_that_has_worked_ends_it_the_second_time() -> None:
+    run, wrong = Run(mark=Mark(step=5)), Failure("x", status=2, words=LastWords("error: unrecognized arguments"))
+    assert isinstance(run.fail(wrong), Restart)
+    assert isinstance(run.fail(wrong), Raise)
+
+
+def fail_often(run: Run, failure: Failure, before: Callable[[int], None], times: int = 10) -> int:
+    """Return how many failures the run survives."""
+    for number in range(times):
+        before(number)
+        if isinstance(run.fail(failure), Raise):
+            return number
+    return times
+
+
+@pytest.mark.parametrize("max_restarts", [0, 1, 3])
+@pytest.mark.parametrize(
+    "failure", [KILLED, Failure("no progress", "hung"), Failure("lost")], ids=lambda each: each.what
+)
+def test_failures_without_progress_are_limited(max_restarts: int, failure: Failure) -> None:
+    assert fail_often(Run(max_restarts), failure, lambda number: None) == max_restarts
+
+
+def test_a_greater_step_is_progress_and_an_earlier_one_is_not() -> None:
+    run = Run(1)
+    assert fail_often(run, KILLED, lambda number: run.step(10 * number)) == 10
+    run = Run(1)
+    assert fail_often(run, KILLED, lambda number: run.step(10 - number)) == 1, "the first step alone is progress"
+
+
+@pytest.mark.parametrize(("seconds", "survived"), [(SETTLING_SECONDS - 1, 1), (SETTLING_SECONDS, 10)])
+def test_a_file_is_progress_if_the_attempt_had_lasted_a_while(seconds: float, survived: int) -> None:
+    run = Run(1)
+
+    def store(number: int) -> None:
+        run.now += seconds
+        run.store()
+
+    assert fail_often(run, KILLED, store) == survived
+
+
+def test_failures_with_progress_are_limited_within_a_day() -> None:
+    run = Run(1)
+    assert fail_often(run, KILLED, run.step, times=100) == FAILURES_A_DAY
+
+    def a_while_later(number: int) -> None:
+        run.step(1000 + number)
+        run.now += 2 * 3600
+
+    run = Run(1)
+    assert fail_often(run, KILLED, a_while_later, times=100) == 100, "weeks on machines that fail every two hours"
+
+
+def test_a_storage_that_cannot_be_read_counts_as_no_progress() -> None:
+    run = Run(1)
+    run.step(5)
+    run.is_lost = True
+    assert [type(run.fail(KILLED)) for _ in range(2)] == [Restart, Raise]
+
+
+def test_preemptions_count_as_no_failures() -> None:
+    run, reclaimed = Run(max_restarts=2), Failure("", "reclaimed")
+    assert fail_often(run, reclaimed, run.step, times=100) == 100
+    assert fail_often(run, reclaimed, lambda number: None) == 2, "nodes that are reclaimed before any progress"
+    run = Run(max_restarts=1)
+    assert isinstance(run.fail(reclaimed), Restart)
+    assert isinstance(run.fail(KILLED), Restart)
+    assert isinstance(Run(max_restarts=0).fail(reclaimed), Restart)
+
+
+def test_workers_are_waited_for_and_not_for_ever() -> None:
+    run, missing = Run(), Failure("they did not come back", "no workers")
+    run.fail(KILLED)
+    run.now += WAIT_SECONDS - 1
+    assert run.policy.decide(missing) == Wait()
+    run.now += 1
+    assert run.policy.decide(missing) == Raise(TrainingError, "training failed: they did not come back")
+
+
+def test_workers_that_never_started_are_a_lack_of_resources() -> None:
+    run = Run()
+    run.policy = FailurePolicy(3, Mark, worker_timeout=WAIT_SECONDS, clock=lambda: run.now)
+    assert run.policy.decide(Failure("not free", "no workers")) == Wait()
+    run.now += WAIT_SECONDS
+    expected = Raise(ResourceError, "not free", is_recorded=False)
+    assert run.policy.decide(Failure("not free", "no workers")) == expected
+
+
+@pytest.mark.parametrize("cause", [UsageError("--x: no"), DivergedError("the loss is nan")], ids=["usage", "diverged"])
+def test_what_no_restart_can_mend_ends_the_run(cause: TrainingError) -> None:
+    decision = Run(mark=Mark(step=5)).fail(Failure(str(cause), rank=1, cause=cause))
+    assert decision == Raise(type(cause), str(cause), is_recorded=isinstance(cause, DivergedError))

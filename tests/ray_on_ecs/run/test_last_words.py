@@ -1,0 +1,69 @@
+"""The end of a script's output, as Python, torch and faulthandler write it."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ray_on_ecs.run.last_words import LastWords, read
+
+TORCH = """[rank0]: Traceback (most recent call last):
+[rank0]:   File "train.py", line 3, in <module>
+[rank0]:     main()
+[rank0]: ValueError: this is broken
+[rank0]:[W1123 02:19:58 ProcessGroupNCCL.cpp:1553] Warning: destroy_process_group() was not called
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "expected"),
+    [
+        (TORCH, 1, LastWords("ValueError: this is broken", "ValueError", "train.py:3")),
+        (
+            TORCH,
+            -signal.SIGKILL,
+            LastWords("[W1123 02:19:58 ProcessGroupNCCL.cpp:1553] Warning: destroy_process_group() was not called"),
+        ),
+        (
+            "Traceback (most recent call last):\nrank 2, sum 6\n  File\nkeras.errors.Stop: x\n",
+            1,
+            LastWords("keras.errors.Stop: x", "keras.errors.Stop"),
+        ),
+        ("working\n\n", 1, LastWords("working")),
+        ("Traceback (most recent call last):\n  File", 1, LastWords("File")),
+        ("", 1, LastWords()),
+    ],
+    ids=["exception", "signal", "mixed", "neither", "cut", "nothing"],
+)
+def test_the_last_words_say_why_it_ended(output: str, status: int, expected: LastWords) -> None:
+    assert read(output.splitlines(keepends=True), status) == expected
+
+
+@pytest.mark.parametrize(
+    ("script", "text", "exception", "line"),
+    [
+        ("import x_y", "ModuleNotFoundError: No module named 'x_y'", "ModuleNotFoundError", 1),
+        ("def f():\n  raise KeyError('a')\nf()", "KeyError: 'a'", "KeyError", 2),
+        ("print(\n", "SyntaxError: '(' was never closed", "SyntaxError", 1),
+        ("try:\n  1 / 0\nexcept Exception as e:\n  raise OSError(5, 'x') from e", "OSError: [Errno 5] x", "OSError", 4),
+        (
+            "import ctypes\ndef crash():\n  ctypes.string_at(0)\ncrash()",
+            "Fatal Python error: Segmentation fault in string_at (File ",
+            None,
+            None,
+        ),
+    ],
+    ids=["import", "exception", "syntax", "cause", "crash"],
+)
+def test_what_this_python_writes(tmp_path: Path, script: str, text: str, exception: str | None, line: int) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(script)
+    done = subprocess.run([sys.executable, "-X", "faulthandler", file], capture_output=True, text=True)
+    words = read(done.stderr.splitlines(), done.returncode)
+    assert words.text.startswith(text)
+    assert words.exception == exception
+    if line:
+        assert words.place == f"{file}:{line}"
+    assert "Extension modules" not in words.text

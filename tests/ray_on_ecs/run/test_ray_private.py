@@ -1,0 +1,88 @@
+"""Each private name of Ray that a run uses, as this release of Ray has it."""
+
+import inspect
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import ray.train.constants
+from ray.train import RunConfig, ScalingConfig
+from ray.train.v2._internal import constants
+
+from ray_on_ecs.run import failure_report, ray_private
+from ray_on_ecs.run.environment import OF_CLUSTER, without_ray
+
+
+def test_every_name_is_there() -> None:
+    for name in ray_private.__all__:
+        assert getattr(ray_private, name) is not None
+
+
+def test_the_trainer_takes_what_a_run_gives() -> None:
+    given = {"train_loop_config", "backend_config", "scaling_config", "run_config"}
+    assert given <= set(inspect.signature(ray_private.DataParallelTrainer.__init__).parameters)
+    assert {"label_selector", "resources_per_worker"} <= set(inspect.signature(ScalingConfig).parameters)
+    assert {"failure_config", "logging_config"} <= set(inspect.signature(RunConfig).parameters)
+
+
+@pytest.mark.parametrize("name", [ray_private.START_TIMEOUT, ray_private.PREEMPTION_WATCHER, ray_private.CHANGE_FOLDER])
+def test_ray_train_reads_these_variables(name: str) -> None:
+    assert name in [*vars(constants).values(), *vars(ray.train.constants).values()]
+
+
+def test_the_error_of_workers_that_did_not_start_is_known() -> None:
+    from ray.train import ControllerError
+
+    error = ray_private.WorkerGroupStartupTimeoutError(2)
+    assert failure_report.is_start_timeout(ControllerError(error))
+    assert not failure_report.is_start_timeout(ControllerError(ValueError("no")))
+    assert not failure_report.is_start_timeout(ValueError("no"))
+
+
+def test_nodes_that_drain_have_deadlines_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_private.state, "get_draining_nodes", lambda: {"a": 1_700_000_000_500, "b": 0})
+    assert ray_private.draining_nodes() == {"a": 1_700_000_000.5, "b": None}
+
+
+# Prints the type that each question to a Ray of its own has.
+ASK = """
+import json, ray
+from ray_on_ecs.run import ray_private
+ray.init(address="local", num_cpus=1, include_dashboard=False)
+[resources] = ray_private.available_resources_per_node().values()
+print(json.dumps([ray_private.draining_nodes(), resources["CPU"]]))
+"""
+
+
+def test_a_ray_that_runs_answers_these_questions() -> None:
+    variables: dict[str, Any] = {name: each for name, each in os.environ.items() if not name.startswith("RAY_")}
+    variables |= {"RAY_TMPDIR": "/tmp/ray-tests", "RAY_USAGE_STATS_ENABLED": "0"}
+    done = subprocess.run([sys.executable, "-c", ASK], env=variables, capture_output=True, text=True, timeout=480)
+    assert done.stdout.splitlines()[-1:] == ["[{}, 1.0]"], done.stderr
+
+
+def test_the_token_is_found_where_ray_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (
+        "from ray_on_ecs.run.ray_private import *\n"
+        "from ray_on_ecs.run import ray_private\n"
+        "assert AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True)\n"
+        "ray_private.enable_token_authentication()\n"
+        "print(AUTH_MODE_ENV_VAR, ray_private.authentication_metadata()[0][1])\n"
+    )
+    variables = {**os.environ, "RAY_AUTH_TOKEN": "of-the-tests"}
+    variables.pop("RAY_AUTH_MODE", None)
+    done = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, timeout=480)
+    assert done.stdout == "RAY_AUTH_MODE Bearer of-the-tests\n", done.stderr
+
+
+def test_nothing_of_a_ray_worker_reaches_a_script_but_its_way_to_the_cluster() -> None:
+    kept = {
+        **dict.fromkeys(OF_CLUSTER, "x"),
+        "CUDA_VISIBLE_DEVICES": "0",
+        "RAY_ON_ECS_STORAGE_PATH": "s3://b",
+        "A": "1",
+    }
+    of_ray = dict.fromkeys(("RAY_JOB_ID", "RAY_RAYLET_PID", "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"), "x")
+    assert without_ray({**kept, **of_ray}) == kept

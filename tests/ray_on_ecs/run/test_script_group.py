@@ -1,0 +1,209 @@
+"""The driver's side of a worker group, with an actor in this process and workers that the test plays."""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ray_on_ecs.errors import Interrupted, TrainingError
+from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.run.failure_policy import Failure
+from ray_on_ecs.run.group import Directive, Member
+from ray_on_ecs.run.last_words import LastWords
+from ray_on_ecs.run.script_group import Decider, ScriptGroup, describe
+from ray_on_ecs.tracking.run_actor import RunActor, RunClient
+
+
+class LocalClient(RunClient):
+    """Calls the actor in this process."""
+
+    def __init__(self) -> None:
+        self.actor = RunActor()
+
+    def direct(self, directive: Any) -> Any:
+        return self.actor.direct(directive)
+
+
+class Group:
+    """Two workers on two nodes, and what the driver was asked to do."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.client = LocalClient()
+        self.failures: list[Failure] = []
+        self.said: list[str] = []
+        self.stacks: list[dict[int, str]] = []
+        self.draining: dict[str, float | None] = {}
+        self.error: TrainingError | None = None
+        decider = Decider(lambda: None, self._decide, self._store_stacks, self.said.append)
+        config = ScriptConfig(command=("train.py",), **settings)
+        self.scripts = ScriptGroup(self.client, config, decider, lambda: self.draining)
+        self.name = "first"
+        self.members = [self._member(rank) for rank in range(2)]
+        self.poll()
+
+    def _member(self, rank: int) -> Member:
+        return Member("127.0.0.1", 1, rank, 2, f"node-{rank}", started_at=1.0)
+
+    def tell(self, rank: int, **changes: Any) -> None:
+        self.members[rank] = replace(self.members[rank], **changes)
+
+    def poll(self) -> Directive:
+        """Let the workers talk and the driver poll; return what they are told."""
+        for _ in range(2):
+            for rank, each in enumerate(self.members):
+                self.client.actor.update(self.name, rank, each, False)
+            self.scripts.poll()
+        return self.client.actor.update(self.name, 0, self.members[0], False)[0]
+
+    def end(self, *ranks: int, status: int = -15) -> None:
+        for rank in ranks or (0, 1):
+            if self.members[rank].status is None:
+                self.tell(rank, status=status, ended_at=200.0)
+            self.tell(rank, has_ended=True, is_stored=True)
+
+    def restart(self) -> None:
+        generation = self.scripts._directive.generation
+        self.members = [replace(self._member(rank), generation=generation) for rank in range(2)]
+
+    def _decide(self, failure: Failure) -> None:
+        self.failures.append(failure)
+        if self.error:
+            raise self.error
+
+    def _store_stacks(self, stacks: dict[int, str]) -> str:
+        self.stacks.append(stacks)
+        return "stalls/1"
+
+
+def test_scripts_that_have_all_ended_well_let_the_workers_leave() -> None:
+    group = Group()
+    assert group.poll().action == "run"
+    group.end(0, status=0)
+    assert group.poll().action == "run"
+    group.end(1, status=0)
+    assert group.poll().action == "leave"
+    assert not group.failures
+    assert group.scripts.error is None
+
+
+def test_a_failed_script_ends_the_others_and_all_are_started_again() -> None:
+    group = Group()
+    group.tell(1, status=1, ended_at=100.0, words=LastWords("RuntimeError: x", "RuntimeError"))
+    told = group.poll()
+    assert (told.action, told.generation) == ("end", 0)
+    assert 25 < told.end_at - time.time() <= 30
+    assert not group.failures, "the other one has its 30 s"
+    group.end()
+    told = group.poll()
+    assert (told.action, told.generation) == ("run", 1)
+    assert [(each.rank, each.status) for each in group.failures] == [(1, 1)]
+    group.restart()
+    group.end(status=0)
+    assert group.poll().action == "leave"
+
+
+def test_a_run_that_is_given_up_ends_without_a_failure_of_ray_train() -> None:
+    group = Group()
+    group.error = TrainingError("no more")
+    group.tell(0, status=1, ended_at=100.0)
+    group.poll()
+    group.end()
+    assert group.poll().action == "leave"
+    assert group.scripts.error is group.error
+
+
+def test_a_notice_gives_the_scripts_until_its_deadline() -> None:
+    group = Group()
+    group.draining = {"node-1": time.time() + 100, "node-of-another-run": time.time() + 5}
+    group.scripts._asked_notice_at = 0.0
+    told = group.poll()
+    assert (told.action, told.ranks) == ("end", (1,))
+    assert 90 < told.end_at - time.time() < 100
+    group.end(status=0)
+    assert group.poll().action == "leave"
+    assert group.scripts.is_reclaimed
+    group.scripts.new_fit()
+    assert not group.scripts.is_reclaimed
+
+
+@pytest.mark.parametrize(
+    ("settings", "told", "ends"),
+    [
+        ({}, {}, False),
+        ({}, {"has_steps": True}, True),
+        ({"hang_timeout": 600.0}, {}, True),
+        ({"hang_timeout": 3000.0}, {"has_steps": True}, False),
+    ],
+)
+def test_a_silent_script_hangs_if_it_has_reported_steps(settings: Any, told: Any, ends: bool) -> None:
+    group = Group(**settings)
+    group.tell(0, silent_seconds=1000.0, **told)
+    assert group.poll().action == "run", "the other rank is at work"
+    group.tell(1, silent_seconds=1000.0)
+    assert (group.poll().action == "abort") is ends
+    if ends:
+        for rank in range(2):
+            group.tell(rank, stacks=f"of rank {rank}", status=-6)
+        group.end()
+        assert group.poll().generation == 1
+        assert [each.kind for each in group.failures] == ["hung"]
+        assert group.stacks == [{0: "of rank 0", 1: "of rank 1"}]
+
+
+def test_a_script_that_never_reported_a_step_runs_on_and_its_stacks_are_stored_once() -> None:
+    group = Group()
+    for rank in range(2):
+        group.tell(rank, silent_seconds=1000.0)
+    assert group.poll().wants_stacks
+    for rank in range(2):
+        group.tell(rank, stacks=f"of rank {rank}")
+    for _ in range(3):
+        assert group.poll().action == "run"
+    assert group.stacks == [{0: "of rank 0", 1: "of rank 1"}]
+    assert len(group.said) == 1
+    assert "has been silent for 1000 s" in group.said[0]
+
+
+def test_a_stop_ends_the_scripts_and_the_run() -> None:
+    group = Group()
+    group.scripts.stop(Interrupted("stop"))
+    assert group.poll().action == "end"
+    group.end()
+    assert group.poll().action == "leave"
+    assert isinstance(group.scripts.error, Interrupted)
+    assert not group.failures
+
+
+def test_other_workers_are_another_generation_and_the_lost_ones_are_not_heard() -> None:
+    group = Group()
+    group.scripts.new_fit()
+    assert group.poll().group == "", "these are lost"
+    group.name = "second"
+    group.restart()
+    told = group.poll()
+    assert (told.group, told.generation, told.action) == ("second", 1, "run")
+
+
+def ended(status: int | None, at: float | None, text: str = "") -> Member:
+    return Member("", 1, 0, 3, status=status, ended_at=at, words=LastWords(text))
+
+
+@pytest.mark.parametrize(
+    ("members", "rank", "what"),
+    [
+        ([ended(-15, 12.0), ended(-9, 10.0)], 1, "train.py was ended by signal 9: it wrote nothing"),
+        ([ended(1, 10.0, "a"), ended(1, 10.5, "b")], 0, "train.py ended with exit status 1: a"),
+        (
+            [ended(1, 13.0, "lost a peer"), ended(0, 10.0)],
+            0,
+            "train.py ended with exit status 1: lost a peer; rank 1 had ended with exit status 0, 3 s before",
+        ),
+        ([ended(1, 10.2, "a"), ended(0, 10.0)], 0, "train.py ended with exit status 1: a"),
+        ([ended(1, 10.0, "a"), ended(0, None), ended(None, None)], 0, "train.py ended with exit status 1: a"),
+    ],
+    ids=["killed", "first", "left early", "left at once", "of mpirun"],
+)
+def test_the_rank_that_left_first_is_to_blame(members: list[Member], rank: int, what: str) -> None:
+    failure = describe(dict(enumerate(members)), "train.py")
+    assert (failure.rank, failure.what) == (rank, what)
