@@ -11,8 +11,6 @@ from ray_on_ecs.errors import Interrupted, TrainingError
 
 # Ray reads these when it is imported.
 RAY_SETTINGS = {
-    # Show the lines of every rank, each once.
-    "RAY_DEDUP_LOGS": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     # How often the controller checks on the workers and on whether they have finished.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.3",

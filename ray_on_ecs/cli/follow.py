@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from rich.status import Status
-from rich.text import Text
 
-from ray_on_ecs.cli.screen import note, out
+from ray_on_ecs.cli.screen import note, out, show
 from ray_on_ecs.cluster.clusters import Cluster, Head
 from ray_on_ecs.cluster.jobs import UnreadLogs, driver_exit_status, follow_to_end, of_run, submitted, under_way
 from ray_on_ecs.errors import Interrupted, ResourceError, StackNotFound, TrainingError, UsageError, one_line
+from ray_on_ecs.run.shown_log import Filter
 from ray_on_ecs.tracking import layout
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Follower:
         self._name = run["run_name"]
         self._logs = UnreadLogs()
         self._line = ""
+        self._filter = Filter()
         self._job = ""
         # When the connection was lost, or None while the log is read.
         self._lost_at: float | None = None
@@ -128,12 +129,11 @@ class Follower:
     def _print(self, text: str) -> None:
         """Print whole lines: a line that is not complete yet would be cut by the progress line."""
         *lines, self._line = (self._line + text).split("\n")
-        for line in lines:
-            _show_line(line)
+        show(self._filter.shown(lines))
 
     def _end_line(self) -> None:
         if self._line:
-            _show_line(self._line)
+            show(self._filter.shown([self._line]))
             self._line = ""
 
     def _wait(self, cause: Exception) -> None:
@@ -145,11 +145,6 @@ class Follower:
             raise ResourceError(f"lost the connection ({one_line(cause)}); {self._goes_on}") from cause
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
-
-
-def _show_line(line: str) -> None:
-    """Print a line as it is; its colours are for terminals."""
-    out.out(line if out.is_terminal else Text.from_ansi(line).plain, highlight=False)
 
 
 class _ProgressLine:

@@ -1,4 +1,4 @@
-"""`ray-on-ecs logs`: what a run has printed, from the head or, when that is gone, from the run's folder."""
+"""`ray-on-ecs logs`: the log of a run, from the head or, when that is gone, from the run's folder."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from typing import Any
 
 import click
 
-from ray_on_ecs.cli.screen import note
+from ray_on_ecs.cli.screen import note, show
 from ray_on_ecs.cluster.clusters import Cluster, on_cluster
-from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.run.shown_log import Filter
+
+# Exit statuses of a run by its state.
+STATUSES = {"finished": 0, "failed": TrainingError.exit_status, "interrupted": Interrupted.exit_status}
 
 
 @click.command("logs")
@@ -25,13 +29,13 @@ def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
             if not (follow and under_way):
                 text = "".join(_log(head.jobs, job_id) for job_id in jobs)
                 _print(text or _stored(cluster, run), tail)
-                return 0
+                return _exit_status(cluster, run, jobs) if follow else 0
             metadata = jobs[under_way[-1]].metadata
     except ResourceError as cause:
         stored = _stored(cluster, run)
         note(f"{cause}; this is the log as the run stored it last:")
         _print(stored, tail)
-        return 0
+        return _exit_status(cluster, run, {}) if follow else 0
     from ray_on_ecs.cli.follow import Follower
 
     same = {key: metadata[key] for key in ("run_name", "storage_path") if key in metadata}
@@ -51,6 +55,27 @@ def jobs_of(client: Any, run: str) -> dict[str, Any]:
     except (OSError, RuntimeError, TypeError, ValueError) as cause:
         raise ResourceError(f"the Ray head doesn't list its jobs ({one_line(cause)}); try again in a minute") from cause
     return dict(sorted(mine.items(), key=lambda item: item[1].start_time or 0))
+
+
+def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Any]) -> int:
+    """Return the exit status of a run that has ended: that of its last job, or the one of the state in its folder.
+
+    Raises:
+        TrainingError: The last job has none.
+        ResourceError: The folder doesn't say that the run has ended.
+    """
+    from ray_on_ecs.cluster.jobs import driver_exit_status
+    from ray_on_ecs.tracking import layout
+
+    if jobs:
+        job_id, job = list(jobs.items())[-1]
+        return driver_exit_status(job_id, job, f"the same command with --run-name {run}")
+    state = (cluster.storage(run).read_json(layout.STATUS) or {}).get("state")
+    if state not in STATUSES:
+        raise ResourceError(
+            f"run {run} was {state or 'not begun'} when it was heard of last; {cluster.command('runs')} shows its state"
+        )
+    return STATUSES[state]
 
 
 def _log(client: Any, job_id: str) -> str:
@@ -82,5 +107,5 @@ def _stored(cluster: Cluster, run: str) -> str:
 
 
 def _print(text: str, tail: int | None) -> None:
-    lines = text.splitlines()
-    click.echo("\n".join(lines[-tail:] if tail else lines))
+    lines = list(Filter().shown(text.removesuffix("\n").split("\n")))
+    show(lines[-tail:] if tail else lines)

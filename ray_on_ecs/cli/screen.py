@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterable
 from typing import Any
 
 import click
 from rich.console import Console
+
+from ray_on_ecs.run.shown_log import shows_colours, without_escapes
 
 out = Console(highlight=False, soft_wrap=True)
 notes = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -15,6 +19,13 @@ notes = Console(stderr=True, highlight=False, soft_wrap=True)
 def note(line: str) -> None:
     """Print a line about what the command does."""
     notes.print(line, markup=False)
+
+
+def show(lines: Iterable[str]) -> None:
+    """Print lines of a log as they are, their colours on a terminal alone."""
+    has_colours = shows_colours(sys.stdout)
+    for line in lines:
+        out.out(line if has_colours else without_escapes(line), highlight=False)
 
 
 def print_json(document: Any) -> None:

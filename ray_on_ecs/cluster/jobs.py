@@ -248,12 +248,14 @@ def driver_exit_status(job_id: str, job: Any, again: str) -> int:
     """Return the driver's exit status; print a line if a signal ended it, because then the log doesn't say why.
 
     Raises:
+        Interrupted: The job was stopped.
         TrainingError: The driver has no exit status.
     """
     status = job.driver_exit_code
+    if status is None and job.status == "STOPPED":
+        raise Interrupted(f"job {job_id} was stopped; {again} resumes the run")
     if status is None:
-        reason = "was stopped" if job.status == "STOPPED" else f"failed ({one_line(job.message or job.error_type)})"
-        raise TrainingError(f"job {job_id} {reason}; {again} resumes the run")
+        raise TrainingError(f"job {job_id} failed ({one_line(job.message or job.error_type)}); {again} resumes the run")
     if status < 0:
         print(f"ray-on-ecs: job {job_id} was ended by signal {-status}; {again} resumes the run", file=sys.stderr)
         return 128 - status  # as a shell reports a signal

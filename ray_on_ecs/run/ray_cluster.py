@@ -26,7 +26,7 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import HELPERS, INSTANCE_LABELS, NODE_GROUP_LABEL, WORKERS_PARAMETER_VARIABLE
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.periodic import every
-from ray_on_ecs.run import cluster_token
+from ray_on_ecs.run import cluster_token, shown_log
 from ray_on_ecs.run.ray_private import PREEMPTION_WATCHER, available_resources_per_node
 from ray_on_ecs.run.zone_failover import CapacityWatch
 from ray_on_ecs.tracking.cost import InstanceKind
@@ -89,6 +89,7 @@ def connect(config: RunConfig, runtime_env: Mapping[str, Any]) -> bool:
         ResourceError: `RAY_ADDRESS` names a cluster that doesn't answer.
         UsageError: The cluster wants another token than `RAY_AUTH_TOKEN`, or any.
     """
+    shown_log.install()
     try:
         return _join_or_start(config, os.environ.get("RAY_ADDRESS") or "auto", runtime_env)
     except AuthenticationError as cause:

@@ -31,6 +31,7 @@ from ray_on_ecs.run.group import Directive, Member
 from ray_on_ecs.run.metrics import MetricsLog, ReportReader
 from ray_on_ecs.run.mpi import MpiNode, MpiRun
 from ray_on_ecs.run.process import ScriptProcess, wait_for_end
+from ray_on_ecs.run.shown_log import cut
 from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
 from ray_on_ecs.tracking.records import RecordFile, merge_records, read_records
 from ray_on_ecs.tracking.run_actor import Progress, RunClient
@@ -106,6 +107,8 @@ class ScriptWorker:
         self._record_file: RecordFile | None = None
         self._shown: tuple[int, dict[str, Any]] | None = None
         self._first_started_at: float | None = None
+        # mpirun on rank 0 prints the lines of all ranks.
+        self._prefix = f"[rank {self._rank}] " if self._world_size > 1 and not self._config.mpi else ""
 
     def __enter__(self) -> ScriptWorker:
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -367,7 +370,8 @@ class ScriptWorker:
                 self._metrics.add(values)
 
     def _on_line(self, line: str) -> None:
-        print(line, end="", flush=True)
+        # Cut here, too: Ray reads what is written of a line so far, and would hand on a long one in parts.
+        print(cut(self._prefix + line.removesuffix("\n")), flush=True)
         if self._metrics:
             self._metrics.read_line(line)
 

@@ -41,14 +41,16 @@ class ProgressBar:
         self._next_line = time.monotonic() + LINE_SECONDS
 
     def __enter__(self) -> ProgressBar:
-        self._bar.start()
+        if self._console.is_interactive:
+            self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.update(self._task, visible=False)
-        self._bar.stop()
+        if self._console.is_interactive:  # elsewhere it would print an empty line
+            self._bar.stop()
 
     def draw(self) -> None:
         """Show what is new."""

@@ -69,10 +69,8 @@ def launch(environment: dict[str, str], head: Head, code: Path) -> Iterator[Star
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Return exit status, output and errors; of these the command's own, not what Ray's processes write there."""
     out, err = process.communicate(timeout=SECONDS)
-    own = [line for line in err.splitlines(keepends=True) if not line.startswith("\x1b[36m(")]
-    return process.returncode, out, "".join(own)
+    return process.returncode, out, err
 
 
 def test_a_torchrun_script_is_resumed_after_a_rank_was_killed(launch: Start, head: Head, code: Path) -> None:

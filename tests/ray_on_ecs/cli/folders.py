@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def job(run_name: str, status: str = "RUNNING", **changed: Any) -> dict[str, Any
 @contextmanager
 def head(jobs: Sequence[dict[str, Any]]) -> Generator[str]:
     """Answer as the dashboard of a head with these jobs would; yields its URL."""
-    answers = {"/api/version": {"version": "4"}, "/api/jobs/": list(jobs)}
+    answers = {"/api/version": {"version": "4", "ray_version": version("ray")}, "/api/jobs/": list(jobs)}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,0 +1,42 @@
+"""`ray-on-ecs logs` of runs whose head is gone."""
+
+from pathlib import Path
+
+import pytest
+
+from ray_on_ecs.cli.main import main
+from tests.ray_on_ecs.cli.folders import Folders, head
+
+JOB_LOG = (
+    "2026-11-25 14:18:34,705\tINFO job_manager.py:581 -- Runtime env is setting up.\n"
+    "Running entrypoint for job mine: python -m ray_on_ecs.run --run-name mine train.py\n"
+    "run      mine\n"
+    "\x1b[31mred\x1b[0m\n"
+)
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
+    """A storage path with the log of the run `mine`."""
+    monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path))
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")
+    found = Folders(str(tmp_path))
+    found.of("mine").write("logs/20261125T141834Z.txt", JOB_LOG.encode())
+    return found
+
+
+@pytest.mark.parametrize(("state", "status"), [("finished", 0), ("failed", 1), ("interrupted", 130), ("training", 3)])
+def test_follow_ends_with_the_status_of_a_run_that_has_ended(
+    folders: Folders, capsys: pytest.CaptureFixture[str], state: str, status: int
+) -> None:
+    folders.status("mine", state)
+    assert main(["logs", "--local", "--follow", "mine"]) == status
+    assert capsys.readouterr().out == "run      mine\nred\n"
+    assert main(["logs", "--local", "mine"]) == 0
+
+
+def test_follow_reads_the_status_where_the_head_lists_no_job(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders.status("mine", "failed")
+    with head([]) as address:
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
+        assert main(["logs", "--local", "--follow", "mine"]) == 1

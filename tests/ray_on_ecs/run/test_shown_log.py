@@ -1,0 +1,138 @@
+"""The lines of a run that are shown, with lines as Ray wrote them."""
+
+import io
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray._private import worker
+from ray.experimental import tqdm_ray
+
+from ray_on_ecs.run import shown_log
+from ray_on_ecs.run.shown_log import MAX_CHARACTERS, OF_PROCESSES, Filter, ForwardedLines
+
+JOB_LOG = """\
+2026-11-25 14:18:34,705\tINFO job_manager.py:581 -- Runtime env is setting up.
+Running entrypoint for job wait1: python -m ray_on_ecs.run --num-workers 3 --run-name wait1 ddp_snapshot.py
+run      wait1
+*** SIGTERM received at time=1795616332 on cpu 1 ***
+PC: @     0x7fcb3fced545  (unknown)  clock_nanosleep
+    @     0x7fcb3fc5a050  396995208  (unknown)
+    @ ... and at least 7 more frames
+[rank 0] epoch 3
+[2026-11-25 14:18:52,142 E 5382 5382] logging.cc:474: *** SIGTERM received at time=1795616332 on cpu 1 ***
+[2026-11-25 14:18:52,142 E 5382 5382] logging.cc:474: PC: @     0x7fcb3fced545  (unknown)  clock_nanosleep
+[2026-11-25 14:18:52,142 E 5382 5382] logging.cc:474:     @     0x7fcb3fc5a050  396995208  (unknown)
+[2026-11-25 14:18:52,142 E 5382 5382] logging.cc:474:     @ ... and at least 7 more frames
+ray-on-ecs: interrupted; continue with --run-name wait1
+"""
+CRASH = """\
+*** SIGSEGV received at time=1795616332 on cpu 1 ***
+PC: @     0x7fcb3fced545  (unknown)  clock_nanosleep
+    @     0x7fcb3fc5a050  396995208  (unknown)
+"""
+PREEMPTION_WATCHER = (
+    "[2026-11-25 14:09:45,502 E 20379 20450] core_worker.cc:2465: Actor with class name: 'PreemptionWatcher' and ID: "
+    "'418eac3473f2c9774d7cc01f02000000' has constructor arguments in the object store and max_restarts > 0. If the "
+    "arguments in the object store go out of scope or are lost, the actor restart will fail. See "
+    "https://github.com/ray-project/ray/issues/53727 for more details."
+)
+STARTED = (
+    "WARNING: 8 PYTHON worker processes have been started on node: 3c8d with address: 10.0.0.7. This could be a result "
+    "of using a large number of actors, or due to tasks blocked in ray.get() calls (see "
+    "https://github.com/ray-project/ray/issues/3644 for some discussion of workarounds)."
+)
+UNUSED = (
+    "[rank0]:[W1125 14:09:50.113 reducer.cpp:1529] Warning: find_unused_parameters=True was specified in DDP "
+    "constructor, but did not find any unused parameters in the forward pass. This flag results in an extra traversal"
+)
+CLUSTERS = "Found multiple active Ray instances: {'10.0.0.7:6379'}. Connecting to latest cluster at 10.0.0.7:6379."
+NO_MEMORY = "[2026-11-25 14:09:45,502 E 9 9] (raylet) node_manager.cc:3193: 1 Workers killed due to memory pressure"
+
+
+def batch(*lines: str, actor: str = "RayTrainWorker", is_err: bool = False, **changed: Any) -> dict[str, Any]:
+    """Lines of a process as Ray publishes them."""
+    given = {"ip": "10.0.0.7", "pid": "2801", "job": "02000000", "actor_name": actor, "task_name": None}
+    return {**given, "is_err": is_err, "lines": list(lines), "localhost": "10.0.0.7", **changed}
+
+
+def test_job_log_begins_with_the_runs_own_lines() -> None:
+    assert list(Filter().shown(JOB_LOG.splitlines())) == [
+        "run      wait1",
+        "[rank 0] epoch 3",
+        "ray-on-ecs: interrupted; continue with --run-name wait1",
+    ]
+
+
+def test_stack_of_a_crash_is_shown() -> None:
+    crash = CRASH.splitlines()
+    assert list(Filter().shown([*JOB_LOG.splitlines(), *crash]))[-3:] == crash
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        batch(PREEMPTION_WATCHER, actor="TrainController", is_err=True),
+        batch(STARTED, pid="raylet", actor=""),
+        batch(UNUSED, is_err=True),
+        batch(CLUSTERS, "Traceback (most recent call last):", actor="PlacementGroupCleaner", is_err=True),
+        batch("Tip: use `ray status` to view detailed cluster status.", pid="autoscaler", actor=""),
+    ],
+    ids=["preemption watcher", "worker processes", "unused parameters", "cleaner", "autoscaler"],
+)
+def test_harmless_lines_are_left_out(harmless: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    ForwardedLines().print(harmless)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_scripts_own_lines_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    ForwardedLines().print(batch("[rank 3] epoch 1", UNUSED, "PC: @ 0x7f"))
+    assert capsys.readouterr() == (f"[rank 3] epoch 1\n{UNUSED}\nPC: @ 0x7f\n", "")
+
+
+def test_other_lines_name_their_actor(capsys: pytest.CaptureFixture[str]) -> None:
+    ForwardedLines().print(batch("it broke", actor="TrainController", is_err=True))
+    ForwardedLines().print(batch(NO_MEMORY, pid="raylet", actor=""))
+    assert capsys.readouterr() == (f"(raylet) {NO_MEMORY}\n", "(TrainController) it broke\n")
+
+
+def test_long_lines_are_cut_once() -> None:
+    [once] = Filter(OF_PROCESSES).shown(["a" * 6_000_000])
+    assert len(once) <= MAX_CHARACTERS
+    assert re.fullmatch(r"a+ \.\.\. \[5,934,544 more characters are not shown\]", once)
+    assert list(Filter().shown([once])) == [once]
+    assert list(Filter().shown(["b" * MAX_CHARACTERS])) == ["b" * MAX_CHARACTERS]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "no_color", "shown"),
+    [
+        (Terminal(), "", "\x1b[31mred\x1b[0m\n"),
+        (Terminal(), "1", "red\n"),
+        (io.StringIO(), "", "red\n"),
+    ],
+    ids=["terminal", "NO_COLOR", "file"],
+)
+def test_colours_are_for_terminals(
+    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, no_color: str, shown: str
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr(sys, "stdout", stream)
+    ForwardedLines().print(batch("\x1b[31mred\x1b[0m"))
+    assert stream.getvalue() == shown
+
+
+def test_ray_prints_by_this_function_and_has_this_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Path(worker.__file__).read_text()
+    assert f"functools.partial({shown_log.PRINT}, ignore_prefix=ignore_prefix)" in source
+    monkeypatch.setattr(worker, shown_log.PRINT, getattr(worker, shown_log.PRINT))
+    shown_log.install()
+    assert getattr(worker, shown_log.PRINT).__func__ is ForwardedLines.print
+    assert OF_PROCESSES.search(tqdm_ray.RAY_TQDM_MAGIC)
