@@ -48,5 +48,9 @@ class HeadUnavailable(ResourceError):
     """The head doesn't answer now: it is starting, or being replaced."""
 
 
-class StackNotFound(ResourceError):
+class HeadGone(ResourceError):
+    """There is no head, and none is starting."""
+
+
+class StackNotFound(HeadGone):
     """The outputs of a stack are there, and nothing else of it."""

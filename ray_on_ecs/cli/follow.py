@@ -15,7 +15,7 @@ from rich.status import Status
 from ray_on_ecs.cli.screen import note, out, show
 from ray_on_ecs.cluster.clusters import Cluster, Head
 from ray_on_ecs.cluster.jobs import UnreadLogs, driver_exit_status, follow_to_end, of_run, submitted, under_way
-from ray_on_ecs.errors import Interrupted, ResourceError, StackNotFound, TrainingError, UsageError, one_line
+from ray_on_ecs.errors import HeadGone, Interrupted, ResourceError, TrainingError, UsageError, one_line
 from ray_on_ecs.run.shown_log import Filter
 from ray_on_ecs.tracking import layout
 
@@ -66,7 +66,7 @@ class Follower:
                     try:
                         with self._cluster.connect() as head:
                             job = self._follow_at(head)
-                    except StackNotFound:
+                    except HeadGone:
                         raise
                     except (OSError, RuntimeError, aiohttp.ClientError, ResourceError) as cause:
                         self._wait(cause)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -99,6 +100,8 @@ def main(arguments: list[str] | None = None) -> Any:
 
 
 def _end(number: int, frame: object) -> None:
+    if number == signal.SIGHUP and sys.stderr.isatty():  # which is gone, so that a line would fail
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     sys.exit(128 + number)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import Field, fields, replace
 from importlib.util import find_spec
 from typing import Any
@@ -23,7 +24,7 @@ from ray_on_ecs.cluster.jobs import (
 )
 from ray_on_ecs.cluster.nodes import head_code
 from ray_on_ecs.config import GROUPS, environment_variable, flag
-from ray_on_ecs.errors import TrainingError, UsageError
+from ray_on_ecs.errors import Interrupted, TrainingError, UsageError
 from ray_on_ecs.node.code import fingerprint
 from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.upload import EXCLUDES
@@ -46,6 +47,8 @@ OWN = "this command"
 RECIPE = "--recipe"
 # The packages of the image.
 CODE = ("ray_on_ecs", "training")
+# The exit status after SIGHUP: the terminal's window is closed.
+HANGUP = 128 + signal.SIGHUP
 # Settings that already say how many workers there shall be.
 WORKERS = ("num_workers", "nnodes", "nproc_per_node")
 
@@ -76,9 +79,12 @@ class Run(click.Command):
     """The command, whose help has the sections of the settings."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Leave the flags of a recipe to the recipe."""
-        if args and args[0].partition("=")[0] == RECIPE:
-            ctx.allow_interspersed_args = ctx.ignore_unknown_options = True
+        """Leave what follows --recipe to the recipe, except this command's own flags."""
+        names = [each.partition("=")[0] for each in args]
+        if RECIPE in names:
+            before, _, _ = self.make_parser(ctx).parse_args(args[: names.index(RECIPE)])
+            if not isinstance(before["command"], tuple):  # otherwise it is a flag of the script's
+                ctx.allow_interspersed_args = ctx.ignore_unknown_options = True
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -118,15 +124,49 @@ def _run(
     metadata = {**work.run, MAX_RESUBMISSIONS: str(max_resubmissions)}
     if given.get("storage_path"):
         cluster.storage_path = str(given["storage_path"])
-    job_id = _submit(cluster, work, metadata, quiet=as_json)
-    if detach:
-        if as_json:
-            print_json({"run_name": name, "job": job_id, "storage_path": f"{cluster.storage_path}/{name}"})
-        shows, stops = cluster.command(f"logs --follow {name}"), cluster.command(f"stop {name}")
-        note(f"{shows} shows its log, {stops} stops it")
-        return 0
+    with _ray(cluster, work, stays=detach) as is_local:
+        job_id = _submit(cluster, work, metadata, quiet=as_json)
+        if not detach:
+            return _follow(cluster, work, job_id, fetch)
+    if as_json:
+        print_json({"run_name": name, "job": job_id, "storage_path": f"{cluster.storage_path}/{name}"})
+    shows, stops = cluster.command(f"logs --follow {name}"), cluster.command(f"stop {name}")
+    note(f"{shows} shows its log, {stops} stops it{' and Ray' if is_local else ''}")
+    return 0
+
+
+@contextlib.contextmanager
+def _ray(cluster: Cluster, work: Submission, *, stays: bool) -> Generator[bool]:
+    """Start Ray where it is there for the runs alone; end it with the block, and what interrupts that ends the run.
+
+    Args:
+        cluster: The cluster.
+        work: The run.
+        stays: Whether Ray goes on after the block.
+
+    Yields:
+        Whether Ray is there for the runs alone.
+    """
+    name = work.run["run_name"]
+    is_local = cluster.up(work.workers, note)
+    ends = is_local
+    try:
+        yield is_local
+        ends = is_local and not stays
+    except (KeyboardInterrupt, Interrupted, SystemExit) as end:  # the latter by a signal
+        if not is_local or not _stop(cluster, name) or (isinstance(end, SystemExit) and end.code == HANGUP):
+            raise
+        raise Interrupted(f"run {name} is stopped; the same command with --run-name {name} resumes it") from end
+    finally:
+        if ends and not cluster.down(name):
+            note(f"Ray goes on with what else is under way; {cluster.command('runs')} lists it")
+
+
+def _follow(cluster: Cluster, work: Submission, job_id: str, fetch: str | None) -> int:
+    """Show the log to its end, and fetch the results; return the run's exit status."""
     from ray_on_ecs.cli.follow import Follower
 
+    name = work.run["run_name"]
     status = Follower(cluster, work.run).follow(job_id)
     if fetch is not None:
         from ray_on_ecs.cli.fetch import fetch_run
@@ -141,6 +181,15 @@ def _run(
         shows, brings = cluster.command(f"open {name}"), cluster.command(f"fetch {name}")
         note(f"{shows} shows what came of it, {brings} brings it here")
     return status
+
+
+def _stop(cluster: Cluster, name: str) -> bool:
+    """Stop the run, and return whether it was under way."""
+    from ray_on_ecs.cli.stop import stop_run
+
+    note(f"stopping run {name}")
+    with cluster.connect() as head:
+        return stop_run(head, name)
 
 
 def _submission(

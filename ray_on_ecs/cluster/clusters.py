@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from ray_on_ecs.cluster import local_head
 from ray_on_ecs.cluster.s3_access import S3Access
-from ray_on_ecs.errors import HeadUnavailable, ResourceError, UsageError, one_line
+from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, UsageError, one_line
 from ray_on_ecs.node import ports
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ REQUEST_SECONDS = 20.0
 # A head that starts pulls its image first; in a head's container its dashboard alone can be away.
 HEAD_SECONDS, DASHBOARD_SECONDS = 1800.0, 60.0
 RETRY_SECONDS = 5.0
+# Of a run without GPUs.
+DEFAULT_WORKERS = 2
 WRONG_TOKEN = "the Ray head refuses the token"
 
 
@@ -100,6 +103,15 @@ class Head:
         except requests.RequestException as cause:
             raise _silent(cause) from cause
         return answer
+
+    def runs_under_way(self) -> set[str]:
+        """Return the names of the runs that have not ended; none if it doesn't answer."""
+        try:
+            jobs = self.get("/api/jobs/")
+        except (ResourceError, UsageError):
+            return set()
+        metadata = [job["metadata"] or {} for job in jobs if job["status"] in ("PENDING", "RUNNING")]
+        return {each["run_name"] for each in metadata if "run_name" in each}
 
 
 def _silent(cause: Exception) -> ResourceError:
@@ -168,6 +180,27 @@ class Cluster(ABC):
                         say(f"waiting for the Ray head: {cause}")
                     time.sleep(RETRY_SECONDS)
             yield head
+
+    @property
+    def ends_with_run(self) -> bool:
+        """Whether the head is there for the runs alone, and so ends with the last one."""
+        return False
+
+    def up(self, workers: int, say: Callable[[str], None]) -> bool:
+        """Start the head that ends with its runs, if it is not there; return whether it is there now.
+
+        Args:
+            workers: The number of workers that the run asks for; 0 if it leaves that to the cluster.
+            say: Gets a line about it.
+
+        Raises:
+            ResourceError: It does not start.
+        """
+        return False
+
+    def down(self, run_name: str) -> bool:
+        """End the head that ends with its runs, unless one beside this is under way; return whether it has ended."""
+        return False
 
     @property
     def token_hint(self) -> str:
@@ -281,27 +314,65 @@ class StackCluster(Cluster):
 
 
 class LocalCluster(Cluster):
-    """A Ray cluster that runs on this machine, such as that of `ray start --head`."""
+    """A Ray cluster on this machine: that of `RAY_API_SERVER_ADDRESS`, or of the head that `run --local` starts."""
 
     name = "this machine"
+    start_seconds = DASHBOARD_SECONDS
 
     def __init__(self) -> None:
         given = os.environ.get("RAY_ON_ECS_STORAGE_PATH") or "results"
         # A job starts in a folder of its own.
         self.storage_path = given if "://" in given else str(Path(given).expanduser().absolute())
-        address = os.environ.get("RAY_API_SERVER_ADDRESS", LOCAL_ADDRESS).rstrip("/")
-        self._head = Head(address if "://" in address else f"http://{address}", _token_of_this_machine())
+        self._address = os.environ.get("RAY_API_SERVER_ADDRESS", "").rstrip("/")
 
     @contextmanager
     def _reach(self) -> Generator[Head]:
-        yield self._head
+        if self._address:
+            yield _head_at(self._address)
+        elif own := local_head.find():
+            yield Head(own.url, own.token)
+        else:
+            raise HeadGone(
+                "no Ray head is up on this machine; ray-on-ecs run --local starts one, and RAY_API_SERVER_ADDRESS "
+                "names the dashboard of another"
+            )
+
+    def up(self, workers: int, say: Callable[[str], None]) -> bool:
+        """See Cluster."""
+        if not self.ends_with_run:
+            return False
+        with local_head.lock():
+            if not local_head.find():
+                cpus = max(os.cpu_count() or 1, workers or DEFAULT_WORKERS)
+                say(f"starting Ray on this machine, with {cpus} CPUs")
+                local_head.start(cpus)
+        return True
+
+    @property
+    def ends_with_run(self) -> bool:
+        """See Cluster: one that the user has named is the user's."""
+        return not self._address
+
+    def down(self, run_name: str) -> bool:
+        """See Cluster."""
+        if not self.ends_with_run:
+            return False
+        with local_head.lock():
+            if own := local_head.find():
+                if Head(own.url, own.token).runs_under_way() - {run_name}:
+                    return False
+                local_head.stop(own)
+        return True
 
     def explain(self, cause: ResourceError) -> ResourceError:
         """See Cluster."""
-        return ResourceError(
-            f"no Ray head answers at {self._head.url}; start one by ray start --head, or set RAY_API_SERVER_ADDRESS to "
-            "the address of its dashboard"
-        )
+        if self._address:
+            return ResourceError(
+                f"no Ray head answers at {_head_at(self._address).url}; correct RAY_API_SERVER_ADDRESS, or unset it: "
+                "ray-on-ecs run --local then starts one"
+            )
+        pid = own.pid if (own := local_head.find()) else 0
+        return HeadUnavailable(f"the Ray head of this machine doesn't answer ({cause}); kill -9 -{pid} ends it")
 
     def run_flags(self) -> dict[str, Any]:
         """See Cluster."""
@@ -309,7 +380,8 @@ class LocalCluster(Cluster):
 
     def shell(self) -> list[str]:
         """See Cluster."""
-        self._head.export()
+        with self._reach() as head:
+            head.export()
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         return [os.environ.get("SHELL", "sh")]
 
@@ -318,15 +390,22 @@ class HeadCluster(LocalCluster):
     """The cluster of the container that this runs in: jobs find the storage path in the head's environment."""
 
     name = "this cluster"
-    start_seconds = DASHBOARD_SECONDS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._address = self._address or LOCAL_ADDRESS
 
     def explain(self, cause: ResourceError) -> ResourceError:
         """See Cluster: a head starts its dashboard again."""
-        return HeadUnavailable(f"its dashboard doesn't answer at {self._head.url} ({cause})")
+        return HeadUnavailable(f"its dashboard doesn't answer at {self._address} ({cause})")
 
     def run_flags(self) -> dict[str, Any]:
         """See Cluster."""
         return {}
+
+
+def _head_at(address: str) -> Head:
+    return Head(address if "://" in address else f"http://{address}", _token_of_this_machine())
 
 
 def _token_of_this_machine() -> str:
@@ -411,7 +490,12 @@ CLUSTER_FLAGS = (
         envvar="RAY_ON_ECS_OUTPUTS",
         help="A file with the stack's outputs, for those without Pulumi (pulumi stack output --json > FILE).",
     ),
-    click.option("--local", is_flag=True, help="A Ray cluster on this machine, at RAY_API_SERVER_ADDRESS."),
+    click.option(
+        "--local",
+        is_flag=True,
+        help="This machine: Ray is started for a run and ends with the last one; or a Ray head that is up, at "
+        "RAY_API_SERVER_ADDRESS.",
+    ),
     click.option("--compose", is_flag=True, help="The cluster of docker/compose.yaml."),
 )
 CLUSTER_NAMES = ("stack", "outputs", "local", "compose")

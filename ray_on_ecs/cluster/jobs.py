@@ -50,11 +50,13 @@ class Submission:
     Attributes:
         run: The part of a job's metadata that all jobs of a run have in common.
         entrypoint: The job's shell command. It has what was typed alone: defaults are those of the head's environment.
+        workers: The fewest workers that it needs; 0 if the cluster decides.
         runtime_env: The job's runtime environment: the code, if it is a user's.
     """
 
     run: dict[str, str]
     entrypoint: str
+    workers: int = 0
     runtime_env: dict[str, Any] | None = None
 
 
@@ -71,8 +73,9 @@ def submission_of_recipe(name: str, flags: Sequence[str]) -> Submission:
     if checked.returncode:
         raise UsageError(one_line(checked.stderr).removeprefix("ray-on-ecs: "))
     run = json.loads(checked.stdout)
+    workers = run.pop("workers")
     named = [] if RUN_NAME in flags else [RUN_NAME, run["run_name"]]
-    return Submission(run, shlex.join(["python", "-m", "training", *arguments, *named]))
+    return Submission(run, shlex.join(["python", "-m", "training", *arguments, *named]), workers)
 
 
 def submission_of_script(arguments: Sequence[str]) -> Submission:
@@ -85,9 +88,8 @@ def submission_of_script(arguments: Sequence[str]) -> Submission:
     config.check_files()
     typed = parse(ScriptConfig, arguments, {})
     on_head = replace(typed, run_name=config.run_name, working_dir=".")
-    return Submission(
-        run_identity(config, typed), shlex.join(on_head.command_line({})), upload.runtime_env(config.folder)
-    )
+    command, code = shlex.join(on_head.command_line({})), upload.runtime_env(config.folder)
+    return Submission(run_identity(config, typed), command, config.workers[0] if config.workers else 0, code)
 
 
 def run_identity(config: RunConfig, typed: RunConfig) -> dict[str, str]:

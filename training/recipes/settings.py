@@ -1,6 +1,6 @@
 """The settings of the recipe that a command line names; without torch, so that a laptop can check them.
 
-`python -m training.recipes.settings FLAGS` checks them, and prints the name of the run and the storage path as JSON.
+`python -m training.recipes.settings FLAGS` checks them and prints the run's name, storage path and workers.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def main() -> int:
         flags = sys.argv[1:]
         config = parse_training(flags).resolve_defaults()
         typed = parse(type(config), flags, {})
-        print(json.dumps({"run_name": config.run_name, "storage_path": typed.storage_path}))
+        workers = config.workers[0] if config.workers else 0
+        print(json.dumps({"run_name": config.run_name, "storage_path": typed.storage_path, "workers": workers}))
         return 0
 
     return exit_status(check, "interrupted")

@@ -14,7 +14,8 @@ import pytest
 
 from ray_on_ecs.cli import run
 from ray_on_ecs.cli.main import COMMANDS, main
-from ray_on_ecs.cluster.clusters import LocalCluster, StackCluster
+from ray_on_ecs.cluster import clusters
+from ray_on_ecs.cluster.clusters import StackCluster
 from ray_on_ecs.cluster.stack import find
 from ray_on_ecs.errors import ResourceError, UsageError
 from tests.waiting import free_ports
@@ -176,8 +177,12 @@ def test_flags_reach_the_run_as_they_were_typed(tmp_path: Path, monkeypatch: pyt
     assert submitted(*images, *named, gpus=0) == f"{recipe} images --run-name x"
     language = submitted("--recipe", "language", "--max-steps", "9", "--fetch", "here", *named)
     assert language == f"{recipe} language --num-workers 2 --run-name x --max-steps 9", "--fetch is this command's"
+    later = submitted("--fetch", "here", *named, *images, "--epochs", "9")
+    assert later == f"{recipe} images --num-workers 2 --run-name x --epochs 9"
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
+    cook = submitted(*named, "train.py", "--recipe", "cake")
+    assert cook.endswith(" train.py --recipe cake"), "what follows the script is the script's"
     script = submitted("--env", "A=1", "--env", "B=2", *named, "train.py", "--epochs", "9", "-m", "--detach")
     assert script == (
         "python -m ray_on_ecs.run --num-workers 2 --run-name x --env A=1 --env B=2 train.py --epochs 9 -m --detach"
@@ -223,12 +228,12 @@ def test_a_token_of_this_machine_is_found_where_ray_keeps_it(tmp_path: Path, mon
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
-    assert LocalCluster()._head.token == ""
+    assert clusters._token_of_this_machine() == ""
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("of-this-machine\n")
-    assert LocalCluster()._head.token == "of-this-machine"
+    assert clusters._token_of_this_machine() == "of-this-machine"
     monkeypatch.setenv("RAY_AUTH_TOKEN", "typed")
-    assert LocalCluster()._head.token == "typed"
+    assert clusters._token_of_this_machine() == "typed"
 
 
 def test_a_session_ends_with_the_command_however_that_ends(tmp_path: Path) -> None:

@@ -1,0 +1,213 @@
+"""The Ray head that `ray-on-ecs run --local` starts on this machine, and that ends with the last run on it.
+
+One for each Python environment, because its jobs run in that. A file in `~/.ray-on-ecs` says where it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from ray_on_ecs.errors import ResourceError
+from ray_on_ecs.node import head as image_head
+from ray_on_ecs.node import ports
+
+HOST = "127.0.0.1"
+# Ray gives up a start after 30 s, which a busy machine may need; its dashboard comes later.
+START_ATTEMPTS, START_SECONDS = 4, 300.0
+POLL_SECONDS, ANSWER_SECONDS = 0.2, 10.0
+STOP_SECONDS = 10.0
+PORTS = ("--port", "--dashboard-port", "--ray-client-server-port", "--dashboard-agent-listen-port")
+# -P: modules of the folder in which it is started must not hide Ray's.
+RAY = (sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats")
+VARIABLES = {
+    **ports.METRICS,
+    image_head.JOB_LIMIT: image_head.JOB_LIMIT_SECONDS,
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # this machine's end is not announced
+    "PYTHONUNBUFFERED": "1",
+}
+# Of another cluster.
+OTHERS = ("RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN_PATH")
+
+
+@dataclass(frozen=True)
+class LocalHead:
+    """A head that was started here.
+
+    Attributes:
+        url: The address of its dashboard.
+        token: Ray's token.
+        pid: The ID of its first process.
+        created: When that process began, as another one may have its ID later.
+        folder: Ray's temporary folder.
+    """
+
+    url: str
+    token: str
+    pid: int
+    created: float
+    folder: str
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """Its processes, the first one before its descendants; none if it has ended."""
+        try:
+            first = psutil.Process(self.pid)
+            if first.create_time() != self.created or first.status() == psutil.STATUS_ZOMBIE:
+                return []
+            return [first, *first.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+
+def find() -> LocalHead | None:
+    """Return the head that runs, or None."""
+    try:
+        head = LocalHead(**json.loads(_file().read_text()))
+    except (OSError, TypeError, ValueError):
+        return None
+    return head if head.processes else None
+
+
+def start(cpus: int) -> LocalHead:
+    """Start a head for this user alone, and return it when its dashboard answers.
+
+    Raises:
+        ResourceError: Ray does not start.
+    """
+    forget()
+    said = ""
+    for _ in range(START_ATTEMPTS):
+        folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the paths of sockets lie below it
+        head = None
+        try:
+            head = _launch(folder, cpus)
+            if _answers_in_time(head):
+                _remember(head)
+                return head
+            said = _last_line(Path(folder, "ray.log"))
+        finally:
+            if head is None or find() != head:  # it failed, or the user is tired of waiting
+                _end(head, folder)
+    raise ResourceError(f"Ray did not start on this machine in {START_ATTEMPTS} attempts: {said}")
+
+
+def stop(head: LocalHead) -> None:
+    """End a head with all that runs on it."""
+    _end(head, head.folder)
+    forget()
+
+
+def forget() -> None:
+    """Remove the file and the folder of a head that has ended, also one that was killed."""
+    with suppress(OSError, TypeError, ValueError):
+        shutil.rmtree(LocalHead(**json.loads(_file().read_text())).folder, ignore_errors=True)
+    _file().unlink(missing_ok=True)
+
+
+@contextmanager
+def lock() -> Generator[None]:
+    """Let one command at a time find, start or stop the head."""
+    from filelock import FileLock
+
+    _file().parent.mkdir(mode=0o700, exist_ok=True)
+    with FileLock(_file().with_suffix(".lock")):
+        yield
+
+
+def _file() -> Path:
+    environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
+    return Path.home() / ".ray-on-ecs" / f"head-{environment}.json"
+
+
+def _launch(folder: str, cpus: int) -> LocalHead:
+    numbers = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
+    token = secrets.token_hex(32)
+    command = [
+        *RAY,
+        f"--node-ip-address={HOST}",
+        f"--dashboard-host={HOST}",
+        f"--num-cpus={cpus}",
+        f"--temp-dir={folder}",
+        *("--min-worker-port=0", "--max-worker-port=0"),
+        *ports.flags(numbers),
+    ]
+    with Path(folder, "ray.log").open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            env=_environment(os.environ, f"{HOST}:{numbers['--port']}", token),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C is for the command, which stops the run before its head
+        )
+    process.returncode = 0  # it outlives this command, or is waited for by psutil
+    created = psutil.Process(process.pid).create_time()
+    return LocalHead(f"http://{HOST}:{numbers['--dashboard-port']}", token, process.pid, created, folder)
+
+
+def _environment(own: Mapping[str, str], address: str, token: str) -> dict[str, str]:
+    """Return the variables of a head, which its jobs inherit: `python` is this interpreter, and Ray this one's."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{own.get('PATH', os.defpath)}"
+    kept = {name: value for name, value in own.items() if name not in OTHERS}
+    # Without the address, parts of Ray look for the only Ray on the machine, which this need not be.
+    ray = {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+    return {**VARIABLES, **kept, **ray, "PATH": path}
+
+
+def _answers_in_time(head: LocalHead) -> bool:
+    """Wait until the dashboard answers; return False if the head ends before, or takes too long."""
+    deadline = time.monotonic() + START_SECONDS
+    question = urllib.request.Request(f"{head.url}/api/version", headers={"Authorization": f"Bearer {head.token}"})
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    while head.processes and time.monotonic() < deadline:
+        with suppress(OSError):
+            direct.open(question, timeout=ANSWER_SECONDS).close()
+            return True
+        time.sleep(POLL_SECONDS)
+    return False
+
+
+def _remember(head: LocalHead) -> None:
+    new = _file().with_suffix(".new")
+    new.touch(mode=0o600)
+    new.write_text(json.dumps(asdict(head)))
+    new.replace(_file())
+
+
+def _end(head: LocalHead | None, folder: str) -> None:
+    """Kill a head: its jobs have ended, what they wrote is elsewhere, and Ray's own end takes five seconds."""
+    processes = head.processes if head else []
+    for each in processes:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    psutil.wait_procs(processes, STOP_SECONDS)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _last_line(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    return next((line for line in reversed(lines) if line), "it says nothing")
+
+
+def _free_ports(count: int) -> list[int]:
+    listeners = [socket.create_server((HOST, 0)) for _ in range(count)]
+    numbers = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return numbers

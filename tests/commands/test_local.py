@@ -1,0 +1,113 @@
+"""`ray-on-ecs run --local` where no Ray runs: it starts one of its own, which ends with the last run."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.commands.head import SECONDS, commands, read_until
+from tests.local_cluster import have_ended
+from tests.waiting import until
+
+# Says where it runs; with an argument it goes on until it is stopped.
+SCRIPT = """
+import os, sys, time
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "by", sys.executable, flush=True)
+while sys.argv[1:]:
+    time.sleep(0.1)
+"""
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def laptop(environment: dict[str, str], home: Path, tmp_path: Path) -> Iterator[Start]:
+    """Start `ray-on-ecs` in a folder with a script, in a home of its own."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").write_text(SCRIPT)
+    with commands("ray_on_ecs", {**environment, "HOME": str(home)}, code) as start:
+        yield start
+    for each in ray_of(home):
+        each.kill()
+
+
+def ray_of(home: Path) -> list[psutil.Process]:
+    """The processes of the head that a home's file names."""
+    for file in (home / ".ray-on-ecs").glob("head-*.json"):
+        first = psutil.Process(json.loads(file.read_text())["pid"])
+        return [first, *first.children(recursive=True)]
+    return []
+
+
+def test_ray_ends_with_the_run_that_it_was_started_for(laptop: Start, home: Path, tmp_path: Path) -> None:
+    process = laptop("run", "--local", "--run-name", "first", "train.py")
+    read_until(process, "submitted")
+    ray = ray_of(home)
+    out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, out + err
+    assert err.splitlines()[0].startswith("starting Ray on this machine, with ")
+    for rank in (0, 1):
+        assert f"rank {rank} of 2 by {sys.executable}" in out
+    result = json.loads((tmp_path / "code" / "results" / "first" / "result.json").read_text())
+    assert result["command"] == ["train.py"]
+    assert ray
+    assert have_ended(ray)
+    assert not list((home / ".ray-on-ecs").glob("*.json"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_run_and_ray(laptop: Start, home: Path, tmp_path: Path, number: signal.Signals) -> None:
+    process = laptop("run", "--local", "--num-workers", "1", "--run-name", "cut", "train.py", "on")
+    read_until(process, "rank 0 of 1")
+    ray = ray_of(home)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130, out + err
+    last = "ray-on-ecs: run cut is stopped; the same command with --run-name cut resumes it"
+    assert err.splitlines()[-2:] == ["stopping run cut", last]
+    assert have_ended(ray)
+    status = json.loads((tmp_path / "code" / "results" / "cut" / "status.json").read_text())
+    assert status["state"] == "interrupted"
+
+
+def test_a_run_that_is_left_to_itself_keeps_ray_until_it_is_stopped(laptop: Start, home: Path) -> None:
+    def typed(*words: str) -> tuple[int, str, str]:
+        process = laptop(*words)
+        out, err = process.communicate(timeout=SECONDS)
+        return process.returncode, out, err
+
+    flags = ("--local", "--num-workers", "1")
+    status, _, err = typed("run", *flags, "--detach", "--run-name", "left", "train.py", "on")
+    assert status == 0, err
+    shows = "ray-on-ecs logs --local --follow left shows its log"
+    assert err.splitlines()[-1] == f"{shows}, ray-on-ecs stop --local left stops it and Ray"
+    ray = ray_of(home)
+    until(lambda: "rank 0 of 1" in typed("logs", "--local", "left")[1])
+    [listed] = json.loads(typed("runs", "--local", "--json")[1])
+    assert (listed["name"], listed["state"]) == ("left", "training")
+
+    second = laptop("run", *flags, "--run-name", "second", "train.py")
+    read_until(second, "job second")  # it waits for the CPUs of the first
+    second.send_signal(signal.SIGINT)
+    _, err = second.communicate(timeout=SECONDS)
+    assert second.returncode == 130
+    assert "starting Ray" not in err, "it is there"
+    assert "Ray goes on with what else is under way" in err
+    assert not have_ended(ray[:1])
+
+    status, _, err = typed("stop", "--local", "left")
+    assert status == 0, err
+    assert "run left is stopped" in err
+    assert have_ended(ray)
+    assert typed("stop", "--local", "left")[0] == 3, "there is no Ray any more"
