@@ -22,8 +22,8 @@ FLAGS = ("--dataset", "synthetic", "--samples", "64", "--batch-size", "8", "--ep
 
 SCRIPT = "import time; print('first line at', time.time())"
 SCRIPT_NOTE = (
-    "two workers on a cluster that is up; the ratio is that of the best. Ray starts nine processes, most in turns: "
-    "the run's two actors, Ray Train's controller and its four helpers, the workers. Neither imports torch"
+    "two workers on a cluster that is up; the ratio is that of the best. Ray starts seven processes, most in turns: "
+    "the run's actor, Ray Train's controller and its helpers, the workers. Neither imports torch"
 )
 NOTE = (
     "two workers; the ratio is that of the best. A local Ray starts ten processes that import their packages, in three "

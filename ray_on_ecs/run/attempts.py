@@ -42,6 +42,7 @@ from ray_on_ecs.tracking.run_record import RunRecord
 from ray_on_ecs.tracking.storage import RunStorage
 
 MIN_START_SECONDS = 60.0
+RECLAIMED = Failure("nodes are being reclaimed", "reclaimed")
 
 
 @contextmanager
@@ -190,13 +191,14 @@ class Launch:
                 if scripts and scripts.error:
                     raise scripts.error from error
                 ray_cluster.release_workers()
-                self._decide(policy, self._describe(error, policy), error)
+                is_reclaimed = scripts is not None and scripts.is_reclaimed  # a node has gone before its deadline
+                self._decide(policy, RECLAIMED if is_reclaimed else self._describe(error, policy), error)
             else:
                 if scripts and scripts.error:
                     raise scripts.error
                 if not (scripts.is_reclaimed if scripts else PREEMPTED in result.return_value):
                     return result.return_value
-                self._decide(policy, Failure("nodes are being reclaimed", "reclaimed"))
+                self._decide(policy, RECLAIMED)
             if scripts:
                 scripts.new_fit()
 

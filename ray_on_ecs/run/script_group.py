@@ -137,7 +137,7 @@ class ScriptGroup:
         elif is_complete and self._has_begun:
             if all(each.is_stored for each in members.values()):
                 self._direct(action="leave")
-            else:
+            elif any(each.status is None for each in members.values()):
                 self._watch_silence(members)
 
     def _notice(self, members: Members) -> dict[str, Any] | None:

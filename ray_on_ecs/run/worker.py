@@ -168,7 +168,7 @@ class ScriptWorker:
                 with every(run_dir.STORE_SECONDS, self._store, "run folder"):
                     self._look_after(process)
                     self._end(process)
-                self._wait_for_node(process)
+                    self._wait_for_node(process)
                 self._take_reports()
         # A script that was killed in the middle of writing a file leaves a part of it.
         self._store(is_last=all((each.status or 0) >= 0 or each.status == -signal.SIGTERM for each in self._node))

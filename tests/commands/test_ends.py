@@ -142,25 +142,18 @@ def test_a_job_that_is_stopped_gives_the_script_its_time(start: Start, head: Hea
     assert run.state == "interrupted"
 
 
-def test_a_rank_that_raises_ends_the_others_gently(start: Start) -> None:
-    run = start("raises", "--max-restarts", "0", begins=False)
-    status, said = run.end()
-    assert status == 1, said
-    assert "training failed on rank 1: ends.py ended with exit status 1: RuntimeError: of rank 1; see " in said
-    assert "saved-0-0" in run.files
-    assert run.state == "failed"
-    error = json.loads((run.folder / "error.json").read_text())
-    assert error["rank"] == 1
-    assert error["log"][-1] == "RuntimeError: of rank 1"
-
-
-def test_the_same_exception_twice_ends_the_run(start: Start) -> None:
+def test_a_rank_that_raises_ends_the_others_gently_and_the_run_the_second_time(start: Start) -> None:
     run = start("raises", begins=False)
     status, said = run.end()
     assert status == 1, said
     assert said.count("restarting from ") == 1
-    assert "RuntimeError: of rank 1 (the same error twice); see " in said
-    assert {"saved-0-0", "saved-0-1"} <= run.files
+    what = "training failed on rank 1: ends.py ended with exit status 1: RuntimeError: of rank 1"
+    assert f"{what} (the same error twice); see " in said
+    assert {"saved-0-0", "begun-0-1"} <= run.files
+    assert run.state == "failed"
+    error = json.loads((run.folder / "error.json").read_text())
+    assert error["rank"] == 1
+    assert error["log"][-1] == "RuntimeError: of rank 1"
 
 
 def test_a_rank_that_left_early_is_named(start: Start) -> None:

@@ -1,6 +1,7 @@
 """`python -m ray_on_ecs.run` as users type it, on a head that runs: their code is uploaded, and nothing is left."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -48,6 +49,16 @@ for step in (1, 2):
     ray_on_ecs.progress(step)
     ray_on_ecs.log(loss=1 / step)
 """
+# Joins the cluster, and shows Ray's variables.
+DRIVER = """
+import os, ray
+print(f"NCCL_SOCKET_IFNAME {os.environ['NCCL_SOCKET_IFNAME']}")
+for name in os.environ:
+    if name.strip("_").startswith("RAY_") and not name.startswith("RAY_ON_ECS_"):
+        print("variable", name)
+ray.init()
+print("a task has answered", ray.get(ray.remote(num_cpus=0)(lambda: 42).remote()))
+"""
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -56,6 +67,7 @@ def code(tmp_path: Path) -> Path:
     """A user's folder with code."""
     shutil.copy(EXAMPLE, tmp_path)
     (tmp_path / "held.py").write_text(HELD)
+    (tmp_path / "driver.py").write_text(DRIVER)
     (tmp_path / "missing.py").write_text("import no_such_package\n")
     (tmp_path / "stuck.py").write_text("import threading\ndef stuck():\n  threading.Event().wait()\nstuck()\n")
     return tmp_path
@@ -114,6 +126,16 @@ def test_a_missing_package_is_one_line_and_no_reason_to_start_again(launch: Star
     )
     assert err.count("\n") == 1
     assert "restarting" not in out
+
+
+def test_a_script_can_be_a_driver_of_the_cluster_itself(launch: Start) -> None:
+    """Nothing of its Ray worker's environment is in its way."""
+    status, out, err = end(launch("--num-workers", "1", "driver.py"))
+    assert status == 0, out + err
+    assert "a task has answered 42" in out
+    names = re.findall(r"variable (\w+)", out)
+    assert set(names) <= {"RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"}
+    assert "NCCL_SOCKET_IFNAME =" in out, "the interface that leads to the head"
 
 
 def test_a_script_that_hangs_leaves_its_stacks(launch: Start, head: Head) -> None:

@@ -151,6 +151,13 @@ def test_a_silent_script_hangs_if_it_has_reported_steps(settings: Any, told: Any
         assert group.stacks == [{0: "of rank 0", 1: "of rank 1"}]
 
 
+def test_scripts_that_have_ended_are_silent_and_do_not_hang() -> None:
+    group = Group(stall_timeout=600.0)
+    for rank in range(2):
+        group.tell(rank, status=0, ended_at=1.0, silent_seconds=float("inf"), has_steps=True, has_ended=True)
+    assert group.poll().action == "run", "their files are being stored"
+
+
 def test_a_script_that_never_reported_a_step_runs_on_and_its_stacks_are_stored_once() -> None:
     group = Group()
     for rank in range(2):
