@@ -33,9 +33,9 @@ from ray_on_ecs.run.nccl_interface import network_of
 from ray_on_ecs.run.preemption import PREEMPTED, preemption
 from ray_on_ecs.run.process import ScriptProcess
 from ray_on_ecs.run.rendezvous import Rendezvous
-from ray_on_ecs.run.shown_log import cut
 from ray_on_ecs.tracking.records import RecordFile, merge_records, read_records
 from ray_on_ecs.tracking.run_state import Progress, RunStateClient
+from ray_on_ecs.tracking.shown_log import cut
 from ray_on_ecs.tracking.storage import RunStorage
 
 # How often a worker looks after its script, and how often it asks what there is to decide.
