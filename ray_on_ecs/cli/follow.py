@@ -16,8 +16,8 @@ from ray_on_ecs.cli.screen import note, out, show
 from ray_on_ecs.cluster.clusters import Cluster, Head
 from ray_on_ecs.cluster.jobs import UnreadLogs, driver_exit_status, follow_to_end, of_run, submitted, under_way
 from ray_on_ecs.errors import HeadGone, Interrupted, ResourceError, TrainingError, UsageError, one_line
-from ray_on_ecs.run.shown_log import Filter
 from ray_on_ecs.tracking import layout
+from ray_on_ecs.tracking.shown_log import Filter
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient

@@ -9,7 +9,7 @@ import click
 from ray_on_ecs.cli.screen import note, show
 from ray_on_ecs.cluster.clusters import Cluster, on_cluster
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
-from ray_on_ecs.run.shown_log import Filter
+from ray_on_ecs.tracking.shown_log import Filter
 
 # Exit statuses of a run by its state.
 STATUSES = {"finished": 0, "failed": TrainingError.exit_status, "interrupted": Interrupted.exit_status}

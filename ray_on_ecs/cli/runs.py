@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LIMIT = 20
-# Names are there to be copied: where a row is too long, the terminal wraps it.
+# rich cuts all columns of a table that is wider than its console, and takes a pipe for one of 80 columns.
 WIDTH = 500
-# In a narrow terminal names are folded.
+# In a narrow terminal names are cut down to this, in the middle; where it is narrower still, it wraps the rows.
+SHORTEST_NAME = 12
 COLOURS = {
     "finished": "green",
     "training": "bold cyan",
@@ -52,12 +53,24 @@ def command(cluster: Cluster, limit: int, as_json: bool, no_head: bool) -> None:
     elif not found:
         note(f"there are no runs in {cluster.storage_path} yet; {cluster.command('run')} starts one")
     else:
-        out.print(table(found[:limit]), width=WIDTH)
+        _print(found[:limit])
     if len(found) > limit:
         note(f"there are more; --limit {2 * limit} shows them")
 
 
-def table(found: list[RunInfo]) -> Table:
+def _print(found: list[RunInfo]) -> None:
+    """Print the table; on a terminal that is too narrow, the names alone are cut."""
+    from rich.console import Console
+
+    wide = Console(highlight=False, width=WIDTH)
+    shown = table(found)
+    if wide.is_terminal and (excess := wide.measure(shown).maximum - out.width) > 0:
+        longest = max(len(run.name) for run in found)
+        shown = table(found, max(longest - excess, SHORTEST_NAME))
+    wide.print(shown)
+
+
+def table(found: list[RunInfo], longest_name: int = WIDTH) -> Table:
     """Return a table with a row for each run."""
     from rich.markup import escape
     from rich.table import Table
@@ -69,8 +82,17 @@ def table(found: list[RunInfo]) -> Table:
         shown.add_column(heading, justify="right", no_wrap=True)
     for run in found:
         state = f"[{COLOURS.get(run.state, 'default')}]{escape(run.state)}[/]"
-        shown.add_row(escape(run.name), state, _progress(run), _loss(run.loss), ago(run), _cost(run.cost_usd))
+        name = _cut(run.name, longest_name)
+        shown.add_row(escape(name), state, _progress(run), _loss(run.loss), ago(run), _cost(run.cost_usd))
     return shown
+
+
+def _cut(name: str, longest: int) -> str:
+    """Return a name of at most so many characters: its beginning and its end, which tell runs apart."""
+    if len(name) <= longest:
+        return name
+    end = longest // 2
+    return f"{name[: longest - end - 1]}\N{HORIZONTAL ELLIPSIS}{name[-end:]}"
 
 
 def _ask_head(cluster: Cluster) -> list[Job] | None:

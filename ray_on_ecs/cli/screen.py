@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from ray_on_ecs.run.shown_log import shows_colours, without_escapes
+from ray_on_ecs.tracking.shown_log import shows_colours, without_escapes
 
 out = Console(highlight=False, soft_wrap=True)
 notes = Console(stderr=True, highlight=False, soft_wrap=True)

@@ -26,9 +26,10 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import HELPERS, INSTANCE_LABELS, NODE_GROUP_LABEL, WORKERS_PARAMETER_VARIABLE
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.periodic import every
-from ray_on_ecs.run import cluster_token, shown_log
+from ray_on_ecs.run import cluster_token
 from ray_on_ecs.run.ray_private import PREEMPTION_WATCHER, available_resources_per_node
 from ray_on_ecs.run.zone_failover import CapacityWatch
+from ray_on_ecs.tracking import shown_log
 from ray_on_ecs.tracking.cost import InstanceKind
 
 CPU_WORKERS = 2

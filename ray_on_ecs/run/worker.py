@@ -31,7 +31,6 @@ from ray_on_ecs.run.group import Directive, Member
 from ray_on_ecs.run.metrics import MetricsLog, ReportReader
 from ray_on_ecs.run.mpi import MpiNode, MpiRun
 from ray_on_ecs.run.process import ScriptProcess, wait_for_end
-from ray_on_ecs.run.shown_log import cut
 from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
 from ray_on_ecs.tracking.records import RecordFile, merge_records, read_records
 from ray_on_ecs.tracking.run_actor import Progress, RunClient

@@ -1,4 +1,4 @@
-"""What a command has printed, stored in the run's folder where it went into a file, as that of a Ray job does."""
+"""The log of a command, stored in the run's folder where its output is a file, as that of a Ray job is."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from datetime import datetime
 
 from ray_on_ecs.periodic import every
 from ray_on_ecs.tracking import layout
+from ray_on_ecs.tracking.shown_log import Filter
 from ray_on_ecs.tracking.storage import RunStorage
 
 STORE_SECONDS = 60.0
@@ -49,13 +50,14 @@ class RunLog:
             version = (found.st_size, found.st_mtime_ns)
             if not stat.S_ISREG(found.st_mode) or version == self._stored:
                 return
-            self._storage.write(self._name, self._read_end(found.st_size))
+            self._storage.write(self._name, self._read_end(found.st_size).encode())
             self._stored = version
 
-    def _read_end(self, size: int) -> bytes:
-        """Return the last `MAX_BYTES`, from the start of a line."""
+    def _read_end(self, size: int) -> str:
+        """Return what is shown of the last `MAX_BYTES`, from the start of a line."""
         with open(f"/proc/self/fd/{self._descriptor}", "rb") as file:  # the descriptor itself may not be read
             file.seek(max(size - MAX_BYTES, 0))
             if size > MAX_BYTES:
                 file.readline()
-            return file.read()
+            lines = file.read().decode(errors="replace").split("\n")
+            return "\n".join(Filter().shown(lines))

@@ -2,9 +2,13 @@
 
 import json
 import logging
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -315,3 +319,39 @@ def test_the_runs_of_a_stack_are_those_of_its_bucket(
     file.write_text(json.dumps(outputs("bucket-that-is-gone")))
     assert main(["runs", "--outputs", str(file), "--no-head"]) == 3
     assert "pulumi up" in capsys.readouterr().err
+
+
+LONG_NAMES = ("ddp-snapshot-20261124-221236-6707", "training-mymodels-mlp-digits-20261124-220740-10288")
+
+
+def test_a_pipe_gets_whole_names(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in LONG_NAMES:
+        folders.status(name, "finished")
+    assert main(["runs", "--local", "--no-head"]) == 0
+    heading, *rows = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["run", "state", "progress", "loss", "started", "cost"]
+    rest = "finished  epoch 3/5  0.2500  12 min ago  0.42 USD"
+    assert {row.rstrip() for row in rows} == {f"{name:<{max(map(len, LONG_NAMES))}}  {rest}" for name in LONG_NAMES}
+
+
+def test_a_narrow_terminal_cuts_names_alone(folders: Folders) -> None:
+    for name in LONG_NAMES:
+        folders.status(name, "finished")
+    terminal, screen = os.openpty()
+    command = [sys.executable, "-m", "ray_on_ecs", "runs", "--local", "--no-head"]
+    try:
+        subprocess.run(command, stdout=screen, check=True, env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"})
+    finally:
+        os.close(screen)
+    rows = [row.rstrip() for row in re.sub(r"\x1b\[[0-9;]*m", "", _all(terminal)).splitlines()]
+    assert {len(row) for row in rows[1:]} <= set(range(70, 81))
+    assert all(row.endswith("finished  epoch 3/5  0.2500  12 min ago  0.42 USD") for row in rows[1:])
+    assert {row.split()[0] for row in rows[1:]} == {"ddp-snapshot-…4-221236-6707", "training-mymo…-220740-10288"}
+
+
+def _all(terminal: int) -> str:
+    found = b""
+    with suppress(OSError), os.fdopen(terminal, "rb", buffering=0) as file:  # EIO is a terminal's end
+        while read := file.read(4096):
+            found += read
+    return found.decode()

@@ -47,6 +47,12 @@ def test_what_was_printed_is_stored_under_the_moment_when_the_command_began(
     assert storage.read(NAME) == b"epoch 1\nepoch 2\nepoch 3"
 
 
+def test_lines_of_rays_job_supervisor_are_left_out(storage: RunStorage, output: IO[str], log: RunLog) -> None:
+    printed(output, "Running entrypoint for job mine: python -m ray_on_ecs.run --env TOKEN=x train.py\nepoch 1\n")
+    log.store()
+    assert storage.read(NAME) == b"epoch 1\n"
+
+
 def test_what_has_not_changed_is_not_stored_again(storage: RunStorage, output: IO[str], log: RunLog) -> None:
     printed(output, "epoch 1\n")
     log.store()

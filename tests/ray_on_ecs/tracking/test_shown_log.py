@@ -10,8 +10,8 @@ import pytest
 from ray._private import worker
 from ray.experimental import tqdm_ray
 
-from ray_on_ecs.run import shown_log
-from ray_on_ecs.run.shown_log import MAX_CHARACTERS, OF_PROCESSES, Filter, ForwardedLines
+from ray_on_ecs.tracking import shown_log
+from ray_on_ecs.tracking.shown_log import MAX_CHARACTERS, OF_PROCESSES, Filter, ForwardedLines
 
 JOB_LOG = """\
 2026-11-25 14:18:34,705\tINFO job_manager.py:581 -- Runtime env is setting up.

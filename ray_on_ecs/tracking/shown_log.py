@@ -1,7 +1,7 @@
 """The log of a run as it is shown: the script's lines, without those that Ray writes about itself.
 
 Ray forwards the lines of all its processes to the driver, which prints them by this module; Ray's own logs keep all of
-them. The lines that Ray's job supervisor and Ray's C++ write into a job's log are left out where `ray-on-ecs` shows it.
+them. Those that Ray's job supervisor and Ray's C++ write into a job's log are left out where that is shown or stored.
 """
 
 from __future__ import annotations
