@@ -14,8 +14,9 @@ from tests.commands.head import SECONDS, Head, commands, read_until
 from tests.commands.test_job import CONNECTION
 from tests.waiting import free_ports, until
 
-TINY = ("--model", "own:build", "--dataset", "synthetic", "--samples", "256", "--num-workers", "2", "--epochs", "2")
-LONG = ("--model", "own:held", *TINY[2:6], "--num-workers", "1", "--epochs", "3")
+IMAGES = ("--recipe", "images", "--dataset", "synthetic", "--samples", "256")
+TINY = (*IMAGES, "--model", "own:build", "--num-workers", "2", "--epochs", "2")
+LONG = (*IMAGES, "--model", "own:held", "--num-workers", "1", "--epochs", "3")
 LOCAL = "--local"
 
 
@@ -134,9 +135,9 @@ def test_a_run_goes_on_without_its_command_and_is_stopped(
 def test_what_can_not_be_done_is_one_line_and_a_status(laptop: Callable[..., subprocess.Popen[str]]) -> None:
     [port] = free_ports(1)
     for words, variables, status, line in (
-        (("run", LOCAL, "--epochs", "0"), {}, 2, "--epochs: 0 is not allowed"),
+        (("run", LOCAL, *IMAGES, "--epochs", "0"), {}, 2, "--epochs: 0 is not allowed"),
         (("run", LOCAL, "missing.py"), {}, 2, "SCRIPT: there is no file 'missing.py'"),
-        (("run", LOCAL, "--lr", "1", "missing.py"), {}, 2, "unrecognized arguments: --lr"),
+        (("run", LOCAL, "--lr", "1", "missing.py"), {}, 2, "No such option '--lr'"),
         (("run", LOCAL, *TINY), {"RAY_AUTH_TOKEN": "another"}, 2, "the Ray head refuses the token"),
         (("stop", LOCAL, "nobody"), {}, 2, "run nobody is not under way"),
         (("logs", LOCAL, "nobody"), {}, 2, "there is no log of a run nobody"),
