@@ -10,6 +10,7 @@ import argparse
 import math
 import os
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields, replace
@@ -26,14 +27,15 @@ AUTO_ON_OFF = ("auto", *ON_OFF)
 
 # The sections of `--help`, in order.
 GROUPS = (
-    "the script",
-    "its files",
-    "its metrics",
+    "Script",
     "what to train",
     "how",
     "how fast",
-    "where",
-    "when something happens",
+    "Resources",
+    "Files",
+    "Metrics",
+    "Fault tolerance",
+    "Run",
 )
 
 EPILOG = """\
@@ -44,6 +46,18 @@ exit status: 0 finished, 1 training failed, 2 a setting or a data set can't be u
 3 the cluster had too few free workers within the time given, 130 interrupted.
 """
 
+# Flags of torchrun that are accepted, by the number of their values: the cluster knows what they say.
+NEEDLESS_FLAGS = {
+    "--standalone": 0,
+    "--rdzv-backend": 1,
+    "--rdzv-endpoint": 1,
+    "--rdzv-id": 1,
+    "--rdzv-conf": 1,
+    "--master-addr": 1,
+    "--master-port": 1,
+    "--node-rank": 1,
+}
+NEEDLESS = "needless"
 # The words after the positional argument.
 REST = "rest"
 
@@ -69,7 +83,7 @@ def setting(
         may_change: Whether the setting may differ when a run is resumed, because it decides where or how fast the run
             trains, not what it computes.
         **rules: `at_least` and `at_most` (inclusive), `above` (exclusive), `choices`, `metavar`; `flags`, if they are
-            not the field's name with dashes.
+            not the field's name with dashes; `hidden`, if `--help` does not show it.
     """
     metadata = {"description": description, "group": group, "type": type, "may_change": may_change, **rules}
     return field(default=default, metadata=metadata)
@@ -80,8 +94,9 @@ def repeated(description: str, *, metavar: str, group: str) -> Any:
     return setting((), description, group=group, metavar=metavar, repeated=True)
 
 
-where = partial(setting, group="where")
-when_something_happens = partial(setting, group="when something happens", may_change=True)
+resources = partial(setting, group="Resources")
+fault_tolerance = partial(setting, group="Fault tolerance", may_change=True)
+run = partial(setting, group="Run", may_change=True)
 
 
 def _number_or_text(value: str) -> int | str:
@@ -109,41 +124,42 @@ class RunConfig:
     EXAMPLES: ClassVar[str] = ""
     POSITIONAL: ClassVar[str] = ""
 
-    num_workers: int | str | None = where(
+    num_workers: int | str | None = resources(
         None,
         "worker processes, one per GPU; 1:4 takes what is available, from 1 to 4 workers "
         "(default: the cluster's GPUs, or 2 on CPUs)",
         type=_number_or_text,
         metavar="N|MIN:MAX",
     )
-    device: str = where(
+    device: str = resources(
         "auto",
         "auto: that of the run that is resumed; for a new one cuda if the cluster has GPUs, else cpu",
         choices=DEVICES,
     )
-    storage_path: str = where(
-        "results", "folder or s3://bucket/prefix that holds the runs' folders", metavar="PATH", may_change=True
+    worker_timeout: float = resources(
+        600.0, "seconds to wait for the workers to join the cluster", type=float, at_least=0.0, may_change=True
     )
-    run_name: str | None = where(
-        None, "folder of this run under the storage path; an unfinished run of this name is resumed", metavar="NAME"
+    run_name: str | None = run(
+        None,
+        "folder of this run under the storage path; an unfinished run of this name is resumed",
+        metavar="NAME",
+        may_change=False,
     )
-    max_restarts: int = when_something_happens(
+    storage_path: str = run("results", "folder or s3://bucket/prefix that holds the runs' folders", metavar="PATH")
+    max_restarts: int = fault_tolerance(
         3,
         "failures of any kind in a row, without a new checkpoint in between, that a run survives; one more ends it",
         type=int,
         at_least=0,
     )
-    hang_timeout: float = when_something_happens(
+    hang_timeout: float = fault_tolerance(
         600.0,
         "seconds without progress after which the workers' stacks are saved and training is restarted; loading the "
         "data may take six times as long",
         type=float,
         above=0.0,
     )
-    worker_timeout: float = when_something_happens(
-        600.0, "seconds to wait for the workers to join the cluster", type=float, at_least=0.0
-    )
-    cloudwatch_namespace: str | None = when_something_happens(
+    cloudwatch_namespace: str | None = run(
         None, "CloudWatch namespace that the run's metrics are published to (default: none)", metavar="NAMESPACE"
     )
 
@@ -202,11 +218,23 @@ def parse(config: type[C], arguments: Sequence[str], environment: Mapping[str, s
         UsageError: A value can't be read or breaks its rule.
     """
     values = vars(_parser(config, environment).parse_args(arguments))
+    if needless := values.pop(NEEDLESS):
+        print(needless_line(needless), file=sys.stderr)
     if config.POSITIONAL:
         values["command"] = (values.pop(config.POSITIONAL), *values.pop(REST))
     repeated = [spec.name for spec in fields(config) if spec.metadata.get("repeated")]
     values |= {name: tuple(values[name] or ()) for name in repeated}
     return config(**values)
+
+
+def needless_line(flags: Sequence[str]) -> str:
+    """Return a line about flags of torchrun that were typed, and are not needed."""
+    return f"{', '.join(flags)}: not needed; the cluster sets the rendezvous"
+
+
+def with_underscores(flag: str) -> str:
+    """Return the other form of a flag that torchrun takes: `--rdzv_id` for `--rdzv-id`."""
+    return "--" + flag.removeprefix("--").replace("-", "_")
 
 
 def flag(name: str) -> str:
@@ -217,6 +245,13 @@ def flag(name: str) -> str:
 def environment_variable(name: str) -> str:
     """Return the environment variable of a setting: `RAY_ON_ECS_BATCH_SIZE` for `batch_size`."""
     return ENVIRONMENT_PREFIX + name.upper()
+
+
+class _Needless(argparse.Action):
+    """Collects the flags that are not needed."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, NEEDLESS, [*getattr(namespace, NEEDLESS), option_string])
 
 
 class _Parser(argparse.ArgumentParser):
@@ -237,13 +272,18 @@ def _parser(config: type[RunConfig], environment: Mapping[str, str]) -> argparse
     if config.POSITIONAL:
         parser.add_argument(config.POSITIONAL, help="what to run; what follows it are its own flags")
         parser.add_argument(REST, nargs=argparse.REMAINDER, help=argparse.SUPPRESS).required = False
+    parser.set_defaults(**{NEEDLESS: []})
+    for name, count in NEEDLESS_FLAGS.items() if config.POSITIONAL else ():
+        names = dict.fromkeys((name, with_underscores(name)))
+        parser.add_argument(*names, dest=NEEDLESS, action=_Needless, nargs=None if count else 0, help=argparse.SUPPRESS)
     settings = [spec for spec in fields(config) if spec.metadata]
     groups = {spec.metadata["group"] for spec in settings}
     sections = {title: parser.add_argument_group(title) for title in GROUPS if title in groups}
     for spec in settings:
         section = sections[spec.metadata["group"]]
         default = environment.get(environment_variable(spec.name)) or spec.default
-        described: dict[str, Any] = {"dest": spec.name, "help": _help(spec, default)}
+        shown = argparse.SUPPRESS if spec.metadata.get("hidden") else _help(spec, default)
+        described: dict[str, Any] = {"dest": spec.name, "help": shown}
         names = spec.metadata.get("flags") or (flag(spec.name),)
         if spec.metadata.get("repeated"):
             section.add_argument(*names, action="append", metavar=_metavar(spec), **described)

@@ -23,7 +23,15 @@ from ray_on_ecs.cluster.jobs import (
     submission_of_script,
 )
 from ray_on_ecs.cluster.nodes import head_code
-from ray_on_ecs.config import GROUPS, environment_variable, flag
+from ray_on_ecs.config import (
+    GROUPS,
+    NEEDLESS,
+    NEEDLESS_FLAGS,
+    environment_variable,
+    flag,
+    needless_line,
+    with_underscores,
+)
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError
 from ray_on_ecs.node.code import fingerprint
 from ray_on_ecs.run.config import ScriptConfig
@@ -36,14 +44,16 @@ Its folder is uploaded (--working-dir; not what .gitignore or .rayignore name), 
 own. The files that it writes to the folder $RUN_DIR are kept; all other files that it writes are lost.
 
 The run goes on when this command ends, also by Ctrl-C; the same command with the same --run-name follows it, or
-resumes it if it was interrupted.
+resumes it if it was interrupted. With --local Ctrl-C ends the run.
 
 \b
   ray-on-ecs run --num-workers 4 --run-name first train.py --lr 0.1
   ray-on-ecs run --num-workers 4 --fetch results train.py
   ray-on-ecs run --detach -m my.package
+  ray-on-ecs run --local train.py
 """
-OWN = "this command"
+# The section of the help whose flags name the cluster.
+CLUSTER = "Cluster"
 RECIPE = "--recipe"
 # The packages of the image.
 CODE = ("ray_on_ecs", "training")
@@ -71,8 +81,29 @@ class Setting(click.Option):
             given["metavar"] = "|".join(choices) if choices else spec.metadata.get("metavar", "VALUE")
             given["multiple"] = bool(spec.metadata.get("repeated"))
             given["shell_complete"] = lambda _c, _p, typed: [each for each in choices or () if each.startswith(typed)]
+        given["hidden"] = bool(spec.metadata.get("hidden"))
         super().__init__([*(spec.metadata.get("flags") or (flag(spec.name),)), spec.name], **given)
         self.section: str = spec.metadata["group"]
+
+
+class Own(click.Option):
+    """A flag of this command, in a section of the help."""
+
+    def __init__(self, section: str, *names: str, **given: Any) -> None:
+        super().__init__(list(names), **given)
+        self.section = section
+
+
+class Needless(click.Option):
+    """A flag of torchrun's that is accepted and not needed; a line says so."""
+
+    def __init__(self, name: str, count: int) -> None:
+        names = dict.fromkeys((name, with_underscores(name)))
+        super().__init__(list(names), is_flag=not count, hidden=True, expose_value=False, callback=self._remember)
+
+    def _remember(self, ctx: click.Context, _: click.Parameter, value: object) -> None:
+        if value:
+            ctx.meta.setdefault(NEEDLESS, []).append(self.opts[0])
 
 
 class Run(click.Command):
@@ -88,11 +119,12 @@ class Run(click.Command):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a section for this command's own flags, and one for each group of settings."""
-        for section in (OWN, *GROUPS):
-            shown = [each for each in self.get_params(ctx) if getattr(each, "section", OWN) == section]
+        """Write a section for the cluster, and one for each group of settings."""
+        for section in (CLUSTER, *GROUPS):
+            options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+            shown = [each for each in options if getattr(each, "section", CLUSTER) == section]
             if records := [record for each in shown if (record := each.get_help_record(ctx))]:
-                with formatter.section(section.capitalize()):
+                with formatter.section(section):
                     formatter.write_dl(records)
 
 
@@ -117,6 +149,8 @@ def _run(
         raise UsageError("--fetch: a run that is left to itself is fetched later; leave out --fetch or --detach")
     if as_json and not detach:
         raise UsageError("--json: prints the name of a run that is left to itself; give --detach, too")
+    if needless := click.get_current_context().meta.get(NEEDLESS):
+        note(needless_line(needless))
     _submission({}, given, recipe, command)  # a mistake needs no cluster
     cluster = chosen(flags)
     work = _submission(cluster.run_flags(), given, recipe, command)
@@ -256,18 +290,20 @@ def _is_other_code(head: Head) -> bool:
 
 
 _own = [
-    click.Option(["--detach"], is_flag=True, help="Submit, and leave the run to itself."),
-    click.Option(["--fetch"], metavar="DIR", help="Copy the results into DIR at the end, as ray-on-ecs fetch does."),
-    click.Option(["--json", "as_json"], is_flag=True, help="With --detach: print the run's name and job as JSON."),
-    click.Option([RECIPE], hidden=True, metavar="NAME"),
-    click.Option(
-        [flag(MAX_RESUBMISSIONS)],
+    Own("Run", "--detach", is_flag=True, help="Submit, and leave the run to itself."),
+    Own("Run", "--fetch", metavar="DIR", help="Copy the results into DIR at the end, as ray-on-ecs fetch does."),
+    Own("Run", "--json", "as_json", is_flag=True, help="With --detach: print the run's name and job as JSON."),
+    Own("Run", RECIPE, hidden=True, metavar="NAME"),
+    Own(
+        "Fault tolerance",
+        flag(MAX_RESUBMISSIONS),
         type=click.IntRange(min=0),
         envvar=environment_variable(MAX_RESUBMISSIONS),
         default=DEFAULT_MAX_RESUBMISSIONS,
         show_default=True,
         help="Times in a row that the head may submit the run again after losing its driver.",
     ),
+    *(Needless(*each) for each in NEEDLESS_FLAGS.items()),
     click.Argument(["command"], nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]"),
 ]
 command = Run(

@@ -10,16 +10,16 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Self
 
-from ray_on_ecs.config import RunConfig, check_range, repeated, setting, when_something_happens, worker_range
+from ray_on_ecs.config import RunConfig, check_range, fault_tolerance, repeated, resources, setting, worker_range
 from ray_on_ecs.errors import UsageError
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 # torchrun's words for "as many as there are devices".
 EVERY_DEVICE = ("auto", "gpu", "cpu")
 
-_script = partial(setting, group="the script")
-_files = partial(setting, group="its files")
-_many_files = partial(repeated, group="its files")
+_script = partial(setting, group="Script")
+_files = partial(setting, group="Files")
+_many_files = partial(repeated, group="Files")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,28 +48,29 @@ class ScriptConfig(RunConfig):
     module: bool = _script(False, "SCRIPT is a module, as in python -m", flags=("-m", "--module"))
     no_python: bool = _script(False, "SCRIPT is a program, not a file for Python")
     mpi: bool = _script(False, "SCRIPT is a program of MPI: mpirun starts it, with a process for each worker")
-    max_restarts: int = when_something_happens(
+    max_restarts: int = fault_tolerance(
         3,
         "how often in a row the script is started again after a failure without progress in between: a greater step, "
         "or a file in $RUN_DIR that was new after a minute",
         type=int,
         at_least=0,
     )
-    hang_timeout: float | None = when_something_happens(  # ty: ignore[incompatible-attribute-override]
+    hang_timeout: float | None = fault_tolerance(  # ty: ignore[incompatible-attribute-override]
         None,
         "seconds of silence after which a script counts as hung: it is ended and started again, and its stacks are "
         "saved. Without this flag 600, for a script that has reported steps alone",
         type=float,
         above=0.0,
     )
-    nnodes: str | None = _script(
-        None, "torchrun's flag: with --nproc-per-node another way to give --num-workers", metavar="N|MIN:MAX"
+    nnodes: str | None = resources(
+        None, "torchrun's: with --nproc-per-node another way to give --num-workers", metavar="N|MIN:MAX", hidden=True
     )
-    nproc_per_node: str | None = _script(
+    nproc_per_node: str | None = resources(
         None,
-        "torchrun's flag; gpu, cpu and auto: as many as the cluster has",
+        "torchrun's; gpu, cpu and auto: as many as the cluster has",
         metavar="N",
         flags=("--nproc-per-node", "--nproc_per_node"),
+        hidden=True,
     )
     working_dir: str = _files(
         ".", "folder with the code; the script starts in it. On a cluster it is uploaded", metavar="DIR"
@@ -86,7 +87,7 @@ class ScriptConfig(RunConfig):
         "number to take from rank 0's output (with --mpi that of all ranks), such as 'loss=loss: ([0-9.]+)'; step is "
         "the number of the step",
         metavar="NAME=REGEX",
-        group="its metrics",
+        group="Metrics",
     )
 
     def __post_init__(self) -> None:

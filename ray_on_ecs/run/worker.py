@@ -34,6 +34,7 @@ from ray_on_ecs.run.process import ScriptProcess, wait_for_end
 from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
 from ray_on_ecs.tracking.records import RecordFile, merge_records, read_records
 from ray_on_ecs.tracking.run_actor import Progress, RunClient
+from ray_on_ecs.tracking.shown_log import cut
 from ray_on_ecs.tracking.storage import RunStorage
 
 # How often a worker looks after its script; how often it talks to the run's actor while the script runs, and while it

@@ -14,9 +14,9 @@ from tests.commands.head import SECONDS, Head, commands, read_until
 from tests.commands.test_job import CONNECTION
 from tests.waiting import free_ports, until
 
-TINY = ("--model", "own:build", "--dataset", "synthetic", "--samples", "256", "--num-workers", "2", "--epochs", "2")
-LONG = ("--model", "own:held", *TINY[2:6], "--num-workers", "1", "--epochs", "3")
-IMAGES = ("--recipe", "images")
+IMAGES = ("--recipe", "images", "--dataset", "synthetic", "--samples", "256")
+TINY = (*IMAGES, "--model", "own:build", "--num-workers", "2", "--epochs", "2")
+LONG = (*IMAGES, "--model", "own:held", "--num-workers", "1", "--epochs", "3")
 LOCAL = "--local"
 
 
@@ -39,7 +39,7 @@ def typed(
 
 
 def test_a_run_is_trained_listed_and_fetched(laptop: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
-    done = typed(laptop, "run", *IMAGES, LOCAL, *TINY, "--run-name", "laptop", "--fetch", "here")
+    done = typed(laptop, "run", LOCAL, *TINY, "--run-name", "laptop", "--fetch", "here")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("run laptop is submitted as job laptop\n")
     assert "Training result: laptop" in done.stdout, "the log, to its end"
@@ -52,7 +52,7 @@ def test_a_run_is_trained_listed_and_fetched(laptop: Callable[..., subprocess.Po
     last = typed(laptop, "logs", LOCAL, "laptop", "--tail", "1").stdout
     assert last.startswith("results in ")
     assert last.count("\n") == 1
-    refused = typed(laptop, "run", *IMAGES, LOCAL, *TINY, "--run-name", "laptop")
+    refused = typed(laptop, "run", LOCAL, *TINY, "--run-name", "laptop")
     assert refused.returncode == 2, "the run's own exit status"
     assert "is finished (2 epochs" in refused.stdout
 
@@ -72,7 +72,7 @@ def test_a_connection_that_is_cut_or_leads_nowhere_is_made_again_and_each_line_i
 ) -> None:
     port, other = free_ports(2)
     with connected(head, port) as cut, connected(head, other) as asleep:
-        followers = [laptop("run", *IMAGES, LOCAL, *LONG, "--run-name", "cut", **at(port))]
+        followers = [laptop("run", LOCAL, *LONG, "--run-name", "cut", **at(port))]
         seen = [read_until(followers[0], "[Epoch 1 |")]  # it stands still after that
         followers.append(laptop("logs", LOCAL, "--follow", "cut", code=IMPATIENT, **at(other)))
         seen.append(read_until(followers[1], "[Epoch 1 |"))
@@ -114,7 +114,7 @@ def connected(head: Head, port: int) -> Generator[subprocess.Popen[str]]:
 def test_a_run_goes_on_without_its_command_and_is_stopped(
     laptop: Callable[..., subprocess.Popen[str]], hold: Path
 ) -> None:
-    started = typed(laptop, "run", *IMAGES, LOCAL, "--detach", "--json", *LONG, "--run-name", "left")
+    started = typed(laptop, "run", LOCAL, "--detach", "--json", *LONG, "--run-name", "left")
     assert started.returncode == 0, started.stderr
     assert json.loads(started.stdout)["job"] == "left"
     follower = laptop("logs", LOCAL, "--follow", "left")
@@ -135,10 +135,10 @@ def test_a_run_goes_on_without_its_command_and_is_stopped(
 def test_what_can_not_be_done_is_one_line_and_a_status(laptop: Callable[..., subprocess.Popen[str]]) -> None:
     [port] = free_ports(1)
     for words, variables, status, line in (
-        (("run", *IMAGES, LOCAL, "--epochs", "0"), {}, 2, "--epochs: 0 is not allowed"),
+        (("run", LOCAL, *IMAGES, "--epochs", "0"), {}, 2, "--epochs: 0 is not allowed"),
         (("run", LOCAL, "missing.py"), {}, 2, "SCRIPT: there is no file 'missing.py'"),
         (("run", LOCAL, "--lr", "1", "missing.py"), {}, 2, "No such option '--lr'"),
-        (("run", *IMAGES, LOCAL, *TINY), {"RAY_AUTH_TOKEN": "another"}, 2, "the Ray head refuses the token"),
+        (("run", LOCAL, *TINY), {"RAY_AUTH_TOKEN": "another"}, 2, "the Ray head refuses the token"),
         (("stop", LOCAL, "nobody"), {}, 2, "run nobody is not under way"),
         (("logs", LOCAL, "nobody"), {}, 2, "there is no log of a run nobody"),
         (("stop", LOCAL, "any"), {"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{port}"}, 3, "no Ray head answers"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
 
-from ray_on_ecs.config import AUTO_ON_OFF, ON_OFF, RunConfig, setting, when_something_happens
+from ray_on_ecs.config import AUTO_ON_OFF, ON_OFF, RunConfig, fault_tolerance, setting
 
 DEFAULT_LR = {"adamw": 3e-3, "sgd": 0.1}
 DEFAULT_WEIGHT_DECAY = {"adamw": 0.05, "sgd": 5e-4}
@@ -93,13 +93,13 @@ class TrainingConfig(RunConfig):
         may_change=True,
     )
 
-    keep_checkpoints: int = when_something_happens(
+    keep_checkpoints: int = fault_tolerance(
         3, "number of latest checkpoints to keep, in addition to the best one", type=int, at_least=1
     )
-    checkpoint_seconds: float = when_something_happens(
+    checkpoint_seconds: float = fault_tolerance(
         300.0, "seconds between checkpoints within an epoch; each epoch also ends with one", type=float, at_least=0.0
     )
-    max_failed_checkpoints: int = when_something_happens(
+    max_failed_checkpoints: int = fault_tolerance(
         3, "checkpoints in a row that may fail to be stored before the run ends", type=int, at_least=0
     )
 

@@ -35,6 +35,7 @@ OUTPUTS = {
     "estimated_hourly_usd": "unknown",
     "train_command": "aws ssm start-session",
 }
+SECTIONS = ("Cluster", "Script", "Resources", "Files", "Metrics", "Fault tolerance", "Run")
 # Prints what `pulumi stack output` would, and how it was called.
 PULUMI = """#!/bin/sh
 echo "$PWD $*" >> "$CALLS"
@@ -91,9 +92,9 @@ def test_the_help_of_run_has_every_setting_in_its_section(capsys: pytest.Capture
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("--num-workers", "--working-dir", "--max-restarts", "--fetch", "--local"))
     sections = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert sections[0] == "This command:"
-    assert "The script:" in sections
-    assert "--recipe" not in shown, "hidden until a recipe is a script"
+    assert sections == [f"{each}:" for each in SECTIONS]
+    hidden = ("--recipe", "--nnodes", "--nproc-per-node", "--standalone", "--rdzv", "--master", "--node-rank")
+    assert not [each for each in hidden if each in shown]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -113,6 +114,22 @@ def test_completion_completes_verbs_flags_and_values(shell: str, capsys: pytest.
     assert "plain,compare" in completed("ray-on-ecs comp")
     assert "--max-restarts" in completed("ray-on-ecs run --max-re")
     assert "plain,cuda" in completed("ray-on-ecs run --device cu")
+
+
+def test_torchrun_s_flags_are_accepted_and_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    torchrun = ("--standalone", "--rdzv_endpoint=host:1", "--nnodes=1", "--nproc-per-node=2")
+    assert submitted(*torchrun, "--run-name", "x", "train.py", "--node-rank", "3") == (
+        "python -m ray_on_ecs.run --run-name x --nnodes 1 --nproc_per_node 2 train.py --node-rank 3"
+    ), "what follows the script is the script's"
+    [port] = free_ports(1)
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"127.0.0.1:{port}")
+    main(["run", "--local", *torchrun, "train.py"])
+    line = "--standalone, --rdzv-endpoint: not needed; the cluster sets the rendezvous"
+    assert capsys.readouterr().err.splitlines()[0] == line
 
 
 def test_a_wrong_word_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,16 @@ def test_what_follows_the_script_is_its_own() -> None:
     assert found.command == ("train.py", "--epochs", "3", "--run-name", "other", "-m")
 
 
+def test_torchrun_s_rendezvous_is_accepted_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--rdzv-backend", "c10d", "--rdzv_id=7", "--master_addr=host", "--standalone")
+    assert config(*flags, "--max-restarts=2", "train.py", "--rdzv-id", "8") == config(
+        "--max-restarts=2", "train.py", "--rdzv-id", "8"
+    )
+    assert capsys.readouterr().err == (
+        "--rdzv-backend, --rdzv_id, --master_addr, --standalone: not needed; the cluster sets the rendezvous\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "command_line"),
     [
