@@ -14,6 +14,7 @@ from ray._private.authentication.authentication_token_setup import (
 )
 from ray._private.authentication.grpc_authentication_client_interceptor import _get_authentication_metadata_tuple
 from ray._private.state import available_resources_per_node, state
+from ray.exceptions import RayError
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
@@ -36,8 +37,14 @@ CHANGE_FOLDER = "RAY_CHDIR_TO_TRIAL_DIR"
 
 
 def draining_nodes() -> dict[str, float | None]:
-    """Return the IDs of the nodes that are draining, with the deadlines (Unix time), or None where there is none."""
-    found: dict[str, int] = state.get_draining_nodes()
+    """Return the IDs of the nodes that are draining, with the deadlines (Unix time), or None where there is none.
+
+    A GCS that does not answer knows of none.
+    """
+    try:
+        found: dict[str, int] = state.get_draining_nodes()
+    except (RayError, OSError, RuntimeError):
+        return {}
     return {node: milliseconds / 1000 if milliseconds else None for node, milliseconds in found.items()}
 
 
