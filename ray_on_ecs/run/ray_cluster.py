@@ -7,7 +7,7 @@ import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -119,7 +119,10 @@ def _join_or_start(config: RunConfig, address: str, runtime_env: Mapping[str, An
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody announces the end of one's own machine
     # The workers inherit the variables. The hook would cost seconds: Ray would not use the processes that it prestarts.
     nccl_interface.use_route_to(LOOPBACK)
-    _start_here(partial(init, address="local", num_cpus=cpus))
+    # Ray puts the folder in which it is started on the import path of its processes, where a user's queue.py would hide
+    # Python's. Recipes find models of the user's own there.
+    with chdir("/") if config.POSITIONAL else nullcontext():
+        _start_here(partial(init, address="local", num_cpus=cpus))
     return True
 
 

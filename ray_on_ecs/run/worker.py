@@ -23,7 +23,7 @@ from ray.train import collective
 from ray_on_ecs import sdk
 from ray_on_ecs.errors import ScriptError, UsageError, one_line
 from ray_on_ecs.periodic import every
-from ray_on_ecs.run import inputs, mpi, packages, run_dir, worker_dump
+from ray_on_ecs.run import inputs, mpi, packages, run_dir, upload, worker_dump
 from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.environment import OF_EVERY_RANK, Worker
 from ray_on_ecs.run.group import Member
@@ -165,9 +165,9 @@ class ScriptWorker:
 
     @property
     def _working_folder(self) -> Path:
-        """The folder with the code, which Ray has made the worker's own on a cluster."""
+        """The folder with the code, which Ray has brought to the node of a cluster."""
         uploaded = ray.get_runtime_context().runtime_env.get("working_dir")
-        return Path.cwd() if uploaded else self._config.folder
+        return Path.cwd() / upload.FOLDER if uploaded else self._config.folder
 
     def _variables(self, python: str, fetched: Mapping[str, str]) -> dict[str, str]:
         """Meet the other workers; return the script's environment with the variables of what was fetched."""
