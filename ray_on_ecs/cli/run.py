@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Generator, Iterator, Sequence
@@ -34,8 +35,8 @@ from ray_on_ecs.config import (
 )
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError
 from ray_on_ecs.node.code import fingerprint
+from ray_on_ecs.run import upload
 from ray_on_ecs.run.config import ScriptConfig
-from ray_on_ecs.run.upload import EXCLUDES
 
 ABOUT = """\
 Run a SCRIPT that torchrun or mpirun could start on the workers of the cluster.
@@ -159,6 +160,8 @@ def _run(
     if given.get("storage_path"):
         cluster.storage_path = str(given["storage_path"])
     with _ray(cluster, work, stays=detach) as is_local:
+        if recipe and is_local:  # its relative paths are those of this folder
+            work = replace(work, entrypoint=f"cd {shlex.quote(os.getcwd())} && {work.entrypoint}")
         job_id = _submit(cluster, work, metadata, quiet=as_json)
         if not detach:
             return _follow(cluster, work, job_id, fetch)
@@ -265,14 +268,17 @@ def _flags(typed: dict[str, Any]) -> Iterator[str]:
 def _submit(cluster: Cluster, work: Submission, metadata: dict[str, str], *, quiet: bool) -> str:
     from ray_on_ecs.cluster.jobs import find_or_submit
 
-    with cluster.connect_when_up(note) as head:
-        if work.runtime_env:
-            note(f"uploading {work.runtime_env['working_dir']}")
+    with cluster.connect_when_up(note) as head, contextlib.ExitStack() as opened:
+        runtime_env = None
+        if work.folder:
+            note(f"uploading {work.folder}")
+            runtime_env = opened.enter_context(upload.runtime_env(work.folder))
         elif _is_other_code(head):
             note("the image has other code than is here: uploading the packages ray_on_ecs and training")
-            work = replace(work, runtime_env={"py_modules": [*map(_folder, CODE)], "excludes": list(EXCLUDES)})
-        with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
-            return find_or_submit(head.jobs, work, metadata)
+            runtime_env = {"py_modules": [*map(_folder, CODE)], "excludes": list(upload.EXCLUDES)}
+        if quiet:
+            opened.enter_context(contextlib.redirect_stdout(sys.stderr))
+        return find_or_submit(head.jobs, work, metadata, runtime_env)
 
 
 def _folder(package: str) -> str:

@@ -51,13 +51,13 @@ class Submission:
         run: The part of a job's metadata that all jobs of a run have in common.
         entrypoint: The job's shell command. It has what was typed alone: defaults are those of the head's environment.
         workers: The fewest workers that it needs; 0 if the cluster decides.
-        runtime_env: The job's runtime environment: the code, if it is a user's.
+        folder: The user's code, if it is a user's.
     """
 
     run: dict[str, str]
     entrypoint: str
     workers: int = 0
-    runtime_env: dict[str, Any] | None = None
+    folder: Path | None = None
 
 
 def submission_of_recipe(name: str, flags: Sequence[str]) -> Submission:
@@ -87,9 +87,10 @@ def submission_of_script(arguments: Sequence[str]) -> Submission:
     config = parse(ScriptConfig, arguments).resolve_defaults()
     config.check_files()
     typed = parse(ScriptConfig, arguments, {})
+    upload.check(config.folder)
     on_head = replace(typed, run_name=config.run_name, working_dir=".")
-    command, code = shlex.join(on_head.command_line({})), upload.runtime_env(config.folder)
-    return Submission(run_identity(config, typed), command, config.workers[0] if config.workers else 0, code)
+    workers = config.workers[0] if config.workers else 0
+    return Submission(run_identity(config, typed), on_head.job_command(), workers, config.folder)
 
 
 def run_identity(config: RunConfig, typed: RunConfig) -> dict[str, str]:
@@ -131,8 +132,19 @@ def connect() -> "JobSubmissionClient":
         ) from cause
 
 
-def find_or_submit(client: "JobSubmissionClient", work: Submission, metadata: dict[str, str]) -> str:
+def find_or_submit(
+    client: "JobSubmissionClient",
+    work: Submission,
+    metadata: dict[str, str],
+    runtime_env: dict[str, Any] | None = None,
+) -> str:
     """Return the ID of the run's job that is under way, or else submit a new one; print which.
+
+    Args:
+        client: Of the Jobs API.
+        work: The run.
+        metadata: Of its job.
+        runtime_env: Of its job.
 
     Raises:
         UsageError: The folder with the code is too large.
@@ -149,11 +161,11 @@ def find_or_submit(client: "JobSubmissionClient", work: Submission, metadata: di
                 return job_id
             job_id = free_id(jobs, name)
             client.submit_job(
-                entrypoint=work.entrypoint, submission_id=job_id, metadata=metadata, runtime_env=work.runtime_env
+                entrypoint=work.entrypoint, submission_id=job_id, metadata=metadata, runtime_env=runtime_env
             )
         except (OSError, RuntimeError, ValueError) as cause:
-            if work.runtime_env and upload.is_too_large(cause):
-                raise upload.too_large(Path(work.runtime_env["working_dir"])) from cause
+            if work.folder and upload.is_too_large(cause):
+                raise upload.too_large(work.folder) from cause
             attempts -= 1
             if "already exists" in str(cause) and attempts:  # somebody has just submitted a job, perhaps of this run
                 continue

@@ -33,8 +33,7 @@ START_ATTEMPTS, START_SECONDS = 4, 300.0
 POLL_SECONDS, ANSWER_SECONDS = 0.2, 10.0
 STOP_SECONDS = 10.0
 PORTS = ("--port", "--dashboard-port", "--ray-client-server-port", "--dashboard-agent-listen-port")
-# -P: modules of the folder in which it is started must not hide Ray's.
-RAY = (sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats")
+RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats")
 VARIABLES = {
     **ports.METRICS,
     image_head.JOB_LIMIT: image_head.JOB_LIMIT_SECONDS,
@@ -150,6 +149,7 @@ def _launch(folder: str, cpus: int) -> LocalHead:
     with Path(folder, "ray.log").open("wb") as log:
         process = subprocess.Popen(
             command,
+            cwd=folder,  # modules of the user's folder must not hide Ray's
             env=_environment(os.environ, f"{HOST}:{numbers['--port']}", token),
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -3,6 +3,9 @@
 import sys
 from functools import partial
 
+if __name__ == "__main__" and not sys.flags.safe_path:
+    del sys.path[0]  # the current folder: the user's modules must not hide Ray's and ours
+
 from ray_on_ecs.command import run_command
 from ray_on_ecs.config import parse
 from ray_on_ecs.run.config import ScriptConfig

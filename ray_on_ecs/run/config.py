@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Self
 
 from ray_on_ecs.config import RunConfig, check_range, fault_tolerance, repeated, resources, setting, worker_range
 from ray_on_ecs.errors import UsageError
+from ray_on_ecs.run import upload
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 # torchrun's words for "as many as there are devices".
@@ -179,6 +181,11 @@ class ScriptConfig(RunConfig):
     def command_line(self, environment: Mapping[str, str] = os.environ) -> list[str]:
         """Return the command that continues the run."""
         return [*super().command_line(environment), *self.command]
+
+    def job_command(self) -> str:
+        """Return the driver's shell command as a job; -P keeps the user's modules off its import path."""
+        python, *rest = self.command_line({})
+        return f"cd {upload.FOLDER} && {shlex.join([python, '-P', *rest])}"
 
     def with_workers(self, number: int) -> Self:
         """Return this config with a number of workers in place of torchrun's flags, unless it is a range."""

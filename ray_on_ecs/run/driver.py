@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -97,7 +98,7 @@ def newest_file(storage: RunStorage) -> tuple[str, datetime] | None:
 def _prepare(config: ScriptConfig) -> tuple[ScriptConfig, RunStorage]:
     """Check everything that can be checked without a cluster."""
     config.check_files()
-    config = config.resolve_defaults()
+    config = replace(config.resolve_defaults(), working_dir=str(config.folder))  # Ray's workers start elsewhere
     storage = RunStorage.open(config.storage_path, str(config.run_name))
     storage.check_writable()
     _check_unfinished(storage)
@@ -126,12 +127,11 @@ def _uploaded(config: ScriptConfig) -> Generator[dict[str, Any]]:
     """
     os.environ[CHANGE_FOLDER] = "0"  # the workers stay in the folder with the code
     os.environ[PREEMPTION_WATCHER] = "0"  # the driver itself looks at the nodes that drain
-    try:
-        yield {} if JOB_VARIABLE in os.environ else upload.runtime_env(config.folder)
-    except ValueError as cause:
-        if upload.is_too_large(cause):
-            raise upload.too_large(config.folder) from cause
-        raise
+    if JOB_VARIABLE in os.environ:
+        yield {}
+        return
+    with upload.runtime_env(config.folder) as runtime_env:
+        yield runtime_env
 
 
 def _begin(config: ScriptConfig, storage: RunStorage, allocation: WorkerAllocation) -> ScriptConfig:

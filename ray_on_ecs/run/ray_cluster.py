@@ -7,7 +7,7 @@ import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -111,7 +111,10 @@ def _join_or_start(config: RunConfig, address: str, runtime_env: Mapping[str, An
                 ) from cause
     cpus = max(os.cpu_count() or 1, config.workers[0] if config.workers else CPU_WORKERS)
     os.environ.setdefault(PREEMPTION_WATCHER, "0")  # nobody announces the end of one's own machine
-    _start_here(partial(init, address="local", num_cpus=cpus))
+    # Ray puts the folder in which it is started on the import path of its processes, where a user's queue.py would hide
+    # Python's. Recipes find models of the user's own there.
+    with chdir("/") if config.POSITIONAL else nullcontext():
+        _start_here(partial(init, address="local", num_cpus=cpus))
     return True
 
 

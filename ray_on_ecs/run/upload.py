@@ -1,9 +1,16 @@
-"""A user's code on the nodes of a cluster: Ray uploads its folder, without what git or `.rayignore` ignores."""
+"""A user's code on the nodes of a cluster: Ray uploads its folder, without what git or `.rayignore` ignores.
+
+Ray puts what it uploads on the import path of all its processes, where a user's `queue.py` would hide Python's. So it
+uploads a folder that holds the user's under a name that can't be imported; the script alone starts in that.
+"""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +22,38 @@ IGNORE_FILES = (".gitignore", ".rayignore")
 # Ray's own limit, for the packed folder.
 MAX_BYTES = 512 * 2**20
 SHOWN = 3
+# The user's folder in Ray's working directory. The hyphen: not an identifier.
+FOLDER = "working-dir"
 
 
-def runtime_env(folder: Path) -> dict[str, Any]:
-    """Return Ray's runtime environment with a folder as the working directory.
+@contextmanager
+def runtime_env(folder: Path) -> Generator[dict[str, Any]]:
+    """Yield Ray's runtime environment that brings a user's folder; Ray uploads it within the block.
 
     Raises:
-        UsageError: The folder is too large, and nothing in it says what to leave out.
+        UsageError: The folder is too large.
+    """
+    check(folder)
+    with tempfile.TemporaryDirectory(prefix="ray-upload-") as around:
+        Path(around, FOLDER).symlink_to(folder.resolve(), target_is_directory=True)
+        try:
+            yield {"working_dir": around, "excludes": list(EXCLUDES)}
+        except (RuntimeError, ValueError) as cause:
+            if is_too_large(cause):
+                raise too_large(folder) from cause
+            raise
+
+
+def check(folder: Path) -> None:
+    """Check that a folder is not too large to be uploaded, unless something in it says what to leave out.
+
+    Raises:
+        UsageError: It is.
     """
     if not any((folder / name).exists() for name in IGNORE_FILES):
         sizes = _sizes(folder)
         if sum(sizes.values()) > MAX_BYTES:
             raise too_large(folder)
-    return {"working_dir": str(folder), "excludes": list(EXCLUDES)}
 
 
 def is_too_large(cause: Exception) -> bool:

@@ -24,7 +24,7 @@ from ray_on_ecs import sdk
 from ray_on_ecs.errors import ScriptError, one_line
 from ray_on_ecs.node_folder import node_folder
 from ray_on_ecs.periodic import every
-from ray_on_ecs.run import inputs, mpi, nccl_interface, packages, run_dir, worker_dump
+from ray_on_ecs.run import inputs, mpi, nccl_interface, packages, run_dir, upload, worker_dump
 from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.environment import OF_EVERY_RANK, Worker, without_ray
 from ray_on_ecs.run.group import Directive, Member
@@ -245,9 +245,9 @@ class ScriptWorker:
 
     @property
     def _working_folder(self) -> Path:
-        """The folder with the code, which Ray has made the worker's own on a cluster."""
+        """The folder with the code, which Ray has brought to the node of a cluster."""
         uploaded = ray.get_runtime_context().runtime_env.get("working_dir")
-        return Path.cwd() if uploaded else self._config.folder
+        return Path.cwd() / upload.FOLDER if uploaded else self._config.folder
 
     def _variables(self, folder: Path) -> dict[str, str]:
         """Return the script's environment: this process's without Ray's, and that of a worker of torchrun."""
