@@ -152,7 +152,7 @@ def test_a_silent_script_hangs_if_it_has_reported_steps(settings: Any, told: Any
 
 
 def test_scripts_that_have_ended_are_silent_and_do_not_hang() -> None:
-    group = Group(stall_timeout=600.0)
+    group = Group(hang_timeout=600.0)
     for rank in range(2):
         group.tell(rank, status=0, ended_at=1.0, silent_seconds=float("inf"), has_steps=True, has_ended=True)
     assert group.poll().action == "run", "their files are being stored"
