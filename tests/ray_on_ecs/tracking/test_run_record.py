@@ -93,6 +93,7 @@ def test_it_says_how_far_the_run_is(storage: RunStorage, record: RunRecord, monk
     assert {"epochs", "dataset", "run_name"} <= set(found["changed"])
     assert "seed" not in found["changed"]
     assert "--run-name test" in found["next"]
+    assert "--epochs 5" in found["next"]
 
 
 def test_it_waits_before_it_trains_and_is_written_again_and_again(storage: RunStorage, record: RunRecord) -> None:
