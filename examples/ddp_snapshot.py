@@ -8,6 +8,7 @@ Nothing here knows of Ray or of this project.
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -61,6 +62,9 @@ def main() -> None:
             torch.save(state, snapshot.with_suffix(".tmp"))
             snapshot.with_suffix(".tmp").replace(snapshot)  # whole or not at all
     dist.destroy_process_group()
+    # Without Python's own end: a thread of Gloo's that still frees a tensor of the last all-reduce would abort it.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
