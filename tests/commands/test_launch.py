@@ -51,9 +51,11 @@ for step in (1, 2):
 """
 # Joins the cluster, and shows Ray's variables.
 DRIVER = """
-import os, ray
+import os
+variables = [*os.environ]  # Ray adds to them
+import ray
 print(f"NCCL_SOCKET_IFNAME {os.environ['NCCL_SOCKET_IFNAME']}")
-for name in os.environ:
+for name in variables:
     if name.strip("_").startswith("RAY_") and not name.startswith("RAY_ON_ECS_"):
         print("variable", name)
 ray.init()
