@@ -51,11 +51,12 @@ for step in (1, 2):
 """
 # Joins the cluster, and shows Ray's variables.
 DRIVER = """
-import os, ray
+import os
 print(f"NCCL_SOCKET_IFNAME {os.environ['NCCL_SOCKET_IFNAME']}")
 for name in os.environ:
     if name.strip("_").startswith("RAY_") and not name.startswith("RAY_ON_ECS_"):
         print("variable", name)
+import ray  # which sets one itself
 ray.init()
 print("a task has answered", ray.get(ray.remote(num_cpus=0)(lambda: 42).remote()))
 """
