@@ -56,6 +56,14 @@ from ray_on_ecs.node import api, ports
 listed = api.get(f"http://127.0.0.1:{ports.DASHBOARD}/api/v0/nodes?detail=1")["data"]["result"]["result"]
 print(json.dumps([node for node in listed if node["state"] == "ALIVE"]))
 """
+# The state and the node of each worker of Ray Train's that there is or was.
+WORKERS = """
+import json
+from ray_on_ecs.node import api, ports
+url = f"http://127.0.0.1:{ports.DASHBOARD}/api/v0/actors?detail=1&limit=1000"
+actors = [each for each in api.get(url)["data"]["result"]["result"] if each["class_name"] == "RayTrainWorker"]
+print(json.dumps([(each["state"], each["node_id"]) for each in actors]))
+"""
 JOBS = """
 import json
 from ray_on_ecs.node import api, jobs
@@ -257,6 +265,12 @@ class Cluster:
         """The nodes that the head knows as alive, as Ray's state API has them."""
         return self._ask_dashboard(NODES)
 
+    def trained_on(self, *states: str) -> set[str]:
+        """The addresses of the nodes that are there and have workers of Ray Train's in these states, or had any."""
+        addresses = {node["node_id"]: node["node_ip"] for node in self.nodes()}
+        workers = self._ask_dashboard(WORKERS)
+        return {addresses[node] for state, node in workers if node in addresses and (not states or state in states)}
+
     def jobs(self) -> dict[str, str]:
         """The status of each submitted job, by its submission id."""
         return self._ask_dashboard(JOBS)
@@ -405,7 +419,10 @@ class Run:
         """Wait until the workers that the cluster has now have trained an epoch, while what ended is replaced."""
         epoch = self.epochs() + 2  # the next one is perhaps trained already, and about to be stored
 
-        self.cluster.until(lambda: self.epochs() > epoch and self.addresses(epoch) == self.cluster.places(), seconds)
+        def is_everywhere() -> bool:
+            return self.cluster.trained_on("ALIVE") == self.cluster.places()
+
+        self.cluster.until(lambda: self.epochs() > epoch and is_everywhere(), seconds)
 
     def finish(self, seconds: float = 240) -> None:
         """Wait for the end, which nothing holds up any more; every epoch has been trained."""
@@ -416,11 +433,6 @@ class Run:
             self.cluster.engine.execute(name, "rm", HURRY)
         assert self.epochs() == EPOCHS, self.log
         assert self.cluster.read(f"runs/{self.name}/result.json"), self.log
-
-    def addresses(self, epoch: int) -> set[str]:
-        """Where the ranks trained an epoch, for the last time if it was repeated."""
-        lines = re.findall(rf"ip=([\d.]+)\)[^\n]*\[Epoch {epoch} \|", self.log)
-        return set(lines[-2:])
 
 
 @dataclass

@@ -35,8 +35,7 @@ def test_ray_status_in_the_heads_shell_shows_all_nodes(cluster: Cluster) -> None
 def test_the_train_command_trains_on_two_workers_into_the_bucket(cluster: Cluster, trained: Trained) -> None:
     addresses = cluster.addresses()
     head = addresses.pop(cluster.head)
-    trained_on = set(re.findall(r"ip=([\d.]+)\)[^\n]*Process rank", trained.log))
-    assert trained_on == set(addresses.values()), f"one rank on each worker and none on the head {head}"
+    assert cluster.trained_on() == set(addresses.values()), f"one rank on each worker and none on the head {head}"
     keys = cluster.keys(f"runs/{trained.name}/")
     assert keys >= RESULTS
     assert any(key.startswith("checkpoint_") for key in keys)
