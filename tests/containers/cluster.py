@@ -57,7 +57,7 @@ listed = api.get(f"http://127.0.0.1:{ports.DASHBOARD}/api/v0/nodes?detail=1")["d
 print(json.dumps([node for node in listed if node["state"] == "ALIVE"]))
 """
 # The state and the node of each worker of Ray Train's that there is or was.
-WORKERS = """
+TRAIN_WORKERS = """
 import json
 from ray_on_ecs.node import api, ports
 url = f"http://127.0.0.1:{ports.DASHBOARD}/api/v0/actors?detail=1&limit=1000"
@@ -268,7 +268,7 @@ class Cluster:
     def trained_on(self, *states: str) -> set[str]:
         """The addresses of the nodes that are there and have workers of Ray Train's in these states, or had any."""
         addresses = {node["node_id"]: node["node_ip"] for node in self.nodes()}
-        workers = self._ask_dashboard(WORKERS)
+        workers = self._ask_dashboard(TRAIN_WORKERS)
         return {addresses[node] for state, node in workers if node in addresses and (not states or state in states)}
 
     def jobs(self) -> dict[str, str]:
