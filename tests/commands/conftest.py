@@ -46,9 +46,11 @@ def held(channels, classes):
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> None:
-    """What a shell starts in its background ignores SIGINT, and so would the commands that the tests start there."""
+    """What a shell starts in its background ignores SIGINT, and what nohup starts SIGHUP; so would our commands."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,7 @@ def greetings(process: subprocess.Popen[str]) -> list[str]:
     """Wait for the end, and return what the ranks have printed."""
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, out + err
-    return sorted(line[line.index("rank ") :] for line in out.splitlines() if "greets" in line)
+    return sorted(line[line.rindex("rank ") :] for line in out.splitlines() if "greets" in line)
 
 
 def test_a_project_with_our_names_runs_as_a_job(

@@ -55,7 +55,7 @@ def lines_of(run: str) -> list[str]:
         r"\[rank 1\] a{60000,} \.\.\. \[5,9\d\d,\d\d\d more characters are not shown\]",
         r"\[rank 1\] to standard error",
         r"finished in \d+ s",
-        rf"results in /.*/{run}: result\.json, card\.html",
+        rf"results in /.*/{run}: result\.json, report\.html",
     ]
 
 
