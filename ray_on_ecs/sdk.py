@@ -1,12 +1,6 @@
-"""What a script may tell the run that started it, and ask of it: three functions, all optional.
+"""The functions that a script may call, all optional: `ray_on_ecs.progress`, `log` and `seconds_left`.
 
-    from training import sdk
-
-    sdk.progress(step)             # the run is alive, and so many steps are done
-    sdk.log(loss=0.31)             # metrics of the step that was reported last
-    if sdk.seconds_left() < 60:    # the node is being reclaimed: save now
-
-Under `python -m ray_on_ecs.run` they reach the run's metrics and its watch on stalls. Elsewhere, as under torchrun,
+Under `python -m ray_on_ecs.run` they reach the run's metrics and its detection of hangs. Elsewhere, as under torchrun,
 they do nothing. This module imports the standard library alone.
 """
 

@@ -25,7 +25,7 @@ import ray
 from ray.util import placement_group_table
 from training.engine.feed import thread_feed
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.run import helpers
+from training import preprocessing as helpers
 
 parts, settings = json.loads(sys.argv[1]), json.loads(sys.argv[2])
 folder = Path(settings["folder"])
