@@ -34,7 +34,7 @@ from ray_on_ecs.config import (
     with_underscores,
 )
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError
-from ray_on_ecs.node.code import fingerprint
+from ray_on_ecs.node.code import PACKAGES, fingerprint
 from ray_on_ecs.run import upload
 from ray_on_ecs.run.config import ScriptConfig
 
@@ -56,8 +56,6 @@ resumes it if it was interrupted. With --local Ctrl-C ends the run.
 # The section of the help whose flags name the cluster.
 CLUSTER = "Cluster"
 RECIPE = "--recipe"
-# The packages of the image.
-CODE = ("ray_on_ecs", "training")
 # The exit status after SIGHUP: the terminal's window is closed.
 HANGUP = 128 + signal.SIGHUP
 # Settings that already say how many workers there shall be.
@@ -152,9 +150,10 @@ def _run(
         raise UsageError("--json: prints the name of a run that is left to itself; give --detach, too")
     if needless := click.get_current_context().meta.get(NEEDLESS):
         note(needless_line(needless))
-    _submission({}, given, recipe, command)  # a mistake needs no cluster
+    work = _submission({}, given, recipe, command)  # a mistake needs no cluster
     cluster = chosen(flags)
-    work = _submission(cluster.run_flags(), given, recipe, command)
+    if defaults := cluster.run_flags():
+        work = _submission(defaults, given, recipe, command)
     name = work.run["run_name"]
     metadata = {**work.run, MAX_RESUBMISSIONS: str(max_resubmissions)}
     if given.get("storage_path"):
@@ -275,7 +274,7 @@ def _submit(cluster: Cluster, work: Submission, metadata: dict[str, str], *, qui
             runtime_env = opened.enter_context(upload.runtime_env(work.folder))
         elif _is_other_code(head):
             note("the image has other code than is here: uploading the packages ray_on_ecs and training")
-            runtime_env = {"py_modules": [*map(_folder, CODE)], "excludes": list(upload.EXCLUDES)}
+            runtime_env = {"py_modules": [*map(_folder, PACKAGES)], "excludes": list(upload.EXCLUDES)}
         if quiet:
             opened.enter_context(contextlib.redirect_stdout(sys.stderr))
         return find_or_submit(head.jobs, work, metadata, runtime_env)
@@ -290,7 +289,7 @@ def _folder(package: str) -> str:
 
 
 def _is_other_code(head: Head) -> bool:
-    """Return whether the head says that its image has other code than is here; one that is no image's says nothing."""
+    """Return True if the head's image has other code than this machine; a head without an image has no fingerprint."""
     there = head_code(head)
     return there is not None and there != fingerprint()
 
