@@ -59,7 +59,7 @@ class Trainer(Protocol):
 
     @property
     def in_epoch(self) -> bool:
-        """Whether an epoch has begun and not ended."""
+        """True while an epoch is in progress."""
         ...
 
     def state_dict(self) -> TrainerState:
