@@ -8,23 +8,47 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from bench import harness
-from bench.harness import Bench, Run
-from bench.report import Comparison, spread
+from bench.harness import Bench, BenchmarkError, Run
+from bench.report import Comparison, at_most, spread
 from tests.local_cluster import LocalCluster
 
 REPEATS = 3
 # A first step that takes next to no time.
 FLAGS = ("--dataset", "synthetic", "--samples", "64", "--batch-size", "8", "--epochs", "1")
 
-SCRIPT = "import time; print('first line at', time.time())"
-SCRIPT_NOTE = (
-    "two workers on a cluster that is up; the ratio is that of the best. Ray starts seven processes, most in turns: "
-    "the run's actor, Ray Train's controller and its helpers, the workers. Neither imports torch"
-)
+# Writes the time of its first line and of its end. With an argument, the first attempt of rank 0 crashes instead.
+SCRIPT = """
+import os, signal, sys, time
+print("first line at", time.time(), flush=True)
+if len(sys.argv) > 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
+    time.sleep(1)
+    if os.environ["RANK"] == "0":
+        print("crash at", time.time(), flush=True)
+        raise RuntimeError("crash")
+    time.sleep(600)
+time.sleep(1)
+print("last line at", time.time(), flush=True)
+"""
+# The same by Ray Train alone, which starts everything else that a run needs.
+RAY_TRAIN = """
+import time
+from ray.train import RunConfig, ScalingConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+def train():
+    print("first line at", time.time(), flush=True)
+
+DataParallelTrainer(
+    train, scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(storage_path="STORAGE")
+).fit()
+"""
+SCRIPT_NOTE = "two workers on a cluster that is up; the ratio is that of the best. Neither imports torch"
 NOTE = (
     "two workers; the ratio is that of the best. A local Ray starts ten processes that import their packages, in three "
     "stages: driver, Ray Train's controller, workers. Done, from 43 s on two cores of 2.8 GHz: no torchvision in "
@@ -40,42 +64,100 @@ def measure(bench: Bench) -> list[Comparison]:
         bench.log(f"startup: {repeat + 1} of {REPEATS}")
         seconds["torchrun"].append(_until_first_step(harness.train(bench, *FLAGS, launcher=harness.torchrun(2))))
         seconds["ray"].append(_until_first_step(harness.train(bench, *FLAGS, "--num-workers", "2")))
-    first_step = _compare("from the command to the first step", NOTE, seconds["torchrun"], "Ray Train", seconds["ray"])
-    return [first_step, _first_lines(bench)]
+    first_step = _compare(
+        "from the command to the first step", NOTE, ("torchrun", seconds["torchrun"]), ("Ray Train", seconds["ray"])
+    )
+    return [first_step, *_scripts(bench)]
 
 
-def _first_lines(bench: Bench) -> Comparison:
-    """Start a script of one line by both in turns."""
-    torchrun, launch = [], []
-    with tempfile.TemporaryDirectory() as folder, LocalCluster(2) as cluster:
-        (Path(folder) / "first.py").write_text(SCRIPT)
-        flags = ("--num-workers", "2", "--storage-path", str(Path(folder) / "runs"))
+def _scripts(bench: Bench) -> list[Comparison]:
+    """Run a script of a few lines by torchrun, by Ray Train and by the runner, in turns."""
+    first: dict[str, list[float]] = {"torchrun": [], "Ray Train": [], "ray_on_ecs.run": []}
+    end: dict[str, list[float]] = {"torchrun": [], "ray_on_ecs.run": []}
+    restart: dict[str, list[float]] = {"torchrun": [], "ray_on_ecs.run": []}
+    with tempfile.TemporaryDirectory() as name, LocalCluster(2) as cluster:
+        folder = Path(name)
+        (folder / "script.py").write_text(SCRIPT)
+        (folder / "ray_train.py").write_text(RAY_TRAIN.replace("STORAGE", str(folder / "ray")))
+        ours = ("-m", "ray_on_ecs.run", "--num-workers", "2", "--storage-path", str(folder / "runs"))
+        launchers = {
+            "torchrun": ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"),
+            "ray_on_ecs.run": (*ours, "--max-restarts", "1"),
+        }
         for repeat in range(REPEATS):
-            bench.log(f"a script's first line: {repeat + 1} of {REPEATS}")
-            by_torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "first.py"]
-            torchrun.append(_until_first_line(by_torchrun, cluster.environment, folder))
-            launch.append(_until_first_line(["ray_on_ecs.run", *flags, "first.py"], cluster.environment, folder))
-    return _compare("from the command to a script's first line", SCRIPT_NOTE, torchrun, "ray_on_ecs.run", launch)
+            bench.log(f"a script of a few lines: {repeat + 1} of {REPEATS}")
+            alone = _Times([sys.executable, "ray_train.py"], cluster.environment, folder)
+            first["Ray Train"].append(alone.first - alone.started)
+            for launcher, flags in launchers.items():
+                command = [sys.executable, *flags, "script.py"]
+                times = _Times(command, cluster.environment, folder)
+                first[launcher].append(times.first - times.started)
+                end[launcher].append(times.ended - times.last)
+                crashed = _Times([*command, "crash"], cluster.environment, folder)
+                restart[launcher].append(crashed.restarted - crashed.crashed)
+    for name, of in (("a script's first line", first), ("a script's end", end), ("a restart", restart)):
+        bench.log(f"{name}: {of}")
+    ours, torchrun = "ray_on_ecs.run", "torchrun"
+    by_ray = _compare(
+        "from the command to a script's first line, by Ray Train",
+        SCRIPT_NOTE,
+        ("Ray Train with an empty function", first["Ray Train"]),
+        (ours, first[ours]),
+    )
+    return [
+        replace(by_ray, target=at_most(by_ray.ratio or 0.0, 1.2)),
+        *(
+            _compare(name, note, (torchrun, seconds[torchrun]), (ours, seconds[ours]))
+            for name, note, seconds in (
+                ("from the command to a script's first line", SCRIPT_NOTE, first),
+                ("from a script's end to the command's", "the run's results are in its folder then", end),
+                ("from a crash to the next first line", "rank 0 raises, its peer ends on SIGTERM", restart),
+            )
+        ),
+    ]
 
 
-def _compare(name: str, note: str, torchrun: list[float], launcher: str, seconds: list[float]) -> Comparison:
-    """Compare a launcher's best start with torchrun's best, both in seconds."""
+class _Times:
+    """Run a command that writes its times, in seconds since 1970, to its output.
+
+    Attributes:
+        started: The time of the command.
+        ended: The time of the command's end.
+        first, last, crashed, restarted: The time of the script's first and last line, of its crash, and of its first
+            line after it; 0 where it had none.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+        self.started = time.time()
+        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+        self.ended = time.time()
+        output = done.stdout + done.stderr
+        if done.returncode:
+            raise BenchmarkError(f"{' '.join(command)} ended with {done.returncode}:\n{output[-3000:]}")
+        first_lines = _times(output, "first line")
+        self.first = min(first_lines)
+        self.last = max(_times(output, "last line"), default=0.0)
+        self.crashed = max(_times(output, "crash"), default=0.0)
+        self.restarted = min((each for each in first_lines if each > self.crashed), default=0.0)
+
+
+def _times(output: str, event: str) -> list[float]:
+    return [float(each) for each in re.findall(rf"{event} at ([\d.]+)", output)]
+
+
+def _compare(
+    name: str, note: str, reference: tuple[str, Sequence[float]], ours: tuple[str, Sequence[float]]
+) -> Comparison:
+    """Compare the best of two launchers' times, in seconds."""
     return Comparison(
         name=name,
-        reference=f"torchrun: {spread(torchrun)} s",
-        ours=f"{launcher}: {spread(seconds)} s",
-        ratio=min(seconds) / min(torchrun),
-        n=len(seconds),
+        reference=f"{reference[0]}: {spread(reference[1])} s",
+        ours=f"{ours[0]}: {spread(ours[1])} s",
+        ratio=min(ours[1]) / min(reference[1]),
+        n=len(ours[1]),
         note=note,
-        data={"torchrun": torchrun, launcher: seconds},
+        data={reference[0]: list(reference[1]), ours[0]: list(ours[1])},
     )
-
-
-def _until_first_line(module: Sequence[str], environment: Mapping[str, str], folder: str) -> float:
-    started_at = time.time()
-    command = [sys.executable, "-m", *module]
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=True)
-    return min(map(float, re.findall(r"first line at ([\d.]+)", done.stdout))) - started_at
 
 
 def _until_first_step(run: Run) -> float:

@@ -31,7 +31,7 @@ from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, R
 from ray_on_ecs.run.instance_hours import InstanceMeter
 from ray_on_ecs.run.preemption import PREEMPTED
 from ray_on_ecs.run.ray_cluster import WorkerAllocation
-from ray_on_ecs.run.ray_private import START_TIMEOUT, DataParallelTrainer
+from ray_on_ecs.run.ray_private import START_TIMEOUT, Trainer
 from ray_on_ecs.run.script_group import POLL_SECONDS, Decider, ScriptGroup
 from ray_on_ecs.run.stop import Stop, stoppable
 from ray_on_ecs.tracking import cloudwatch
@@ -283,10 +283,10 @@ class Launch:
         """
         return MIN_START_SECONDS if self.allocation.limits else max(self.config.worker_timeout, MIN_START_SECONDS)
 
-    def _trainer(self, folder: str, attempt: int) -> DataParallelTrainer:
+    def _trainer(self, folder: str, attempt: int) -> Trainer:
         """Ray Train with the run's workers; the restart policy is ours, and the workers save what they need."""
         os.environ[START_TIMEOUT] = str(self._start_seconds)
-        return DataParallelTrainer(
+        return Trainer(
             self.work.loop,
             train_loop_config={**self.work.settings, "attempt": attempt},
             backend_config=self.work.backend,

@@ -221,8 +221,7 @@ def _is_waiting() -> bool:
 def release_workers() -> None:
     """Remove the placement groups of this driver's job.
 
-    Ray Train's cleaner takes charge of a group only when all its workers have started. The group of a controller that
-    dies before that stays, with its CPUs and GPUs, as long as the driver lives.
+    That of a controller that died stays, with its CPUs and GPUs, as long as the driver lives.
     """
     for group_id in _placement_groups():
         remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group_id)))

@@ -15,13 +15,14 @@ from ray._private.authentication.authentication_token_setup import (
 from ray._private.authentication.grpc_authentication_client_interceptor import _get_authentication_metadata_tuple
 from ray._private.state import available_resources_per_node, state
 from ray.exceptions import RayError
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 __all__ = [
     "AUTH_MODE_ENV_VAR",
     "AuthenticationTokenLoader",
-    "DataParallelTrainer",
+    "Trainer",
     "WorkerGroupStartupTimeoutError",
     "authentication_metadata",
     "available_resources_per_node",
@@ -34,6 +35,19 @@ PREEMPTION_WATCHER = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 # Whether workers change into a folder that Ray Train makes, instead of staying in the folder with the code.
 CHANGE_FOLDER = "RAY_CHDIR_TO_TRIAL_DIR"
+
+
+class Trainer(DataParallelTrainer):
+    """Ray Train without the process that removes the placement groups of a lost controller.
+
+    The driver removes them itself (`ray_cluster.release_workers`), and Ray those of a lost driver. The workers would
+    wait at each start for that process, which takes more than a second of the head's CPUs.
+    """
+
+    def _create_default_callbacks(self) -> list[Any]:
+        return [
+            each for each in super()._create_default_callbacks() if not isinstance(each, PlacementGroupCleanerCallback)
+        ]
 
 
 def draining_nodes() -> dict[str, float | None]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import platform
+import runpy
 import time
 from datetime import UTC, datetime
 from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -27,16 +30,19 @@ def png(figure: Figure) -> bytes:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of what the run ran on."""
-    import torch
-
+    """Return the versions of what the run ran on; torch itself, which takes a second to import, is not imported."""
     packages = {name: metadata.version(name) for name in PACKAGES}
     return {
         "ray_on_ecs": ray_on_ecs.__version__,
         "python": platform.python_version(),
-        "cuda": torch.version.cuda,
+        "cuda": _cuda_of_torch(),
         **packages,
     }
+
+
+def _cuda_of_torch() -> str | None:
+    spec = find_spec("torch")
+    return runpy.run_path(str(Path(spec.origin).with_name("version.py")))["cuda"] if spec and spec.origin else None
 
 
 def run_times(first_step: float | None) -> dict[str, Any]:

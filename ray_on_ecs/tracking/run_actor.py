@@ -103,46 +103,73 @@ class RunActor:
 
 
 class RunClient:
-    """The actor's methods. Nothing here waits for a report to arrive, or fails when the actor is gone."""
+    """The actor's methods. Nothing here waits for a report to arrive, or fails when the actor is gone.
 
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
+    The driver creates the actor with the first call, and workers find it by its name. So the head starts Ray Train's
+    controller first, which everything else waits for: a head without CPUs starts one process at a time.
+
+    Args:
+        name: The actor's name among those of the job.
+        is_driver: Whether this is the driver's client; the workers' copies are not.
+    """
+
+    def __init__(self, name: str, is_driver: bool = False) -> None:
+        self._name = name
+        self._is_driver = is_driver
+        self._actor: Any = None
+
+    def __reduce__(self) -> tuple[type[RunClient], tuple[str]]:
+        return RunClient, (self._name,)
 
     def report(self, progress: Progress) -> None:
         """Report the progress."""
-        self._actor.report.remote(progress)
+        self._call("report", progress)
 
     def report_metrics(self, number: int, metrics: Any) -> None:
         """Report metrics: those of an epoch under its number, or what a script logged, in order."""
-        self._actor.report_metrics.remote(number, metrics)
+        self._call("report_metrics", number, metrics)
 
     def read(self, after: int) -> RunState | None:
         """Return the state with the metrics of higher numbers, or None if the actor doesn't answer."""
-        return _answer(self._actor.read.remote(after))
+        return self._ask("read", after)
 
     def update(
         self, group: str, rank: int, member: Any, wants_members: bool = False
     ) -> tuple[Any, dict[int, Any]] | None:
         """Tell how a worker is doing; return the driver's directive, or None if the actor doesn't answer."""
-        return _answer(self._actor.update.remote(group, rank, member, wants_members))
+        return self._ask("update", group, rank, member, wants_members)
 
     def direct(self, directive: Any) -> tuple[str | None, dict[int, Any]] | None:
         """Tell the directive; return the newest group and its members, or None if the actor doesn't answer."""
-        return _answer(self._actor.direct.remote(directive))
+        return self._ask("direct", directive)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the actor; return Ray's reference to the result, or None if there is no actor yet."""
+        try:
+            self._actor = self._actor or (_create(self._name) if self._is_driver else ray.get_actor(self._name))
+        except ValueError:
+            return None
+        return getattr(self._actor, method).remote(*arguments)
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        try:
+            call = self._call(method, *arguments)
+            return None if call is None else ray.get(call, timeout=ANSWER_SECONDS)
+        except RayError:
+            return None
 
 
 def create_run_actor() -> RunClient:
+    """Return the driver's client of an actor that is created when it is first called."""
+    return RunClient(f"run-{uuid.uuid4().hex}", is_driver=True)
+
+
+def _create(name: str) -> Any:
     """Create the actor on the driver's node, so that losing a worker node does not lose it.
 
     It gets what is told while Ray restarts it as soon as it is back.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor: Any = ray.remote(RunActor)
-    return RunClient(actor.options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here).remote())
-
-
-def _answer(call: Any) -> Any:
-    try:
-        return ray.get(call, timeout=ANSWER_SECONDS)
-    except RayError:
-        return None
+    options = {"name": name, "num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": here}
+    return actor.options(**options, get_if_exists=True).remote()

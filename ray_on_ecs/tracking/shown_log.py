@@ -20,8 +20,8 @@ ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|
 PRINT = "print_to_stdstream"
 # Ray Train's workers. Their standard output has the lines of the scripts.
 WORKER = "RayTrainWorker"
-# An actor that only tidies up, and Ray's autoscaler, which does not start nodes here.
-SILENT = ("PlacementGroupCleaner", "autoscaler")
+# Ray's autoscaler does not start nodes here.
+AUTOSCALER = "autoscaler"
 # Lines of Ray's processes at every start of workers, which ask for nothing; and DDP's warning in a recipe, whose
 # model may have parameters that are not used.
 OF_PROCESSES = re.compile(
@@ -93,7 +93,7 @@ class ForwardedLines:
             ignore_prefix: Of Ray's own function; not used.
         """
         name, pid, is_error = batch.get("actor_name") or batch.get("task_name"), batch.get("pid"), batch["is_err"]
-        if name in SILENT or pid in SILENT:
+        if pid == AUTOSCALER:
             return
         if name == WORKER and not is_error:
             lines: Iterable[str] = map(cut, batch["lines"])

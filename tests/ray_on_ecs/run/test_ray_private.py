@@ -10,6 +10,7 @@ import pytest
 import ray.train.constants
 from ray.train import RunConfig, ScalingConfig
 from ray.train.v2._internal import constants
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from ray_on_ecs.run import failure_report, ray_private
 from ray_on_ecs.run.environment import OF_CLUSTER, without_ray
@@ -22,9 +23,18 @@ def test_every_name_is_there() -> None:
 
 def test_the_trainer_takes_what_a_run_gives() -> None:
     given = {"train_loop_config", "backend_config", "scaling_config", "run_config"}
-    assert given <= set(inspect.signature(ray_private.DataParallelTrainer.__init__).parameters)
+    assert given <= set(inspect.signature(ray_private.Trainer.__init__).parameters)
     assert {"label_selector", "resources_per_worker"} <= set(inspect.signature(ScalingConfig).parameters)
     assert {"failure_config", "logging_config"} <= set(inspect.signature(RunConfig).parameters)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray Data's settings
+def test_the_trainer_has_ray_trains_callbacks_but_its_cleaner() -> None:
+    of_ray, ours = (
+        [type(each).__name__ for each in trainer(lambda: None)._create_default_callbacks()]
+        for trainer in (DataParallelTrainer, ray_private.Trainer)
+    )
+    assert [each for each in of_ray if each not in ours] == ["PlacementGroupCleanerCallback"]
 
 
 @pytest.mark.parametrize("name", [ray_private.START_TIMEOUT, ray_private.PREEMPTION_WATCHER, ray_private.CHANGE_FOLDER])
