@@ -6,6 +6,7 @@ a second.
 
 from __future__ import annotations
 
+import threading
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -117,6 +118,7 @@ class RunClient:
         self._name = name
         self._is_driver = is_driver
         self._actor: Any = None
+        self._finding = threading.Lock()
 
     def __reduce__(self) -> tuple[type[RunClient], tuple[str]]:
         return RunClient, (self._name,)
@@ -145,10 +147,11 @@ class RunClient:
 
     def _call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the actor; return Ray's reference to the result, or None if there is no actor yet."""
-        try:
-            self._actor = self._actor or (_create(self._name) if self._is_driver else ray.get_actor(self._name))
-        except ValueError:
-            return None
+        with self._finding:  # Ray ends the actor with the driver's first handle, so a second thread must not replace it
+            try:
+                self._actor = self._actor or (_create(self._name) if self._is_driver else ray.get_actor(self._name))
+            except ValueError:
+                return None
         return getattr(self._actor, method).remote(*arguments)
 
     def _ask(self, method: str, *arguments: Any) -> Any:
@@ -172,4 +175,4 @@ def _create(name: str) -> Any:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor: Any = ray.remote(RunActor)
     options = {"name": name, "num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": here}
-    return actor.options(**options, get_if_exists=True).remote()
+    return actor.options(**options).remote()

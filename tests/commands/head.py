@@ -36,11 +36,17 @@ class Head:
         address: Where a driver joins it, `host:port`.
         dashboard: The URL of its dashboard, where jobs are submitted.
         storage: The storage path that its environment gives to jobs, as the stack's does.
+        process: Its process, the first of a session.
     """
 
     address: str
     dashboard: str
     storage: Path
+    process: subprocess.Popen[bytes]
+
+    def kill(self) -> None:
+        """End all its processes at once but the scripts, which have sessions of their own."""
+        os.killpg(self.process.pid, signal.SIGKILL)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -70,7 +76,7 @@ def started(
     dashboard = f"http://127.0.0.1:{ports['dashboard-port']}"
     try:
         until(lambda: _answers(f"{dashboard}/api/gcs_healthz"), SECONDS, (storage / "head.log").read_text)
-        yield Head(f"127.0.0.1:{ports['port']}", dashboard, storage)
+        yield Head(f"127.0.0.1:{ports['port']}", dashboard, storage, process)
     finally:
         process.terminate()
         try:

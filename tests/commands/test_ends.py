@@ -12,7 +12,7 @@ import psutil
 import pytest
 from ray.job_submission import JobSubmissionClient
 
-from tests.commands.head import ON_HEAD, SECONDS, TOKEN, Head, commands
+from tests.commands.head import ON_HEAD, SECONDS, TOKEN, Head, commands, started
 from tests.commands.test_launch import scripts
 from tests.local_cluster import have_ended
 from tests.waiting import until
@@ -77,20 +77,28 @@ class Run:
 Start = Callable[..., Run]
 
 
+def _worker(script: int) -> psutil.Process:
+    """Return the process of Ray Train's worker whose script this is."""
+    return next(each for each in psutil.Process(script).parents() if "RayTrainWorker" in each.cmdline()[0])
+
+
 @pytest.fixture
 def start(environment: dict[str, str], head: Head, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
     """Start the script by `python -m ray_on_ecs.run`, or by another module and its arguments."""
     (tmp_path / "ends.py").write_text(SCRIPT)
     name = f"ends-{tmp_path.name}".replace("_", "-").replace("[", "").replace("]", "")
-    variables = {**environment, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard, **ON_HEAD}
 
-    def start(cause: str, *flags: str, module: str = "ray_on_ecs.run", begins: bool = True) -> Run:
+    def start(
+        cause: str, *flags: str, module: str = "ray_on_ecs.run", begins: bool = True, on: Head | None = None
+    ) -> Run:
         nonlocal module_context
+        of_run = on or head
+        variables = {**environment, **of_run.variables, "RAY_API_SERVER_ADDRESS": of_run.dashboard, **ON_HEAD}
         module_context = commands(module, variables, tmp_path)
         command = module_context.__enter__()
         words = ["run"] if module == "ray_on_ecs" else []
         own = ("--num-workers", "2", "--run-name", name, *flags)
-        run = Run(name, command(*words, *own, "ends.py", cause), head.storage / name)
+        run = Run(name, command(*words, *own, "ends.py", cause), of_run.storage / name)
         begun = {"begun-0-0", "begun-1-0"}
         until(lambda: begun <= run.files or run.command.poll() is not None)
         assert not begins or run.command.poll() is None, run.command.communicate()
@@ -120,6 +128,31 @@ def test_a_driver_that_is_told_to_end_gives_the_script_its_time(
     assert said.endswith(f"ray-on-ecs: interrupted; continue with --run-name {run.name}\n")
     assert run.files >= SAVED
     assert run.state == "interrupted"
+
+
+def test_a_worker_that_is_killed_leaves_its_script_the_time_and_the_run_goes_on(start: Start) -> None:
+    run = start("waits")
+    _worker(run.pid(1)).kill()
+    status, said = run.end()
+    assert status == 0, said
+    assert "; restarting from " in said
+    assert run.files >= SAVED
+    assert {"begun-0-1", "begun-1-1"} <= run.files
+    assert run.state == "finished"
+
+
+def test_a_head_that_is_killed_leaves_the_scripts_their_time(
+    environment: dict[str, str], aws_variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory, start: Start
+) -> None:
+    with started({**environment, **aws_variables}, tmp_path_factory.mktemp("own")) as own:
+        run = start("waits", on=own)
+        processes = [psutil.Process(run.pid(rank)) for rank in range(2)]
+        own.kill()
+        until(lambda: have_ended(processes))
+        run.command.kill()
+        run.command.communicate(timeout=SECONDS)
+    assert run.files >= SAVED
+    assert run.state == "training", "the next head finds that the lock's owner is dead"
 
 
 def test_a_driver_that_is_killed_takes_its_scripts_along_gently(start: Start) -> None:
