@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def every(seconds: float, call: Callable[[], None], name: str, *, at_once: bool = False) -> Generator[None]:
+def run_every(seconds: float, call: Callable[[], None], name: str, *, at_once: bool = False) -> Generator[None]:
     """Call a function every so many seconds until the block ends, on a daemon thread of this name.
 
     With `at_once` the first call is at the block's start.

@@ -16,7 +16,7 @@ from ray_on_ecs.checkpoint.resume import (
     newest_checkpoint,
     write_settings,
 )
-from ray_on_ecs.run.attempts import Launch, Work, hold_run
+from ray_on_ecs.run.attempts import Attempts, TrainFunction, hold_run
 from ray_on_ecs.run.failure_policy import Mark
 from ray_on_ecs.run.ray_cluster import WorkerAllocation, may_start_helpers
 from ray_on_ecs.tracking import layout
@@ -54,7 +54,7 @@ def run(recipe: Recipe, config: TrainingConfig, console: Console) -> dict[str, A
         _print_header(recipe, requested, config, storage, allocation, console)
         run_state = create_run_actor()
         monitor = RunMonitor(run_state, console)
-        work = Work(
+        train_function = TrainFunction(
             ray_worker.train,
             {
                 "recipe": recipe,
@@ -71,9 +71,9 @@ def run(recipe: Recipe, config: TrainingConfig, console: Console) -> dict[str, A
             partial(_epoch_line, epochs=config.epochs, qualities=recipe.qualities),
             metric_names(recipe.qualities),
         )
-        launch = Launch(work, config, storage, allocation, monitor, record, console)
-        summary = launch.fit()
-        cost = cost_of(launch.meter.hours)
+        attempts = Attempts(train_function, config, storage, allocation, monitor, record, console)
+        summary = attempts.fit()
+        cost = cost_of(attempts.instance_hours.by_kind)
         document = results.write_results(storage, recipe, config, summary, monitor.first_step_at, cost)
         _print_summary(recipe, document, summary["history"], console)
     return document

@@ -28,7 +28,7 @@ from ray_on_ecs.errors import Interrupted, ResourceError, StorageError
 from ray_on_ecs.filesystem import short_reason
 from ray_on_ecs.run import failure_report, ray_cluster, worker_dump
 from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart
-from ray_on_ecs.run.instance_hours import InstanceMeter
+from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.run.preemption import PREEMPTED
 from ray_on_ecs.run.ray_cluster import WorkerAllocation
 from ray_on_ecs.run.ray_private import START_TIMEOUT, Trainer
@@ -113,13 +113,13 @@ def _wait_for_workers(
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a launch starts on every worker.
+class TrainFunction:
+    """The function that Ray Train runs on every worker, and the driver's view of it.
 
     Attributes:
-        loop: Runs on every worker, with the settings; a result of rank 0 with `PREEMPTED` means that it goes on.
-        settings: What the loop needs.
-        backend: What Ray Train prepares before the loop.
+        function: Takes the settings; a result of rank 0 with `PREEMPTED` means that the run goes on.
+        settings: The function's argument.
+        backend: Ray Train's preparations before it.
         mark: Returns how far the run is, by which the failure policy tells progress.
         newest_checkpoint: Returns the name of what a restart would continue from, or None.
         epochs: How many there are, or None.
@@ -128,7 +128,7 @@ class Work:
         scripts: Makes what directs the workers' scripts, if it is scripts that they run.
     """
 
-    loop: Callable[[Any], Any]
+    function: Callable[[Any], Any]
     settings: Mapping[str, Any]
     backend: BackendConfig
     mark: Callable[[], Mark]
@@ -140,28 +140,28 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Launch:
+class Attempts:
     """Starts the workers, again after each failure that the failure policy allows.
 
     Attributes:
-        work: What they do.
+        train_function: What they run.
         config: The run's settings.
         storage: The run's folder.
         allocation: The workers.
         monitor: Knows how far they are.
         record: Says so in the run's folder.
         console: Shows the progress, and each failure.
-        meter: Counts the hours of their instances.
+        instance_hours: Counts the hours of their instances.
     """
 
-    work: Work
+    train_function: TrainFunction
     config: settings.RunConfig
     storage: RunStorage
     allocation: WorkerAllocation
     monitor: RunMonitor
     record: RunRecord
     console: Console
-    meter: InstanceMeter = field(default_factory=InstanceMeter)
+    instance_hours: InstanceHours = field(default_factory=InstanceHours)
 
     def fit(self) -> Any:
         """Run to the end; returns what rank 0 returned.
@@ -169,21 +169,23 @@ class Launch:
         Raises:
             TrainingError: The run can't continue; `error.json` says why, unless it is the user's mistake.
         """
-        namespace, names = self.config.cloudwatch_namespace, self.work.metric_names
+        namespace, names = self.config.cloudwatch_namespace, self.train_function.metric_names
         with (
             tempfile.TemporaryDirectory(prefix="ray-train-") as folder,
-            ProgressBar(self.monitor, self.console, self.work.epochs, self.work.line) as bar,
+            ProgressBar(self.monitor, self.console, self.train_function.epochs, self.train_function.line) as bar,
             cloudwatch.publish_metrics(self.monitor, namespace, names, self.console),
             self.monitor.polling(bar.draw),
-            self.meter.running(),
-            self.record.training(self.monitor, self.meter.hours, self.allocation.num_workers),
-            ray_cluster.watching_capacity(self.console, self.allocation),
+            self.instance_hours.running(),
+            self.record.training(self.monitor, self.instance_hours.by_kind, self.allocation.num_workers),
+            ray_cluster.zone_failover(self.console, self.allocation),
         ):
             return self._fit_until_done(folder)
 
     def _fit_until_done(self, folder: str) -> Any:
-        policy = FailurePolicy(self.config.max_restarts, self.work.mark, worker_timeout=self.config.worker_timeout)
-        scripts = self.work.scripts(self._decider(policy)) if self.work.scripts else None
+        policy = FailurePolicy(
+            self.config.max_restarts, self.train_function.mark, worker_timeout=self.config.worker_timeout
+        )
+        scripts = self.train_function.scripts(self._decider(policy)) if self.train_function.scripts else None
         for attempt in itertools.count():
             try:
                 result: Any = self._fit_once(folder, attempt, policy, scripts)
@@ -270,7 +272,7 @@ class Launch:
 
     def _resumes_from(self) -> str:
         try:
-            return self.work.newest_checkpoint() or "the beginning"
+            return self.train_function.newest_checkpoint() or "the beginning"
         except OSError:
             return "where the run was"
 
@@ -287,9 +289,9 @@ class Launch:
         """Ray Train with the run's workers; the restart policy is ours, and the workers save what they need."""
         os.environ[START_TIMEOUT] = str(self._start_seconds)
         return Trainer(
-            self.work.loop,
-            train_loop_config={**self.work.settings, "attempt": attempt},
-            backend_config=self.work.backend,
+            self.train_function.function,
+            train_loop_config={**self.train_function.settings, "attempt": attempt},
+            backend_config=self.train_function.backend,
             scaling_config=ScalingConfig(
                 num_workers=self.allocation.limits or self.allocation.num_workers,
                 use_gpu=self.allocation.use_gpu,

@@ -14,7 +14,7 @@ from rich.console import Console
 from ray_on_ecs.checkpoint.resume import FORMAT, write_settings
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run import inputs, results, upload
-from ray_on_ecs.run.attempts import Launch, Work, hold_run
+from ray_on_ecs.run.attempts import Attempts, TrainFunction, hold_run
 from ray_on_ecs.run.backend import ScriptBackend
 from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.failure_policy import Mark
@@ -76,10 +76,10 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
         def scripts(decider: Decider) -> ScriptGroup:
             return ScriptGroup(actor, config, decider, draining_nodes)
 
-        work = Work(run_script, settings, ScriptBackend(), mark, newest, scripts=scripts)
-        launch = Launch(work, config, storage, allocation, monitor, record, console)
-        summary = launch.fit()
-        document = results.write_results(storage, config, summary, cost_of(launch.meter.hours))
+        train_function = TrainFunction(run_script, settings, ScriptBackend(), mark, newest, scripts=scripts)
+        attempts = Attempts(train_function, config, storage, allocation, monitor, record, console)
+        summary = attempts.fit()
+        document = results.write_results(storage, config, summary, cost_of(attempts.instance_hours.by_kind))
         _print_summary(document, console)
     return document
 

@@ -30,8 +30,8 @@ def without_ray(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Worker:
-    """One process of a run.
+class WorkerEnvironment:
+    """The place of one process in a run, and the environment variables that say so.
 
     Attributes:
         rank: Its rank among all processes.

@@ -15,7 +15,7 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ScriptError, TrainingError, one_line
 from ray_on_ecs.run.failure_policy import Failure, Raise
 from ray_on_ecs.run.ray_private import WorkerGroupStartupTimeoutError
-from ray_on_ecs.run.worker_dump import WorkerRemains
+from ray_on_ecs.run.worker_dump import WorkerDump
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.storage import RunStorage
 
@@ -30,7 +30,7 @@ def is_start_timeout(error: BaseException) -> bool:
 
 
 def describe_failure(
-    error: TrainingFailedError | RayError, workers: Sequence[WorkerRemains], config: RunConfig, storage: RunStorage
+    error: TrainingFailedError | RayError, workers: Sequence[WorkerDump], config: RunConfig, storage: RunStorage
 ) -> Failure:
     """Return why the workers ended; the stacks are stored if they hung.
 
@@ -109,6 +109,6 @@ def _name(cause: BaseException) -> str:
     return one_line(f"{type(cause).__name__}: {cause}")
 
 
-def _log(workers: Sequence[WorkerRemains], rank: int) -> Sequence[str]:
+def _log(workers: Sequence[WorkerDump], rank: int) -> Sequence[str]:
     """Return the end of a worker's log, or why it can't be had."""
     return next((each.log for each in workers if each.rank == rank), ["the worker's node is gone"])

@@ -10,8 +10,8 @@ from ray_on_ecs.run.last_words import LastWords
 
 
 @dataclass(frozen=True)
-class Member:
-    """One worker, as it describes itself.
+class WorkerStatus:
+    """The status of one worker, which it reports to the driver.
 
     Attributes:
         host: Its node's address.
@@ -56,7 +56,7 @@ class Member:
     daemon_status: int | None = None
 
 
-Members = Mapping[int, Member]
+WorkerStatuses = Mapping[int, WorkerStatus]
 
 
 @dataclass(frozen=True)

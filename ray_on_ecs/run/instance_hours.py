@@ -7,33 +7,33 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 
-from ray_on_ecs.periodic import every
+from ray_on_ecs.periodic import run_every
 from ray_on_ecs.run.ray_cluster import instances_with_workers
 from ray_on_ecs.tracking.cost import InstanceKind
 
 POLL_SECONDS = 2.0
 
 
-class InstanceMeter:
+class InstanceHours:
     """Adds up the hours of the instances on which this driver's workers have a place, whether they run or start.
 
     Args:
         count: Returns the number of these instances now, by kind.
 
     Attributes:
-        hours: The sum so far, by kind.
+        by_kind: The sum so far, by kind.
     """
 
     def __init__(self, count: Callable[[], Mapping[InstanceKind, int]] = instances_with_workers) -> None:
         self._count = count
         self._read_at: float | None = None
-        self.hours: dict[InstanceKind, float] = defaultdict(float)
+        self.by_kind: dict[InstanceKind, float] = defaultdict(float)
 
     @contextmanager
     def running(self) -> Generator[None]:
         """Count until the block ends."""
         self.read(time.monotonic())
-        with every(POLL_SECONDS, lambda: self.read(time.monotonic()), "instance meter"):
+        with run_every(POLL_SECONDS, lambda: self.read(time.monotonic()), "instance hours"):
             yield
         self.read(time.monotonic())
 
@@ -45,5 +45,5 @@ class InstanceMeter:
         """
         if self._read_at is not None:
             for kind, number in self._count().items():
-                self.hours[kind] += number * (now - self._read_at) / 3600
+                self.by_kind[kind] += number * (now - self._read_at) / 3600
         self._read_at = now

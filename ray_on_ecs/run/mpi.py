@@ -31,7 +31,7 @@ from ray_on_ecs import sdk
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run import last_words as script_words
 from ray_on_ecs.run import mpi_agent
-from ray_on_ecs.run.group import Member
+from ray_on_ecs.run.group import WorkerStatus
 from ray_on_ecs.run.last_words import BLANKS, LastWords
 from ray_on_ecs.run.process import STACK_SECONDS, ScriptProcess
 
@@ -134,12 +134,12 @@ class MpiRun(MpiProcess):
         command = [mpirun, *no_input, "-n", str(sum(workers)), "-host", slots, *argv]
         super().__init__(command, settings, folder, on_line, lock)
 
-    def describe(self, member: Member) -> Member:
+    def describe(self, member: WorkerStatus) -> WorkerStatus:
         """Return what the others should know of the worker, with the commands of the daemons that mpirun wants."""
         wanted = {_node(file): file.read_text() for file in self._exchange.glob(f"*{mpi_agent.COMMAND}")}
         return replace(super().describe(member), daemons=wanted)
 
-    def learn(self, members: Mapping[int, Member]) -> None:
+    def learn(self, members: Mapping[int, WorkerStatus]) -> None:
         """Tell mpirun of daemons that have ended."""
         for each in members.values():
             file = self._exchange / f"{_host(each.node_rank)}{mpi_agent.STATUS}"
@@ -200,13 +200,13 @@ class MpiNode:
         if self._daemon:
             self._daemon.__exit__(kind, error, trace)
 
-    def describe(self, member: Member) -> Member:
+    def describe(self, member: WorkerStatus) -> WorkerStatus:
         """Return what the others should know of the worker: it has no end of its own."""
         daemon_status = self._daemon.poll() if self._daemon else None
         silent_seconds = time.monotonic() - self.heard_at
         return replace(member, status=0, silent_seconds=silent_seconds, daemon_status=daemon_status)
 
-    def learn(self, members: Mapping[int, Member]) -> None:
+    def learn(self, members: Mapping[int, WorkerStatus]) -> None:
         """Start the daemon when mpirun asks for it.
 
         Raises:
@@ -216,7 +216,7 @@ class MpiNode:
         if command and self._daemon is None:
             self._daemon = MpiProcess(["sh", "-c", command], self._variables, self._folder, self._on_line, self._lock)
 
-    def has_ended(self, members: Mapping[int, Member]) -> bool:
+    def has_ended(self, members: Mapping[int, WorkerStatus]) -> bool:
         """Return whether mpirun and the daemon have ended."""
         is_over = 0 in members and members[0].status is not None
         return is_over and (self._daemon is None or self._daemon.poll() is not None)

@@ -21,7 +21,7 @@ from filelock import FileLock
 
 from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.node_folder import node_folder
-from ray_on_ecs.periodic import every
+from ray_on_ecs.periodic import run_every
 
 LAST_LINES = 3
 # How often a node says how far a long installation is.
@@ -89,7 +89,7 @@ def _run(command: Sequence[str], folder: Path) -> tuple[int, list[str]]:
     def tell() -> None:
         print(f"still installing: {said[-1] if said else 'pip starts'}", flush=True)
 
-    with process, every(NEWS_SECONDS, tell, "pip"):
+    with process, run_every(NEWS_SECONDS, tell, "pip"):
         for line in process.stdout or ():
             said.append(line.strip())
     return process.returncode, said

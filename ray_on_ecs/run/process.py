@@ -22,7 +22,7 @@ from types import TracebackType
 import psutil
 
 from ray_on_ecs.run import last_words, supervisor
-from ray_on_ecs.run.group import Member
+from ray_on_ecs.run.group import WorkerStatus
 from ray_on_ecs.run.last_words import LastWords
 
 LAST_LINES = 200
@@ -113,7 +113,7 @@ class ScriptProcess:
             return None
         return self.poll()
 
-    def describe(self, member: Member) -> Member:
+    def describe(self, member: WorkerStatus) -> WorkerStatus:
         """Return what the others should know of the worker, with how the script is doing."""
         status = self.poll()
         if status is None:
@@ -122,11 +122,11 @@ class ScriptProcess:
         ended = {"status": status, "ended_at": self.ended_at, "words": self.last_words, "log": log}
         return replace(member, silent_seconds=math.inf, **ended)
 
-    def has_ended(self, members: Mapping[int, Member]) -> bool:
+    def has_ended(self, members: Mapping[int, WorkerStatus]) -> bool:
         """Return whether nothing of the script runs any more."""
         return self.poll() is not None
 
-    def learn(self, members: Mapping[int, Member]) -> None:
+    def learn(self, members: Mapping[int, WorkerStatus]) -> None:
         """Take what is known of the workers, by rank: a script by itself needs nothing of it."""
 
     def heard(self) -> None:

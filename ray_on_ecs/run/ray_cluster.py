@@ -25,10 +25,10 @@ from ray_on_ecs.cluster_info import Workers, read_workers
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import HELPERS, INSTANCE_LABELS, NODE_GROUP_LABEL, WORKERS_PARAMETER_VARIABLE
 from ray_on_ecs.errors import ResourceError, UsageError
-from ray_on_ecs.periodic import every
+from ray_on_ecs.periodic import run_every
 from ray_on_ecs.run import cluster_token
 from ray_on_ecs.run.ray_private import PREEMPTION_WATCHER, available_resources_per_node
-from ray_on_ecs.run.zone_failover import CapacityWatch
+from ray_on_ecs.run.zone_failover import ZoneFailover
 from ray_on_ecs.tracking import shown_log
 from ray_on_ecs.tracking.cost import InstanceKind
 
@@ -156,7 +156,7 @@ def _find_room(config: RunConfig, seconds: float, console: Console) -> WorkerAll
     if not seconds:
         raise ResourceError(_shortage_message(config, nodes, seconds))
     with _pending_placement_group(config), console.status("looking for workers") as status:
-        capacity = _watch_capacity(console, config.workers[0] if config.workers else 1, config.device != "cpu")
+        capacity = _zone_failover(console, config.workers[0] if config.workers else 1, config.device != "cpu")
         deadline = time.monotonic() + seconds
         while not (allocation := allocate_workers(config, nodes := _nodes())):
             left = deadline - time.monotonic()
@@ -180,14 +180,14 @@ def _apart_from_helpers(config: RunConfig, allocation: WorkerAllocation) -> Work
 
 
 @contextmanager
-def watching_capacity(console: Console, allocation: WorkerAllocation) -> Generator[None]:
+def zone_failover(console: Console, allocation: WorkerAllocation) -> Generator[None]:
     """Until the block ends, look at what EC2 has for the workers when this driver's job has waited for some a while.
 
     Workers that were lost in the middle of a run, as spot instances are, may have no successors in their zone.
     """
     fewest = allocation.limits[0] if allocation.limits else allocation.num_workers
     has_waited = False
-    watch: CapacityWatch | None = None
+    watch: ZoneFailover | None = None
 
     def look() -> None:
         nonlocal has_waited, watch
@@ -195,14 +195,14 @@ def watching_capacity(console: Console, allocation: WorkerAllocation) -> Generat
         if not is_waiting:
             watch = None  # the next wait may try each zone again
         # A run has no workers for a moment whenever it starts some, and at its end.
-        elif has_waited and (watch := watch or _watch_capacity(console, fewest, allocation.use_gpu)):
+        elif has_waited and (watch := watch or _zone_failover(console, fewest, allocation.use_gpu)):
             watch.look_if_due()
         has_waited = is_waiting
 
     if WORKERS_PARAMETER_VARIABLE not in os.environ:
         yield
         return
-    with every(WATCH_SECONDS, look, "capacity watch"):
+    with run_every(WATCH_SECONDS, look, "zone failover"):
         yield
 
 
@@ -366,7 +366,7 @@ def _describe_resources(nodes: list[Resources]) -> str:
     return f"the cluster has {len(nodes)} node{plural} with {cpus} CPUs and {gpus} GPUs"
 
 
-def _watch_capacity(console: Console, num_workers: int, use_gpu: bool) -> CapacityWatch | None:
+def _zone_failover(console: Console, num_workers: int, use_gpu: bool) -> ZoneFailover | None:
     """Watch what EC2 has for so many workers, if a stack says which instances they run on."""
 
     def say(line: str) -> None:
@@ -374,7 +374,7 @@ def _watch_capacity(console: Console, num_workers: int, use_gpu: bool) -> Capaci
 
     workers = read_workers()
     needed = _instances_needed(num_workers, use_gpu, workers) if workers else 0
-    return CapacityWatch(workers, needed, gpus_are_idle, other_jobs_wait, say) if workers else None
+    return ZoneFailover(workers, needed, gpus_are_idle, other_jobs_wait, say) if workers else None
 
 
 def _instances_needed(num_workers: int, use_gpu: bool, workers: Workers) -> int:
@@ -383,7 +383,7 @@ def _instances_needed(num_workers: int, use_gpu: bool, workers: Workers) -> int:
 
 
 def _shortage_message(
-    config: RunConfig, nodes: list[Resources], seconds: float, capacity: CapacityWatch | None = None
+    config: RunConfig, nodes: list[Resources], seconds: float, capacity: ZoneFailover | None = None
 ) -> str:
     wanted = f"--num-workers {config.num_workers}" if config.num_workers else "the run"
     on = {"cuda": "a GPU and a CPU", "cpu": "a CPU", "auto": "a GPU or a CPU"}[config.device]

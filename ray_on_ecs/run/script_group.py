@@ -15,7 +15,7 @@ from typing import Any, Literal
 from ray_on_ecs.errors import TrainingError, one_line
 from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.failure_policy import Failure
-from ray_on_ecs.run.group import Directive, Members
+from ray_on_ecs.run.group import Directive, WorkerStatuses
 from ray_on_ecs.run.preemption import DEFAULT_PREEMPTION_SECONDS, MARGIN_SECONDS
 from ray_on_ecs.run.supervisor import GRACE_SECONDS
 from ray_on_ecs.tracking.run_actor import RunClient
@@ -115,7 +115,7 @@ class ScriptGroup:
         """When the workers should have ended and stored everything (Unix time)."""
         return self._directive.end_at + STORE_SECONDS
 
-    def _step(self, members: Members) -> None:
+    def _step(self, members: WorkerStatuses) -> None:
         """Direct the workers of the present group and generation."""
         action = self._directive.action
         is_complete = bool(members) and len(members) == self._world_size(members)
@@ -124,7 +124,7 @@ class ScriptGroup:
         elif action != "leave" and is_complete and all(each.is_stored for each in members.values()):
             self._conclude(members)
 
-    def _watch(self, members: Members, is_complete: bool) -> None:
+    def _watch(self, members: WorkerStatuses, is_complete: bool) -> None:
         if is_complete and not self._has_begun and all(each.started_at for each in members.values()):
             self._has_begun = True
             self._decider.began()
@@ -140,7 +140,7 @@ class ScriptGroup:
             elif any(each.status is None for each in members.values()):
                 self._watch_silence(members)
 
-    def _notice(self, members: Members) -> dict[str, Any] | None:
+    def _notice(self, members: WorkerStatuses) -> dict[str, Any] | None:
         """Return when nodes of the members will be reclaimed, and their ranks."""
         if time.monotonic() - self._asked_notice_at < NOTICE_POLL_SECONDS:
             return None
@@ -152,7 +152,7 @@ class ScriptGroup:
         known = [until for rank in ranks if (until := draining[members[rank].node_id])]
         return {"ranks": ranks, "end_at": min(known, default=time.time() + DEFAULT_PREEMPTION_SECONDS) - MARGIN_SECONDS}
 
-    def _watch_silence(self, members: Members) -> None:
+    def _watch_silence(self, members: WorkerStatuses) -> None:
         """End scripts that hang: they have reported steps, or the user has named the time."""
         silent_seconds = min(each.silent_seconds for each in members.values())
         if silent_seconds <= (self._config.hang_timeout or SILENT_SECONDS):
@@ -170,7 +170,7 @@ class ScriptGroup:
                 f"its stacks are in {folder} (--hang-timeout ends a script that is silent for longer)"
             )
 
-    def _conclude(self, members: Members) -> None:
+    def _conclude(self, members: WorkerStatuses) -> None:
         """Decide what follows, now that all scripts have ended and all files are stored."""
         if self.error is None and self._ended_for:
             try:
@@ -182,7 +182,7 @@ class ScriptGroup:
                 return
         self._direct(action="leave")
 
-    def _describe(self, members: Members) -> Failure:
+    def _describe(self, members: WorkerStatuses) -> Failure:
         if self._ended_for == "failed":
             return describe(members, self._config.command[0])
         folder = self._decider.store_stacks({rank: each.stacks or "" for rank, each in members.items()})
@@ -201,11 +201,11 @@ class ScriptGroup:
         self._actor.direct(self._directive)
 
     @staticmethod
-    def _world_size(members: Members) -> int:
+    def _world_size(members: WorkerStatuses) -> int:
         return next(iter(members.values())).world_size
 
 
-def describe(members: Members, program: str) -> Failure:
+def describe(members: WorkerStatuses, program: str) -> Failure:
     """Return the failure of scripts that have ended: the rank that left first is to blame.
 
     A rank that had left before with exit status 0 is named, because the others may have waited for it.

@@ -23,11 +23,11 @@ from ray.train import collective
 from ray_on_ecs import sdk
 from ray_on_ecs.errors import ScriptError, one_line
 from ray_on_ecs.node_folder import node_folder
-from ray_on_ecs.periodic import every
+from ray_on_ecs.periodic import run_every
 from ray_on_ecs.run import inputs, mpi, nccl_interface, packages, run_dir, upload, worker_dump
 from ray_on_ecs.run.config import ScriptConfig
-from ray_on_ecs.run.environment import OF_EVERY_RANK, Worker, without_ray
-from ray_on_ecs.run.group import Directive, Member
+from ray_on_ecs.run.environment import OF_EVERY_RANK, WorkerEnvironment, without_ray
+from ray_on_ecs.run.group import Directive, WorkerStatus
 from ray_on_ecs.run.metrics import MetricsLog, ReportReader
 from ray_on_ecs.run.mpi import MpiNode, MpiRun
 from ray_on_ecs.run.process import ScriptProcess, wait_for_end
@@ -94,9 +94,9 @@ class ScriptWorker:
         self._group = collective.broadcast_from_rank_zero(uuid.uuid4().hex)
         address, node = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
         network = nccl_interface.network_of(address)
-        self._blank = Member(address, 0, self._node_rank, self._world_size, node, network, generation=-1)
+        self._blank = WorkerStatus(address, 0, self._node_rank, self._world_size, node, network, generation=-1)
         self._member = self._blank
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, WorkerStatus] = {}
         self._directive: Directive | None = None
         self._heard_at = time.monotonic()
         self._file = worker_dump.worker_file(storage.uri, self._rank)
@@ -165,7 +165,7 @@ class ScriptWorker:
                 started_at = time.time()
                 self._first_started_at = self._first_started_at or started_at
                 self._member = replace(self._member, started_at=started_at)
-                with every(run_dir.STORE_SECONDS, self._store, "run folder"):
+                with run_every(run_dir.STORE_SECONDS, self._store, "run folder"):
                     self._look_after(process)
                     self._end(process)
                     self._wait_for_node(process)
@@ -205,7 +205,7 @@ class ScriptWorker:
         return time.monotonic() - self._heard_at > LOST_SECONDS
 
     @property
-    def _node(self) -> list[Member]:
+    def _node(self) -> list[WorkerStatus]:
         """The workers of this node."""
         others = {rank: each for rank, each in self._members.items() if each.node_rank == self._node_rank}
         return list((others | {self._rank: self._member}).values())
@@ -252,7 +252,7 @@ class ScriptWorker:
     def _variables(self, folder: Path) -> dict[str, str]:
         """Return the script's environment: this process's without Ray's, and that of a worker of torchrun."""
         members = self._members
-        worker = Worker(
+        worker = WorkerEnvironment(
             rank=self._rank,
             world_size=self._world_size,
             local_rank=self._local_rank,

@@ -28,7 +28,7 @@ LAST_BYTES = 2**16
 
 
 @dataclass(frozen=True)
-class WorkerRemains:
+class WorkerDump:
     """A worker that failed, or was ended because another one had failed.
 
     Attributes:
@@ -60,7 +60,7 @@ def about_worker(rank: int) -> dict[str, Any]:
     }
 
 
-def collect(run_uri: str) -> list[WorkerRemains]:
+def collect(run_uri: str) -> list[WorkerDump]:
     """Collect what this driver's workers have left on all nodes, by rank, and kill those that are still there.
 
     Those of an earlier driver of the same run are killed too, but not returned: their failure is another one.
@@ -68,7 +68,7 @@ def collect(run_uri: str) -> list[WorkerRemains]:
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     tasks = [_collect_here.options(scheduling_strategy=_on(node)).remote(run_uri, node) for node in nodes]
     done, _ = ray.wait(tasks, num_returns=len(tasks), timeout=ANSWER_SECONDS)
-    remains: list[WorkerRemains] = []
+    remains: list[WorkerDump] = []
     for task in done:
         with suppress(RayError):  # the node has just gone
             remains += ray.get(task)
@@ -76,7 +76,7 @@ def collect(run_uri: str) -> list[WorkerRemains]:
 
 
 @ray.remote(num_cpus=0, max_retries=0)
-def _collect_here(run_uri: str, node_id: str) -> list[WorkerRemains]:
+def _collect_here(run_uri: str, node_id: str) -> list[WorkerDump]:
     remains = []
     job_id = ray.get_runtime_context().get_job_id()
     for file in _folder(run_uri).glob("rank-*.txt"):
@@ -87,7 +87,7 @@ def _collect_here(run_uri: str, node_id: str) -> list[WorkerRemains]:
         _kill(about["pid"], about["created"])
         if about["job_id"] == job_id:
             log = [line for each in about.get("logs", ()) for line in _last_lines(each)]
-            remains.append(WorkerRemains(about["rank"], stacks or None, log))
+            remains.append(WorkerDump(about["rank"], stacks or None, log))
         file.unlink(missing_ok=True)
     return remains
 

@@ -102,11 +102,11 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class CapacityWatch:
+class ZoneFailover:
     """Looks at the workers' Auto Scaling group while a run waits for them.
 
     The workers of a job are in one zone, unless the stack spreads them. When EC2 has too few there, and nothing would
-    be lost, the watch moves the group to the next zone: at once if it has none, and after some minutes if it has a part
+    be lost, it moves the group to the next zone: at once if it has none, and after some minutes if it has a part
     of them. Each zone is tried once in a wait; then the group goes back to the one that had the most, and stays.
 
     A group may ask for more than the run needs: ECS starts two instances where there was none. So it never moves while

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ray_on_ecs.errors import one_line
-from ray_on_ecs.periodic import every
+from ray_on_ecs.periodic import run_every
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 
 POLL_SECONDS = 5.0
@@ -44,7 +44,7 @@ def publish_metrics(
         yield
         return
     publisher = Publisher(monitor, namespace, names, console)
-    with every(POLL_SECONDS, publisher.publish_if_due, "cloudwatch"):
+    with run_every(POLL_SECONDS, publisher.publish_if_due, "cloudwatch"):
         try:
             yield
         except (KeyboardInterrupt, SystemExit):

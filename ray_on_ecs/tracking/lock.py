@@ -27,7 +27,7 @@ import psutil
 from pyarrow import fs
 
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.periodic import every
+from ray_on_ecs.periodic import run_every
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.storage import RunStorage
 
@@ -63,7 +63,7 @@ def hold_lock(storage: RunStorage, say: Callable[[str], None]) -> Generator[RunL
             say("another command has taken this run over")
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with RunLock(storage, say) as lock, every(REFRESH_SECONDS, refresh, "run lock"):
+    with RunLock(storage, say) as lock, run_every(REFRESH_SECONDS, refresh, "run lock"):
         yield lock
 
 

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 
-from ray_on_ecs.periodic import every
+from ray_on_ecs.periodic import run_every
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.shown_log import Filter
 from ray_on_ecs.tracking.storage import RunStorage
@@ -39,7 +39,7 @@ class RunLog:
     @contextmanager
     def storing(self) -> Generator[None]:
         """Store it every minute until the block ends."""
-        with every(STORE_SECONDS, self.store, "run log"):
+        with run_every(STORE_SECONDS, self.store, "run log"):
             yield
 
     def store(self) -> None:

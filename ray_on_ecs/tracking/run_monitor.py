@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ray_on_ecs.periodic import every
+from ray_on_ecs.periodic import run_every
 from ray_on_ecs.tracking.run_actor import REPORT_SECONDS, Progress, RunClient, RunState
 
 
@@ -40,7 +40,7 @@ class RunMonitor:
             self.poll()
             on_poll()
 
-        with every(REPORT_SECONDS, poll, "run monitor"):
+        with run_every(REPORT_SECONDS, poll, "run monitor"):
             yield
         poll()
 

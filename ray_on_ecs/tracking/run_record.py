@@ -20,7 +20,7 @@ import psutil
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError, one_line
-from ray_on_ecs.periodic import every
+from ray_on_ecs.periodic import run_every
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.cost import InstanceCost, InstanceKind, cost_of
 from ray_on_ecs.tracking.losses import loss_name, loss_of
@@ -180,7 +180,7 @@ class RunRecord:
         def write() -> None:
             self._write(state)
 
-        with every(WRITE_SECONDS, write, "run status", at_once=True):
+        with run_every(WRITE_SECONDS, write, "run status", at_once=True):
             yield
 
     def _write(self, state: State) -> bool:

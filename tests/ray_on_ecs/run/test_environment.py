@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from ray_on_ecs.run.environment import Worker
+from ray_on_ecs.run.environment import WorkerEnvironment
 
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
 # Of torchrun's own affairs: files and errors of its agent.
 NOT_OURS = {"TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
 
 
-def worker(**changed: Any) -> Worker:
+def worker(**changed: Any) -> WorkerEnvironment:
     given: dict[str, Any] = {"rank": 3, "world_size": 4, "local_rank": 1, "local_world_size": 2, "node_rank": 1}
     given |= {"nodes": 2, "run_name": "mine", "attempt": 2, "max_restarts": 3, "threads": 5}
-    return Worker(**given | changed)
+    return WorkerEnvironment(**given | changed)
 
 
 def test_they_are_those_of_torchrun(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from ray_on_ecs.config import parse
 from ray_on_ecs.errors import TrainingError
 from ray_on_ecs.run import failure_report
 from ray_on_ecs.run.failure_policy import Raise
-from ray_on_ecs.run.worker_dump import WorkerRemains
+from ray_on_ecs.run.worker_dump import WorkerDump
 from ray_on_ecs.tracking.storage import RunStorage
 from training.recipes.images.config import ImageConfig
 
@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> tuple[ImageConfig, RunStorage]:
 
 
 def test_a_hang_is_named_as_such_and_its_stacks_are_stored(run: tuple[ImageConfig, RunStorage]) -> None:
-    workers = [WorkerRemains(0, "waits in all_reduce"), WorkerRemains(1, None)]
+    workers = [WorkerDump(0, "waits in all_reduce"), WorkerDump(1, None)]
     failure = failure_report.describe_failure(WorkerGroupError("failed", {1: RayActorError()}), workers, *run)
     assert str(failure) == "training failed: no progress for 600 s"
     assert failure.stacks is not None
@@ -54,7 +54,7 @@ def test_a_hang_is_named_as_such_and_its_stacks_are_stored(run: tuple[ImageConfi
 
 
 def test_a_worker_that_died_is_not_a_hang(run: tuple[ImageConfig, RunStorage]) -> None:
-    workers = [WorkerRemains(1, None)]
+    workers = [WorkerDump(1, None)]
     failure = failure_report.describe_failure(WorkerGroupError("failed", {1: RayActorError()}), workers, *run)
     assert str(failure).startswith("training failed on rank 1: a process of the run ended")
     assert failure.stacks is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ray_on_ecs.run.instance_hours import InstanceMeter
+from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.tracking.cost import InstanceKind
 
 G5 = InstanceKind("g5.xlarge", "on-demand")
@@ -11,7 +11,7 @@ SPOT = InstanceKind("g5.xlarge", "spot")
 
 def test_each_interval_counts_by_the_instances_at_its_end() -> None:
     counts = iter([{G5: 2}, {G5: 2, SPOT: 1}, {}])
-    meter = InstanceMeter(lambda: next(counts))
+    hours = InstanceHours(lambda: next(counts))
     for now in (1000.0, 1000.0 + 3600, 1000.0 + 5400, 1000.0 + 9000):
-        meter.read(now)
-    assert meter.hours == pytest.approx({G5: 2 * 1 + 2 * 0.5 + 0, SPOT: 1 * 0.5})
+        hours.read(now)
+    assert hours.by_kind == pytest.approx({G5: 2 * 1 + 2 * 0.5 + 0, SPOT: 1 * 0.5})

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.run.group import Member
+from ray_on_ecs.run.group import WorkerStatus
 from ray_on_ecs.run.mpi import MpiNode, MpiRun, last_words, runner
 from tests.local_cluster import OPEN_MPI, have_ended
 from tests.waiting import until
@@ -50,7 +50,7 @@ class Nodes:
         self.second = MpiNode(1, {**variables, "NODE": "second"}, folder, self.lines.append)
         nothing = [MpiNode(None, {}, folder, self.lines.append) for _ in range(2)]
         self._workers = dict(enumerate([self.run, nothing[0], self.second, nothing[1]]))
-        self._members = {rank: Member(HOST, 1, rank // 2) for rank in self._workers}
+        self._members = {rank: WorkerStatus(HOST, 1, rank // 2) for rank in self._workers}
 
     @property
     def text(self) -> str:

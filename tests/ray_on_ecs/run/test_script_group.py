@@ -9,7 +9,7 @@ import pytest
 from ray_on_ecs.errors import Interrupted, TrainingError
 from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.failure_policy import Failure
-from ray_on_ecs.run.group import Directive, Member
+from ray_on_ecs.run.group import Directive, WorkerStatus
 from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.run.script_group import Decider, ScriptGroup, describe
 from ray_on_ecs.tracking.run_actor import RunActor, RunClient
@@ -42,8 +42,8 @@ class Group:
         self.members = [self._member(rank) for rank in range(2)]
         self.poll()
 
-    def _member(self, rank: int) -> Member:
-        return Member("127.0.0.1", 1, rank, 2, f"node-{rank}", started_at=1.0)
+    def _member(self, rank: int) -> WorkerStatus:
+        return WorkerStatus("127.0.0.1", 1, rank, 2, f"node-{rank}", started_at=1.0)
 
     def tell(self, rank: int, **changes: Any) -> None:
         self.members[rank] = replace(self.members[rank], **changes)
@@ -192,8 +192,8 @@ def test_other_workers_are_another_generation_and_the_lost_ones_are_not_heard() 
     assert (told.group, told.generation, told.action) == ("second", 1, "run")
 
 
-def ended(status: int | None, at: float | None, text: str = "") -> Member:
-    return Member("", 1, 0, 3, status=status, ended_at=at, words=LastWords(text))
+def ended(status: int | None, at: float | None, text: str = "") -> WorkerStatus:
+    return WorkerStatus("", 1, 0, 3, status=status, ended_at=at, words=LastWords(text))
 
 
 @pytest.mark.parametrize(
@@ -211,6 +211,6 @@ def ended(status: int | None, at: float | None, text: str = "") -> Member:
     ],
     ids=["killed", "first", "left early", "left at once", "of mpirun"],
 )
-def test_the_rank_that_left_first_is_to_blame(members: list[Member], rank: int, what: str) -> None:
+def test_the_rank_that_left_first_is_to_blame(members: list[WorkerStatus], rank: int, what: str) -> None:
     failure = describe(dict(enumerate(members)), "train.py")
     assert (failure.rank, failure.what) == (rank, what)

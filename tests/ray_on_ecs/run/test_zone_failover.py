@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.run import zone_failover
-from ray_on_ecs.run.zone_failover import CapacityWatch, Failure
+from ray_on_ecs.run.zone_failover import Failure, ZoneFailover
 from tests.aws import client
 
 GROUP = "workers"
@@ -193,7 +193,7 @@ class Watch:
         self.is_idle = is_idle
         self.clock = clock or Clock()
         workers |= changed
-        self.watch = CapacityWatch(
+        self.watch = ZoneFailover(
             workers, needed, lambda: self.is_idle, lambda: others_wait, self.lines.append, lambda: group, now=self.clock
         )
 
@@ -435,7 +435,7 @@ def test_an_aws_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(name, value)
     lines: list[str] = []
     workers: Any = {"group": GROUP, "types": ["g5.xlarge"], "zones": [], "spot": False, "spread": False}
-    watch = CapacityWatch(workers, 1, lambda: True, lambda: False, lines.append)
+    watch = ZoneFailover(workers, 1, lambda: True, lambda: False, lines.append)
     for _ in range(3):
         watch.look_if_due()
         now += zone_failover.POLL_SECONDS

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
-from ray_on_ecs.periodic import every
+from ray_on_ecs.periodic import run_every
 from ray_on_ecs.run.attempts import hold_run
 from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.tracking import lock, run_record
@@ -209,7 +209,7 @@ def test_a_run_that_another_command_trains_keeps_its_status(
     def refresh() -> None:
         held.refresh()
 
-    with RunLock(storage) as held, every(0.01, refresh, "holder"):
+    with RunLock(storage) as held, run_every(0.01, refresh, "holder"):
         refused = hold_run(config(), storage, record, Console(quiet=True))
         with pytest.raises(UsageError, match="is being trained by"), refused:
             pass
