@@ -37,6 +37,8 @@ POLL_SECONDS = 1.0
 RUN_NAME = "--run-name"
 CHECK_RECIPE = (sys.executable, "-P", "-m", "training.recipes.settings")
 SUBMIT_ATTEMPTS = 3
+# Ray gives the command to a shell as one argument, of which Linux takes 128 KiB.
+MAX_COMMAND_BYTES = 120 * 2**10
 # Parts of Ray's client that log each package, and how a log was closed.
 NOISY = ("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging")
 # How long a head that has just started may need until its agent accepts jobs.
@@ -90,7 +92,22 @@ def submission_of_script(arguments: Sequence[str]) -> Submission:
     upload.check(config.folder)
     on_head = replace(typed, run_name=config.run_name, working_dir=".")
     workers = config.workers[0] if config.workers else 0
-    return Submission(run_identity(config, typed), on_head.job_command(), workers, config.folder)
+    return Submission(run_identity(config, typed), _checked(on_head.job_command()), workers, config.folder)
+
+
+def _checked(entrypoint: str) -> str:
+    """Return the command of a job.
+
+    Raises:
+        UsageError: It is too long.
+    """
+    size = len(entrypoint.encode())
+    if size > MAX_COMMAND_BYTES:
+        raise UsageError(
+            f"SCRIPT: the command has {size / 2**10:,.0f} KiB, and that of a job may have "
+            f"{MAX_COMMAND_BYTES / 2**10:.0f}; put the arguments into a file beside the script, and let it read that"
+        )
+    return entrypoint
 
 
 def run_identity(config: RunConfig, typed: RunConfig) -> dict[str, str]:
