@@ -11,6 +11,7 @@ HEAD_SHELL = f"sudo docker exec -it $({HEAD_CONTAINER}) bash"
 SHELL_DOCUMENT = "AWS-StartInteractiveCommand"
 # Ray's dashboard, with the Jobs API.
 DASHBOARD_PORT = 8265
+DASHBOARD_URL = f"http://127.0.0.1:{DASHBOARD_PORT}"  # on the head itself
 
 # Prefix of the runs in the stack's bucket.
 RUNS_PREFIX = "runs"

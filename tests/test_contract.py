@@ -25,7 +25,7 @@ from ray_on_ecs.cluster import clusters as laptop
 from ray_on_ecs.cluster import jobs as client
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.config import ENVIRONMENT_PREFIX, environment_variable, parse
-from ray_on_ecs.contract import NODE_GROUP_VARIABLE, RUNS_PREFIX, WORKER_TIMEOUT
+from ray_on_ecs.contract import DASHBOARD_URL, NODE_GROUP_VARIABLE, RUNS_PREFIX, WORKER_TIMEOUT
 from ray_on_ecs.node import jobs, ports
 from tests.containers import cluster
 from tests.infra.fake_aws import Cloud, node_spec
@@ -195,7 +195,7 @@ def test_compose_keeps_the_heads_state_as_the_stack_does() -> None:
 
 
 def test_the_laptop_finds_what_compose_publishes() -> None:
-    dashboard, s3 = (address.rpartition(":")[2] for address in (laptop.LOCAL_ADDRESS, laptop.COMPOSE_S3))
+    dashboard, s3 = (address.rpartition(":")[2] for address in (DASHBOARD_URL, laptop.COMPOSE_S3))
     assert f"127.0.0.1:{dashboard}:8265" in COMPOSE["head"]["ports"]
     assert f"127.0.0.1:{s3}:5000" in COMPOSE["s3"]["ports"]
     assert f"127.0.0.1:{laptop.COMPOSE_PORTS[notebook.PORT]}:{notebook.PORT}" in COMPOSE["head"]["ports"]

@@ -19,6 +19,7 @@ from click.core import ParameterSource
 
 from ray_on_ecs.cluster import local_head
 from ray_on_ecs.cluster.s3_access import S3Access
+from ray_on_ecs.contract import DASHBOARD_URL
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, UsageError, one_line
 from ray_on_ecs.node import ports
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 # Set in the image: commands in its containers are for the cluster that these belong to.
 CLUSTER_VARIABLE, HEAD = "RAY_ON_ECS_CLUSTER", "head"
-LOCAL_ADDRESS = f"http://127.0.0.1:{ports.DASHBOARD}"
 # See docker/compose.yaml.
 COMPOSE_TOKEN = "only-for-this-laptop"
 COMPOSE_STORAGE = "s3://training/runs"
@@ -393,7 +393,7 @@ class HeadCluster(LocalCluster):
 
     def __init__(self) -> None:
         super().__init__()
-        self._address = self._address or LOCAL_ADDRESS
+        self._address = self._address or DASHBOARD_URL
 
     def explain(self, cause: ResourceError) -> ResourceError:
         """See Cluster: a head starts its dashboard again."""
@@ -427,12 +427,12 @@ class ComposeCluster(Cluster):
 
     @contextmanager
     def _reach(self) -> Generator[Head]:
-        yield Head(LOCAL_ADDRESS, os.environ.get("RAY_AUTH_TOKEN", COMPOSE_TOKEN))
+        yield Head(DASHBOARD_URL, os.environ.get("RAY_AUTH_TOKEN", COMPOSE_TOKEN))
 
     def explain(self, cause: ResourceError) -> ResourceError:
         """See Cluster."""
         return ResourceError(
-            f"no Ray head answers at {LOCAL_ADDRESS}; docker compose --file docker/compose.yaml up --detach starts it"
+            f"no Ray head answers at {DASHBOARD_URL}; docker compose --file docker/compose.yaml up --detach starts it"
         )
 
     @contextmanager

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray_on_ecs.config import RunConfig, parse
-from ray_on_ecs.contract import DASHBOARD_PORT
+from ray_on_ecs.contract import DASHBOARD_URL
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
 from ray_on_ecs.node.jobs import MAX_RESUBMISSIONS
 from ray_on_ecs.run import upload
@@ -27,8 +27,6 @@ from ray_on_ecs.run.config import ScriptConfig
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
-# The default of Ray's own variables, RAY_API_SERVER_ADDRESS and RAY_ADDRESS: on the head itself.
-DASHBOARD = f"http://127.0.0.1:{DASHBOARD_PORT}"
 # How often in a row the head may submit the run again.
 DEFAULT_MAX_RESUBMISSIONS = 3
 # How long to wait for the head to submit a lost run again; the head polls its jobs every five seconds.
@@ -138,7 +136,7 @@ def connect() -> "JobSubmissionClient":
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        return JobSubmissionClient(DASHBOARD)
+        return JobSubmissionClient(DASHBOARD_URL)  # or that of RAY_API_SERVER_ADDRESS or RAY_ADDRESS
     except AuthenticationError as cause:
         raise UsageError(
             "RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's, and RAY_AUTH_MODE=token"
