@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -14,6 +13,7 @@ import click
 
 import ray_on_ecs
 from ray_on_ecs.errors import Interrupted, TrainingError
+from ray_on_ecs.run.stop import SIGNALLED, leave_terminals, open_terminals
 
 ABOUT = """\
 Train on your own cluster from your laptop.
@@ -81,9 +81,16 @@ def command_line() -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; return the exit status."""
+    terminals = open_terminals()
+
+    def exit_at_signal(number: int, frame: object) -> None:
+        if number == signal.SIGHUP:
+            leave_terminals(terminals)
+        sys.exit(SIGNALLED + number)
+
     for number in (signal.SIGTERM, signal.SIGHUP):  # to close what is open, also when the terminal's window is closed
         if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _end)
+            signal.signal(number, exit_at_signal)
     try:
         return command_line.main(arguments, prog_name="ray-on-ecs", standalone_mode=False) or 0
     except click.exceptions.Exit as end:
@@ -97,12 +104,6 @@ def main(arguments: list[str] | None = None) -> Any:
         return _failed(f"{error.format_message()} (see {_path(error)} --help)", 2)
     except TrainingError as error:
         return _failed(str(error), error.exit_status)
-
-
-def _end(number: int, frame: object) -> None:
-    if number == signal.SIGHUP and sys.stderr.isatty():  # which is gone, so that a line would fail
-        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    sys.exit(128 + number)
 
 
 def _failed(line: str, status: int) -> int:

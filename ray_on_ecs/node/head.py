@@ -9,9 +9,10 @@ import sys
 from ray_on_ecs.node import address, labels, metrics, ports, process, state
 from ray_on_ecs.node.jobs import JobRecovery
 
-# Seconds after which Ray kills a job that is stopped. Its default, 3, is too short: a script has 30 s after SIGTERM.
+# Seconds after which Ray kills a job that is stopped. Its default, 3, is too short: a script has 30 s after SIGTERM,
+# and its workers 30 s more to store its files.
 JOB_LIMIT = "RAY_JOB_STOP_WAIT_TIME_S"
-JOB_LIMIT_SECONDS = "45"
+JOB_LIMIT_SECONDS = "70"
 # `ray` with a dashboard that is started again. -P: not with modules of this folder, to which jobs write.
 RAY = (sys.executable, "-P", "-m", "ray_on_ecs.node.dashboard")
 

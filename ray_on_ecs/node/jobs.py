@@ -43,7 +43,7 @@ PROGRESS_SECONDS = 2.0 * WORKER_TIMEOUT
 
 POLL_SECONDS = 5.0
 SUBMIT_SECONDS = 30.0
-STOP_SECONDS = 50.0
+STOP_SECONDS = 75.0
 # Whoever follows a job's log receives its last line only after two polls of Ray's, a second apart.
 LAST_LINE_SECONDS = 2.5
 ORPHANS_SECONDS = 120.0

@@ -29,7 +29,8 @@ class WorkerStatus:
         words: Why its script ended.
         log: The end of its script's output, once that has ended.
         has_ended: Whether its script has ended, and with --mpi all that runs on its behalf.
-        is_stored: Whether, moreover, what it left has been stored.
+        is_stored: Whether, moreover, what it left has been stored, or could not be.
+        not_stored: Why it could not be stored, or None.
         stacks: The stacks of its script, if the driver wants them.
         daemons: With --mpi, the commands of the daemons that rank 0's mpirun wants on the other nodes, by their ranks.
         daemon_status: With --mpi, the exit status of its node's daemon, or None while there is none that has ended.
@@ -51,6 +52,7 @@ class WorkerStatus:
     log: tuple[str, ...] = ()
     has_ended: bool = False
     is_stored: bool = False
+    not_stored: str | None = None
     stacks: str | None = None
     daemons: Mapping[int, str] = field(default_factory=dict)
     daemon_status: int | None = None

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ray_on_ecs.errors import TrainingError, one_line
+from ray_on_ecs.errors import StorageError, TrainingError, one_line
 from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.failure_policy import Failure
 from ray_on_ecs.run.group import Directive, WorkerStatuses
@@ -24,6 +24,8 @@ POLL_SECONDS = 0.1
 NOTICE_POLL_SECONDS = 1.0
 # How long the workers may take to store what the scripts have left, once these have ended.
 STORE_SECONDS = 30.0
+# How long workers without a script may take to leave.
+LEAVE_SECONDS = 2.0
 # A rank that left with 0 so much before the others failed is named with them.
 EARLY_SECONDS = 0.5
 SILENT_SECONDS = 600.0
@@ -95,25 +97,31 @@ class ScriptGroup:
         if group in (None, self._past_group):
             return
         if group != self._directive.group:
-            if not self._directive.group:
-                self._directive = replace(self._directive, group=group)
-            elif self._directive.action != "leave":  # Ray Train itself has changed the number of workers
-                self._next_generation(group)
+            self._follow(group)
         else:
             self._step({rank: each for rank, each in members.items() if each.generation == self._directive.generation})
+
+    def _follow(self, group: str) -> None:
+        """Direct another worker group: the first one, or Ray Train itself has changed the number of workers."""
+        if not self._directive.group:
+            self._directive = replace(self._directive, group=group)
+        elif self.error or self._directive.action == "leave":
+            self._directive = replace(self._directive, group=group, action="leave")
+        else:
+            self._next_generation(group)
 
     def stop(self, error: TrainingError, seconds: float = GRACE_SECONDS) -> None:
         """End the scripts, after which the run is given up for this error."""
         if self.error is None:
             self.error = error
-            self._end("end", seconds)
+            self._end("end", seconds if self._directive.group else 0.0)
         if not self._directive.group:  # there is no script
             self._direct(action="leave")
 
     @property
     def waits_until(self) -> float:
         """When the workers should have ended and stored everything (Unix time)."""
-        return self._directive.end_at + STORE_SECONDS
+        return self._directive.end_at + (STORE_SECONDS if self._directive.group else LEAVE_SECONDS)
 
     def _step(self, members: WorkerStatuses) -> None:
         """Direct the workers of the present group and generation."""
@@ -136,6 +144,7 @@ class ScriptGroup:
             self._direct(action="end", **notice)
         elif is_complete and self._has_begun:
             if all(each.is_stored for each in members.values()):
+                self._check_stored(members)
                 self._direct(action="leave")
             elif any(each.status is None for each in members.values()):
                 self._watch_silence(members)
@@ -170,8 +179,20 @@ class ScriptGroup:
                 f"its stacks are in {folder} (--hang-timeout ends a script that is silent for longer)"
             )
 
+    def _check_stored(self, members: WorkerStatuses) -> None:
+        """Fail a run whose script has ended well if its last files were not stored; say so of any other run."""
+        reason = next((each.not_stored for each in members.values() if each.not_stored), None)
+        if reason is None:
+            return
+        what = f"the last files of $RUN_DIR could not be stored ({reason})"
+        if self.error or self._ended_for or self.is_reclaimed:
+            self._decider.say(what)
+        else:
+            self.error = StorageError(f"{what}; continue with --run-name {self._config.run_name}")
+
     def _conclude(self, members: WorkerStatuses) -> None:
         """Decide what follows, now that all scripts have ended and all files are stored."""
+        self._check_stored(members)
         if self.error is None and self._ended_for:
             try:
                 self._decider.decide(self._describe(members))

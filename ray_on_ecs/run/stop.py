@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Generator
@@ -33,10 +34,17 @@ def stoppable() -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    terminals = open_terminals()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            leave_terminals(terminals)
+        raise Stop(number)
+
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
-            signal.signal(number, _raise)
+            signal.signal(number, stop)
     try:
         yield
     finally:
@@ -44,5 +52,14 @@ def stoppable() -> Generator[None]:
             signal.signal(number, handler)
 
 
-def _raise(number: int, frame: FrameType | None) -> None:
-    raise Stop(number)
+def open_terminals() -> list[int]:
+    """Return those of standard input, output and error that are a terminal."""
+    return [each for each in range(3) if os.isatty(each)]
+
+
+def leave_terminals(terminals: list[int]) -> None:
+    """Let what is written to a terminal that was closed vanish, where it would raise an error."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for each in terminals:
+        os.dup2(nowhere, each)
+    os.close(nowhere)

@@ -64,6 +64,7 @@ def main() -> None:
 
 def _end_at_eof(pid_reader: int, mark: str) -> None:
     """End the command when standard input does, at once or by SIGTERM."""
+    os.close(int(sys.argv[1]))  # the worker reads the end of the status pipe when the supervisor itself is killed
     for number in (*FORWARDED, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     pid = int(os.read(pid_reader, 16) or 0)

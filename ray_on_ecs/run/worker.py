@@ -98,7 +98,7 @@ class ScriptWorker:
         self._member = self._blank
         self._members: dict[int, WorkerStatus] = {}
         self._directive: Directive | None = None
-        self._heard_at = time.monotonic()
+        self._unheard_since: float | None = None
         self._file = worker_dump.worker_file(storage.uri, self._rank)
         self._lock = node_folder("scripts", storage.uri)
         self._folder = run_dir.local_folder(storage)
@@ -157,7 +157,7 @@ class ScriptWorker:
         if not self._meet():  # no script starts before every node has its files
             self._tell_stored()
             return
-        with tempfile.TemporaryDirectory(prefix="training-sdk-") as folder:
+        with tempfile.TemporaryDirectory(prefix="ray-on-ecs-") as folder:
             self._reports = ReportReader(Path(folder))
             self._deadline_file = Path(folder) / sdk.DEADLINE
             with self._start(Path(folder)) as process:
@@ -202,7 +202,7 @@ class ScriptWorker:
     @property
     def _is_alone(self) -> bool:
         """Whether the driver is lost."""
-        return time.monotonic() - self._heard_at > LOST_SECONDS
+        return self._unheard_since is not None and time.monotonic() - self._unheard_since > LOST_SECONDS
 
     @property
     def _node(self) -> list[WorkerStatus]:
@@ -214,8 +214,9 @@ class ScriptWorker:
         """Tell how the script is doing; return the driver's directive to this group, if there is one."""
         answer = self._actor.update(self._group, self._rank, self._member, wants_members or self._config.mpi)
         if answer is None:
+            self._unheard_since = self._unheard_since or time.monotonic()
             return None
-        self._heard_at = time.monotonic()
+        self._unheard_since = None
         directive, members = answer
         generation = self._member.generation
         self._members |= {rank: each for rank, each in members.items() if each.generation == generation}
@@ -357,7 +358,10 @@ class ScriptWorker:
         try:
             self._run_folder.store(time.monotonic(), psutil.Process().children(recursive=True), is_last)
         except OSError as cause:
-            print(f"$RUN_DIR could not be stored, and will be tried again ({one_line(cause)})", flush=True)
+            if is_last:
+                self._member = replace(self._member, not_stored=one_line(cause))
+            else:
+                print(f"$RUN_DIR could not be stored, and will be tried again ({one_line(cause)})", flush=True)
 
     def _take_reports(self) -> None:
         for report in self._reports.read_new():

@@ -1,8 +1,8 @@
 """What workers leave on their nodes when they fail: who they were, and their stacks if they hung.
 
-Every worker keeps a file in its node's temporary folder while it trains (`engine.watchdog`). After a failure the driver
-collects these files from all nodes, and kills a worker that is still there: one that was stopped by the system answers
-nobody, and would hold its GPU for ever.
+Every worker keeps a file in its node's temporary folder while it trains; a recipe's worker has its stacks there, too
+(`training.engine.watchdog`). After a failure the driver collects these files from all nodes, and kills a worker that is
+still there: one that the system has stopped never answers, and would hold its GPU for ever.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """The actor of a run, on the driver's node: workers tell it how they are doing, the driver reads it, and directs them.
 
-All that is told is absolute and told again and again, so an actor that Ray had to restart knows everything again within
-a second.
+All that is told is absolute. The workers' statuses and the directive are told again and again, so an actor that Ray had
+to restart knows them again within a second; progress and metrics are told again with the next step.
 """
 
 from __future__ import annotations
 
 import threading
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,14 +150,20 @@ class RunClient:
         """Call a method of the actor; return Ray's reference to the result, or None if there is no actor yet."""
         with self._finding:  # Ray ends the actor with the driver's first handle, so a second thread must not replace it
             try:
-                self._actor = self._actor or (_create(self._name) if self._is_driver else ray.get_actor(self._name))
-            except ValueError:
+                self._actor = self._actor or self._find()
+            except (RayError, ValueError):  # the latter: there is none of this name
                 return None
         return getattr(self._actor, method).remote(*arguments)
 
+    def _find(self) -> Any:
+        if self._is_driver:
+            with suppress(ValueError):  # an earlier request has created it, and the answer was lost
+                return _create(self._name)
+        return ray.get_actor(self._name)
+
     def _ask(self, method: str, *arguments: Any) -> Any:
+        call = self._call(method, *arguments)
         try:
-            call = self._call(method, *arguments)
             return None if call is None else ray.get(call, timeout=ANSWER_SECONDS)
         except RayError:
             return None

@@ -1,4 +1,4 @@
-"""The driver's view of a run: it polls the run state and keeps what it has seen, whatever becomes of the actor."""
+"""The driver's view of a run: it polls the run's actor and keeps what it has seen, whatever becomes of the actor."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RunMonitor:
 
     @contextmanager
     def polling(self, on_poll: Callable[[], None]) -> Generator[None]:
-        """Poll the run state until the block ends, and call a function after each poll."""
+        """Poll the actor until the block ends, and call a function after each poll."""
 
         def poll() -> None:
             self.poll()
@@ -45,7 +45,7 @@ class RunMonitor:
         poll()
 
     def poll(self) -> None:
-        """Read the run state once."""
+        """Read the actor once."""
         if (state := self._run_state.read(self._last_number)) is not None:
             self.update(state)
 

@@ -2,11 +2,16 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -47,13 +52,41 @@ time.sleep(600)
 """
 
 
+class Terminal:
+    """A terminal with a command in it, whose output is read and forgotten."""
+
+    def __init__(self, command: list[str], variables: dict[str, str], folder: Path) -> None:
+        self._end, other = os.openpty()
+        self.command = subprocess.Popen(command, env=variables, cwd=folder, preexec_fn=lambda: os.login_tty(other))
+        os.close(other)
+        self._is_open = True
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while self._is_open:
+            if select.select([self._end], [], [], 0.1)[0]:
+                try:
+                    os.read(self._end, 2**16)
+                except OSError:  # the command has ended
+                    return
+
+    def close(self) -> None:
+        """Close it: the kernel sends SIGHUP, and what is written there fails."""
+        if self._is_open:
+            self._is_open = False
+            self._reader.join()
+            os.close(self._end)
+
+
 @dataclass
 class Run:
     """A run of the script that has begun on both ranks."""
 
     name: str
-    command: subprocess.Popen[str]
+    command: subprocess.Popen[Any]
     folder: Path
+    terminal: Terminal | None
 
     @property
     def files(self) -> set[str]:
@@ -89,25 +122,32 @@ def start(environment: dict[str, str], head: Head, tmp_path: Path, request: pyte
     name = f"ends-{tmp_path.name}".replace("_", "-").replace("[", "").replace("]", "")
 
     def start(
-        cause: str, *flags: str, module: str = "ray_on_ecs.run", begins: bool = True, on: Head | None = None
+        cause: str,
+        *flags: str,
+        module: str = "ray_on_ecs.run",
+        begins: bool = True,
+        on: Head | None = None,
+        in_terminal: bool = False,
     ) -> Run:
-        nonlocal module_context
         of_run = on or head
         variables = {**environment, **of_run.variables, "RAY_API_SERVER_ADDRESS": of_run.dashboard, **ON_HEAD}
-        module_context = commands(module, variables, tmp_path)
-        command = module_context.__enter__()
         words = ["run"] if module == "ray_on_ecs" else []
-        own = ("--num-workers", "2", "--run-name", name, *flags)
-        run = Run(name, command(*words, *own, "ends.py", cause), of_run.storage / name)
+        arguments = (*words, "--num-workers", "2", "--run-name", name, *flags, "ends.py", cause)
+        terminal = None
+        if in_terminal:
+            terminal = Terminal([sys.executable, "-m", module, *arguments], variables, tmp_path)
+            opened.callback(terminal.close)
+            command: subprocess.Popen[Any] = terminal.command
+        else:
+            command = opened.enter_context(commands(module, variables, tmp_path))(*arguments)
+        run = Run(name, command, of_run.storage / name, terminal)
         begun = {"begun-0-0", "begun-1-0"}
         until(lambda: begun <= run.files or run.command.poll() is not None)
         assert not begins or run.command.poll() is None, run.command.communicate()
         return run
 
-    module_context = None
-    yield start
-    if module_context:
-        module_context.__exit__(None, None, None)
+    with ExitStack() as opened:
+        yield start
 
 
 SAVED = {"saved-0-0", "saved-1-0"}
@@ -128,6 +168,16 @@ def test_a_driver_that_is_told_to_end_gives_the_script_its_time(
     assert said.endswith(f"ray-on-ecs: interrupted; continue with --run-name {run.name}\n")
     assert run.files >= SAVED
     assert run.state == "interrupted"
+
+
+def test_a_terminal_that_is_closed_ends_the_driver_as_sighup_does(start: Start) -> None:
+    run = start("waits", in_terminal=True)
+    assert run.terminal
+    run.terminal.close()
+    assert run.command.wait(SECONDS) == 129
+    assert run.files >= SAVED
+    assert run.state == "interrupted"
+    assert not scripts("ends.py")
 
 
 def test_a_worker_that_is_killed_leaves_its_script_the_time_and_the_run_goes_on(start: Start) -> None:

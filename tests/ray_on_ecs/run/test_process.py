@@ -190,6 +190,14 @@ def test_a_script_whose_worker_was_killed_has_time_to_save(tmp_path: Path, first
     assert (tmp_path / "saved").exists()
 
 
+def test_a_script_whose_supervisor_was_killed_has_ended_for_its_worker(start: Start) -> None:
+    process = start("import time; time.sleep(600)")
+    until(lambda: psutil.Process(process.pid).children(recursive=True))
+    os.kill(process.pid, signal.SIGKILL)
+    until(lambda: process.poll() is not None)
+    assert process.poll() == -signal.SIGKILL
+
+
 def test_a_script_that_is_killed_has_no_time(start: Start, lines: list[str], tmp_path: Path) -> None:
     process = start(GENTLE)
     until(lambda: lines)

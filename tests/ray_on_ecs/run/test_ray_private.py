@@ -56,13 +56,20 @@ def test_nodes_that_drain_have_deadlines_in_seconds(monkeypatch: pytest.MonkeyPa
     assert ray_private.draining_nodes() == {"a": 1_700_000_000.5, "b": None}
 
 
-# Prints the type that each question to a Ray of its own has.
+# Asks a Ray of its own each question. The run's actor is created by eight threads at once, and found by a task.
 ASK = """
 import json, ray
+from concurrent.futures import ThreadPoolExecutor
 from ray_on_ecs.run import ray_private
+from ray_on_ecs.tracking.run_actor import create_run_actor
 ray.init(address="local", num_cpus=1, include_dashboard=False)
 [resources] = ray_private.available_resources_per_node().values()
-print(json.dumps([ray_private.draining_nodes(), resources["CPU"]]))
+client = create_run_actor()
+with ThreadPoolExecutor(8) as threads:
+    states = list(threads.map(client.read, [-1] * 8))
+found = ray.get(ray.remote(lambda client: client.read(-1)).remote(client))
+actors = {state.incarnation for state in [*states, found, client.read(-1)]}
+print(json.dumps([ray_private.draining_nodes(), resources["CPU"], len(actors)]))
 """
 
 
@@ -70,7 +77,7 @@ def test_a_ray_that_runs_answers_these_questions() -> None:
     variables: dict[str, Any] = {name: each for name, each in os.environ.items() if not name.startswith("RAY_")}
     variables |= {"RAY_TMPDIR": "/tmp/ray-tests", "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run([sys.executable, "-c", ASK], env=variables, capture_output=True, text=True, timeout=480)
-    assert done.stdout.splitlines()[-1:] == ["[{}, 1.0]"], done.stderr
+    assert done.stdout.splitlines()[-1:] == ["[{}, 1.0, 1]"], done.stderr
 
 
 def test_the_token_is_found_where_ray_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -214,3 +214,54 @@ def ended(status: int | None, at: float | None, text: str = "") -> WorkerStatus:
 def test_the_rank_that_left_first_is_to_blame(members: list[WorkerStatus], rank: int, what: str) -> None:
     failure = describe(dict(enumerate(members)), "train.py")
     assert (failure.rank, failure.what) == (rank, what)
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["to the end of the script", "while it stores"])
+def test_a_group_that_ray_train_starts_during_a_stop_leaves_at_once(ends: bool) -> None:
+    group = Group()
+    error = TrainingError("interrupted")
+    group.scripts.stop(error)
+    waits_until = group.scripts.waits_until
+    if ends:
+        group.end()
+        assert group.poll().action == "leave"
+    group.name = "second"
+    told = group.poll()
+    assert (told.group, told.action) == ("second", "leave")
+    assert group.scripts.waits_until == waits_until
+    assert group.scripts.error is error
+
+
+def test_a_group_that_ray_train_starts_after_the_end_of_the_scripts_leaves_at_once() -> None:
+    group = Group()
+    group.end(status=0)
+    assert group.poll().action == "leave"
+    group.name = "second"
+    told = group.poll()
+    assert (told.group, told.action) == ("second", "leave")
+
+
+def test_a_stop_before_there_are_workers_waits_for_none() -> None:
+    scripts = ScriptGroup(LocalClient(), ScriptConfig(command=("train.py",)), cast("Decider", None), dict)
+    scripts.stop(TrainingError("interrupted"))
+    assert scripts.waits_until < time.time() + 5
+
+
+def test_a_run_whose_last_files_could_not_be_stored_has_not_ended_well() -> None:
+    group = Group(run_name="mine")
+    group.end(status=0)
+    group.tell(1, not_stored="503 SlowDown")
+    assert group.poll().action == "leave"
+    wanted = "the last files of $RUN_DIR could not be stored (503 SlowDown); continue with --run-name mine"
+    assert str(group.scripts.error) == wanted
+
+
+def test_a_run_that_starts_again_says_that_files_could_not_be_stored() -> None:
+    group = Group()
+    group.tell(1, status=1, ended_at=100.0)
+    group.poll()
+    group.end()
+    group.tell(0, not_stored="503 SlowDown")
+    told = group.poll()
+    assert (told.action, told.generation) == ("run", 1)
+    assert group.said == ["the last files of $RUN_DIR could not be stored (503 SlowDown)"]

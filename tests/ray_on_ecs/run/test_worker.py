@@ -1,0 +1,78 @@
+"""A worker's view of the driver, and of its last files."""
+
+import time
+from typing import Any
+
+import pytest
+
+from ray_on_ecs.run import worker as module
+from ray_on_ecs.run.group import Directive, WorkerStatus
+from ray_on_ecs.run.worker import ScriptWorker
+
+
+class Actor:
+    """Answers, or doesn't."""
+
+    answer: Any = (Directive("group", 0), {})
+
+    def update(self, *given: Any) -> Any:
+        return self.answer
+
+
+class Folder:
+    """A $RUN_DIR whose storage is away."""
+
+    def store(self, *given: Any) -> None:
+        raise OSError("503 SlowDown")
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> ScriptWorker:
+    """A worker without Ray."""
+    monkeypatch.setattr(module, "LOST_SECONDS", 0.1)
+    worker: Any = object.__new__(ScriptWorker)
+    worker._actor, worker._group, worker._rank, worker._local_rank = Actor(), "group", 0, 0
+    worker._config = type("Config", (), {"mpi": False})
+    worker._member = WorkerStatus("127.0.0.1", 1, 0, generation=0)
+    worker._members, worker._directive, worker._unheard_since = {}, None, None
+    worker._run_folder = Folder()
+    return worker
+
+
+def test_a_worker_that_has_not_asked_for_long_is_not_alone(worker: ScriptWorker) -> None:
+    worker._talk()
+    time.sleep(0.2)
+    assert worker._is_to_run, "it has restored a large $RUN_DIR, or its S3 was away"
+
+
+def test_a_worker_whose_driver_does_not_answer_is_alone_after_a_while(worker: ScriptWorker) -> None:
+    worker._talk()
+    worker._actor.answer = None  # ty: ignore[missing-attribute]
+    worker._talk()
+    assert worker._is_to_run, "one answer may be lost"
+    time.sleep(0.2)
+    worker._talk()
+    assert not worker._is_to_run
+    worker._actor.answer = Actor.answer
+    worker._talk()
+    assert worker._is_to_run
+
+
+def test_last_files_that_are_not_stored_are_told(worker: ScriptWorker, capsys: pytest.CaptureFixture[str]) -> None:
+    worker._store()
+    assert worker._member.not_stored is None
+    assert "will be tried again (503 SlowDown)" in capsys.readouterr().out
+    worker._store(is_last=True)
+    assert worker._member.not_stored == "503 SlowDown"
+    assert not capsys.readouterr().out
+
+
+def test_a_stop_leaves_the_time_to_end_and_to_store() -> None:
+    from infra.definitions.containers import HEAD_DRAIN_SECONDS, HEAD_STOP_SECONDS
+    from ray_on_ecs.node import head, jobs
+    from ray_on_ecs.run.script_group import STORE_SECONDS
+    from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
+
+    of_ray = float(head.JOB_LIMIT_SECONDS)
+    assert GRACE_SECONDS + KILL_SECONDS + STORE_SECONDS < of_ray < jobs.STOP_SECONDS
+    assert jobs.STOP_SECONDS + HEAD_DRAIN_SECONDS < HEAD_STOP_SECONDS
