@@ -48,6 +48,9 @@ DataParallelTrainer(
     train, scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(storage_path="STORAGE")
 ).fit()
 """
+RAY, TORCHRUN, RUNNER = "ray.train", "torch.distributed.run", "ray_on_ecs.run"
+EMPTY = "Ray Train with an empty function"
+FIRST_LINE = "from the command to a script's first line"
 SCRIPT_NOTE = "two workers on a cluster that is up; the ratio is that of the best. Neither imports torch"
 NOTE = (
     "two workers; the ratio is that of the best. A local Ray starts ten processes that import their packages, in three "
@@ -71,47 +74,39 @@ def measure(bench: Bench) -> list[Comparison]:
 
 
 def _scripts(bench: Bench) -> list[Comparison]:
-    """Run a script of a few lines by torchrun, by Ray Train and by the runner, in turns."""
-    first: dict[str, list[float]] = {"torchrun": [], "Ray Train": [], "ray_on_ecs.run": []}
-    end: dict[str, list[float]] = {"torchrun": [], "ray_on_ecs.run": []}
-    restart: dict[str, list[float]] = {"torchrun": [], "ray_on_ecs.run": []}
+    """Run a script of a few lines by Ray Train, by torchrun and by the runner, in turns."""
+    first: dict[str, list[float]] = {RAY: [], TORCHRUN: [], RUNNER: []}
+    end: dict[str, list[float]] = {TORCHRUN: [], RUNNER: []}
+    restart: dict[str, list[float]] = {TORCHRUN: [], RUNNER: []}
     with tempfile.TemporaryDirectory() as name, LocalCluster(2) as cluster:
         folder = Path(name)
         (folder / "script.py").write_text(SCRIPT)
         (folder / "ray_train.py").write_text(RAY_TRAIN.replace("STORAGE", str(folder / "ray")))
-        ours = ("-m", "ray_on_ecs.run", "--num-workers", "2", "--storage-path", str(folder / "runs"))
-        launchers = {
-            "torchrun": ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"),
-            "ray_on_ecs.run": (*ours, "--max-restarts", "1"),
+        flags = {
+            TORCHRUN: ("--nproc-per-node", "2", "--max-restarts", "1"),
+            RUNNER: ("--num-workers", "2", "--max-restarts", "1", "--storage-path", str(folder / "runs")),
         }
         for repeat in range(REPEATS):
             bench.log(f"a script of a few lines: {repeat + 1} of {REPEATS}")
             alone = _Times([sys.executable, "ray_train.py"], cluster.environment, folder)
-            first["Ray Train"].append(alone.first - alone.started)
-            for launcher, flags in launchers.items():
-                command = [sys.executable, *flags, "script.py"]
+            first[RAY].append(alone.first - alone.started)
+            for launcher in flags:
+                command = [sys.executable, "-m", launcher, *flags[launcher], "script.py"]
                 times = _Times(command, cluster.environment, folder)
                 first[launcher].append(times.first - times.started)
                 end[launcher].append(times.ended - times.last)
                 crashed = _Times([*command, "crash"], cluster.environment, folder)
                 restart[launcher].append(crashed.restarted - crashed.crashed)
-    for name, of in (("a script's first line", first), ("a script's end", end), ("a restart", restart)):
-        bench.log(f"{name}: {of}")
-    ours, torchrun = "ray_on_ecs.run", "torchrun"
-    by_ray = _compare(
-        "from the command to a script's first line, by Ray Train",
-        SCRIPT_NOTE,
-        ("Ray Train with an empty function", first["Ray Train"]),
-        (ours, first[ours]),
-    )
+    by_ray = _compare(FIRST_LINE, SCRIPT_NOTE, (EMPTY, first[RAY]), (RUNNER, first[RUNNER]))
+    ended, raises = "the run's results are in its folder then", "rank 0 raises, its peer ends on SIGTERM"
     return [
         replace(by_ray, target=at_most(by_ray.ratio or 0.0, 1.2)),
         *(
-            _compare(name, note, (torchrun, seconds[torchrun]), (ours, seconds[ours]))
+            _compare(name, note, (TORCHRUN, seconds[TORCHRUN]), (RUNNER, seconds[RUNNER]))
             for name, note, seconds in (
-                ("from the command to a script's first line", SCRIPT_NOTE, first),
-                ("from a script's end to the command's", "the run's results are in its folder then", end),
-                ("from a crash to the next first line", "rank 0 raises, its peer ends on SIGTERM", restart),
+                (FIRST_LINE, SCRIPT_NOTE, first),
+                ("from a script's end to the command's", ended, end),
+                ("from a crash to the next first line", raises, restart),
             )
         ),
     ]
