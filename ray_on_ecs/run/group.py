@@ -73,6 +73,7 @@ class Directive:
         end_at: When what is left gets SIGKILL (Unix time).
         ranks: The ranks on nodes that are being reclaimed at that time.
         wants_stacks: Whether the scripts' stacks should be read while they run on.
+        past: The groups before this one, which are heard no more.
     """
 
     group: str
@@ -81,3 +82,4 @@ class Directive:
     end_at: float = 0.0
     ranks: tuple[int, ...] = ()
     wants_stacks: bool = False
+    past: tuple[str, ...] = ()

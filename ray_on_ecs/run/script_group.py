@@ -78,14 +78,12 @@ class ScriptGroup:
         self._has_begun = False
         self._asked_notice_at = 0.0
         self._has_stacks = False
-        self._past_group: str | None = None
         self.error: TrainingError | None = None
         self.is_reclaimed = False
 
     def new_fit(self) -> None:
         """Forget the workers that there were: others follow, whose scripts count as started again."""
         if self._directive.group:
-            self._past_group = self._directive.group
             self._next_generation("")
 
     def poll(self) -> None:
@@ -94,7 +92,7 @@ class ScriptGroup:
         if answer is None:
             return
         group, members = answer
-        if group in (None, self._past_group):
+        if group is None or group in self._directive.past:
             return
         if group != self._directive.group:
             self._follow(group)
@@ -106,7 +104,7 @@ class ScriptGroup:
         if not self._directive.group:
             self._directive = replace(self._directive, group=group)
         elif self.error or self._directive.action == "leave":
-            self._directive = replace(self._directive, group=group, action="leave")
+            self._directive = replace(self._directive, group=group, action="leave", past=self._past(group))
         else:
             self._next_generation(group)
 
@@ -212,7 +210,12 @@ class ScriptGroup:
 
     def _next_generation(self, group: str) -> None:
         self._ended_for, self._has_begun, self._has_stacks, self.is_reclaimed = None, False, False, False
-        self._directive = Directive(group, self._directive.generation + 1)
+        self._directive = Directive(group, self._directive.generation + 1, past=self._past(group))
+
+    def _past(self, group: str) -> tuple[str, ...]:
+        """Return the groups before another one."""
+        known = self._directive
+        return known.past if group == known.group or not known.group else (*known.past, known.group)
 
     def _end(self, action: str, seconds: float) -> None:
         self._direct(action=action, end_at=time.time() + seconds)

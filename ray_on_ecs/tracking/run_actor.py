@@ -88,8 +88,10 @@ class RunActor:
     def update(self, group: str, rank: int, member: Any, wants_members: bool) -> tuple[Any, dict[int, Any]]:
         """Take what a worker says of itself; return the directive, and all members if it wants them.
 
-        A group that another one has followed is not heard.
+        A group that another one has followed is not heard. An actor that was restarted has it from the directive.
         """
+        if self._directive is not None and group in self._directive.past:
+            return self._directive, {}
         if group not in self._groups:
             self._groups.append(group)
             self._members = {}

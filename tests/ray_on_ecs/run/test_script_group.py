@@ -265,3 +265,16 @@ def test_a_run_that_starts_again_says_that_files_could_not_be_stored() -> None:
     told = group.poll()
     assert (told.action, told.generation) == ("run", 1)
     assert group.said == ["the last files of $RUN_DIR could not be stored (503 SlowDown)"]
+
+
+def test_a_group_that_another_one_has_followed_is_not_heard_by_an_actor_that_was_restarted() -> None:
+    group = Group()
+    past, group.name = group.members, "second"
+    group.poll()
+    group.restart()
+    group.client.actor = RunActor()
+    assert group.poll().group == "second"
+    assert group.client.actor.update("first", 0, past[0], True)[1] == {}
+    told = group.poll()
+    assert (told.group, told.action) == ("second", "run")
+    assert group.client.direct(told)[0] == "second"
