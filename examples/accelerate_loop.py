@@ -1,7 +1,7 @@
 """Hugging Face Accelerate: a loop of one's own, whose whole state is saved in $RUN_DIR after each epoch.
 
 accelerate launch --num_processes 2 examples/accelerate_loop.py
-python -m ray_on_ecs.run --num-workers 2 --requirements examples/accelerate.txt examples/accelerate_loop.py
+ray-on-ecs run --local --num-workers 2 --requirements examples/accelerate.txt examples/accelerate_loop.py
 
 Accelerate finds the other processes by torchrun's variables, which either command sets.
 """

@@ -1,7 +1,7 @@
 """Lightning: its Trainer, whose last checkpoint in $RUN_DIR is where a restart continues.
 
 torchrun --nproc-per-node 2 examples/lightning_fit.py
-python -m ray_on_ecs.run --num-workers 2 --requirements examples/lightning.txt examples/lightning_fit.py
+ray-on-ecs run --local --num-workers 2 --requirements examples/lightning.txt examples/lightning_fit.py
 
 Lightning finds the other processes by torchrun's variables; the Trainer is told how many there are.
 """

@@ -1,7 +1,7 @@
 """mpi4py: processes that mpirun starts draw points, and save their sum in $RUN_DIR.
 
 mpirun -n 2 python -m mpi4py examples/mpi_pi.py
-python -m ray_on_ecs.run --mpi --num-workers 2 --requirements examples/mpi.txt examples/mpi_pi.py
+ray-on-ecs run --local --mpi --num-workers 2 --requirements examples/mpi.txt examples/mpi_pi.py
 
 The file of packages brings an mpirun along: nothing has to be installed on the nodes.
 """

@@ -1,6 +1,6 @@
 """TensorFlow: MultiWorkerMirroredStrategy, which finds the workers by TF_CONFIG, and a checkpoint in $RUN_DIR.
 
-python -m ray_on_ecs.run --num-workers 2 --requirements examples/tensorflow.txt examples/tensorflow_workers.py
+ray-on-ecs run --local --num-workers 2 --requirements examples/tensorflow.txt examples/tensorflow_workers.py
 
 TensorFlow keeps a checkpoint of each worker; a restart reads that of rank 0.
 """

@@ -21,6 +21,8 @@ from typing import Any, ClassVar, NoReturn, Self, TypeVar
 from ray_on_ecs.errors import UsageError
 
 ENVIRONMENT_PREFIX = "RAY_ON_ECS_"
+# Ray sets the first for the driver of a job, and `ray-on-ecs run --local` the second.
+JOB_VARIABLE, LOCAL_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_ON_ECS_LOCAL"
 DEVICES = ("auto", "cuda", "cpu")
 ON_OFF = ("on", "off")
 AUTO_ON_OFF = ("auto", *ON_OFF)
@@ -199,6 +201,10 @@ class RunConfig:
             for each in value if spec.metadata.get("repeated") else (value,):
                 flags += [name] if value is True else [name, str(each)]
         return [*self.PROGRAM.split(), *flags]
+
+    def next_command(self) -> list[str]:
+        """Return what a person types to continue the run."""
+        return self.command_line()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as they are written to config.json and result.json."""

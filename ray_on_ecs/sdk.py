@@ -1,6 +1,6 @@
 """The functions that a script may call, all optional: `ray_on_ecs.progress`, `log` and `seconds_left`.
 
-Under `python -m ray_on_ecs.run` they reach the run's metrics and its detection of hangs. Elsewhere, as under torchrun,
+Under `ray-on-ecs run` they reach the run's metrics and its detection of hangs. Elsewhere, as under torchrun,
 they do nothing. This module imports the standard library alone.
 """
 
@@ -11,7 +11,7 @@ import math
 import os
 import time
 
-# Folder of this process, for the two files below; set by `python -m ray_on_ecs.run`.
+# Folder of this process, for the two files below; set by the run.
 FOLDER_VARIABLE = "RAY_ON_ECS_SDK_DIR"
 REPORTS = "reports.jsonl"
 DEADLINE = "deadline"

@@ -343,9 +343,10 @@ class LocalCluster(Cluster):
             return False
         with local_head.lock():
             if not local_head.find():
-                cpus = max(os.cpu_count() or 1, workers or DEFAULT_WORKERS)
-                say(f"starting Ray on this machine, with {cpus} CPUs")
-                local_head.start(cpus)
+                cpus, needed = os.cpu_count() or 1, workers or DEFAULT_WORKERS
+                shared = f"; {needed} workers share {cpus} CPUs" if needed > cpus else ""
+                say(f"starting Ray on this machine{shared}")
+                local_head.start(max(cpus, needed))
         return True
 
     @property

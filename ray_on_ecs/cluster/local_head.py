@@ -23,6 +23,7 @@ from pathlib import Path
 
 import psutil
 
+from ray_on_ecs.config import LOCAL_VARIABLE
 from ray_on_ecs.errors import ResourceError
 from ray_on_ecs.node import head as image_head
 from ray_on_ecs.node import ports
@@ -39,6 +40,7 @@ VARIABLES = {
     image_head.JOB_LIMIT: image_head.JOB_LIMIT_SECONDS,
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # this machine's end is not announced
     "PYTHONUNBUFFERED": "1",
+    LOCAL_VARIABLE: "1",
 }
 # Of another cluster.
 OTHERS = ("RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN_PATH")

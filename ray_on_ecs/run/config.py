@@ -11,7 +11,17 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Self
 
-from ray_on_ecs.config import RunConfig, check_range, fault_tolerance, repeated, resources, setting, worker_range
+from ray_on_ecs.config import (
+    JOB_VARIABLE,
+    LOCAL_VARIABLE,
+    RunConfig,
+    check_range,
+    fault_tolerance,
+    repeated,
+    resources,
+    setting,
+    worker_range,
+)
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run import upload
 
@@ -181,6 +191,13 @@ class ScriptConfig(RunConfig):
     def command_line(self, environment: Mapping[str, str] = os.environ) -> list[str]:
         """Return the command that continues the run."""
         return [*super().command_line(environment), *self.command]
+
+    def next_command(self) -> list[str]:
+        """Return what a person types to continue the run: for a job `ray-on-ecs run`, in the folder with the code."""
+        if JOB_VARIABLE not in os.environ:
+            return self.command_line()
+        flags = replace(self, working_dir=".").command_line()[len(self.PROGRAM.split()) :]
+        return ["ray-on-ecs", "run", *(["--local"] if LOCAL_VARIABLE in os.environ else []), *flags]
 
     def job_command(self) -> str:
         """Return the driver's shell command as a job; -P keeps the user's modules off its import path."""

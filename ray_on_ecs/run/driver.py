@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from ray_on_ecs.checkpoint.resume import FORMAT, write_settings
+from ray_on_ecs.config import JOB_VARIABLE
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run import inputs, results, upload
 from ray_on_ecs.run.attempts import Attempts, TrainFunction, hold_run
@@ -26,7 +27,7 @@ from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.cost import cost_line, cost_of
 from ray_on_ecs.tracking.run_actor import create_run_actor
 from ray_on_ecs.tracking.run_monitor import RunMonitor
-from ray_on_ecs.tracking.run_record import JOB_VARIABLE, SCRIPT, RunRecord
+from ray_on_ecs.tracking.run_record import SCRIPT, RunRecord
 from ray_on_ecs.tracking.storage import RunStorage
 
 # Files of these kinds are logs, and not progress: a run that can't work writes them, too.

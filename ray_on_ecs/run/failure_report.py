@@ -77,7 +77,7 @@ def write_error(failure: Failure, decision: Raise, config: RunConfig, storage: R
         "where": failure.where,
         "log": list(failure.log),
         "stacks": failure.stacks,
-        "next": shlex.join(config.command_line()),
+        "next": shlex.join(config.next_command()),
     }
     try:
         document["checkpoint"] = newest_checkpoint(storage)

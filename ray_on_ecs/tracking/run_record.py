@@ -18,7 +18,7 @@ from typing import Any, Literal, TypedDict
 
 import psutil
 
-from ray_on_ecs.config import RunConfig
+from ray_on_ecs.config import JOB_VARIABLE, RunConfig
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError, one_line
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.tracking import layout
@@ -30,8 +30,6 @@ from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.storage import RunStorage
 
 WRITE_SECONDS = 10.0
-# Ray sets this for the driver of a job.
-JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 SCRIPT = "script"
 
 State = Literal["waiting", "training", "finished", "failed", "interrupted"]
@@ -97,7 +95,7 @@ class RunRecord:
         self._kind = kind
         self._epochs = epochs
         self._changed = [spec.name for spec in fields(requested) if getattr(requested, spec.name) != spec.default]
-        self._next = shlex.join(config.command_line())
+        self._next = shlex.join(config.next_command())
         self._started = datetime.fromtimestamp(psutil.Process().create_time(), UTC)
         self._log = RunLog(storage, self._started)
         self._lock = threading.Lock()

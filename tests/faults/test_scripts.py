@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ray_on_ecs.run.driver import JOB_VARIABLE
+from ray_on_ecs.config import JOB_VARIABLE
 from tests.aws import BUCKET
 from tests.disturbed_run import END_SECONDS
 from tests.local_cluster import LocalCluster, kill_tree

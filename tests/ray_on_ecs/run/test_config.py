@@ -2,7 +2,7 @@
 
 import pytest
 
-from ray_on_ecs.config import parse
+from ray_on_ecs.config import JOB_VARIABLE, LOCAL_VARIABLE, parse
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run.config import ScriptConfig
 
@@ -15,6 +15,29 @@ def test_what_follows_the_script_is_its_own() -> None:
     found = config("--run-name", "mine", "train.py", "--epochs", "3", "--run-name", "other", "-m")
     assert found.run_name == "mine"
     assert found.command == ("train.py", "--epochs", "3", "--run-name", "other", "-m")
+
+
+@pytest.mark.parametrize(
+    ("of_job", "typed"),
+    [
+        ({}, "python -m ray_on_ecs.run --num-workers 2 --run-name mine --working-dir /x/working-dir train.py"),
+        ({JOB_VARIABLE: "{}"}, "ray-on-ecs run --num-workers 2 --run-name mine train.py"),
+        (
+            {JOB_VARIABLE: "{}", LOCAL_VARIABLE: "1"},
+            "ray-on-ecs run --local --num-workers 2 --run-name mine train.py",
+        ),
+    ],
+    ids=["driver", "job", "local job"],
+)
+def test_a_run_is_continued_by_the_command_that_started_it(
+    monkeypatch: pytest.MonkeyPatch, of_job: dict[str, str], typed: str
+) -> None:
+    for name in (JOB_VARIABLE, LOCAL_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in of_job.items():
+        monkeypatch.setenv(name, value)
+    flags = ("--num-workers", "2", "--run-name", "mine", "--working-dir", "/x/working-dir")
+    assert sorted(config(*flags, "train.py").next_command()) == sorted(typed.split())
 
 
 def test_torchrun_s_rendezvous_is_accepted_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
