@@ -2,11 +2,9 @@
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ import pytest
 from ray.job_submission import JobSubmissionClient
 
 from tests.commands.head import ON_HEAD, SECONDS, TOKEN, Head, commands, started
+from tests.commands.terminal import Terminal
 from tests.commands.test_launch import scripts
 from tests.local_cluster import have_ended
 from tests.waiting import until
@@ -50,33 +49,6 @@ if restart == "1":
     sys.exit(0)
 time.sleep(600)
 """
-
-
-class Terminal:
-    """A terminal with a command in it, whose output is read and forgotten."""
-
-    def __init__(self, command: list[str], variables: dict[str, str], folder: Path) -> None:
-        self._end, other = os.openpty()
-        self.command = subprocess.Popen(command, env=variables, cwd=folder, preexec_fn=lambda: os.login_tty(other))
-        os.close(other)
-        self._is_open = True
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        while self._is_open:
-            if select.select([self._end], [], [], 0.1)[0]:
-                try:
-                    os.read(self._end, 2**16)
-                except OSError:  # the command has ended
-                    return
-
-    def close(self) -> None:
-        """Close it: the kernel sends SIGHUP, and what is written there fails."""
-        if self._is_open:
-            self._is_open = False
-            self._reader.join()
-            os.close(self._end)
 
 
 @dataclass

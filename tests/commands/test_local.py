@@ -11,6 +11,8 @@ import psutil
 import pytest
 
 from tests.commands.head import SECONDS, commands, read_until
+from tests.commands.terminal import Terminal
+from tests.commands.test_launch import scripts
 from tests.local_cluster import have_ended
 from tests.waiting import until
 
@@ -79,6 +81,24 @@ def test_a_signal_stops_the_run_and_ray(laptop: Start, home: Path, tmp_path: Pat
     assert have_ended(ray)
     status = json.loads((tmp_path / "code" / "results" / "cut" / "status.json").read_text())
     assert status["state"] == "interrupted"
+
+
+def test_a_terminal_that_is_closed_stops_the_run_and_ray(
+    environment: dict[str, str], laptop: Start, home: Path, tmp_path: Path
+) -> None:
+    code, variables = tmp_path / "code", {**environment, "HOME": str(home)}
+    typed = ("run", "--local", "--num-workers", "1", "--run-name", "closed", "train.py", "on")
+    status = code / "results" / "closed" / "status.json"
+    terminal = Terminal([sys.executable, "-m", "ray_on_ecs", *typed], variables, code)
+    try:
+        until(lambda: status.exists() and json.loads(status.read_text())["state"] == "training")
+        until(lambda: scripts("train.py"))
+        ray = ray_of(home)
+    finally:
+        terminal.close()
+    assert terminal.command.wait(SECONDS) == 129
+    assert have_ended(ray)
+    assert json.loads(status.read_text())["state"] == "interrupted"
 
 
 def test_a_run_that_is_left_to_itself_keeps_ray_until_it_is_stopped(laptop: Start, home: Path) -> None:
