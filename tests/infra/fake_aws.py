@@ -95,6 +95,7 @@ class Cloud(mocks.Mocks):
         config = {"aws:allowedAccountIds": json.dumps([ACCOUNT]), **config}
         pulumi.runtime.set_all_config(config)
         monitor = _Recorder(self)
+        pulumi.runtime.settings.ROOT.set(None)  # that of an earlier program, which may have another name
         pulumi.runtime.set_mocks(self, project=self.project, stack=self.stack, preview=self.preview, monitor=monitor)
         results = []
 
