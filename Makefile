@@ -28,7 +28,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest --numprocesses 2 $(ARGS)
 
 test-faults: $(VENV)/.test
-	$(BIN)/python -m pytest -m fault --numprocesses 2 $(ARGS)
+	$(BIN)/python -m pytest -m fault $(ARGS)
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .
