@@ -203,7 +203,7 @@ class RunConfig:
         return [*self.PROGRAM.split(), *flags]
 
     def next_command(self) -> list[str]:
-        """Return what a person types to continue the run."""
+        """Return the command for a user to continue the run."""
         return self.command_line()
 
     def to_dict(self) -> dict[str, Any]:

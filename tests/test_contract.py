@@ -26,7 +26,9 @@ from ray_on_ecs.cluster import jobs as client
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.config import ENVIRONMENT_PREFIX, environment_variable, parse
 from ray_on_ecs.contract import DASHBOARD_URL, NODE_GROUP_VARIABLE, RUNS_PREFIX, WORKER_TIMEOUT
-from ray_on_ecs.node import jobs, ports
+from ray_on_ecs.node import head, jobs, ports
+from ray_on_ecs.run.script_group import STORE_SECONDS
+from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
 from tests.containers import cluster
 from tests.infra.fake_aws import Cloud, node_spec
 from training.recipes.images.config import ImageConfig
@@ -271,3 +273,9 @@ def test_runs_and_laptops_read_what_the_stack_writes_about_the_workers() -> None
 def test_a_laptop_needs_no_output_that_the_program_does_not_export() -> None:
     exported = set(re.findall(r'pulumi\.export\("(\w+)"', (ROOT / "__main__.py").read_text()))
     assert {each.name for each in dataclasses.fields(Stack)} - {"name"} <= exported
+
+
+def test_a_stop_leaves_the_time_to_end_and_to_store() -> None:
+    of_ray = float(head.JOB_LIMIT_SECONDS)
+    assert GRACE_SECONDS + KILL_SECONDS + STORE_SECONDS < of_ray < jobs.STOP_SECONDS
+    assert jobs.STOP_SECONDS + containers.HEAD_DRAIN_SECONDS < containers.HEAD_STOP_SECONDS

@@ -37,6 +37,7 @@ from ray_on_ecs.errors import Interrupted, TrainingError, UsageError
 from ray_on_ecs.node.code import PACKAGES, fingerprint
 from ray_on_ecs.run import upload
 from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.run.stop import SIGNALLED
 
 ABOUT = """\
 Run a SCRIPT that torchrun or mpirun could start on the workers of the cluster.
@@ -57,7 +58,7 @@ resumes it if it was interrupted. With --local Ctrl-C ends the run.
 CLUSTER = "Cluster"
 RECIPE = "--recipe"
 # The exit status after SIGHUP: the terminal's window is closed.
-HANGUP = 128 + signal.SIGHUP
+HANGUP = SIGNALLED + signal.SIGHUP
 # Settings that already say how many workers there shall be.
 WORKERS = ("num_workers", "nnodes", "nproc_per_node")
 

@@ -59,6 +59,19 @@ class Submission:
     workers: int = 0
     folder: Path | None = None
 
+    def __post_init__(self) -> None:
+        """Check the length of the command.
+
+        Raises:
+            UsageError: It is too long.
+        """
+        size = len(self.entrypoint.encode())
+        if size > MAX_COMMAND_BYTES:
+            raise UsageError(
+                f"SCRIPT: the command has {size / 2**10:,.0f} KiB, and that of a job may have "
+                f"{MAX_COMMAND_BYTES / 2**10:.0f}; put the arguments into a file, which the script reads"
+            )
+
 
 def submission_of_recipe(name: str, flags: Sequence[str]) -> Submission:
     """Return the submission of a recipe with these flags.
@@ -90,22 +103,7 @@ def submission_of_script(arguments: Sequence[str]) -> Submission:
     upload.check(config.folder)
     on_head = replace(typed, run_name=config.run_name, working_dir=".")
     workers = config.workers[0] if config.workers else 0
-    return Submission(run_identity(config, typed), _checked(on_head.job_command()), workers, config.folder)
-
-
-def _checked(entrypoint: str) -> str:
-    """Return the command of a job.
-
-    Raises:
-        UsageError: It is too long.
-    """
-    size = len(entrypoint.encode())
-    if size > MAX_COMMAND_BYTES:
-        raise UsageError(
-            f"SCRIPT: the command has {size / 2**10:,.0f} KiB, and that of a job may have "
-            f"{MAX_COMMAND_BYTES / 2**10:.0f}; put the arguments into a file beside the script, and let it read that"
-        )
-    return entrypoint
+    return Submission(run_identity(config, typed), on_head.job_command(), workers, config.folder)
 
 
 def run_identity(config: RunConfig, typed: RunConfig) -> dict[str, str]:

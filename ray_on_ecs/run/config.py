@@ -193,7 +193,7 @@ class ScriptConfig(RunConfig):
         return [*super().command_line(environment), *self.command]
 
     def next_command(self) -> list[str]:
-        """Return what a person types to continue the run: for a job `ray-on-ecs run`, in the folder with the code."""
+        """Return the command for a user to continue the run: of a job, `ray-on-ecs run` in the folder with the code."""
         if JOB_VARIABLE not in os.environ:
             return self.command_line()
         flags = replace(self, working_dir=".").command_line()[len(self.PROGRAM.split()) :]

@@ -31,7 +31,7 @@ def without_ray(variables: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class WorkerEnvironment:
-    """The place of one process in a run, and the environment variables that say so.
+    """The ranks of one process and the sizes of its run, as environment variables.
 
     Attributes:
         rank: Its rank among all processes.

@@ -29,8 +29,8 @@ class WorkerStatus:
         words: Why its script ended.
         log: The end of its script's output, once that has ended.
         has_ended: Whether its script has ended, and with --mpi all that runs on its behalf.
-        is_stored: Whether, moreover, what it left has been stored, or could not be.
-        not_stored: Why it could not be stored, or None.
+        is_stored: True once its last files have been stored, or could not be.
+        not_stored: The reason why they could not be stored, or None.
         stacks: The stacks of its script, if the driver wants them.
         daemons: With --mpi, the commands of the daemons that rank 0's mpirun wants on the other nodes, by their ranks.
         daemon_status: With --mpi, the exit status of its node's daemon, or None while there is none that has ended.
@@ -73,7 +73,7 @@ class Directive:
         end_at: When what is left gets SIGKILL (Unix time).
         ranks: The ranks on nodes that are being reclaimed at that time.
         wants_stacks: Whether the scripts' stacks should be read while they run on.
-        past: The groups before this one, which are heard no more.
+        past: Earlier groups, whose messages are ignored.
     """
 
     group: str

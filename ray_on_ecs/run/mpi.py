@@ -34,14 +34,13 @@ from ray_on_ecs.run import mpi_agent
 from ray_on_ecs.run.group import WorkerStatus
 from ray_on_ecs.run.last_words import BLANKS, LastWords
 from ray_on_ecs.run.process import STACK_SECONDS, ScriptProcess
+from ray_on_ecs.run.stop import SIGNALLED
 
 AGENT = "agent"
 TMPDIR = "TMPDIR"
 # mpirun and its daemons set their own notices between lines of these.
 FRAMES = ("-" * 20, "=" * 20)
 MAX_NOTICE = 200
-# Added to the number of a signal, as in a shell.
-SIGNALLED = 128
 HYDRA_SIGNAL = "TERMINATED WITH THE EXIT STRING: "
 MAX_NODES = "4096"
 

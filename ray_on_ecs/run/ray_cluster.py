@@ -221,7 +221,7 @@ def _is_waiting() -> bool:
 def release_workers() -> None:
     """Remove the placement groups of this driver's job.
 
-    That of a controller that died stays, with its CPUs and GPUs, as long as the driver lives.
+    The group of a controller that died keeps its CPUs and GPUs as long as the driver lives.
     """
     for group_id in _placement_groups():
         remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group_id)))

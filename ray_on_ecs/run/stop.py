@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Added to the number of a signal, as in a shell.
 SIGNALLED = 128
 
 
@@ -53,12 +54,12 @@ def stoppable() -> Generator[None]:
 
 
 def open_terminals() -> list[int]:
-    """Return those of standard input, output and error that are a terminal."""
+    """Return the standard file descriptors that are terminals."""
     return [each for each in range(3) if os.isatty(each)]
 
 
 def leave_terminals(terminals: list[int]) -> None:
-    """Let what is written to a terminal that was closed vanish, where it would raise an error."""
+    """Redirect closed terminals to the null device: writing to them would raise an error."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for each in terminals:
         os.dup2(nowhere, each)

@@ -1,4 +1,4 @@
-"""What workers leave on their nodes when they fail: who they were, and their stacks if they hung.
+"""The files that failed workers leave on their nodes: their process, and their stacks if they hung.
 
 Every worker keeps a file in its node's temporary folder while it trains; a recipe's worker has its stacks there, too
 (`training.engine.watchdog`). After a failure the driver collects these files from all nodes, and kills a worker that is

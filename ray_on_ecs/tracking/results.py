@@ -8,8 +8,6 @@ import runpy
 import time
 from datetime import UTC, datetime
 from importlib import metadata
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -41,8 +39,7 @@ def versions() -> dict[str, str | None]:
 
 
 def _cuda_of_torch() -> str | None:
-    spec = find_spec("torch")
-    return runpy.run_path(str(Path(spec.origin).with_name("version.py")))["cuda"] if spec and spec.origin else None
+    return runpy.run_path(str(metadata.distribution("torch").locate_file("torch/version.py")))["cuda"]
 
 
 def run_times(first_step: float | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The actor of a run, on the driver's node: workers tell it how they are doing, the driver reads it, and directs them.
 
-All that is told is absolute. The workers' statuses and the directive are told again and again, so an actor that Ray had
-to restart knows them again within a second; progress and metrics are told again with the next step.
+Each message holds absolute values. The workers repeat their statuses and the driver its directive, so an actor that Ray
+had to restart has them again within a second; progress and metrics come again with the next step.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class RunClient:
 
     Args:
         name: The actor's name among those of the job.
-        is_driver: Whether this is the driver's client; the workers' copies are not.
+        is_driver: True for the driver's client, which creates the actor.
     """
 
     def __init__(self, name: str, is_driver: bool = False) -> None:
@@ -149,7 +149,7 @@ class RunClient:
         return self._ask("direct", directive)
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the actor; return Ray's reference to the result, or None if there is no actor yet."""
+        """Call a method of the actor; return Ray's reference to the result, or None before the actor exists."""
         with self._finding:  # Ray ends the actor with the driver's first handle, so a second thread must not replace it
             try:
                 self._actor = self._actor or self._find()

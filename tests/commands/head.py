@@ -45,7 +45,7 @@ class Head:
     process: subprocess.Popen[bytes]
 
     def kill(self) -> None:
-        """End all its processes at once but the scripts, which have sessions of their own."""
+        """Kill all its processes at once, except the scripts, which run in separate sessions."""
         os.killpg(self.process.pid, signal.SIGKILL)
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Terminal:
-    """A terminal with a command in it, whose output is read and forgotten."""
+    """A pseudo-terminal that runs a command and discards its output."""
 
     def __init__(self, command: list[str], variables: dict[str, str], folder: Path) -> None:
         self._end, other = os.openpty()

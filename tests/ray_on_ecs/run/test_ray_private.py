@@ -56,7 +56,7 @@ def test_nodes_that_drain_have_deadlines_in_seconds(monkeypatch: pytest.MonkeyPa
     assert ray_private.draining_nodes() == {"a": 1_700_000_000.5, "b": None}
 
 
-# Asks a Ray of its own each question. The run's actor is created by eight threads at once, and found by a task.
+# Asks a new local Ray each question. Eight threads create the run's actor at once, and a task finds it.
 ASK = """
 import json, ray
 from concurrent.futures import ThreadPoolExecutor

@@ -65,14 +65,3 @@ def test_last_files_that_are_not_stored_are_told(worker: ScriptWorker, capsys: p
     worker._store(is_last=True)
     assert worker._member.not_stored == "503 SlowDown"
     assert not capsys.readouterr().out
-
-
-def test_a_stop_leaves_the_time_to_end_and_to_store() -> None:
-    from infra.definitions.containers import HEAD_DRAIN_SECONDS, HEAD_STOP_SECONDS
-    from ray_on_ecs.node import head, jobs
-    from ray_on_ecs.run.script_group import STORE_SECONDS
-    from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
-
-    of_ray = float(head.JOB_LIMIT_SECONDS)
-    assert GRACE_SECONDS + KILL_SECONDS + STORE_SECONDS < of_ray < jobs.STOP_SECONDS
-    assert jobs.STOP_SECONDS + HEAD_DRAIN_SECONDS < HEAD_STOP_SECONDS
