@@ -84,8 +84,12 @@ class Disturber:
         self.random.choice(self.run.cluster.workers).send_signal(signal.SIGTERM)
 
     def freeze_worker(self) -> None:
-        """Stop a process that trains with SIGSTOP: it hangs, and the other ranks wait for it."""
-        self._train_worker().suspend()
+        """Stop a process that trains with SIGSTOP: it hangs, and the other ranks wait for it.
+
+        It has made a step: Ray Train waits for one that is starting, and only the driver of a script ends that.
+        """
+        before = len(self.run.step_times)
+        self._find(lambda: self.run.cluster.train_workers() if len(self.run.step_times) > before else []).suspend()
 
     def fail_s3(self) -> None:
         """Let every request to S3 fail for a minute."""

@@ -48,7 +48,7 @@ class DisturbedRun:
     flags: tuple[str, ...] = EVERY_STEP
     command: subprocess.Popen[bytes] | None = None
 
-    def start(self, *more: str, step_seconds: float = 0.1, fail_at: int | None = None) -> DisturbedRun:
+    def start(self, *more: str, step_seconds: float = 0.25, fail_at: int | None = None) -> DisturbedRun:
         """Start the command, for the first time or again.
 
         Args:

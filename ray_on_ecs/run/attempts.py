@@ -7,6 +7,7 @@ the scripts meanwhile, if it is scripts that the workers run.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import tempfile
 import threading
@@ -42,6 +43,9 @@ from ray_on_ecs.tracking.run_record import RunRecord
 from ray_on_ecs.tracking.storage import RunStorage
 
 MIN_START_SECONDS = 60.0
+# Workers that have places for so long, and not begun, are started again: Ray Train waits without a limit for one whose
+# process was stopped by the system, or hangs in an import.
+BEGIN_SECONDS, LOOK_SECONDS = 300.0, 5.0
 RECLAIMED = Failure("nodes are being reclaimed", "reclaimed")
 
 
@@ -211,10 +215,14 @@ class Attempts:
             Stop: The user stopped the run; its scripts have ended, or have had the time for it.
         """
         fit = _Call(self._trainer(folder, attempt).fit)
+        watch = BeginWatch(ray_cluster.has_places)
         try:
             while not fit.wait(POLL_SECONDS):
                 if scripts:
                     scripts.poll()
+                    if watch.is_over(has_begun=scripts.has_workers):
+                        self._say(f"the workers have not begun within {BEGIN_SECONDS:.0f} s; ending them")
+                        ray_cluster.release_workers()
                 elif self.monitor.progress and not policy.has_begun:
                     policy.began()
         except KeyboardInterrupt as stop:
@@ -305,6 +313,35 @@ class Attempts:
                 logging_config=LoggingConfig(log_level="CRITICAL"),  # what it would show, the restart's line says
             ),
         )
+
+
+class BeginWatch:
+    """The time that workers have to begin, from when they have places.
+
+    Args:
+        has_places: Returns whether they have; it is called every few seconds.
+        clock: The time in seconds.
+    """
+
+    def __init__(self, has_places: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
+        self._has_places = has_places
+        self._clock = clock
+        self._looked_at = self._placed_at = -math.inf
+
+    def is_over(self, *, has_begun: bool) -> bool:
+        """Return whether the time is over; it begins anew then, and where they lose their places."""
+        now = self._clock()
+        if has_begun or now - self._looked_at < LOOK_SECONDS:
+            return False
+        self._looked_at = now
+        if not self._has_places():
+            self._placed_at = -math.inf
+        elif self._placed_at == -math.inf:
+            self._placed_at = now
+        elif now - self._placed_at > BEGIN_SECONDS:
+            self._placed_at = -math.inf
+            return True
+        return False
 
 
 class _Call:

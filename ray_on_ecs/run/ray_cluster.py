@@ -206,6 +206,14 @@ def zone_failover(console: Console, allocation: WorkerAllocation) -> Generator[N
         yield
 
 
+def has_places() -> bool:
+    """Return whether this driver's job has places for workers; False if Ray does not answer."""
+    try:
+        return any(group["state"] == "CREATED" for group in _placement_groups().values())
+    except (RayError, RuntimeError, ValueError):
+        return False
+
+
 def _is_waiting() -> bool:
     """Whether this driver's job has no worker at all, and no place for one; not if Ray doesn't answer.
 

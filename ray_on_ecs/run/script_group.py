@@ -117,6 +117,11 @@ class ScriptGroup:
             self._direct(action="leave")
 
     @property
+    def has_workers(self) -> bool:
+        """Whether workers have told of themselves since the last call of Ray Train's `fit`."""
+        return bool(self._directive.group)
+
+    @property
     def waits_until(self) -> float:
         """When the workers should have ended and stored everything (Unix time)."""
         return self._directive.end_at + (STORE_SECONDS if self._directive.group else LEAVE_SECONDS)

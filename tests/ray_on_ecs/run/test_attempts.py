@@ -1,0 +1,45 @@
+"""The time that the workers of an attempt have to begin."""
+
+from ray_on_ecs.run.attempts import BEGIN_SECONDS, LOOK_SECONDS, BeginWatch
+
+
+class Cluster:
+    """A cluster on which workers have places or not, and its clock."""
+
+    now = 0.0
+    places = True
+
+    def passes(self, watch: BeginWatch, seconds: float, *, has_begun: bool = False) -> bool:
+        """Let time pass, and return whether the watch was over at any time."""
+        end, is_over = self.now + seconds, False
+        while self.now < end:
+            self.now += LOOK_SECONDS
+            is_over |= watch.is_over(has_begun=has_begun)
+        return is_over
+
+
+def watch_of(cluster: Cluster) -> BeginWatch:
+    return BeginWatch(lambda: cluster.places, lambda: cluster.now)
+
+
+def test_workers_that_do_not_begin_are_ended_each_time() -> None:
+    cluster = Cluster()
+    watch = watch_of(cluster)
+    assert not cluster.passes(watch, BEGIN_SECONDS)
+    assert cluster.passes(watch, 3 * LOOK_SECONDS)
+    assert not cluster.passes(watch, BEGIN_SECONDS)
+    assert cluster.passes(watch, 3 * LOOK_SECONDS)
+
+
+def test_workers_that_wait_for_places_are_not_ended() -> None:
+    cluster = Cluster()
+    cluster.places = False
+    watch = watch_of(cluster)
+    assert not cluster.passes(watch, 10 * BEGIN_SECONDS)
+    cluster.places = True
+    assert not cluster.passes(watch, BEGIN_SECONDS)
+
+
+def test_workers_that_have_begun_are_not_ended() -> None:
+    cluster = Cluster()
+    assert not cluster.passes(watch_of(cluster), 10 * BEGIN_SECONDS, has_begun=True)
