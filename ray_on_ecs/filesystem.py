@@ -8,16 +8,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from filelock import FileLock
 from pyarrow import fs
 
+from ray_on_ecs import node_cache
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.node_folder import node_folder
 
 # The pauses between attempts double up to 20 s: all of them together outlast a minute without S3.
 MAX_ATTEMPTS = 12
@@ -26,6 +25,9 @@ SPARE_BYTES = 2 * 2**30
 # Bytes of a call, and the number of calls at a time: one call has a small part of a node's bandwidth.
 PIECE_BYTES = 16 * 2**20
 FETCH_THREADS = 16
+# Of a file's or folder's name on Linux, in bytes; a key in S3 may have 1,024.
+LONGEST_NAME = 255
+SHOWN_NAMES = 3
 
 
 def open_filesystem(address: str) -> tuple[fs.FileSystem, str]:
@@ -113,27 +115,59 @@ def fetch(address: str, flag: str, hint: str = "give less") -> Path:
     if "://" not in address:
         return Path(address)
     filesystem, path = open_filesystem(address)
-    files = list_files(filesystem, path) or [filesystem.get_file_info(path)]
-    if files[0].type == fs.FileType.NotFound:
+    files = files_by_name(filesystem, path)
+    if not files:
         raise UsageError(f"{flag}: there is nothing at {address}")
-    version = repr([address, *((each.path, each.size, each.mtime_ns) for each in files)])
-    target = node_folder("inputs", version)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{target}.lock"):
-        if not target.exists():
-            size = sum(each.size for each in files)
-            check_room(address, size, target.parent, flag, hint)
-            print(f"fetching {address} to this node: {len(files)} files, {size / 2**20:,.0f} MiB", flush=True)
-            _fetch(filesystem, path, files, target)
-    return target if len(files) > 1 or files[0].path != path else target / files[0].base_name
+    check_names(address, files, flag, hint)
+
+    def make(folder: Path) -> None:
+        size = sum(each.size for each in files.values())
+        check_room(address, size, folder.parent, flag, hint)
+        print(f"fetching {address} to this node: {len(files)} files, {size / 2**20:,.0f} MiB", flush=True)
+        folder.mkdir()
+        try:
+            copy_to_disk(filesystem, {folder / name: each for name, each in files.items()})
+        except FileNotFoundError as cause:
+            if files_by_name(filesystem, path).keys() < files.keys():  # it has been deleted meanwhile
+                raise
+            raise UsageError(
+                f"{flag}: {address} has a key that can't be a file, such as one that ends with / and is not empty "
+                f"({short_reason(cause)}); rename it, or {hint}"
+            ) from cause
+
+    version = repr([address, *((each.path, each.size, each.mtime_ns) for each in files.values())])
+    folder = node_cache.cached("inputs", version, make)
+    [*others, (name, found)] = files.items()
+    return folder if others or found.path != path else folder / name
 
 
-def _fetch(filesystem: fs.FileSystem, path: str, files: list[fs.FileInfo], target: Path) -> None:
-    part = Path(f"{target}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    names = [each.path.removeprefix(f"{path}/") if each.path != path else each.base_name for each in files]
-    copy_to_disk(filesystem, {part / name: each for name, each in zip(names, files, strict=True)})
-    part.rename(target)
+def files_by_name(filesystem: fs.FileSystem, path: str) -> dict[str, fs.FileInfo]:
+    """Return the files below a path by their names there, or the one file that the path is."""
+    found = filesystem.get_file_info(path)
+    if found.type == fs.FileType.File:
+        return {found.base_name: found}
+    return {each.path.removeprefix(f"{path}/"): each for each in list_files(filesystem, path)}
+
+
+def check_names(address: str, names: Collection[str], flag: str, hint: str) -> None:
+    """Raise UsageError unless files of these names can lie in a folder of a disk: a key in S3 may be any text."""
+    folders = {name[:end] for name in names for end in (found.start() for found in re.finditer("/", name))}
+    faults = {name: fault for name in names if (fault := _fault(name, name in folders))}
+    if faults:
+        shown = ", ".join(f"{name!r} {fault}" for name, fault in list(faults.items())[:SHOWN_NAMES])
+        others = f", and {len(faults) - SHOWN_NAMES} more" if len(faults) > SHOWN_NAMES else ""
+        raise UsageError(f"{flag}: {address} has keys that can't be files: {shown}{others}; rename them, or {hint}")
+
+
+def _fault(name: str, is_folder: bool) -> str | None:
+    parts = name.split("/")
+    if is_folder:
+        return "is a folder, too"
+    if not {"", ".", ".."}.isdisjoint(parts) or "\0" in name:
+        return "has an empty part, '.' or '..'"
+    if max(len(os.fsencode(part)) for part in parts) > LONGEST_NAME:
+        return f"has a part of more than {LONGEST_NAME} bytes"
+    return None
 
 
 def copy_to_disk(filesystem: fs.FileSystem, files: Mapping[Path, fs.FileInfo]) -> None:
@@ -164,7 +198,11 @@ def copy_to_disk(filesystem: fs.FileSystem, files: Mapping[Path, fs.FileInfo]) -
 
 
 def check_room(address: str, needed: int, folder: Path, flag: str, hint: str = "give less") -> None:
-    """Raise UsageError unless a folder's disk has room for so many bytes of an address, and some to spare."""
+    """Raise UsageError unless a folder's disk has room for so many bytes of an address, and some to spare.
+
+    What no process of the node uses is deleted for it.
+    """
+    node_cache.make_room(needed + SPARE_BYTES)
     free = shutil.disk_usage(folder).free - SPARE_BYTES
     if needed > free:
         raise UsageError(

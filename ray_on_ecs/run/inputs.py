@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pyarrow import fs
-
 from ray_on_ecs import filesystem
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.filesystem import short_reason
@@ -27,7 +25,7 @@ def resolve(name: str, source: str, storage: RunStorage) -> str:
         storage: The run's folder; `run:OTHER` is next to it.
 
     Raises:
-        UsageError: It can't be read, or is empty.
+        UsageError: It can't be read, or is empty, or has a name that a disk can't have.
     """
     prefix = STREAM if source.startswith(STREAM) else ""
     address = source.removeprefix(STREAM)
@@ -37,13 +35,16 @@ def resolve(name: str, source: str, storage: RunStorage) -> str:
         address = str(Path(address).expanduser().absolute())
     try:
         opened, path = filesystem.open_filesystem(address)
-        if opened.get_file_info(path).type != fs.FileType.File and not filesystem.list_files(opened, path):
+        files = filesystem.files_by_name(opened, path)
+        if not files:
             raise FileNotFoundError("there is nothing")
     except (OSError, ValueError) as cause:
         raise UsageError(
             f"--input: {name}={source} can't be read ({short_reason(cause)}); give a folder, s3://bucket/prefix or "
             "run:NAME of a run with files"
         ) from cause
+    if "://" in address and not prefix:
+        filesystem.check_names(f"{name}={source}", files, "--input", _hint(address))
     return prefix + address
 
 
@@ -56,7 +57,7 @@ def fetch(address: str) -> str:
         address: As `resolve` returned it.
 
     Raises:
-        UsageError: The disk has no room for it.
+        UsageError: The disk has no room for it, or can't have its names.
         OSError: It can't be read.
     """
     if address.startswith(STREAM):
@@ -65,5 +66,8 @@ def fetch(address: str) -> str:
         raise UsageError(
             f"--input: {address} is not on every node; give s3://bucket/prefix, or a folder that all nodes share"
         )
-    hint = f"give stream:{address} and read it from there, part by part"
-    return str(filesystem.fetch(address, "--input", hint))
+    return str(filesystem.fetch(address, "--input", _hint(address)))
+
+
+def _hint(address: str) -> str:
+    return f"give stream:{address} and read it from there, part by part"

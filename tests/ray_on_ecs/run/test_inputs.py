@@ -1,12 +1,18 @@
 """Inputs: of a disk, a bucket and another run; on this node before the script starts."""
 
+import hashlib
+import io
+import itertools
 import shutil
 import tempfile
+import threading
 from collections import namedtuple
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import fs
 
 from ray_on_ecs import filesystem
 from ray_on_ecs.errors import UsageError
@@ -60,6 +66,106 @@ def test_objects_larger_than_a_piece_are_fetched_whole(
     for size in (0, 999, 1000, 1001, 5500):
         expected = s3.get_object(Bucket=BUCKET, Key=f"sizes/{size}")["Body"].read()
         assert (folder / str(size)).read_bytes() == expected
+
+
+def put(s3: Any, prefix: str, keys: Iterable[str]) -> str:
+    for key in keys:
+        s3.put_object(Bucket=BUCKET, Key=f"{prefix}/{key}", Body=b"" if key.endswith("/") else key.encode())
+    return f"s3://{BUCKET}/{prefix}"
+
+
+def test_odd_keys_are_files_of_their_names(storage: RunStorage, s3: Any) -> None:
+    names = ["a b+c=#1%.txt", "ünï.txt", "100%25.txt", "q?x&y.txt", "back\\slash", " trail ", "tab\t", "'\"", "..."]
+    names += ["x" * 255, "sub/" + "é" * 127, "sub/~", "-rf"]
+    source = put(s3, "odd", [*names, "", "empty/", "sub/"])  # as the console makes folders
+    assert contents(inputs.fetch(inputs.resolve("data", source, storage))) == {name: name for name in names}
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        (("shard", "shard/00.bin"), "'shard' is a folder, too"),
+        (("a//b",), "'a//b' has an empty part, '.' or '..'"),
+        (("/lead",), "'/lead' has an empty part, '.' or '..'"),
+        (("../up",), "'../up' has an empty part, '.' or '..'"),
+        (("a/../../../up",), "'a/../../../up' has an empty part, '.' or '..'"),
+        (("./here",), "'./here' has an empty part, '.' or '..'"),
+        (("é" * 128,), f"'{'é' * 128}' has a part of more than 255 bytes"),
+        (
+            ("./1", "./2", "./3", "./4", "./5"),
+            ", ".join(f"'./{n}' has an empty part, '.' or '..'" for n in (1, 2, 3)) + ", and 2 more",
+        ),
+    ],
+    ids=["a folder, too", "empty", "absolute", "above", "far above", "here", "long", "many"],
+)
+def test_keys_that_cannot_be_files_are_named(
+    storage: RunStorage, s3: Any, cache: Path, keys: tuple[str, ...], named: str
+) -> None:
+    source = put(s3, f"bad-{hashlib.sha256(repr(keys).encode()).hexdigest()}", [*keys, "ok.txt"])
+    way_out = f"rename them, or give stream:{source} and read it from there, part by part"
+    with pytest.raises(UsageError) as caught:
+        inputs.resolve("data", source, storage)
+    assert str(caught.value) == f"--input: data={source} has keys that can't be files: {named}; {way_out}"
+    with pytest.raises(UsageError) as caught:
+        inputs.fetch(source)  # it has got them since the driver looked
+    assert str(caught.value) == f"--input: {source} has keys that can't be files: {named}; {way_out}"
+    assert not cache.exists(), "nothing is fetched"
+    assert inputs.resolve("data", f"stream:{source}", storage) == f"stream:{source}"
+
+
+def test_keys_of_several_lines_are_named_on_one() -> None:
+    filesystem.check_names("s3://bucket", ["two\nlines"], "--input", "give less")
+    with pytest.raises(UsageError, match=r"files: '../two\\nlines' has an empty part, '.' or '..'; rename them"):
+        filesystem.check_names("s3://bucket", ["../two\nlines"], "--input", "give less")
+
+
+def test_a_folder_marker_with_content_is_named(storage: RunStorage, s3: Any) -> None:
+    s3.put_object(Bucket=BUCKET, Key="marked/folder/", Body=b"content")
+    with pytest.raises(UsageError, match=r"ends with / and is not empty \(.*marked/folder.*give st"):
+        inputs.fetch(f"s3://{BUCKET}/marked")
+
+
+def test_an_object_that_goes_meanwhile_may_be_tried_again(
+    storage: RunStorage, s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = put(s3, "going", ["a", "b"])
+    copy_to_disk = filesystem.copy_to_disk
+
+    def delete_first(*given: Any) -> None:
+        s3.delete_object(Bucket=BUCKET, Key="going/b")
+        copy_to_disk(*given)
+
+    monkeypatch.setattr(filesystem, "copy_to_disk", delete_first)
+    with pytest.raises(FileNotFoundError):
+        inputs.fetch(source)
+    assert contents(inputs.fetch(source)) == {"a": "a"}
+
+
+@pytest.mark.parametrize("sizes", [[1] * 40, [80]], ids=["many small files", "a large file"])
+def test_several_reads_are_under_way_at_a_time(
+    sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filesystem, "PIECE_BYTES", 2)
+    all_at_once = threading.Barrier(filesystem.FETCH_THREADS, timeout=30)
+    reads = itertools.count()
+
+    class Source(io.BytesIO):
+        def read_at(self, size: int, offset: int) -> bytes:
+            if next(reads) < filesystem.FETCH_THREADS:
+                all_at_once.wait()
+            return b"x" * size
+
+    class Bucket:
+        def open_input_file(self, path: str) -> Source:
+            return Source()
+
+    files = {
+        tmp_path / str(number): fs.FileInfo(str(number), fs.FileType.File, size=size)
+        for number, size in enumerate(sizes)
+    }
+    filesystem.copy_to_disk(Bucket(), files)
+    assert [path.stat().st_size for path in files] == sizes
+    assert next(reads) == 40
 
 
 def test_an_object_that_shrinks_meanwhile_is_refused(storage: RunStorage, s3: Any, tmp_path: Path) -> None:

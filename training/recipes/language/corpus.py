@@ -22,6 +22,7 @@ from filelock import FileLock
 from pyarrow import fs
 from tokenizers import Tokenizer
 
+from ray_on_ecs import node_cache
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.filesystem import check_room, open_filesystem
 from ray_on_ecs.node_folder import node_folder
@@ -106,6 +107,7 @@ def load(
     if exchange and _rank() > 0:
         exchange.wait_until_given(folder)
     with FileLock(f"{folder}.lock"):
+        node_cache.hold(folder)
         if not folder.exists():
             part = Path(f"{folder}.part")
             shutil.rmtree(part, ignore_errors=True)

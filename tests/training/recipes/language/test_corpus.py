@@ -172,6 +172,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_made(
     texts: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(corpus, "node_folder", lambda kind, key: tmp_path / "corpus")
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))  # the caches there would be deleted
     monkeypatch.setattr("ray_on_ecs.filesystem.SPARE_BYTES", 2**60)
     with pytest.raises(UsageError, match=r"--corpus: .* GiB, and there is room for 0\.0 GiB"):
         corpus.load(str(texts), 0.05, 512)
