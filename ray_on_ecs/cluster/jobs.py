@@ -101,7 +101,7 @@ def submission_of_script(arguments: Sequence[str]) -> Submission:
     config.check_files()
     typed = parse(ScriptConfig, arguments, {})
     upload.check(config.folder)
-    on_head = replace(typed, run_name=config.run_name, working_dir=".")
+    on_head = replace(typed, run_name=config.run_name, working_dir=".", requirements=config.requirements_in_folder)
     workers = config.workers[0] if config.workers else 0
     return Submission(run_identity(config, typed), on_head.job_command(), workers, config.folder)
 

@@ -88,7 +88,7 @@ class ScriptConfig(RunConfig):
         ".", "folder with the code; the script starts in it. On a cluster it is uploaded", metavar="DIR"
     )
     requirements: str | None = _files(
-        None, "file of packages for pip that the script needs beside those of the image", metavar="FILE"
+        None, "file of packages for pip, in the folder with the code, to add to those of the image", metavar="FILE"
     )
     env: tuple[str, ...] = _many_files("environment variable of the script", metavar="NAME=VALUE")
     input: tuple[str, ...] = _many_files(
@@ -168,19 +168,24 @@ class ScriptConfig(RunConfig):
             raise UsageError(
                 f"SCRIPT: there is no file {self.command[0]!r} in {folder}; correct it, or give --working-dir"
             )
-        self.read_requirements()
+        self._check_requirements()
 
-    def read_requirements(self) -> str | None:
-        """Return what the requirements file says, or None without one.
+    @property
+    def requirements_in_folder(self) -> str | None:
+        """The path of the requirements file in the folder with the code, which lies elsewhere on another machine."""
+        return None if self.requirements is None else os.path.relpath(self.folder / self.requirements, self.folder)
 
-        Raises:
-            UsageError: It can't be read.
-        """
-        if self.requirements is None:
-            return None
+    def _check_requirements(self) -> None:
+        if (name := self.requirements_in_folder) is None:
+            return
+        if PurePath(name).parts[:1] == ("..",):
+            raise UsageError(
+                f"--requirements: {self.requirements!r} is not in {self.folder}, so the nodes don't have it; move it "
+                "there, or give a --working-dir above both"
+            )
         try:
-            return (self.folder / self.requirements).read_text()
-        except (OSError, UnicodeDecodeError) as cause:
+            (self.folder / name).read_bytes()
+        except OSError as cause:
             raise UsageError(f"--requirements: {self.requirements!r} can't be read ({cause})") from cause
 
     @property

@@ -61,7 +61,6 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
             "run_actor": actor,
             "threads": allocation.cpus_per_worker,
             "use_gpu": allocation.use_gpu,
-            "requirements": config.read_requirements(),
             "inputs": found,
         }
 

@@ -1,59 +1,240 @@
 """The packages of a script's requirements file, in a virtual environment beside the one that runs this program.
 
-It sees what is installed here and adds what the file asks for, so torch and Ray need not be installed again. Each node
-makes it once for a file: its name is a hash of what the file says.
+It sees what is installed here and adds what the file asks for, so torch and Ray need not be installed again. pip reads
+the file in its place, as when its user types `pip install -r FILE` in the folder with the code. One worker resolves it
+for all nodes of a run, and the versions are kept with the run. Each node installs them once.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-import shutil
+import re
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
 import venv
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from filelock import FileLock
-
+from ray_on_ecs import node_cache
 from ray_on_ecs.errors import UsageError, one_line
-from ray_on_ecs.node_folder import node_folder
 from ray_on_ecs.periodic import run_every
+from ray_on_ecs.tracking import layout
+from ray_on_ecs.tracking.storage import RunStorage
 
 LAST_LINES = 3
 # How often a node says how far a long installation is.
 NEWS_SECONDS = 30.0
+# TensorFlow with CUDA has 6 GiB.
+ROOM_BYTES = 8 * 2**30
+# Lines of a requirements file: `-r other.txt`, and `name @ file:///place` as `pip freeze` writes it in conda.
+OTHER_FILE = re.compile(r"^\s*(?:-r|-c|--requirement|--constraint)[\s=]*[\"']?(.+?)[\"']?\s*(?:\s#.*)?$", re.MULTILINE)
+LOCAL_PLACE = re.compile(r"^\s*([^#\s][^@#\n]*?)\s*@\s*file://(/[^\s;#]*)", re.MULTILINE)
+# In a package's folder: what changes how it is installed if it is used in its place, and what is not its source.
+DECLARATIONS = ("pyproject.toml", "setup.cfg", "setup.py")
+NO_SOURCE = ("__pycache__", "build", "*.egg-info", ".*")
+# A larger file in it is data, and is told from another one by its size.
+LARGEST_SOURCE = 2**20
 
 
-def python_with(requirements: str | None, folder: Path) -> str:
-    """Return a Python interpreter that has the packages of a requirements file.
+@dataclass(frozen=True)
+class Resolution:
+    """The packages that pip has chosen for a requirements file, beside those that are installed.
+
+    Attributes:
+        source: A hash of the file, of those that it names, and of Python's version.
+        versions: Those of packages from an index or an archive, by name.
+        commits: The addresses of packages from a repository, `git+https://...@commit`, by name.
+        local: Hashes of folders and archives that lie on the disk, by their path from the folder with the code.
+        editable: Those of them that are used in their place, and not installed from it.
+    """
+
+    source: str
+    versions: dict[str, str]
+    commits: dict[str, str]
+    local: dict[str, str]
+    editable: list[str]
+
+
+class Requirements:
+    """A requirements file on this node.
 
     Args:
-        requirements: What the file says, or None: this interpreter.
-        folder: Where relative paths in it, as of wheels, begin.
-
-    Raises:
-        UsageError: pip can't install them; the message has its last line.
+        folder: The folder with the code, where relative paths of packages begin, as pip has it.
+        name: The file's path in it.
+        variables: Environment variables for pip, such as `PIP_INDEX_URL`.
     """
-    if requirements is None:
-        return sys.executable
-    target = node_folder("packages", f"{sys.version} {sys.prefix} {requirements}")
-    python = target / "bin" / "python"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{target}.lock"):
-        if not (target / "complete").exists():
+
+    def __init__(self, folder: Path, name: str, variables: Mapping[str, str]) -> None:
+        self._folder, self._name, self._variables = folder, name, variables
+
+    def resolve(self, storage: RunStorage) -> Resolution:
+        """Return what the run has resolved before, unless the file or a package on the disk has changed since.
+
+        Raises:
+            UsageError: pip can't find the packages; the message has its last line.
+        """
+        source = self._hash_of_files()
+        known = storage.read_json(layout.PACKAGES)
+        if known:
+            resolution = Resolution(**known)
+            local = self._hashes(resolution.local, resolution.editable, storage)
+            if (resolution.source, resolution.local) == (source, local):
+                return resolution
+        print("resolving the packages of --requirements", flush=True)
+        with tempfile.TemporaryDirectory() as sources:  # of packages that would be installed by -e from a repository
+            found = self._pip(sys.executable, "--dry-run", "--src", sources, "-r", self._name)
+        resolution = self._resolution(source, found, storage)
+        storage.write_json(layout.PACKAGES, asdict(resolution))
+        return resolution
+
+    def install(self, resolution: Resolution) -> str:
+        """Return a Python interpreter with these packages, which this node installs unless it has.
+
+        Raises:
+            UsageError: pip can't install them; the message has its last line.
+        """
+
+        def make(target: Path) -> None:
+            node_cache.make_room(ROOM_BYTES)
             print("installing the packages of --requirements on this node", flush=True)
             started_at = time.monotonic()
-            shutil.rmtree(target, ignore_errors=True)
             venv.create(target, symlinks=True, with_pip=False)
             _see_packages_of_this_interpreter(target)
-            _install(python, requirements, folder)
-            (target / "complete").touch()
+            self._install(str(target / "bin" / "python"), resolution)
             print(f"installed them in {time.monotonic() - started_at:.0f} s", flush=True)
-    return str(python)
+
+        place = str(self._folder) if resolution.editable else None
+        key = json.dumps([sys.version, sys.prefix, asdict(resolution), place])
+        return str(node_cache.cached("packages", key, make) / "bin" / "python")
+
+    def _resolution(self, source: str, found: Sequence[Mapping[str, Any]], storage: RunStorage) -> Resolution:
+        versions: dict[str, str] = {}
+        places: list[str] = []
+        editable: list[str] = []
+        for each in found:
+            info = each["download_info"]
+            if "archive_info" in info:
+                versions[_name(each)] = each["metadata"]["version"]
+            if (place := self._place(info)) is not None:
+                places.append(place)
+                if info.get("dir_info", {}).get("editable"):
+                    editable.append(place)
+        return Resolution(source, versions, _commits(found), self._hashes(places, editable, storage), editable)
+
+    def _install(self, python: str, resolution: Resolution) -> None:
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.writelines(f"{name}=={version}\n" for name, version in resolution.versions.items())
+            file.flush()
+            commits = _commits(self._pip(python, "-r", self._name, "-c", file.name))
+        # A constraint can't hold a branch at a commit.
+        moved = [url for name, url in resolution.commits.items() if commits.get(name) != url]
+        if moved:
+            self._pip(python, "--no-deps", "--force-reinstall", *moved)
+
+    def _pip(self, python: str, *arguments: str) -> list[dict[str, Any]]:
+        """Run `pip install`; return the packages of https://pip.pypa.io/en/stable/reference/installation-report."""
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder, "report.json")
+            # -P: a file of the user's folder has the name of one of Python's.
+            command = [sys.executable, "-P", "-m", "pip", "--python", python, "install", "--no-input", *arguments]
+            command += ["--report", str(report), "--disable-pip-version-check", "--progress-bar=off"]
+            status, said = _run(command, self._folder, self._variables)
+            if status == 0:
+                return json.loads(report.read_text())["install"]
+        errors = [line for line in said if line.startswith("ERROR")] or said
+        raise UsageError(f"--requirements: pip can't install them ({one_line(' '.join(errors[-LAST_LINES:]))})")
+
+    def _hash_of_files(self) -> str:
+        """Return a hash of the file and of those that it names.
+
+        Raises:
+            UsageError: It isn't on this node, or names a place of another machine.
+        """
+        texts = _texts(str(self._folder / self._name), {})
+        if not texts:
+            raise UsageError(
+                f"--requirements: {self._name!r} is not in {self._folder} on this node; it may be that .gitignore or "
+                ".rayignore keeps it from being uploaded"
+            )
+        for name, place in (found for text in texts.values() for found in LOCAL_PLACE.findall(text)):
+            if "$" not in place and not os.path.exists(unquote(place)):
+                raise UsageError(
+                    f"--requirements: '{name} @ file://{place}' lies on another machine; give a version, as pip list "
+                    "--format=freeze writes it"
+                )
+        return hashlib.sha256(json.dumps([sys.version, *texts.values()]).encode()).hexdigest()
+
+    def _place(self, download: Mapping[str, Any]) -> str | None:
+        """Return the path of a package that lies on the disk, from the folder if it is in it."""
+        url = urlsplit(download["url"])
+        if url.scheme != "file" or "vcs_info" in download:
+            return None
+        path, folder = Path(unquote(url.path)), self._folder.resolve()
+        return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+
+    def _hashes(self, places: Iterable[str], editable: Collection[str], storage: RunStorage) -> dict[str, str]:
+        outputs = os.path.realpath(storage.base) if storage.is_local else ""  # by default in the folder with the code
+        return {place: _hash_of(self._folder / place, place in editable, outputs) for place in places}
+
+
+def _texts(path: str, found: dict[str, str]) -> dict[str, str]:
+    """Return the texts of a requirements file and those that it names, which are relative to it."""
+    if path not in found and os.path.isfile(path):
+        found[path] = text = Path(path).read_text(errors="replace")
+        for other in OTHER_FILE.findall(text):
+            _texts(os.path.normpath(Path(path).parent / other), found)
+    return found
+
+
+def _commits(packages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the addresses of those packages that come from a repository."""
+    commits = {}
+    for each in packages:
+        info = each["download_info"]
+        if found := info.get("vcs_info"):
+            folder = f"#subdirectory={info['subdirectory']}" if "subdirectory" in info else ""
+            commits[_name(each)] = f"{found['vcs']}+{info['url']}@{found['commit_id']}{folder}"
+    return commits
+
+
+def _name(package: Mapping[str, Any]) -> str:
+    return package["metadata"]["name"]
+
+
+def _hash_of(path: Path, is_editable: bool, outputs: str) -> str:
+    """Return a hash of an archive, or of the names and contents of a package's sources."""
+    files = [path] if path.is_file() else [path / name for name in DECLARATIONS]
+    if path.is_dir() and not is_editable:
+        files = list(_sources(path, outputs))
+    hashed = hashlib.sha256()
+    for each in files:
+        if each.is_file():
+            size = each.stat().st_size
+            is_data = each != path and size > LARGEST_SOURCE
+            with each.open("rb") as file:
+                content = "" if is_data else hashlib.file_digest(file, "sha256").hexdigest()
+            hashed.update(f"{each.relative_to(path)} {size} {content}\n".encode(errors="surrogateescape"))
+    return hashed.hexdigest()
+
+
+def _sources(path: Path, outputs: str) -> Iterator[Path]:
+    for parent, folders, names in os.walk(path):
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not any(fnmatch(name, each) for each in NO_SOURCE)
+            and os.path.realpath(os.path.join(parent, name)) != outputs
+        )
+        yield from (Path(parent, name) for name in sorted(names))
 
 
 def _see_packages_of_this_interpreter(target: Path) -> None:
@@ -63,23 +244,12 @@ def _see_packages_of_this_interpreter(target: Path) -> None:
     Path(library, "inherited.pth").write_text("".join(lines))
 
 
-def _install(python: Path, requirements: str, folder: Path) -> None:
-    with tempfile.NamedTemporaryFile("w", suffix=".txt", dir=folder if os.access(folder, os.W_OK) else None) as file:
-        file.write(requirements)
-        file.flush()
-        command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-input", "-r", file.name]
-        status, said = _run([*command, "--disable-pip-version-check", "--progress-bar=off"], folder)
-    if status:
-        errors = [line for line in said if line.startswith("ERROR")] or said
-        raise UsageError(f"--requirements: pip can't install them ({one_line(' '.join(errors[-LAST_LINES:]))})")
-
-
-def _run(command: Sequence[str], folder: Path) -> tuple[int, list[str]]:
+def _run(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> tuple[int, list[str]]:
     """Run a command that may take minutes; return its exit status and the lines it wrote."""
     said: list[str] = []
     process = subprocess.Popen(
         command,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, **variables, "PYTHONUNBUFFERED": "1"},
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -57,7 +57,6 @@ class Settings(TypedDict):
     run_actor: RunClient
     threads: int
     use_gpu: bool
-    requirements: str | None
     inputs: dict[str, str]
     attempt: int
 
@@ -122,7 +121,7 @@ class ScriptWorker:
     def run(self) -> dict[str, Any]:
         """Prepare the node, and run the script as often as the driver says."""
         self._storage.check_shared()
-        self._python = packages.python_with(self._settings["requirements"], self._working_folder)
+        self._python = self._install_packages()
         self._fetched = {
             f"{inputs.VARIABLE_PREFIX}{name}": inputs.fetch(each) for name, each in self._settings["inputs"].items()
         }
@@ -134,6 +133,14 @@ class ScriptWorker:
             generation = directive.generation
             self._run_once(generation)
         return {"hardware": self._hardware(), "first_step_at": self._first_started_at} if self._rank == 0 else {}
+
+    def _install_packages(self) -> str:
+        """Return a Python interpreter with the packages of --requirements, in the versions that all workers have."""
+        if (name := self._config.requirements_in_folder) is None:
+            return sys.executable
+        requirements = packages.Requirements(self._working_folder, name, self._config.variables)
+        resolved = requirements.resolve(self._storage) if self._rank == 0 else None
+        return requirements.install(collective.broadcast_from_rank_zero(resolved))
 
     def _next_start(self, generation: int) -> Directive:
         """Wait until the driver says to start the script, again after this generation, or to leave."""

@@ -10,6 +10,8 @@ ERROR = "error.json"
 STATUS = "status.json"
 REPORT = "report.html"
 LOCK = "run.lock"
+# The versions that pip has chosen for a script's requirements file.
+PACKAGES = "packages.json"
 CURVES = "curves.png"
 WEIGHTS = "model.pt"
 BEST_WEIGHTS = "best/model.pt"

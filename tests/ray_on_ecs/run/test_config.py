@@ -1,5 +1,7 @@
 """The command line of `python -m ray_on_ecs.run`."""
 
+from pathlib import Path
+
 import pytest
 
 from ray_on_ecs.config import JOB_VARIABLE, LOCAL_VARIABLE, parse
@@ -38,6 +40,26 @@ def test_a_run_is_continued_by_the_command_that_started_it(
         monkeypatch.setenv(name, value)
     flags = ("--num-workers", "2", "--run-name", "mine", "--working-dir", "/x/working-dir")
     assert config(*flags, "train.py").next_command() == typed.split()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("../other.txt", "'../other.txt' is not in {folder}, so the nodes don't have it; move it there, or give"),
+        ("/etc/hosts", "'/etc/hosts' is not in {folder}, so the nodes don't have it; move it there, or give"),
+        ("nowhere.txt", "'nowhere.txt' can't be read ([Errno 2] "),
+        (".", "'.' can't be read ([Errno 21] "),
+    ],
+)
+def test_a_requirements_file_that_nodes_lack_is_refused(tmp_path: Path, given: str, message: str) -> None:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    for file in (folder / "train.py", tmp_path / "other.txt"):
+        file.touch()
+    found = config("--working-dir", str(folder), "--requirements", given, "train.py")
+    with pytest.raises(UsageError) as caught:
+        found.check_files()
+    assert str(caught.value).startswith(f"--requirements: {message.format(folder=folder)}")
 
 
 def test_torchrun_s_rendezvous_is_accepted_and_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,62 +1,276 @@
-"""The packages of a requirements file, from wheels on the disk: no index is needed."""
+"""The packages of a requirements file, from wheels and sources on the disk: no index is needed."""
 
+import hashlib
+import os
 import subprocess
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ray_on_ecs import node_cache
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run import packages
+from ray_on_ecs.run.packages import Requirements
+from ray_on_ecs.tracking import layout
+from ray_on_ecs.tracking.storage import RunStorage
+
+# The build of a package finds setuptools here, and would fetch it otherwise.
+OFFLINE = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+PYPROJECT = """\
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "mylib"
+version = "1.0"
+[tool.setuptools]
+packages = ["mylib"]
+"""
 
 
 @pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
-    return tmp_path / "tmp"
+    monkeypatch.setattr(node_cache, "_held", {})
+    yield tmp_path / "tmp"
+    leave_caches()
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A user's folder, with a wheel."""
-    info = "greeting-1.0.dist-info"
-    with zipfile.ZipFile(tmp_path / "greeting-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("greeting.py", "import torch\nHELLO = f'hello {torch.__name__}'\n")
-        wheel.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\nRequires-Dist: torch\n"
-        )
+    """A user's folder."""
+    (tmp_path / "code").mkdir()
+    return tmp_path / "code"
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> RunStorage:
+    return RunStorage.open(str(tmp_path / "runs"), "mine")
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def make_wheel(folder: Path, version: str, says: str = "", needs: str = "") -> Path:
+    """Write a wheel of `greeting`."""
+    folder.mkdir(exist_ok=True)
+    info = f"greeting-{version}.dist-info"
+    path = folder / f"greeting-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("greeting.py", f"SAYS = '{says or version}'\n")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: greeting\nVersion: {version}\n{needs}")
         wheel.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
         wheel.writestr(f"{info}/RECORD", "")
-    return tmp_path
+    return path
 
 
-def test_they_are_added_to_what_is_installed_once_for_a_file(folder: Path) -> None:
-    requirements = "--no-index\n./greeting-1.0-py3-none-any.whl\n"
-    python = packages.python_with(requirements, folder)
-    said = subprocess.run([python, "-c", "import greeting; print(greeting.HELLO)"], capture_output=True, text=True)
-    assert said.stdout == "hello torch\n", said.stderr
-    (folder / "greeting-1.0-py3-none-any.whl").unlink()
-    assert packages.python_with(requirements, folder) == python, "nothing is installed again"
+def write_library(folder: Path, says: str) -> None:
+    write(folder, {"pyproject.toml": PYPROJECT, "mylib/__init__.py": f"SAYS = '{says}'\n"})
 
 
-def test_a_long_installation_says_what_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def says(folder: Path, storage: RunStorage, name: str, module: str, variables: dict[str, str] = OFFLINE) -> str:
+    """Install a requirements file and return what a module then says."""
+    requirements = Requirements(folder, name, variables)
+    python = requirements.install(requirements.resolve(storage))
+    command = [python, "-P", "-c", f"import {module}; print({module}.SAYS)"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def leave_caches() -> None:
+    """Let go of them, as a process does that ends."""
+    for descriptor in node_cache._held.values():
+        os.close(descriptor)
+    node_cache._held.clear()
+
+
+def test_they_are_added_to_what_is_installed_once(
+    folder: Path, storage: RunStorage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_wheel(folder, "1.0", needs="Requires-Dist: filelock\n")
+    # A module of the folder has the name of one that pip imports.
+    write(folder, {"requirements.txt": "./greeting-1.0-py3-none-any.whl\n", "queue.py": "raise SystemExit('wrong')\n"})
+    assert says(folder, storage, "requirements.txt", "greeting") == "1.0"
+    assert storage.read_json(layout.PACKAGES)["versions"] == {"greeting": "1.0"}, "filelock is here"
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "resolving the packages of --requirements",
+        "installing the packages of --requirements on this node",
+    ]
+    assert says(folder, storage, "requirements.txt", "greeting") == "1.0"
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            {"req/gpu.txt": "-r base.txt\n-c pins.txt\n", "req/base.txt": "greeting", "req/pins.txt": "greeting<2"},
+            "1.0",
+        ),
+        (
+            {"req/gpu.txt": "--requirement=base.txt # all\n", "req/base.txt": "-r ../top.txt", "top.txt": "greeting"},
+            "2.0",
+        ),
+    ],
+    ids=["a file and pins", "from another folder"],
+)
+def test_paths_mean_what_pip_has_them_mean(
+    folder: Path, storage: RunStorage, files: dict[str, str], expected: str
+) -> None:
+    for version in ("1.0", "2.0"):
+        make_wheel(folder / "wheels", version)
+    write(folder, files)
+    variables = {**OFFLINE, "PIP_FIND_LINKS": str(folder / "wheels")}
+    assert says(folder, storage, "req/gpu.txt", "greeting", variables) == expected
+
+
+def test_an_edit_of_a_local_package_is_installed(folder: Path, storage: RunStorage) -> None:
+    write(folder, {"requirements.txt": "./lib\n"})
+    for text in ("one", "two, and not one"):
+        write_library(folder / "lib", text)
+        assert says(folder, storage, "requirements.txt", "mylib") == text
+
+
+@pytest.mark.parametrize(("line", "number"), [("./lib", 1), ("-e ./lib", 2)])
+def test_a_package_used_in_its_place_is_of_one_folder(
+    folder: Path, storage: RunStorage, monkeypatch: pytest.MonkeyPatch, line: str, number: int
+) -> None:
+    write(folder, {"requirements.txt": f"{line}\n"})
+    write_library(folder / "lib", "one")
+    resolution = Requirements(folder, "requirements.txt", OFFLINE).resolve(storage)
+    assert list(resolution.local) == ["lib"]
+    keys: set[str] = set()
+    monkeypatch.setattr(node_cache, "cached", lambda kind, key, make: keys.add(key) or folder)
+    for each in (folder, folder.parent):
+        Requirements(each, "requirements.txt", OFFLINE).install(resolution)
+    assert len(keys) == number
+
+
+@pytest.mark.parametrize(
+    ("line", "changed", "is_other"),
+    [
+        (".", {"mylib/__init__.py": "SAYS = 'two'\n"}, True),
+        (".", {"mylib/new.py": ""}, True),
+        (".", {"mylib/__pycache__/x.pyc": "x", "build/lib/x.py": "x", "mylib.egg-info/PKG-INFO": "x"}, False),
+        (".", {".git/index": "x", "results/mine/files/model.pt": "x", "results/run/metrics.jsonl": "x"}, False),
+        (".", {"data.bin": "x" * (2**20 + 1)}, True),
+        ("-e .", {"mylib/new.py": "", "data.bin": "x"}, False),
+        ("-e .", {"setup.cfg": "x"}, True),
+    ],
+    ids=["an edit", "a module", "a build", "results", "data", "in its place", "its declaration"],
+)
+def test_only_sources_tell_a_package_from_another(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, line: str, changed: dict[str, str], is_other: bool
+) -> None:
+    report = {
+        "metadata": {"name": "mylib", "version": "1.0"},
+        "download_info": {"url": folder.as_uri(), "dir_info": {"editable": line != "."}},
+    }
+    resolved = []
+    monkeypatch.setattr(Requirements, "_pip", lambda self, *arguments: resolved.append(arguments) or [report])
+    storage = RunStorage.open(str(folder / "results"), "mine")
+    write(folder, {"requirements.txt": line})
+    write_library(folder, "one")
+    requirements = Requirements(folder, "requirements.txt", OFFLINE)
+    before = requirements.resolve(storage)
+    assert requirements.resolve(storage) == before
+    assert len(resolved) == 1
+    write(folder, changed)
+    assert (requirements.resolve(storage) != before) == is_other
+    assert len(resolved) == 1 + is_other
+
+
+def test_other_wheels_of_the_same_name_are_installed(folder: Path, storage: RunStorage) -> None:
+    write(folder, {"requirements.txt": "./greeting-1.0-py3-none-any.whl\n"})
+    for text in ("one", "two"):
+        make_wheel(folder, "1.0", text)
+        assert says(folder, storage, "requirements.txt", "greeting") == text
+
+
+def test_a_run_keeps_its_versions_until_the_file_changes(folder: Path, storage: RunStorage, cache: Path) -> None:
+    wheels = folder / "wheels"
+    make_wheel(wheels, "1.0")
+    write(folder, {"requirements.txt": "--find-links wheels\n-r more.txt\n", "more.txt": "greeting\n"})
+    assert says(folder, storage, "requirements.txt", "greeting") == "1.0"
+    assert storage.read_json(layout.PACKAGES)["versions"] == {"greeting": "1.0"}
+    make_wheel(wheels, "2.0")
+    leave_caches()
+    node_cache.make_room(2**60)
+    assert not list(cache.glob("training-packages/*/")), "as on a new node"
+    assert says(folder, storage, "requirements.txt", "greeting") == "1.0"
+    other = RunStorage.open(str(folder.parent / "runs"), "other")
+    assert says(folder, other, "requirements.txt", "greeting") == "2.0"
+    write(folder, {"more.txt": "greeting>1\n"})
+    assert says(folder, storage, "requirements.txt", "greeting") == "2.0"
+
+
+def test_a_branch_that_moves_stays_at_its_commit(folder: Path, storage: RunStorage, cache: Path) -> None:
+    repository = folder.parent / "repository"
+    commit = ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--all", "--message=x"]
+    write_library(repository, "one")
+    git(repository, "init", "--quiet", "--initial-branch=main")
+    git(repository, "add", ".")
+    git(repository, *commit)
+    write(folder, {"requirements.txt": f"git+file://{repository}@main#egg=mylib\n"})
+    requirements = Requirements(folder, "requirements.txt", OFFLINE)
+    resolution = requirements.resolve(storage)
+    write_library(repository, "two")
+    git(repository, *commit)
+    assert requirements.resolve(storage) == resolution
+    assert says(folder, storage, "requirements.txt", "mylib") == "one"
+
+
+def git(folder: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-C", str(folder), *arguments], check=True)
+
+
+def test_pip_has_the_variables_of_the_script(folder: Path, storage: RunStorage) -> None:
+    wheel = make_wheel(folder.parent / "of-the-company", "1.0")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    requirement = f"greeting==1.0 --hash=sha256:{digest}"
+    write(folder, {"requirements.txt": f"--find-links ${{WHEELS}}\n--no-index\n{requirement}\n"})
+    with pytest.raises(UsageError, match=r"No matching distribution found for greeting==1\.0"):
+        says(folder, storage, "requirements.txt", "greeting", {})
+    variables = {"WHEELS": str(wheel.parent)}
+    assert says(folder, storage, "requirements.txt", "greeting", variables) == "1.0"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("no-such-package\n", "pip can't install them .*no-such-package"),
+        ("-r nowhere.txt\n", "pip can't install them .*nowhere.txt"),
+        ("./nowhere\n", "pip can't install them .*nowhere"),
+        (
+            "torch\nhumanize @ file:///home/conda/feedstock_root/work\n",
+            r"'humanize @ file:///home/conda/feedstock_root/work' lies on another machine; give a version, as pip list "
+            "--format=freeze writes it$",
+        ),
+        (None, r"'requirements.txt' is not in .* on this node; it may be that .gitignore"),
+    ],
+    ids=["an unknown package", "an unknown file", "an unknown folder", "of conda", "without the file"],
+)
+def test_a_file_that_pip_refuses_is_one_line(folder: Path, storage: RunStorage, text: str | None, message: str) -> None:
+    if text is not None:
+        write(folder, {"requirements.txt": text})
+    with pytest.raises(UsageError, match=f"^--requirements: {message}") as caught:
+        Requirements(folder, "requirements.txt", OFFLINE).resolve(storage)
+    assert "\n" not in str(caught.value)
+    assert not storage.exists(layout.PACKAGES)
+
+
+def test_a_long_installation_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "told"
     monkeypatch.setattr(packages, "NEWS_SECONDS", 0.01)
     monkeypatch.setattr(packages, "print", lambda line, **_: "Downloading" in line and told.touch(), raising=False)
     downloads = f"echo Downloading; until [ -e {told} ]; do sleep 0.01; done; echo ERROR: no such version; exit 3"
-    status, said = packages._run(["sh", "-c", downloads], tmp_path)
+    status, said = packages._run(["sh", "-c", downloads], tmp_path, {})
     assert (status, said) == (3, ["Downloading", "ERROR: no such version"])
-
-
-def test_what_pip_refuses_is_one_line(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"--requirements: pip can't install them .*no-such-package") as caught:
-        packages.python_with("--no-index\nno-such-package\n", folder)
-    assert "\n" not in str(caught.value)
-
-
-def test_without_a_file_it_is_this_interpreter(folder: Path) -> None:
-    assert packages.python_with(None, folder) == packages.sys.executable
