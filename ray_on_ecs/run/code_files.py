@@ -1,0 +1,173 @@
+"""The files of a user's folder that are uploaded: those that git would list, and none that only this machine needs."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.run.gitignore import Patterns, from_options
+from ray_on_ecs.run.ignore_files import Rules
+from ray_on_ecs.run.left_out import KINDS, LINK, LeftOut, count_bytes, describe, printable, size_text
+
+# Neither uploaded nor kept: it belongs to this machine, or is made again.
+NEVER = (".git", ".venv", "venv", "__pycache__", "node_modules", ".*_cache", "*.pyc")
+# Of these, what is worth a word: a script may miss it.
+NAMED = (".git", ".venv", "venv", "node_modules")
+MAX_BYTES = 2**30
+SHOWN = 3
+
+
+@dataclass(frozen=True, order=True)
+class CodeFile:
+    """A file or a symbolic link.
+
+    Attributes:
+        name: Its path in the folder, with "/", and surrogate escapes for bytes that are not UTF-8.
+        size: In bytes.
+        link: The target of a link.
+    """
+
+    name: str
+    size: int
+    link: str | None = None
+
+
+@dataclass(frozen=True)
+class CodeFiles:
+    """The files of a folder that are uploaded, and what is not, both by name."""
+
+    folder: Path
+    files: tuple[CodeFile, ...]
+    left_out: tuple[LeftOut, ...]
+
+    def describe_left_out(self) -> list[str]:
+        """Return lines for the terminal: the largest of what is left out, and what can't be uploaded at all."""
+        return describe(self.left_out)
+
+
+def list_code(folder: Path, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> CodeFiles:
+    """List the files of a folder that are uploaded.
+
+    Args:
+        folder: A user's folder, in a git repository or not.
+        include: Patterns, as in .gitignore, that bring back what the ignore files leave out.
+        exclude: Patterns that leave out more; they win.
+
+    Raises:
+        UsageError: Something can't be read, or it is very much and no pattern is given.
+    """
+    top = os.path.realpath(folder)
+    listing = _Listing(top, from_options(include, top, "--include"), from_options(exclude, top, "--exclude"))
+    listing.walk(top, Rules.above(top))
+    if listing.unreadable:
+        # If it were left out, the script would miss it, after the nodes have started.
+        names = ", ".join(printable(name) for name in sorted(listing.unreadable)[:SHOWN])
+        raise UsageError(
+            f"--working-dir: {folder} has {len(listing.unreadable):,} entries that you may not read, such as {names}; "
+            "all code is uploaded: make them readable, or leave them out by --exclude or .gitignore"
+        )
+    files = sorted(listing.files)
+    if not include and not exclude:
+        _check_size(folder, files)
+    return CodeFiles(Path(top), tuple(files), tuple(sorted(listing.left_out)))
+
+
+@dataclass
+class _Listing:
+    top: str
+    include: Patterns
+    exclude: Patterns
+    files: list[CodeFile] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.never = from_options(NEVER, self.top, "")
+        self.named = from_options(NAMED, self.top, "")
+
+    def walk(self, folder: str, rules: Rules, ignored: str = "", is_included: bool = False) -> None:
+        """List a folder; of one that is ignored, only files that are tracked or included."""
+        try:
+            with os.scandir(folder) as found:
+                entries = list(found)
+        except FileNotFoundError:  # deleted since its parent was read
+            return
+        except PermissionError:
+            if not ignored:
+                self.unreadable.append(self._name(folder))
+            return
+        rules = rules.enter(folder)
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                self._take(entry, rules, ignored, is_included)
+
+    def _take(self, entry: os.DirEntry[str], rules: Rules, above: str, is_included: bool) -> None:
+        path, is_folder = entry.path, entry.is_dir(follow_symlinks=False)
+        is_included = is_included or bool(self.include.decide(path, is_folder))
+        if self.never.decide(path, is_folder):
+            if self.named.decide(path, is_folder) and not above:
+                self._leave_out(path, "")
+        elif self.exclude.decide(path, is_folder):
+            if not above:
+                self._leave_out(path, self.exclude.source)
+        else:
+            ignored = "" if is_included else rules.ignored_by(path, is_folder, above)
+            before = len(self.files)
+            if is_folder and (not ignored or self.include or rules.tracks_below(path)):
+                self.walk(path, rules, ignored, is_included)
+            elif not is_folder and not ignored:
+                self._take_file(path)
+            if ignored and not above:
+                self._leave_out(path, ignored, is_ignored=True, taken=self.files[before:])
+
+    def _take_file(self, path: str) -> None:
+        status, name = os.lstat(path), self._name(path)
+        if stat.S_ISLNK(status.st_mode):
+            target = os.readlink(path)
+            if self._leads_out(path, target):
+                self._leave_out(path, LINK)
+            else:
+                self.files.append(CodeFile(name, 0, target))
+        elif not stat.S_ISREG(status.st_mode):
+            self._leave_out(path, KINDS.get(stat.S_IFMT(status.st_mode), "a device"))
+        elif not os.access(path, os.R_OK):
+            self.unreadable.append(name)
+        else:
+            self.files.append(CodeFile(name, status.st_size))
+
+    def _leads_out(self, path: str, target: str) -> bool:
+        """Return whether a link leads out of the folder, by its text or by other links that it passes."""
+        place = os.path.join(os.path.dirname(path), target)
+        places = {os.path.normpath(place), os.path.realpath(place)}
+        return os.path.isabs(target) or any(os.path.commonpath([self.top, each]) != self.top for each in places)
+
+    def _leave_out(self, path: str, why: str, is_ignored: bool = False, taken: Sequence[CodeFile] = ()) -> None:
+        size, is_minimum = count_bytes(path)
+        size -= sum(file.size for file in taken)
+        if size > 0 or not taken:
+            name = self._name(path) + "/" * (bool(why) and os.path.isdir(path) and not os.path.islink(path))
+            self.left_out.append(LeftOut(name, max(size, 0), why, is_ignored, is_minimum))
+
+    def _name(self, path: str) -> str:
+        return path[len(self.top.rstrip("/")) + 1 :] or "."
+
+
+def _check_size(folder: Path, files: Sequence[CodeFile]) -> None:
+    size = sum(file.size for file in files)
+    if size <= MAX_BYTES:
+        return
+    sizes: Counter[str] = Counter()
+    for file in files:
+        top, _, below = file.name.partition("/")
+        sizes[f"{top}/" if below else top] += file.size
+    largest = ", ".join(f"{printable(name)} ({size_text(each)})" for name, each in sizes.most_common(SHOWN))
+    raise UsageError(
+        f"--working-dir: {folder} has {size_text(size)}, and code is at most {size_text(MAX_BYTES)}; the largest are "
+        f"{largest}: leave out what is not code by --exclude or .gitignore, and give data as --input"
+    )

@@ -1,0 +1,82 @@
+"""Entries of a user's folder that are not uploaded: their sizes, and the lines that name them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+# The sizes are for the eye, and a data set of millions of files must not delay the start.
+MAX_COUNTED = 100_000
+SHOWN = 3
+KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+LINK = "a link out of the folder"
+
+
+@dataclass(frozen=True, order=True)
+class LeftOut:
+    """A file that is not uploaded, or a folder, of which all but a few files are not.
+
+    Attributes:
+        name: Its path in the folder. That of a folder ends with "/", unless its name says why it is here.
+        size: In bytes, without the few.
+        why: The kind of ignore file, or a word; empty where the name says it.
+        is_ignored: An ignore file is the reason.
+        is_minimum: There was too much to be counted.
+    """
+
+    name: str
+    size: int
+    why: str
+    is_ignored: bool = False
+    is_minimum: bool = False
+
+    def __str__(self) -> str:
+        size = "more than " * self.is_minimum + size_text(self.size)
+        return f"{printable(self.name)} ({', '.join(filter(None, (size, self.why)))})"
+
+
+def describe(left_out: Sequence[LeftOut]) -> list[str]:
+    """Return lines for the terminal: the largest of what is left out, and what can't be uploaded at all."""
+    odd = {LINK, *KINDS.values()}
+    groups = [[each for each in left_out if (each.why in odd) == is_odd] for is_odd in (False, True)]
+    lines = []
+    for group in filter(None, groups):
+        largest = [str(each) for each in sorted(group, key=lambda each: -each.size)[:SHOWN]]
+        more = f" and {len(group) - SHOWN:,} more" if len(group) > SHOWN else ""
+        lines.append(f"left out: {', '.join(largest)}{more}")
+    return lines
+
+
+def count_bytes(path: str) -> tuple[int, bool]:
+    """Return the bytes of a file or of all files of a folder, and whether the count stopped early."""
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
+        return status.st_size, False
+    size, left, folders = 0, MAX_COUNTED, [path]
+    while folders:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                left -= 1
+                if left < 0:
+                    return size, True
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    size += entry.stat(follow_symlinks=False).st_size
+    return size, False
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes as people read it."""
+    for unit, bytes_ in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= bytes_:
+            return f"{size / bytes_:.1f} {unit}" if size < 10 * bytes_ else f"{size / bytes_:,.0f} {unit}"
+    return f"{size} bytes"
+
+
+def printable(name: str) -> str:
+    """Return a name as it can stand on one line of a terminal."""
+    return name if name.isprintable() else name.encode("unicode_escape").decode()

@@ -1,0 +1,278 @@
+"""The list of uploaded files, compared with git's own where git has one."""
+
+import os
+import random
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.run import code_files, left_out
+from ray_on_ecs.run.code_files import CodeFile, list_code
+from ray_on_ecs.run.left_out import LeftOut
+
+ATOMS = [
+    *("a", "b", "c", "ab", ".", "-", "ü", " ", "!", "#", "/", "/", "/", "*", "**", "***", "?", "[ab]", "[!a]", "[^b]"),
+    *("[]a]", "[a-]", "[c-a]", "[[:alpha:]]", "[[:foo:]]", "[", "]", "\\a", "\\*", "\\", "\\ "),
+]
+NAMES = ["a", "b", "c", "ab", "ba", "abc", ".a", "a.b", "a*", "ü", "[", "]a", "a ", "-", "!a", "#a", "\\", "a\nb"]
+ENDS = ["", "", "/", " ", "\r"]
+
+
+@pytest.fixture(autouse=True)
+def _git_of_the_test(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(home / "gitconfig"))
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{role}_NAME", "t")
+        monkeypatch.setenv(f"GIT_{role}_EMAIL", "t@example.org")
+
+
+def write(folder: Path, *names: str | bytes, content: bytes = b"abc") -> Path:
+    """Create files in a folder, unless they are there."""
+    for name in names:
+        path = folder / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_bytes(content)
+    return folder
+
+
+def git(folder: Path, *arguments: str, status: int = 0) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True)
+    assert done.returncode in (0, status), done.stderr
+    return os.fsdecode(done.stdout)
+
+
+def names_of(folder: Path, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> list[str]:
+    return [file.name for file in list_code(folder, include, exclude).files]
+
+
+def names_by_git(folder: Path) -> list[str]:
+    listed = git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    return sorted(name for name in listed.split("\0") if name)
+
+
+def random_patterns(chance: random.Random) -> str:
+    return "\n".join(
+        "".join([chance.choice(["", "", "!"]), *chance.choices(ATOMS, k=chance.randint(1, 4)), chance.choice(ENDS)])
+        for _ in range(chance.randint(1, 6))
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_patterns_as_git(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    folders = [tmp_path, *(tmp_path / "/".join(chance.choices(NAMES, k=depth)) for depth in (1, 1, 2, 3))]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    for folder in folders:
+        write(folder, *chance.sample(NAMES, 8), ".gitignore", content=random_patterns(chance).encode())
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / ".git/info/exclude").write_text(random_patterns(chance))
+    git(tmp_path, "--literal-pathspecs", "add", "--force", "--", *chance.sample(names_of(tmp_path, ["*"]), 3))
+    for folder in folders:
+        is_ignored = folder != tmp_path and git(tmp_path, "check-ignore", "--no-index", str(folder), status=1)
+        if not is_ignored:
+            assert names_of(folder) == names_by_git(folder)
+
+
+@pytest.fixture(params=["git", "no git"])
+def _with_and_without_git(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "no git":
+        monkeypatch.setenv("PATH", "")
+
+
+@pytest.mark.parametrize("is_repository", [True, False])
+@pytest.mark.usefixtures("_with_and_without_git")
+def test_nested_ignore_files_without_git(tmp_path: Path, is_repository: bool) -> None:
+    write(tmp_path, ".gitignore", content=b"/data/*\n!/data/keep.txt\ndataset/*\n*.log\n# comment\n\\#odd\n")
+    write(tmp_path, "sub/.gitignore", content=b"local.txt\n!kept.log\n")
+    write(tmp_path, "#odd", "data/keep.txt", "data/raw.bin", "foo/dataset/a.txt", "src/proj/data/__init__.py", "t.py")
+    write(tmp_path, "sub/local.txt", "sub/kept.log", "sub/left.log", "sub/deep/local.txt", "local.txt")
+    if is_repository:
+        (tmp_path / ".git").mkdir()
+    kept = ["data/keep.txt", "foo/dataset/a.txt", "local.txt", "src/proj/data/__init__.py", "sub/kept.log", "t.py"]
+    assert names_of(tmp_path, exclude=[".gitignore"]) == kept
+
+
+def test_ignore_files_above_count(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    write(tmp_path, ".gitignore", content=b"*.log\n/a/b/c.txt\n/a/out/\n")
+    write(tmp_path, "a/.gitignore", content=b"!kept.log\n")
+    write(tmp_path, "a/b/kept.log", "a/b/left.log", "a/b/c.txt", "a/b/d/c.txt", "a/out/left.log", "a/out/t.py")
+    assert names_of(tmp_path / "a/b") == ["d/c.txt", "kept.log"]
+    assert names_of(tmp_path / "a/out") == ["left.log", "t.py"]  # named by the user, though ignored
+
+
+def test_files_of_the_repository_and_the_user(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    git(tmp_path, "init", "-q")
+    write(tmp_path, "a.own", "a.user", "a.py")
+    (tmp_path / ".git/info/exclude").write_text("*.own\n")
+    write(Path(os.environ["XDG_CONFIG_HOME"]), "git/ignore", content=b"*.user\n")
+    assert names_of(tmp_path) == ["a.py"]
+    other = write(tmp_path_factory.mktemp("user"), "ignore", content=b"*.py\n")
+    git(tmp_path, "config", "core.excludesFile", str(other / "ignore"))
+    assert names_of(tmp_path) == ["a.user"]
+
+
+def test_tracked_files_are_uploaded_though_ignored(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    write(tmp_path, ".gitignore", content=b"*.bin\n/data/\n")
+    write(tmp_path, "w.bin", "x.bin", "data/a/tracked.txt", "data/a/other.txt", "data/more.txt")
+    git(tmp_path, "add", "--force", "w.bin", "data/a/tracked.txt")
+    assert names_of(tmp_path) == [".gitignore", "data/a/tracked.txt", "w.bin"] == names_by_git(tmp_path)
+    ignored = [each for each in list_code(tmp_path).left_out if each.is_ignored]
+    assert ignored == [LeftOut("data/", 6, ".gitignore", True), LeftOut("x.bin", 3, ".gitignore", True)]
+    write(tmp_path, ".rayignore", content=b"*.bin\ndata\n")
+    assert names_of(tmp_path) == [".gitignore", ".rayignore"]
+
+
+def test_submodule_has_rules_of_its_own(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    write(tmp_path, ".gitignore", content=b"*.txt\n")
+    git(write(tmp_path / "lib", "a.txt", "b.log"), "init", "-q")
+    write(tmp_path / "lib", ".gitignore", content=b"*.log\n")
+    assert names_of(tmp_path) == [".gitignore", "lib/.gitignore", "lib/a.txt"]
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "expected"),
+    [
+        ([], [], [".gitignore", ".rayignore", "t.py"]),
+        (["*.bin"], [], [".gitignore", ".rayignore", "data/raw/b.bin", "t.py", "w.bin"]),
+        (["/data/"], [], [".gitignore", ".rayignore", "data/raw/a.txt", "data/raw/b.bin", "t.py"]),
+        (["data/raw/*", "!*.bin"], [], [".gitignore", ".rayignore", "data/raw/a.txt", "t.py"]),
+        (["*.log"], ["*.py", ".*"], ["r.log"]),
+        (["*.bin"], ["/data", ".*"], ["t.py", "w.bin"]),
+        (["*"], [".*ignore", "a.txt"], ["data/raw/b.bin", "r.log", "t.py", "w.bin"]),
+    ],
+)
+def test_include_brings_back_and_exclude_wins(
+    tmp_path: Path, include: list[str], exclude: list[str], expected: list[str]
+) -> None:
+    write(tmp_path, ".gitignore", content=b"*.bin\ndata/\n")
+    write(tmp_path, ".rayignore", content=b"*.log\n")
+    write(tmp_path, "t.py", "w.bin", "r.log", "data/raw/a.txt", "data/raw/b.bin", "m/__pycache__/x.pyc", "n.pyc")
+    write(tmp_path, ".git/config", "venv/bin/python", "m/.pytest_cache/x", "m/node_modules/x")
+    assert names_of(tmp_path, include, exclude) == expected
+
+
+def test_left_out_is_named_with_its_size(tmp_path: Path) -> None:
+    write(tmp_path, ".gitignore", content=b"data/\n*.bin\nempty/\n")
+    write(tmp_path, ".git/objects/a", ".git/b", "web/node_modules/x", "a/.venv/x", "a/__pycache__/x.pyc", "a/x.pyc")
+    write(tmp_path, "data/a/b", "data/c", "a/w.bin", "t.py", "u.py", "data/.git/x", "a/empty/.git/x")
+    assert list_code(tmp_path, ["/data/c"], ["u.py"]).left_out == (
+        LeftOut(".git", 6, ""),
+        LeftOut("a/.venv", 3, ""),
+        LeftOut("a/empty/", 3, ".gitignore", is_ignored=True),
+        LeftOut("a/w.bin", 3, ".gitignore", is_ignored=True),
+        LeftOut("data/", 6, ".gitignore", is_ignored=True),
+        LeftOut("u.py", 3, "--exclude"),
+        LeftOut("web/node_modules", 3, ""),
+    )
+
+
+def test_lines_for_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(left_out, "MAX_COUNTED", 3)
+    write(tmp_path, ".gitignore", content=b"data/\n*.bin\n")
+    write(tmp_path, ".git/a", content=bytes(38 * 2**20))
+    write(tmp_path, "data/a", "data/b", "data/c", "data/d", content=bytes(700))
+    write(tmp_path, "1.bin", "2.bin", "3\n.bin")
+    os.mkfifo(tmp_path / "p")
+    code = list_code(tmp_path)
+    assert code.describe_left_out() == [
+        "left out: .git (38 MiB), data/ (more than 2.1 KiB, .gitignore), 1.bin (3 bytes, .gitignore) and 2 more",
+        "left out: p (0 bytes, a pipe)",
+    ]
+    assert list_code(write(tmp_path / "other", "t.py")).describe_left_out() == []
+
+
+def test_links_are_kept_and_never_followed(tmp_path: Path) -> None:
+    code = write(tmp_path / "code", "pkg/a.py", "data_tools/b.py")
+    write(tmp_path, "outside/x")
+    links = {
+        "pkg/top": "..",
+        "data_tools/root": "..",
+        "loop": "loop",
+        "dangling": "pkg/nothing",
+        "pkg/deep": "../data_tools/../pkg",
+        "out": "../outside",
+        "absolute": str(code / "pkg"),
+        "pkg/out": "../../outside/x",
+        "by_another": "pkg/top/../outside",
+    }
+    for name, target in links.items():
+        (code / name).symlink_to(target)
+    found = list_code(code)
+    out = ["absolute", "by_another", "out", "pkg/out"]
+    assert found.left_out == tuple(LeftOut(name, len(links[name]), left_out.LINK) for name in out)
+    kept = [CodeFile(name, 0, target) for name, target in links.items() if name not in out]
+    assert found.files == tuple(sorted([CodeFile("data_tools/b.py", 3), CodeFile("pkg/a.py", 3), *kept]))
+
+
+def test_sockets_and_pipes_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "t.py")
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.chdir(tmp_path)  # the address of a socket is short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+        found = list_code(tmp_path)
+    assert found.left_out == (LeftOut("pipe", 0, "a pipe"), LeftOut("socket", 0, "a socket"))
+    assert [file.name for file in found.files] == ["t.py"]
+
+
+def test_any_name_is_listed(tmp_path: Path) -> None:
+    names = [
+        b"line\nbreak",
+        b"quote\"'",
+        b"r\xe9sultats.txt",
+        "トレーニング/モデル.pt".encode(),
+        b"back\\slash",
+        b"~t",
+        b"-x",
+    ]
+    write(tmp_path, *names, b"ignor\xe9")
+    write(tmp_path, ".gitignore", content=b"ignor\xe9\n.gitignore\n")
+    assert names_of(tmp_path) == sorted(map(os.fsdecode, names))
+
+
+def test_unreadable_entries_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "a/x", "b/secret", "c.py")
+
+    def scandir(path: Any) -> Any:
+        if str(path).endswith("/a"):
+            raise PermissionError(path)
+        return list_folder(path)
+
+    list_folder = os.scandir  # root may read all
+    monkeypatch.setattr("os.scandir", scandir)
+    monkeypatch.setattr("os.access", lambda path, _: not path.endswith("secret"))
+    with pytest.raises(UsageError) as refused:
+        list_code(tmp_path)
+    assert str(refused.value) == (
+        f"--working-dir: {tmp_path} has 2 entries that you may not read, such as a, b/secret; all code is uploaded: "
+        "make them readable, or leave them out by --exclude or .gitignore"
+    )
+    assert names_of(tmp_path, [], ["/a", "secret"]) == ["c.py"]
+
+
+def test_too_much_without_patterns_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_files, "MAX_BYTES", 4000)
+    write(tmp_path, "data/a/b", "data/c", content=bytes(1500))
+    write(tmp_path, "models/m", "w\n.bin", content=bytes(1024))
+    write(tmp_path, "t.py")
+    with pytest.raises(UsageError) as refused:
+        list_code(tmp_path)
+    assert str(refused.value) == (
+        f"--working-dir: {tmp_path} has 4.9 KiB, and code is at most 3.9 KiB; the largest are data/ (2.9 KiB), "
+        "models/ (1.0 KiB), w\\n.bin (1.0 KiB): leave out what is not code by --exclude or .gitignore, and give data "
+        "as --input"
+    )
+    assert len(names_of(tmp_path, ["*"])) == 5
+    assert len(names_of(tmp_path, [], ["t.py"])) == 4
