@@ -1,0 +1,198 @@
+"""The archive of a user's code: stored once by its content beside the runs, and unpacked on every node."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import io
+import os
+import posixpath
+import shutil
+import stat
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+from uuid import uuid4
+
+from pyarrow import fs
+
+from ray_on_ecs.errors import StorageError, one_line
+from ray_on_ecs.run.code_files import CodeFile, CodeFiles
+from ray_on_ecs.run.ignore_files import ask_git
+
+FOLDER = ".code"
+# Code is small; a higher level takes several times as long for a tenth less.
+GZIP_LEVEL = 1
+PIECE_BYTES = 16 * 2**20
+GIT_SECONDS = 10
+# The file has been deleted, or replaced by a link, a folder or a socket.
+VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
+
+OnBytes = Callable[[int], None]
+
+
+def pack(code: CodeFiles, target: BinaryIO, on_bytes: OnBytes | None = None) -> None:
+    """Write the archive, whose bytes depend on the names, contents, links and executable bits alone.
+
+    A file that has changed since it was listed is taken as it is; one that has vanished is not taken.
+
+    Args:
+        code: The files.
+        target: A stream that is open for writing.
+        on_bytes: Called with the number of bytes of each piece that was read.
+
+    Raises:
+        OSError: A file can't be read, or the disk is full.
+    """
+    with (
+        gzip.GzipFile(filename="", mode="wb", compresslevel=GZIP_LEVEL, fileobj=target, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar,
+    ):
+        for file in code.files:
+            _add(tar, code.folder, file, on_bytes or (lambda _: None))
+
+
+def store(code: CodeFiles, filesystem: fs.FileSystem, base: str, on_bytes: OnBytes | None = None) -> str:
+    """Store the archive below `base`, a storage path, unless it is there; return the SHA-256 by which it is fetched.
+
+    Raises:
+        OSError: It can't be packed or stored.
+    """
+    with tempfile.TemporaryFile() as archive:
+        pack(code, archive, on_bytes)
+        size = archive.tell()
+        archive.seek(0)
+        digest = hashlib.file_digest(archive, "sha256").hexdigest()
+        path = _path(base, digest)
+        found = filesystem.get_file_info(path)
+        if found.type != fs.FileType.File or found.size != size:
+            archive.seek(0)
+            _put(archive, filesystem, path)
+    return digest
+
+
+def fetch(filesystem: fs.FileSystem, base: str, digest: str, target: Path) -> None:
+    """Unpack an archive; its files are as new as the call, and so none is older than what is compiled from it.
+
+    Args:
+        filesystem: The one that it was stored on.
+        base: The storage path.
+        digest: The SHA-256 that `store` returned.
+        target: A folder that is empty or not there.
+
+    Raises:
+        StorageError: The archive is missing or damaged.
+        OSError: It can't be read, the disk is full, or the folder is not empty.
+    """
+    path = _path(base, digest)
+    target.mkdir(parents=True, exist_ok=True)
+    if any(target.iterdir()):
+        raise FileExistsError(f"{target} is not empty; code is unpacked into a folder of its own")
+    with tempfile.TemporaryFile(dir=target.parent) as archive:
+        try:
+            with filesystem.open_input_file(path) as source:
+                shutil.copyfileobj(source, archive, PIECE_BYTES)
+        except FileNotFoundError as cause:
+            raise StorageError(f"the run's code, {path}, is missing; start the run anew") from cause
+        archive.seek(0)
+        if hashlib.file_digest(archive, "sha256").hexdigest() != digest:
+            raise StorageError(f"the run's code, {path}, is damaged; delete it, and start the run anew")
+        archive.seek(0)
+        try:
+            _unpack(archive, target)
+        except tarfile.TarError as cause:
+            raise StorageError(f"the run's code, {path}, is refused: {one_line(cause)}; start the run anew") from cause
+
+
+def revision(folder: Path) -> dict[str, str]:
+    """Return the git commit of a folder, and whether it differs from that, as environment variables.
+
+    There are none where git is missing or slow, or where there is not a commit.
+    """
+    commit = ask_git(folder, "rev-parse", "--verify", "HEAD", timeout=GIT_SECONDS)
+    changes = ask_git(folder, "status", "--porcelain", "--", ".", timeout=GIT_SECONDS) if commit else None
+    if commit is None or changes is None:
+        return {}
+    return {"GIT_COMMIT": commit.strip(), "GIT_DIRTY": "1" if changes else "0"}
+
+
+def _path(base: str, digest: str) -> str:
+    return f"{base}/{FOLDER}/{digest}.tar.gz"
+
+
+def _add(tar: tarfile.TarFile, folder: Path, file: CodeFile, on_bytes: OnBytes) -> None:
+    entry = tarfile.TarInfo(file.name)
+    if file.link is not None:
+        entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, file.link, 0o777
+        tar.addfile(entry)
+        return
+    try:
+        with open(folder / file.name, "rb", opener=_open) as source:
+            status = os.fstat(source.fileno())
+            if stat.S_ISREG(status.st_mode):
+                entry.mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
+                content = _Content(source, status.st_size, on_bytes)
+                entry.size = content.size
+                tar.addfile(entry, content)
+    except OSError as cause:
+        if cause.errno not in VANISHED:
+            raise
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe that has taken the file's place would block
+
+
+class _Content(io.RawIOBase):
+    """A file's content, which stays as long as it was at first, as the archive says its length before."""
+
+    def __init__(self, source: BinaryIO, size: int, on_bytes: OnBytes) -> None:
+        if size < PIECE_BYTES:
+            source = io.BytesIO(source.read())
+            size = len(source.getvalue())
+        self.size, self._source, self._on_bytes = size, source, on_bytes
+
+    def read(self, size: int = -1, /) -> bytes:
+        piece = self._source.read(size)
+        self._on_bytes(len(piece))
+        return piece.ljust(size, b"\0")  # a large file that is cut off while it is read
+
+
+def _put(archive: BinaryIO, filesystem: fs.FileSystem, path: str) -> None:
+    """Write an object or a file, which is complete as soon as it has its name."""
+    is_local = isinstance(filesystem, fs.LocalFileSystem)
+    part = f"{path}.{uuid4().hex}.part" if is_local else path
+    if is_local:
+        filesystem.create_dir(posixpath.dirname(path))
+    try:
+        # S3 shows an object when the stream is closed. The name's end would have pyarrow compress it once more.
+        with filesystem.open_output_stream(part, compression=None) as stream:
+            while piece := archive.read(PIECE_BYTES):
+                stream.write(piece)
+        if is_local:
+            filesystem.move(part, path)
+    except BaseException:
+        # Ctrl-C, too, closes the stream, by which S3 has an object of the first pieces.
+        with suppress(OSError):
+            filesystem.delete_file(part)
+        raise
+
+
+def _unpack(archive: BinaryIO, target: Path) -> None:
+    with tarfile.open(fileobj=archive, mode="r:gz", encoding="utf-8") as tar:
+        entries = tar.getmembers()
+        files = [entry.replace(mtime=time.time()) for entry in entries if entry.isreg()]
+        tar.extractall(target, files, filter="data")  # which refuses names that lead out of the folder
+    # Links come last: nothing is written through one. The filter of a newer tarfile would rewrite their targets.
+    for entry in entries:
+        if entry.issym():
+            place = posixpath.join(posixpath.dirname(entry.name), entry.linkname)
+            if any(posixpath.normpath(each).split("/")[0] in ("", "..") for each in (entry.name, place)):
+                raise tarfile.LinkOutsideDestinationError(entry, place)
+            (target / entry.name).parent.mkdir(parents=True, exist_ok=True)
+            (target / entry.name).symlink_to(entry.linkname)

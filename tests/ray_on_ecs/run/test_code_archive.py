@@ -1,0 +1,261 @@
+"""The archive of a user's code, in a folder and in a bucket."""
+
+import hashlib
+import io
+import os
+import stat
+import subprocess
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+from pyarrow import fs
+
+from ray_on_ecs.errors import StorageError
+from ray_on_ecs.filesystem import open_filesystem
+from ray_on_ecs.run import code_archive
+from ray_on_ecs.run.code_archive import fetch, pack, revision, store
+from ray_on_ecs.run.code_files import list_code
+from tests.aws import BUCKET
+
+LOCAL = fs.LocalFileSystem()
+CONTENTS = {
+    "train.py": b"print(1)\n",
+    "pkg/__init__.py": b"",
+    "pkg/large.bin": bytes(range(256)) * 4,
+    "a b/line\nbreak \"quote'.txt": b"1",
+    "gr\udcfc\udce9e": b"2",
+    "トレーニング/モデル.pt": b"3",
+    "x" * 200: b"4",
+}
+LINKS = {"pkg/top": "..", "latest": "pkg/large.bin", "pkg/dangling": "nothing-there", "models/root": "../pkg"}
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    return write(tmp_path / "code")
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[fs.FileSystem, str]:
+    if request.param == "folder":
+        return open_filesystem(str(tmp_path / "runs"))
+    request.getfixturevalue("s3")
+    return open_filesystem(f"s3://{BUCKET}/{tmp_path.name}")
+
+
+def write(folder: Path, reverse: bool = False) -> Path:
+    for name, content in sorted(CONTENTS.items(), reverse=reverse):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    for name, target in LINKS.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).symlink_to(target)
+    (folder / "train.py").chmod(0o755)
+    return folder
+
+
+def packed(folder: Path) -> bytes:
+    archive = io.BytesIO()
+    pack(list_code(folder), archive)
+    return archive.getvalue()
+
+
+def members(archive: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(archive), encoding="utf-8") as tar:
+        return {each.name: file.read() for each in tar if each.isreg() and (file := tar.extractfile(each))}
+
+
+def stored(filesystem: fs.FileSystem, base: str) -> list[str]:
+    return [each.base_name for each in filesystem.get_file_info(fs.FileSelector(f"{base}/.code"))]
+
+
+def forged(storage: Path, *entries: tarfile.TarInfo) -> str:
+    """Store an archive that `pack` would not have made."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        for entry in entries:
+            tar.addfile(entry)
+    digest = hashlib.sha256(archive.getvalue()).hexdigest()
+    (storage / ".code").mkdir(parents=True)
+    (storage / f".code/{digest}.tar.gz").write_bytes(archive.getvalue())
+    return digest
+
+
+def link(name: str, target: str) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.linkname = tarfile.SYMTYPE, target
+    return entry
+
+
+def test_stored_code_is_fetched(code: Path, storage: tuple[fs.FileSystem, str], tmp_path: Path) -> None:
+    before = time.time()
+    target = tmp_path / "node/code"
+    fetch(*storage, store(list_code(code), *storage), target)
+    paths = {path.relative_to(target).as_posix(): path for path in target.rglob("*")}
+    files = {name: path for name, path in paths.items() if path.is_file() and not path.is_symlink()}
+    assert {name: path.read_bytes() for name, path in files.items()} == CONTENTS
+    assert {name: os.readlink(path) for name, path in paths.items() if path.is_symlink()} == LINKS
+    modes = {name: stat.S_IMODE(path.stat().st_mode) for name, path in files.items()}
+    assert modes == {name: 0o755 if name == "train.py" else 0o644 for name in CONTENTS}
+    assert all(path.stat().st_mtime >= before - 1 for path in files.values())
+
+
+def test_storing_twice_leaves_one_archive(code: Path, storage: tuple[fs.FileSystem, str]) -> None:
+    digests = [store(list_code(code), *storage) for _ in range(2)]
+    assert digests[0] == digests[1]
+    assert stored(*storage) == [f"{digests[0]}.tar.gz"]
+
+
+def test_archive_of_another_size_is_replaced(code: Path, storage: tuple[fs.FileSystem, str], tmp_path: Path) -> None:
+    filesystem, base = storage
+    digest = store(list_code(code), filesystem, base)
+    with filesystem.open_output_stream(f"{base}/.code/{digest}.tar.gz", compression=None) as stream:
+        stream.write(b"half")
+    with pytest.raises(StorageError, match=rf"{digest}.tar.gz, is damaged; delete it, and start the run anew$"):
+        fetch(filesystem, base, digest, tmp_path / "node")
+    store(list_code(code), filesystem, base)
+    fetch(filesystem, base, digest, tmp_path / "node")
+    assert (tmp_path / "node/train.py").read_bytes() == CONTENTS["train.py"]
+
+
+def test_failed_upload_leaves_no_archive(
+    code: Path, storage: tuple[fs.FileSystem, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Cut(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            if self.tell():
+                raise KeyboardInterrupt
+            return super().read(4)
+
+    filesystem, base = storage
+    with pytest.raises(KeyboardInterrupt):
+        code_archive._put(Cut(b"archive"), filesystem, f"{base}/.code/name.tar.gz")
+    assert stored(filesystem, base) == []
+
+
+def test_missing_archive_is_one_line(storage: tuple[fs.FileSystem, str], tmp_path: Path) -> None:
+    with pytest.raises(
+        StorageError, match=r"^the run's code, \S+/\.code/0123\.tar\.gz, is missing; start the run anew$"
+    ):
+        fetch(*storage, "0123", tmp_path / "node")
+
+
+def test_fetch_into_a_filled_folder_is_refused(code: Path, tmp_path: Path) -> None:
+    digest = store(list_code(code), LOCAL, str(tmp_path / "runs"))
+    with pytest.raises(FileExistsError, match="is not empty"):
+        fetch(LOCAL, str(tmp_path / "runs"), digest, code)
+
+
+def test_same_content_has_the_same_bytes(code: Path, tmp_path: Path) -> None:
+    other = write(tmp_path / "other", reverse=True)
+    for path in other.rglob("*"):
+        os.utime(path, (1, 1), follow_symlinks=False)
+    (other / "pkg/__init__.py").chmod(0o600)
+    assert packed(other) == packed(code)
+
+
+@pytest.mark.parametrize("change", ["content", "name", "link", "mode"])
+def test_other_code_has_other_bytes(code: Path, change: str) -> None:
+    before = packed(code)
+    if change == "content":
+        (code / "train.py").write_bytes(b"print(2)\n")
+    elif change == "name":
+        (code / "train.py").rename(code / "train2.py")
+    elif change == "mode":
+        (code / "train.py").chmod(0o644)
+    else:
+        (code / "latest").unlink()
+        (code / "latest").symlink_to("pkg")
+    assert packed(code) != before
+
+
+def test_files_that_change_are_taken_as_they_are(code: Path) -> None:
+    listed = list_code(code)
+    (code / "train.py").write_bytes(b"shorter")
+    (code / "pkg/__init__.py").write_bytes(b"longer")
+    (code / ("x" * 200)).unlink()
+    (code / "gr\udcfc\udce9e").unlink()
+    os.mkfifo(code / "gr\udcfc\udce9e")
+    archive = io.BytesIO()
+    pack(listed, archive)
+    changed = {"train.py": b"shorter", "pkg/__init__.py": b"longer"}
+    gone = {"x" * 200, "gr\udcfc\udce9e"}
+    assert members(archive.getvalue()) == {
+        name: each for name, each in {**CONTENTS, **changed}.items() if name not in gone
+    }
+
+
+def test_large_file_cut_off_while_read(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_archive, "PIECE_BYTES", 100)
+    large = code / "pkg/large.bin"
+    large.write_bytes(b"a" * 40_000)
+
+    def cut(read: int) -> None:
+        if read > len(CONTENTS["pkg/large.bin"]):
+            os.truncate(large, 20_000)
+
+    archive = io.BytesIO()
+    pack(list_code(code), archive, cut)
+    found = members(archive.getvalue())
+    content = found.pop("pkg/large.bin")
+    assert content.rstrip(b"\0") == b"a" * 20_000
+    assert len(content) == 40_000
+    assert list(found) == sorted(CONTENTS.keys() - {"pkg/large.bin"})
+
+
+def test_bytes_are_counted_as_they_are_read(code: Path) -> None:
+    counted: list[int] = []
+    pack(list_code(code), io.BytesIO(), counted.append)
+    assert sum(counted) == sum(map(len, CONTENTS.values()))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [link("out", "../x"), link("out", "/etc"), link("pkg/out", "../../x"), link("../out", "x"), link("/tmp/out", "x")],
+    ids=lambda entry: f"{entry.name}->{entry.linkname}",
+)
+def test_link_out_of_the_folder_is_refused(tmp_path: Path, entry: tarfile.TarInfo) -> None:
+    digest = forged(tmp_path / "runs", entry)
+    with pytest.raises(
+        StorageError, match=r"^the run's code, \S+, is refused: .* outside the destination; start the run anew$"
+    ):
+        fetch(LOCAL, str(tmp_path / "runs"), digest, tmp_path / "node")
+    assert list((tmp_path / "node").iterdir()) == []
+
+
+def test_name_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    digest = forged(tmp_path / "runs", tarfile.TarInfo("../out"))
+    with pytest.raises(StorageError, match=r"is refused: .* outside the destination; start the run anew$"):
+        fetch(LOCAL, str(tmp_path / "runs"), digest, tmp_path / "node")
+    assert not (tmp_path / "out").exists()
+
+
+def commit_of(folder: Path) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for arguments in (["init", "-q"], ["add", "train.py"], [*identity, "commit", "-qm", "one"]):
+        subprocess.run(["git", *arguments], cwd=folder, check=True)
+    return subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=folder, text=True).strip()
+
+
+def test_revision_of_a_repository(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("1")
+    assert revision(tmp_path) == {}
+    commit = commit_of(tmp_path)
+    assert revision(tmp_path) == {"GIT_COMMIT": commit, "GIT_DIRTY": "0"}
+    (tmp_path / "train.py").write_text("22")
+    assert revision(tmp_path) == {"GIT_COMMIT": commit, "GIT_DIRTY": "1"}
+    assert revision(tmp_path / "nothing-there") == {}
+
+
+@pytest.mark.parametrize("script", [None, "#!/bin/sh\nexit 128", "#!/bin/sh\nexec sleep 60"])
+def test_no_revision_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None) -> None:
+    (tmp_path / "train.py").write_text("1")
+    commit_of(tmp_path)
+    if script:
+        (tmp_path / "git").write_text(script)
+        (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{':/usr/bin:/bin' if script else ''}")
+    monkeypatch.setattr(code_archive, "GIT_SECONDS", 0.2)
+    assert revision(tmp_path) == {}
