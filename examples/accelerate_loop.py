@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: a loop of one's own, whose whole state is saved in $RUN_DIR after each epoch.
+"""Hugging Face Accelerate: a loop of one's own, whose whole state is saved after each epoch.
 
 accelerate launch --num_processes 2 examples/accelerate_loop.py
 ray-on-ecs run --local --num-workers 2 --requirements examples/accelerate.txt examples/accelerate_loop.py
@@ -7,7 +7,6 @@ Accelerate finds the other processes by torchrun's variables, which either comma
 """
 
 import argparse
-import os
 import shutil
 from pathlib import Path
 
@@ -48,10 +47,9 @@ def main() -> None:
 
     epochs = Epochs()
     accelerator.register_for_checkpointing(epochs)
-    folder = Path(os.environ.get("RUN_DIR", "."))
-    newest = folder / "newest"
+    newest = Path("newest")
     if newest.exists():
-        accelerator.load_state(str(folder / newest.read_text()))
+        accelerator.load_state(newest.read_text())
         print(f"rank {accelerator.process_index}: resuming at epoch {epochs.done}")
 
     for epoch in range(epochs.done, args.epochs):
@@ -64,14 +62,14 @@ def main() -> None:
         accelerator.print(f"epoch {epoch}: loss {mean.item():.4f}")
 
         epochs.done = epoch + 1
-        accelerator.save_state(str(folder / f"epoch-{epoch}"))
+        accelerator.save_state(f"epoch-{epoch}")
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             newest.with_suffix(".tmp").write_text(f"epoch-{epoch}")
             newest.with_suffix(".tmp").replace(newest)  # whole or not at all
         accelerator.wait_for_everyone()
         if accelerator.is_local_main_process:
-            shutil.rmtree(folder / f"epoch-{epoch - 2}", ignore_errors=True)
+            shutil.rmtree(f"epoch-{epoch - 2}", ignore_errors=True)
     accelerator.end_training()
 
 

@@ -1,4 +1,4 @@
-"""Plain PyTorch under torchrun's variables: DDP, and a snapshot in $RUN_DIR from which a restart continues.
+"""Plain PyTorch under torchrun's variables: DDP, and a snapshot from which a restart continues.
 
     torchrun --nproc-per-node 2 examples/ddp_snapshot.py
     ray-on-ecs run --local --num-workers 2 --metric 'loss=loss ([0-9.]+)' examples/ddp_snapshot.py
@@ -37,7 +37,7 @@ def main() -> None:
     model = DistributedDataParallel(network)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 
-    snapshot = Path(os.environ.get("RUN_DIR", ".")) / "snapshot.pt"
+    snapshot = Path("snapshot.pt")
     first = 0
     if snapshot.exists():
         saved = torch.load(snapshot, map_location=device)

@@ -1,4 +1,4 @@
-"""Lightning: its Trainer, whose last checkpoint in $RUN_DIR is where a restart continues.
+"""Lightning: its Trainer, whose last checkpoint is where a restart continues.
 
 torchrun --nproc-per-node 2 examples/lightning_fit.py
 ray-on-ecs run --local --num-workers 2 --requirements examples/lightning.txt examples/lightning_fit.py
@@ -52,7 +52,6 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     epochs = parser.parse_args().epochs
 
-    folder = Path(os.environ.get("RUN_DIR", "."))
     torch.manual_seed(0)
     inputs = torch.linspace(-3, 3, 4096).unsqueeze(1)
     data = TensorDataset(inputs, inputs.sin() + 0.1 * torch.randn_like(inputs))
@@ -61,12 +60,12 @@ def main() -> None:
         devices=int(os.environ["LOCAL_WORLD_SIZE"]),
         num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
         strategy="ddp",
-        callbacks=[ModelCheckpoint(folder, save_last=True)],
+        callbacks=[ModelCheckpoint(".", save_last=True)],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    last = folder / "last.ckpt"
+    last = Path("last.ckpt")
     trainer.fit(Sine(), DataLoader(data, batch_size=64, shuffle=True), ckpt_path=last if last.exists() else None)
 
 

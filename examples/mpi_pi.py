@@ -1,4 +1,4 @@
-"""mpi4py: processes that mpirun starts draw points, and save their sum in $RUN_DIR.
+"""mpi4py: processes that mpirun starts draw points, and save their sum.
 
 mpirun -n 2 python -m mpi4py examples/mpi_pi.py
 ray-on-ecs run --local --mpi --num-workers 2 --requirements examples/mpi.txt examples/mpi_pi.py
@@ -8,7 +8,6 @@ The file of packages brings an mpirun along: nothing has to be installed on the 
 
 import argparse
 import json
-import os
 import random
 from pathlib import Path
 
@@ -24,7 +23,7 @@ def main() -> None:
     rounds = parser.parse_args().rounds
 
     world = MPI.COMM_WORLD
-    file = Path(os.environ.get("RUN_DIR", "."), "sums.json")
+    file = Path("sums.json")
     saved = json.loads(file.read_text()) if world.rank == 0 and file.exists() else {"done": 0, "inside": 0, "drawn": 0}
     saved = world.bcast(saved)
     if saved["done"]:

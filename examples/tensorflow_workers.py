@@ -1,4 +1,4 @@
-"""TensorFlow: MultiWorkerMirroredStrategy, which finds the workers by TF_CONFIG, and a checkpoint in $RUN_DIR.
+"""TensorFlow: MultiWorkerMirroredStrategy, which finds the workers by TF_CONFIG, and a checkpoint.
 
 ray-on-ecs run --local --num-workers 2 --requirements examples/tensorflow.txt examples/tensorflow_workers.py
 
@@ -6,8 +6,6 @@ TensorFlow keeps a checkpoint of each worker; a restart reads that of rank 0.
 """
 
 import argparse
-import os
-from pathlib import Path
 
 import tensorflow as tf
 
@@ -44,10 +42,9 @@ def main() -> None:
         return strategy.reduce("sum", strategy.run(replica, args=batch), axis=None)
 
     # A restart reads rank 0's; the others must save as well, elsewhere.
-    folder = Path(os.environ.get("RUN_DIR", "."))
     checkpoint = tf.train.Checkpoint(weights=weights, bias=bias, epoch=epoch)
-    manager = tf.train.CheckpointManager(checkpoint, str(folder / f"rank-{rank}"), max_to_keep=2)
-    if saved := tf.train.latest_checkpoint(str(folder / "rank-0")):
+    manager = tf.train.CheckpointManager(checkpoint, f"rank-{rank}", max_to_keep=2)
+    if saved := tf.train.latest_checkpoint("rank-0"):
         checkpoint.restore(saved)
         print(f"rank {rank}: resuming at epoch {epoch.numpy()}")
 

@@ -91,9 +91,9 @@ def setting(
     return field(default=default, metadata=metadata)
 
 
-def repeated(description: str, *, metavar: str, group: str) -> Any:
+def repeated(description: str, *, metavar: str, group: str, **rules: Any) -> Any:
     """Declare a setting whose flag may be given several times; its value is a tuple of their texts."""
-    return setting((), description, group=group, metavar=metavar, repeated=True)
+    return setting((), description, group=group, metavar=metavar, repeated=True, **rules)
 
 
 resources = partial(setting, group="Resources")

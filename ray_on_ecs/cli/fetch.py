@@ -25,6 +25,7 @@ from ray_on_ecs.tracking import layout
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo
 
+    from ray_on_ecs.tracking.snapshot import Snapshot
     from ray_on_ecs.tracking.storage import RunStorage
 
 FOLDER = "runs"
@@ -32,6 +33,8 @@ COPIES_AT_ONCE = 8
 CHUNK_BYTES = 8 * 2**20
 # A run that is under way replaces its files, perhaps while they are read.
 ATTEMPTS = 3
+# Where the files of scripts are; a manifest names those of the last snapshot.
+OF_SNAPSHOTS = (layout.FILES, layout.FILES_FOLDER, layout.VERSIONS_FOLDER, layout.PARTS_FOLDER)
 # What runs leave in their folders for themselves: the lock, and files that are being written.
 INTERNAL = (layout.LOCK, f"{layout.LOCK}.*", ".write-check", "*.part")
 NAMES_SHOWN = 8
@@ -110,27 +113,72 @@ def copy_run(
     """
     target = folder.expanduser() / name
     storage = find_run(cluster, name)
-    wanted = {path: info for path, info in _files(storage).items() if _is_wanted(path, checkpoints, only)}
+    copied: list[str] = []
+    for _ in range(ATTEMPTS):  # a run that is under way replaces its files
+        files, links = _files(storage)
+        wanted = {path: info for path, info in files.items() if _is_wanted(path, checkpoints, only)}
+        new = [path for path, info in wanted.items() if not _is_here(target / path, info)]
+        if wanted and not new:
+            break
+        try:
+            _check_room(target, sum(wanted[path].size for path in new))
+            _copy_all(storage, target, {path: wanted[path] for path in new})
+        except OSError as cause:
+            raise _unreadable(storage, cause) from cause
+        copied += new
     if only and not wanted:
         raise UsageError(f"--only: run {name} has no file like {' or '.join(only)}; ray-on-ecs fetch {name} takes all")
-    new = [path for path, info in wanted.items() if not _is_here(target / path, info)]
-    try:
-        _check_room(target, sum(wanted[path].size for path in new))
-        _copy_all(storage, target, {path: wanted[path] for path in new})
-    except OSError as cause:
-        raise _unreadable(storage, cause) from cause
-    return Fetched(target, list(wanted), new, sum(info.size for info in wanted.values()))
+    for path, text in links.items():
+        if _is_wanted(path, checkpoints, only):
+            _link(target / path, text)
+    here = [path for path in wanted if (target / path).exists()]
+    return Fetched(target, here, list(dict.fromkeys(copied)), sum(wanted[path].size for path in here))
 
 
-def _files(storage: RunStorage) -> dict[str, FileInfo]:
-    """Return all files of a run by their paths in its folder."""
+def _files(storage: RunStorage) -> tuple[dict[str, FileInfo], dict[str, str]]:
+    """Return all files of a run by their paths in its folder, and the targets of its symbolic links.
+
+    Files that its script wrote are those of the last snapshot.
+    """
+    from pyarrow import fs
+
     from ray_on_ecs.filesystem import list_files
+    from ray_on_ecs.tracking.snapshot import read_snapshot
 
     start = len(storage.path()) + 1
     try:
-        return {each.path[start:]: each for each in list_files(storage.filesystem, storage.path())}
+        snapshot = read_snapshot(storage)
+        tops = storage.filesystem.get_file_info(fs.FileSelector(storage.path(), allow_not_found=True))
+        others = [each for each in tops if each.base_name not in OF_SNAPSHOTS]
+        found = [
+            each for top in others for each in ([top] if top.is_file else list_files(storage.filesystem, top.path))
+        ]
+        stored = {each.path[start:]: each for each in _stored(storage, snapshot)}
     except OSError as cause:
         raise _unreadable(storage, cause) from cause
+    kept = {f"{layout.FILES_FOLDER}/{name}": each for name, each in snapshot.files.items()}
+    files = {each.path[start:]: each for each in found}
+    files |= {path: stored[each.key] for path, each in kept.items() if each.key in stored}
+    return files, {path: each.link for path, each in kept.items() if each.link is not None}
+
+
+def _stored(storage: RunStorage, snapshot: Snapshot) -> list[FileInfo]:
+    """Return the files that a snapshot names: in a bucket from lists, and on a disk without following its links."""
+    from ray_on_ecs.filesystem import list_files
+
+    if storage.is_local:
+        found = storage.filesystem.get_file_info([storage.path(key) for key in sorted(snapshot.keys)])
+        return [each for each in found if each.is_file]
+    folders = (layout.FILES_FOLDER, layout.VERSIONS_FOLDER) if snapshot.files else ()
+    return [each for folder in folders for each in list_files(storage.filesystem, storage.path(folder))]
+
+
+def _link(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():
+        path.unlink()
+    if not path.exists():
+        path.symlink_to(text)
 
 
 def _is_wanted(path: str, checkpoints: bool, only: Sequence[str]) -> bool:
@@ -180,7 +228,7 @@ def _copy_all(storage: RunStorage, target: Path, files: dict[str, FileInfo]) -> 
     ):
         task = bar.add_task(f"fetching {storage.run_name}", total=sum(info.size for info in files.values()))
         copies = [
-            pool.submit(_copy, storage, path, target / path, info, lambda size: bar.advance(task, size), stop)
+            pool.submit(_copy, storage, target / path, info, lambda size: bar.advance(task, size), stop)
             for path, info in files.items()
         ]
         try:
@@ -194,7 +242,6 @@ def _copy_all(storage: RunStorage, target: Path, files: dict[str, FileInfo]) -> 
 
 def _copy(
     storage: RunStorage,
-    path: str,
     file: Path,
     info: FileInfo,
     on_bytes: Callable[[int], object],
@@ -203,6 +250,7 @@ def _copy(
     """Copy a file, again if it was replaced meanwhile; one that was deleted is left out."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    path = info.path[len(storage.path()) + 1 :]
     try:
         for _ in range(ATTEMPTS):
             _copy_once(storage, path, part, on_bytes, stop)

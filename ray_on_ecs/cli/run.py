@@ -35,15 +35,14 @@ from ray_on_ecs.config import (
 )
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError
 from ray_on_ecs.node.code import PACKAGES, fingerprint
-from ray_on_ecs.run import upload
 from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.stop import SIGNALLED
 
 ABOUT = """\
 Run a SCRIPT that torchrun or mpirun could start on the workers of the cluster.
 
-Its folder is uploaded (--working-dir; not what .gitignore or .rayignore name), and the arguments after SCRIPT are its
-own. The files that it writes to the folder $RUN_DIR are kept; all other files that it writes are lost.
+Its folder is uploaded (--working-dir; not the files that .gitignore or .rayignore name), and the arguments after SCRIPT
+are its own. Each run starts in a copy of the folder, and the files that it writes there are kept.
 
 The run goes on when this command ends, also by Ctrl-C; the same command with the same --run-name follows it, or
 resumes it if it was interrupted. With --local Ctrl-C ends the run.
@@ -59,6 +58,8 @@ CLUSTER = "Cluster"
 RECIPE = "--recipe"
 # The exit status after SIGHUP: the terminal's window is closed.
 HANGUP = SIGNALLED + signal.SIGHUP
+# Of the packages that are uploaded.
+EXCLUDES = ("__pycache__", "*.pyc")
 # Settings that already say how many workers there shall be.
 WORKERS = ("num_workers", "nnodes", "nproc_per_node")
 
@@ -153,12 +154,12 @@ def _run(
         note(needless_line(needless))
     work = _submission({}, given, recipe, command)  # a mistake needs no cluster
     cluster = chosen(flags)
+    if given.get("storage_path"):
+        given["storage_path"] = cluster.storage_path = cluster.absolute(str(given["storage_path"]))
     if defaults := cluster.run_flags():
         work = _submission(defaults, given, recipe, command)
     name = work.run["run_name"]
     metadata = {**work.run, MAX_RESUBMISSIONS: str(max_resubmissions)}
-    if given.get("storage_path"):
-        cluster.storage_path = str(given["storage_path"])
     with _ray(cluster, work, stays=detach) as is_local:
         if recipe and is_local:  # its relative paths are those of this folder
             work = replace(work, entrypoint=f"cd {shlex.quote(os.getcwd())} && {work.entrypoint}")
@@ -266,16 +267,16 @@ def _flags(typed: dict[str, Any]) -> Iterator[str]:
 
 
 def _submit(cluster: Cluster, work: Submission, metadata: dict[str, str], *, quiet: bool) -> str:
-    from ray_on_ecs.cluster.jobs import find_or_submit
+    from ray_on_ecs.cluster.jobs import find_or_submit, is_under_way
 
     with cluster.connect_when_up(note) as head, contextlib.ExitStack() as opened:
         runtime_env = None
-        if work.folder:
-            note(f"uploading {work.folder}")
-            runtime_env = opened.enter_context(upload.runtime_env(work.folder))
-        elif _is_other_code(head):
+        if work.script is None and _is_other_code(head):
             note("the image has other code than is here: uploading the packages ray_on_ecs and training")
-            runtime_env = {"py_modules": [*map(_folder, PACKAGES)], "excludes": list(upload.EXCLUDES)}
+            runtime_env = {"py_modules": [*map(_folder, PACKAGES)], "excludes": list(EXCLUDES)}
+        if work.script and not is_under_way(head.jobs, work):
+            note(f"uploading {work.script.folder}")
+            work = work.with_code(cluster.code_storage(work.run["run_name"]), note, is_here=cluster.is_here)
         if quiet:
             opened.enter_context(contextlib.redirect_stdout(sys.stderr))
         return find_or_submit(head.jobs, work, metadata, runtime_env)

@@ -139,6 +139,23 @@ class Cluster(ABC):
         return f"ray-on-ecs {verb}{self.typed}{' ' if rest else ''}{rest}"
 
     @property
+    def is_here(self) -> bool:
+        """Whether its jobs find the files of this machine."""
+        return False
+
+    def absolute(self, storage_path: str) -> str:
+        """Return a storage path as its jobs must be given it."""
+        return storage_path
+
+    def code_storage(self, run_name: str) -> RunStorage:
+        """Return the folder of a run where this machine may write the user's code.
+
+        Raises:
+            UsageError: The storage path can't be reached.
+        """
+        return self.storage(run_name)
+
+    @property
     def stack(self) -> Stack | None:
         """The stack, or None for a cluster of this machine."""
         return None
@@ -280,6 +297,12 @@ class StackCluster(Cluster):
         with forwarded_port(self.stack.region, instance_id, host, port, aws.variables()) as local:
             yield local
 
+    def code_storage(self, run_name: str) -> RunStorage:
+        """See Cluster: the bucket, if the storage path is a folder of the nodes."""
+        return self.s3_access().open(
+            self.storage_path if "://" in self.storage_path else self._stack.storage_path, run_name
+        )
+
     def run_flags(self) -> dict[str, Any]:
         """See Cluster: a worker for each GPU of the stack, which the run waits for."""
         return {"num_workers": self.stack.gpus} if self.stack.gpus else {}
@@ -320,10 +343,17 @@ class LocalCluster(Cluster):
     start_seconds = DASHBOARD_SECONDS
 
     def __init__(self) -> None:
-        given = os.environ.get("RAY_ON_ECS_STORAGE_PATH") or "results"
-        # A job starts in a folder of its own.
-        self.storage_path = given if "://" in given else str(Path(given).expanduser().absolute())
+        self.storage_path = self.absolute(os.environ.get("RAY_ON_ECS_STORAGE_PATH") or "results")
         self._address = os.environ.get("RAY_API_SERVER_ADDRESS", "").rstrip("/")
+
+    @property
+    def is_here(self) -> bool:
+        """See Cluster."""
+        return True
+
+    def absolute(self, storage_path: str) -> str:
+        """See Cluster: a job starts in another folder."""
+        return storage_path if "://" in storage_path else str(Path(storage_path).expanduser().absolute())
 
     @contextmanager
     def _reach(self) -> Generator[Head]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -109,7 +109,7 @@ def find_run(cluster: Cluster, name: str) -> RunStorage:
 
     everything = cluster.storage("")
     _now(cluster, everything)
-    names = sorted(each.base_name for each in _list(everything) if not each.is_file)
+    names = sorted(each.base_name for each in _list(everything) if not each.is_file and each.base_name[0] != ".")
     if name in names:
         return cluster.storage(name)
     nearest = (
@@ -200,7 +200,7 @@ def list_folders(cluster: Cluster, storage: RunStorage) -> Folders:
     files: dict[str, dict[str, FileInfo]] = {}
     newest = 0.0
     start = len(storage.base) + 1
-    for each in _list(storage, recursive=True):
+    for each in _list_all(storage):
         name, _, file = each.path[start:].partition("/")
         if each.is_file:
             newest = max(newest, _modified(each))
@@ -243,6 +243,16 @@ def _no_bucket(cluster: Cluster, bucket: str) -> Exception:
 
         return gone(cluster.stack)
     return UsageError(f"there is no bucket {bucket}; set RAY_ON_ECS_STORAGE_PATH to the folder or bucket with the runs")
+
+
+def _list_all(storage: RunStorage) -> Iterator[FileInfo]:
+    """List the files of all runs; on a disk those alone that are not below their folders, which scripts fill."""
+    if not storage.is_local:
+        yield from _list(storage, recursive=True)
+        return
+    for each in _list(storage):
+        if not each.is_file:
+            yield from _list(replace(storage, base=each.path))
 
 
 def _list(storage: RunStorage, *, recursive: bool = False) -> Iterable[FileInfo]:

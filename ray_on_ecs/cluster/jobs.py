@@ -14,18 +14,18 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ray_on_ecs.config import RunConfig, parse
 from ray_on_ecs.contract import DASHBOARD_URL
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
 from ray_on_ecs.node.jobs import MAX_RESUBMISSIONS
-from ray_on_ecs.run import upload
 from ray_on_ecs.run.config import ScriptConfig
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
+
+    from ray_on_ecs.tracking.storage import RunStorage
 
 # How often in a row the head may submit the run again.
 DEFAULT_MAX_RESUBMISSIONS = 3
@@ -51,13 +51,13 @@ class Submission:
         run: The part of a job's metadata that all jobs of a run have in common.
         entrypoint: The job's shell command. It has what was typed alone: defaults are those of the head's environment.
         workers: The fewest workers that it needs; 0 if the cluster decides.
-        folder: The user's code, if it is a user's.
+        script: The settings of a user's script; None of a recipe.
     """
 
     run: dict[str, str]
     entrypoint: str
     workers: int = 0
-    folder: Path | None = None
+    script: ScriptConfig | None = None
 
     def __post_init__(self) -> None:
         """Check the length of the command.
@@ -71,6 +71,24 @@ class Submission:
                 f"SCRIPT: the command has {size / 2**10:,.0f} KiB, and that of a job may have "
                 f"{MAX_COMMAND_BYTES / 2**10:.0f}; put the arguments into a file, which the script reads"
             )
+
+    def with_code(self, storage: "RunStorage", say: Callable[[str], None], *, is_here: bool) -> Self:
+        """Store the user's code, and return the submission that names it.
+
+        Args:
+            storage: A folder beside that of the run's.
+            say: Gets lines about what is not taken.
+            is_here: Whether the job is on this machine, and so finds the user's folder.
+
+        Raises:
+            UsageError: There is too much of it, or it can't be stored.
+        """
+        if self.script is None:
+            return self
+        from ray_on_ecs.run import code  # it imports pyarrow
+
+        script = code.store(self.script, storage, say)
+        return replace(self, entrypoint=(script if is_here else replace(script, working_dir=".")).job_command())
 
 
 def submission_of_recipe(name: str, flags: Sequence[str]) -> Submission:
@@ -95,15 +113,15 @@ def submission_of_script(arguments: Sequence[str]) -> Submission:
     """Return the submission of a script with these arguments of `python -m ray_on_ecs.run`.
 
     Raises:
-        UsageError: One can't be used, a file is missing, or the folder with the code is too large.
+        UsageError: One can't be used, or a file is missing.
     """
     config = parse(ScriptConfig, arguments).resolve_defaults()
     config.check_files()
     typed = parse(ScriptConfig, arguments, {})
-    upload.check(config.folder)
-    on_head = replace(typed, run_name=config.run_name, working_dir=".", requirements=config.requirements_in_folder)
+    named = {"run_name": config.run_name, "working_dir": str(config.folder)}
+    script = replace(typed, **named, requirements=config.requirements_in_folder)
     workers = config.workers[0] if config.workers else 0
-    return Submission(run_identity(config, typed), on_head.job_command(), workers, config.folder)
+    return Submission(run_identity(config, typed), script.job_command(), workers, script)
 
 
 def run_identity(config: RunConfig, typed: RunConfig) -> dict[str, str]:
@@ -160,7 +178,6 @@ def find_or_submit(
         runtime_env: Of its job.
 
     Raises:
-        UsageError: The folder with the code is too large.
         ResourceError: The head accepts no job.
     """
     name = work.run["run_name"]
@@ -177,8 +194,6 @@ def find_or_submit(
                 entrypoint=work.entrypoint, submission_id=job_id, metadata=metadata, runtime_env=runtime_env
             )
         except (OSError, RuntimeError, ValueError) as cause:
-            if work.folder and upload.is_too_large(cause):
-                raise upload.too_large(work.folder) from cause
             attempts -= 1
             if "already exists" in str(cause) and attempts:  # somebody has just submitted a job, perhaps of this run
                 continue
@@ -204,6 +219,14 @@ def under_way(jobs: dict[str, Any], run: dict[str, str]) -> str | None:
     """Return the ID of the run's job that is pending or running, or None."""
     mine = of_run(jobs, run)
     return next((job_id for job_id, job in mine.items() if not job.status.is_terminal()), None)
+
+
+def is_under_way(client: "JobSubmissionClient", work: Submission) -> bool:
+    """Return whether a job of the run is pending or running; False if the head can't tell yet."""
+    try:
+        return under_way(submitted(client.list_jobs()), work.run) is not None
+    except (OSError, RuntimeError, ValueError):
+        return False
 
 
 class UnreadLogs:

@@ -55,7 +55,6 @@ def hold_run(
     storage: RunStorage,
     record: RunRecord,
     console: Console,
-    runtime_env: Mapping[str, Any] | None = None,
 ) -> Generator[WorkerAllocation]:
     """Hold a run's lock and its place on a cluster, until the block ends.
 
@@ -64,7 +63,6 @@ def hold_run(
         storage: The run's folder.
         record: Says in that folder that the run waits, and at the end how it has ended.
         console: Shows what the run waits for.
-        runtime_env: Ray's runtime environment of the workers on a cluster that is not this machine alone.
 
     Yields:
         The allocation of the workers.
@@ -81,7 +79,7 @@ def hold_run(
 
     try:
         with hold_lock(storage, say) as lock, record.closing(lambda: lock.is_held, say):
-            is_alone = ray_cluster.connect(config, runtime_env or {})
+            is_alone = ray_cluster.connect(config)
             with stoppable():
                 yield _wait_for_workers(config, 0 if is_alone else config.worker_timeout, record, console)
     except OSError as cause:

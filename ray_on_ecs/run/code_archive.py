@@ -25,7 +25,7 @@ from ray_on_ecs.errors import StorageError, one_line
 from ray_on_ecs.run.code_files import CodeFile, CodeFiles
 from ray_on_ecs.run.ignore_files import ask_git
 
-FOLDER = ".code"
+FOLDER, SUFFIX = ".code", ".tar.gz"
 # Code is small; a higher level takes several times as long for a tenth less.
 GZIP_LEVEL = 1
 PIECE_BYTES = 16 * 2**20
@@ -122,7 +122,7 @@ def revision(folder: Path) -> dict[str, str]:
 
 
 def _path(base: str, digest: str) -> str:
-    return f"{base}/{FOLDER}/{digest}.tar.gz"
+    return f"{base}/{FOLDER}/{digest}{SUFFIX}"
 
 
 def _add(tar: tarfile.TarFile, folder: Path, file: CodeFile, on_bytes: OnBytes) -> None:

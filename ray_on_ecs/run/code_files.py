@@ -51,13 +51,16 @@ class CodeFiles:
         return describe(self.left_out)
 
 
-def list_code(folder: Path, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> CodeFiles:
+def list_code(
+    folder: Path, include: Sequence[str] = (), exclude: Sequence[str] = (), *, is_limited: bool = True
+) -> CodeFiles:
     """List the files of a folder that are uploaded.
 
     Args:
         folder: A user's folder, in a git repository or not.
         include: Patterns, as in .gitignore, that bring back what the ignore files leave out.
         exclude: Patterns that leave out more; they win.
+        is_limited: Whether very much is refused if neither is given.
 
     Raises:
         UsageError: Something can't be read, or it is very much and no pattern is given.
@@ -73,8 +76,8 @@ def list_code(folder: Path, include: Sequence[str] = (), exclude: Sequence[str] 
             "all code is uploaded: make them readable, or leave them out by --exclude or .gitignore"
         )
     files = sorted(listing.files)
-    if not include and not exclude:
-        _check_size(folder, files)
+    if is_limited and not include and not exclude:
+        check_size(folder, files)
     return CodeFiles(Path(top), tuple(files), tuple(sorted(listing.left_out)))
 
 
@@ -158,7 +161,8 @@ class _Listing:
         return path[len(self.top.rstrip("/")) + 1 :] or "."
 
 
-def _check_size(folder: Path, files: Sequence[CodeFile]) -> None:
+def check_size(folder: Path, files: Sequence[CodeFile]) -> None:
+    """Raise UsageError if files are too many bytes to be code."""
     size = sum(file.size for file in files)
     if size <= MAX_BYTES:
         return

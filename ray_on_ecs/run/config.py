@@ -23,7 +23,6 @@ from ray_on_ecs.config import (
     worker_range,
 )
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.run import upload
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 # torchrun's words for "as many as there are devices".
@@ -45,7 +44,7 @@ class ScriptConfig(RunConfig):
     PROGRAM = "python -m ray_on_ecs.run"
     ABOUT = (
         "Start a script that torchrun could start, unmodified, on every worker of a Ray cluster, or on this machine; "
-        "restart it after failures, and keep its $RUN_DIR."
+        "restart it after failures, and keep the files that it writes."
     )
     EXAMPLES = """\
         examples:
@@ -63,7 +62,7 @@ class ScriptConfig(RunConfig):
     max_restarts: int = fault_tolerance(
         3,
         "how often in a row the script is started again after a failure without progress in between: a greater step, "
-        "or a file in $RUN_DIR that was new after a minute",
+        "or a file that was new after a minute",
         type=int,
         at_least=0,
     )
@@ -85,7 +84,21 @@ class ScriptConfig(RunConfig):
         hidden=True,
     )
     working_dir: str = _files(
-        ".", "folder with the code; the script starts in it. On a cluster it is uploaded", metavar="DIR"
+        ".", "folder with the code; the script starts in a copy of it, which is the run's own", metavar="DIR"
+    )
+    include: tuple[str, ...] = _many_files(
+        "files of that folder that the script needs although .gitignore or .rayignore names them", metavar="PATTERN"
+    )
+    exclude: tuple[str, ...] = _many_files(
+        "files that are neither taken from that folder nor kept, such as a data set that the script downloads",
+        metavar="PATTERN",
+    )
+    code: str | None = _files(None, "name of that folder and archive of its files", metavar="NAME=URI", hidden=True)
+    left_out: tuple[str, ...] = _many_files(
+        "file of that folder that is not in the archive", metavar="NAME", hidden=True
+    )
+    revision: str | None = _files(
+        None, "the code's commit in git, with -dirty if files have changed since", metavar="COMMIT", hidden=True
     )
     requirements: str | None = _files(
         None, "file of packages for pip, in the folder with the code, to add to those of the image", metavar="FILE"
@@ -112,6 +125,8 @@ class ScriptConfig(RunConfig):
             _check_pairs(flag, given)
         for name, pattern in self.metrics.items():
             _check_metric(name, pattern)
+        if not (self.module or self.no_python) and self.command:
+            object.__setattr__(self, "command", (_relative(self.command[0], self.folder), *self.command[1:]))
 
     @property
     def workers(self) -> tuple[int, int] | None:
@@ -146,6 +161,14 @@ class ScriptConfig(RunConfig):
         return _pairs(self.env)
 
     @property
+    def git(self) -> dict[str, str]:
+        """The environment variables that tell the code's commit; none if it has none."""
+        if self.revision is None:
+            return {}
+        commit, _, dirty = self.revision.partition("-")
+        return {"GIT_COMMIT": commit, "GIT_DIRTY": str(int(bool(dirty)))}
+
+    @property
     def inputs(self) -> dict[str, str]:
         """The sources of `--input` by name."""
         return _pairs(self.input)
@@ -164,7 +187,8 @@ class ScriptConfig(RunConfig):
         folder = self.folder
         if not folder.is_dir():
             raise UsageError(f"--working-dir: {self.working_dir!r} is not a folder")
-        if not (self.module or self.no_python) and not (folder / self.command[0]).is_file():
+        script = os.path.normpath(folder / self.command[0])
+        if not (self.module or self.no_python) and not (os.path.isfile(script) and script.startswith(f"{folder}/")):
             raise UsageError(
                 f"SCRIPT: there is no file {self.command[0]!r} in {folder}; correct it, or give --working-dir"
             )
@@ -191,7 +215,7 @@ class ScriptConfig(RunConfig):
     @property
     def folder(self) -> Path:
         """The folder with the code."""
-        return Path(self.working_dir).expanduser().absolute()
+        return Path(os.path.normpath(Path(self.working_dir).expanduser().absolute()))
 
     def command_line(self, environment: Mapping[str, str] = os.environ) -> list[str]:
         """Return the command that continues the run."""
@@ -199,15 +223,16 @@ class ScriptConfig(RunConfig):
 
     def next_command(self) -> list[str]:
         """Return the command for a user to continue the run: of a job, `ray-on-ecs run` in the folder with the code."""
+        typed = replace(self, code=None, revision=None, left_out=())
         if JOB_VARIABLE not in os.environ:
-            return self.command_line()
-        flags = replace(self, working_dir=".").command_line()[len(self.PROGRAM.split()) :]
+            return typed.command_line()
+        flags = replace(typed, working_dir=".").command_line()[len(self.PROGRAM.split()) :]
         return ["ray-on-ecs", "run", *(["--local"] if LOCAL_VARIABLE in os.environ else []), *flags]
 
     def job_command(self) -> str:
-        """Return the driver's shell command as a job; -P keeps the user's modules off its import path."""
+        """Return the driver's shell command as a job; -P keeps the folder that it starts in off its import path."""
         python, *rest = self.command_line({})
-        return f"cd {upload.FOLDER} && {shlex.join([python, '-P', *rest])}"
+        return shlex.join([python, "-P", *rest])
 
     def with_workers(self, number: int) -> Self:
         """Return this config with a number of workers in place of torchrun's flags, unless it is a range."""
@@ -227,6 +252,11 @@ class ScriptConfig(RunConfig):
                 f"--nproc-per-node: {per_node!r} is not allowed; it must be a number from 1, or one of "
                 f"{', '.join(EVERY_DEVICE)}"
             )
+
+
+def _relative(script: str, folder: Path) -> str:
+    """Return the path of a script in the folder with the code, if it was typed as an absolute one."""
+    return os.path.relpath(script, folder) if Path(script).is_relative_to(folder) else script
 
 
 def _pairs(given: tuple[str, ...]) -> dict[str, str]:

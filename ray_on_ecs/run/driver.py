@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from ray_on_ecs.checkpoint.resume import FORMAT, write_settings
-from ray_on_ecs.config import JOB_VARIABLE
-from ray_on_ecs.errors import UsageError
-from ray_on_ecs.run import inputs, results, upload
+from ray_on_ecs.errors import UsageError, one_line
+from ray_on_ecs.run import code, inputs, ray_cluster, results
 from ray_on_ecs.run.attempts import Attempts, TrainFunction, hold_run
 from ray_on_ecs.run.backend import ScriptBackend
 from ray_on_ecs.run.config import ScriptConfig
@@ -28,6 +27,7 @@ from ray_on_ecs.tracking.cost import cost_line, cost_of
 from ray_on_ecs.tracking.run_actor import create_run_actor
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.run_record import SCRIPT, RunRecord
+from ray_on_ecs.tracking.snapshot import publish, read_snapshot
 from ray_on_ecs.tracking.storage import RunStorage
 
 # Files of these kinds are logs, and not progress: a run that can't work writes them, too.
@@ -44,13 +44,18 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
     Raises:
         UsageError: A setting, the script or a file that it needs can't be used.
         ResourceError: The cluster has no room for the workers.
-        TrainingError: The script failed; what it stored in `$RUN_DIR` is kept, and `error.json` says what happened.
+        TrainingError: The script failed; the files that it wrote are kept, and `error.json` says what happened.
     """
-    requested = config
+    requested = (
+        config if config.code is None else replace(config, code=None, revision=None, left_out=(), working_dir=".")
+    )
     config, storage = _prepare(config)
     record = RunRecord(storage, SCRIPT, requested, config)
     found = {name: inputs.resolve(name, source, storage) for name, source in config.inputs.items()}
-    with _uploaded(config) as runtime_env, hold_run(config, storage, record, console, runtime_env) as allocation:
+    os.environ[CHANGE_FOLDER] = "0"  # the workers stay where Ray starts them
+    os.environ[PREEMPTION_WATCHER] = "0"  # the driver itself looks at the nodes that drain
+    with hold_run(config, storage, record, console) as allocation:
+        is_one_node = ray_cluster.is_one_node()
         config = _begin(config, storage, allocation)
         _print_header(config, storage, allocation, console)
         actor = create_run_actor()
@@ -61,6 +66,8 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
             "run_actor": actor,
             "threads": allocation.cpus_per_worker,
             "use_gpu": allocation.use_gpu,
+            "code": code.find(config, storage, is_one_node=is_one_node),
+            "is_one_node": is_one_node,
             "inputs": found,
         }
 
@@ -78,18 +85,37 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
 
         train_function = TrainFunction(run_script, settings, ScriptBackend(), mark, newest, scripts=scripts)
         attempts = Attempts(train_function, config, storage, allocation, monitor, record, console)
-        summary = attempts.fit()
+        try:
+            summary = attempts.fit()
+        except BaseException:
+            _publish(storage, console)
+            raise
+        _publish(storage, console, has_finished=True)
         document = results.write_results(storage, config, summary, cost_of(attempts.instance_hours.by_kind))
         _print_summary(document, console)
     return document
 
 
+def _publish(storage: RunStorage, console: Console, *, has_finished: bool = False) -> None:
+    """Bring the files of the run to their places, and say which were not kept."""
+    try:
+        snapshot = read_snapshot(storage)
+        if has_finished or snapshot.folder == layout.FILES_FOLDER:  # else the script has written them there itself
+            publish(storage)
+        if snapshot.left_out:
+            console.print(escape(f"ray-on-ecs: not kept: {', '.join(snapshot.left_out)}"), soft_wrap=True)
+    except (OSError, UsageError) as cause:
+        console.print(
+            escape(f"ray-on-ecs: files of the run are not in their places yet ({one_line(cause)})"), soft_wrap=True
+        )
+
+
 def newest_file(storage: RunStorage) -> tuple[str, datetime] | None:
-    """Return the name and time of the newest stored file of `$RUN_DIR` that is not a log, or None."""
+    """Return the name and time of the newest file of the last snapshot that is not a log, or None."""
     files = {
-        name: info.mtime_ns
-        for name, info in storage.files(layout.FILES_FOLDER).items()
-        if not name.endswith(LOGS) and EVENTS not in name
+        name: kept.written_at
+        for name, kept in read_snapshot(storage).files.items()
+        if kept.key and not kept.is_log and not name.endswith(LOGS) and EVENTS not in name
     }
     newest = max(files, key=lambda name: files[name], default=None)
     return (newest, datetime.fromtimestamp(files[newest] / 1e9, UTC)) if newest else None
@@ -97,11 +123,14 @@ def newest_file(storage: RunStorage) -> tuple[str, datetime] | None:
 
 def _prepare(config: ScriptConfig) -> tuple[ScriptConfig, RunStorage]:
     """Check everything that can be checked without a cluster."""
-    config.check_files()
-    config = replace(config.resolve_defaults(), working_dir=str(config.folder))  # Ray's workers start elsewhere
+    if config.code is None:
+        config.check_files()
+    config = replace(config.resolve_defaults(), working_dir=str(config.folder))
     storage = RunStorage.open(config.storage_path, str(config.run_name))
     storage.check_writable()
     _check_unfinished(storage)
+    if config.code is None:
+        config = code.store(config, storage, print)
     return config, storage
 
 
@@ -118,22 +147,6 @@ def _check_unfinished(storage: RunStorage) -> None:
         )
 
 
-@contextmanager
-def _uploaded(config: ScriptConfig) -> Generator[dict[str, Any]]:
-    """Yield what Ray does for the workers of a cluster: it uploads the code, unless that of a job is there already.
-
-    Raises:
-        UsageError: There is too much of it.
-    """
-    os.environ[CHANGE_FOLDER] = "0"  # the workers stay in the folder with the code
-    os.environ[PREEMPTION_WATCHER] = "0"  # the driver itself looks at the nodes that drain
-    if JOB_VARIABLE in os.environ:
-        yield {}
-        return
-    with upload.runtime_env(config.folder) as runtime_env:
-        yield runtime_env
-
-
 def _begin(config: ScriptConfig, storage: RunStorage, allocation: WorkerAllocation) -> ScriptConfig:
     """Put the number of workers into the settings, and write these into the run's folder."""
     config = config.with_workers(allocation.num_workers)
@@ -143,7 +156,7 @@ def _begin(config: ScriptConfig, storage: RunStorage, allocation: WorkerAllocati
 
 
 def _print_header(config: ScriptConfig, storage: RunStorage, allocation: WorkerAllocation, console: Console) -> None:
-    continued = ", continued with its files" if storage.files(layout.FILES_FOLDER) else ""
+    continued = ", continued with its files" if read_snapshot(storage).files else ""
     lines = {
         "run": f"{config.run_name}{continued}",
         "script": " ".join(config.command),

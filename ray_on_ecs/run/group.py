@@ -10,6 +10,33 @@ from ray_on_ecs.run.last_words import LastWords
 
 
 @dataclass(frozen=True)
+class FilesStatus:
+    """The files of a node, as its first worker reports them.
+
+    Attributes:
+        part: The number of the stored part that its folder is at, or None while files change.
+        stored: The number of the last part that it has stored.
+        basis: The parts of the other nodes of which it knew, by their ranks, before it stored that one.
+        confirmed: The last proposal that it has confirmed.
+        is_last: Whether its script has ended, so that the part is its last one.
+        proposal: Of node 0: counts the proposals.
+        parts: Of node 0: the numbers of the proposed parts by node.
+    """
+
+    part: int | None = None
+    stored: int = 0
+    basis: Mapping[int, int] = field(default_factory=dict)
+    confirmed: int = 0
+    is_last: bool = False
+    proposal: int = 0
+    parts: Mapping[int, int] = field(default_factory=dict)
+
+    def confirms(self, proposal: int) -> bool:
+        """Return whether the node's folder was at its part when that was proposed; after its script nothing changes."""
+        return self.confirmed == proposal or self.is_last
+
+
+@dataclass(frozen=True)
 class WorkerStatus:
     """The status of one worker, which it reports to the driver.
 
@@ -19,6 +46,7 @@ class WorkerStatus:
         node_rank: The rank of its node.
         world_size: The number of workers of its group.
         node_id: Ray's ID of its node.
+        pid: The ID of its process, whose descendant its script is.
         network: The network of that address, such as 10.0.0.0/20, or None if other nodes can't reach it by one.
         generation: Which start of the scripts this is about, from 0.
         started_at: When its script was started (Unix time), or None before.
@@ -31,6 +59,7 @@ class WorkerStatus:
         has_ended: Whether its script has ended, and with --mpi all that runs on its behalf.
         is_stored: True once its last files have been stored, or could not be.
         not_stored: The reason why they could not be stored, or None.
+        files: The files of its node, from the first worker of that; None from others.
         stacks: The stacks of its script, if the driver wants them.
         daemons: With --mpi, the commands of the daemons that rank 0's mpirun wants on the other nodes, by their ranks.
         daemon_status: With --mpi, the exit status of its node's daemon, or None while there is none that has ended.
@@ -41,6 +70,7 @@ class WorkerStatus:
     node_rank: int
     world_size: int = 1
     node_id: str = ""
+    pid: int = 0
     network: str | None = None
     generation: int = 0
     started_at: float | None = None
@@ -53,6 +83,7 @@ class WorkerStatus:
     has_ended: bool = False
     is_stored: bool = False
     not_stored: str | None = None
+    files: FilesStatus | None = None
     stacks: str | None = None
     daemons: Mapping[int, str] = field(default_factory=dict)
     daemon_status: int | None = None

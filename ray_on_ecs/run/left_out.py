@@ -74,7 +74,7 @@ def size_text(size: int) -> str:
     for unit, bytes_ in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= bytes_:
             return f"{size / bytes_:.1f} {unit}" if size < 10 * bytes_ else f"{size / bytes_:,.0f} {unit}"
-    return f"{size} bytes"
+    return "1 byte" if size == 1 else f"{size} bytes"
 
 
 def printable(name: str) -> str:

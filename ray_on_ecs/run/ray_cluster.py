@@ -76,12 +76,11 @@ class WorkerAllocation:
         return f"{number} x {kind}, {self.cpus_per_worker} CPU threads each"
 
 
-def connect(config: RunConfig, runtime_env: Mapping[str, Any]) -> bool:
+def connect(config: RunConfig) -> bool:
     """Join the cluster of `RAY_ADDRESS` or one that runs on this machine, or else start one here.
 
     Args:
         config: The run's settings.
-        runtime_env: Ray's runtime environment of the workers, unless the cluster is this machine alone.
 
     Returns:
         Whether the cluster is this machine alone, started for this run.
@@ -92,17 +91,24 @@ def connect(config: RunConfig, runtime_env: Mapping[str, Any]) -> bool:
     """
     shown_log.install()
     try:
-        return _join_or_start(config, os.environ.get("RAY_ADDRESS") or "auto", runtime_env)
+        return _join_or_start(config, os.environ.get("RAY_ADDRESS") or "auto")
     except AuthenticationError as cause:
         raise UsageError("RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's") from cause
 
 
-def _join_or_start(config: RunConfig, address: str, runtime_env: Mapping[str, Any]) -> bool:
+def _join_or_start(config: RunConfig, address: str) -> bool:
+    # Ray puts the folder in which it is started on the import path of its processes, where a user's queue.py would hide
+    # Python's. Recipes find models of the user's own there.
+    with chdir("/") if config.POSITIONAL else nullcontext():
+        return _init(config, address)
+
+
+def _init(config: RunConfig, address: str) -> bool:
     init = partial(ray.init, logging_level=logging.ERROR)
     if address != "local":
         _check_reachable(address)
         try:
-            init(address=address, runtime_env=dict(runtime_env))
+            init(address=address)
             return False
         except ConnectionError as cause:
             if address != "auto":
@@ -111,10 +117,7 @@ def _join_or_start(config: RunConfig, address: str, runtime_env: Mapping[str, An
                 ) from cause
     cpus = max(os.cpu_count() or 1, config.workers[0] if config.workers else CPU_WORKERS)
     os.environ.setdefault(PREEMPTION_WATCHER, "0")  # nobody announces the end of one's own machine
-    # Ray puts the folder in which it is started on the import path of its processes, where a user's queue.py would hide
-    # Python's. Recipes find models of the user's own there.
-    with chdir("/") if config.POSITIONAL else nullcontext():
-        _start_here(partial(init, address="local", num_cpus=cpus))
+    _start_here(partial(init, address="local", num_cpus=cpus))
     return True
 
 
@@ -136,6 +139,11 @@ def _start_here(init: Callable[[], Any]) -> None:
                 process.kill()
             if attempt == START_ATTEMPTS:
                 raise ResourceError(f"Ray did not start on this machine in {attempt} times 30 s: {cause}") from cause
+
+
+def is_one_node() -> bool:
+    """Return whether the cluster is one node, such as this machine alone."""
+    return len(_nodes()) == 1
 
 
 def wait_for_workers(config: RunConfig, seconds: float, console: Console) -> WorkerAllocation:

@@ -11,6 +11,7 @@ from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.cost import Cost
 from ray_on_ecs.tracking.records import merge_records
 from ray_on_ecs.tracking.results import png, run_times, versions
+from ray_on_ecs.tracking.snapshot import read_snapshot
 from ray_on_ecs.tracking.storage import RunStorage
 from ray_on_ecs.tracking.tensorboard import write_events
 
@@ -36,8 +37,8 @@ def write_results(
     """
     records = merge_records(storage)
     files = {"report": layout.REPORT}
-    if storage.files(layout.FILES_FOLDER):
-        files["files"] = layout.FILES_FOLDER
+    if (snapshot := read_snapshot(storage)).files:
+        files["files"] = snapshot.folder
     if names := metric_names(records):
         storage.write(layout.CURVES, plot(records, names))
         storage.write(layout.EVENTS, event_file(records, names))

@@ -7,8 +7,9 @@ SIGTERM, some time, SIGKILL, and what the scripts have left is stored.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -208,7 +209,8 @@ class ScriptGroup:
 
     def _describe(self, members: WorkerStatuses) -> Failure:
         if self._ended_for == "failed":
-            return describe(members, self._config.command[0])
+            failure = describe(members, self._config.command[0])
+            return replace(failure, what=failure.what + missed(failure.words.text, self._config.left_out))
         folder = self._decider.store_stacks({rank: each.stacks or "" for rank, each in members.items()})
         what = f"no progress for {self._config.hang_timeout or SILENT_SECONDS:g} s"
         return Failure(what, "hung", stacks=folder, log=members[min(members)].log)
@@ -232,6 +234,14 @@ class ScriptGroup:
     @staticmethod
     def _world_size(members: WorkerStatuses) -> int:
         return next(iter(members.values())).world_size
+
+
+def missed(text: str, left_out: Sequence[str]) -> str:
+    """Return a hint if a script's last words name a file that was left out of the upload, else nothing."""
+    if "No such file" not in text and "not found" not in text:
+        return ""
+    found = next((name for name in left_out if re.search(rf"(?<![\w.-]){re.escape(name)}", text)), None)
+    return "" if found is None else f"; {found} was left out of the upload, and --include '{found}' brings it"
 
 
 def describe(members: WorkerStatuses, program: str) -> Failure:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import sys
 import tempfile
 import time
 import uuid
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -24,13 +25,17 @@ from ray_on_ecs import sdk
 from ray_on_ecs.errors import ScriptError, one_line
 from ray_on_ecs.node_folder import node_folder
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.run import inputs, mpi, nccl_interface, packages, run_dir, upload, worker_dump
+from ray_on_ecs.run import inputs, mpi, nccl_interface, packages, worker_dump
+from ray_on_ecs.run.code import Code
 from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.environment import OF_EVERY_RANK, WorkerEnvironment, without_ray
-from ray_on_ecs.run.group import Directive, WorkerStatus
+from ray_on_ecs.run.group import Directive, FilesStatus, WorkerStatus
 from ray_on_ecs.run.metrics import MetricsLog, ReportReader
 from ray_on_ecs.run.mpi import MpiNode, MpiRun
 from ray_on_ecs.run.process import ScriptProcess, wait_for_end
+from ray_on_ecs.run.run_folder import POLL_SECONDS as FOLDER_SECONDS
+from ray_on_ecs.run.run_folder import RunFolder
+from ray_on_ecs.run.snapshot_rounds import SnapshotRounds
 from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
 from ray_on_ecs.tracking.records import RecordFile, merge_records, read_records
 from ray_on_ecs.tracking.run_actor import Progress, RunClient
@@ -57,6 +62,8 @@ class Settings(TypedDict):
     run_actor: RunClient
     threads: int
     use_gpu: bool
+    code: Code
+    is_one_node: bool
     inputs: dict[str, str]
     attempt: int
 
@@ -93,15 +100,22 @@ class ScriptWorker:
         self._group = collective.broadcast_from_rank_zero(uuid.uuid4().hex)
         address, node = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
         network = nccl_interface.network_of(address)
-        self._blank = WorkerStatus(address, 0, self._node_rank, self._world_size, node, network, generation=-1)
+        self._blank = WorkerStatus(
+            address, 0, self._node_rank, self._world_size, node, os.getpid(), network, generation=-1
+        )
         self._member = self._blank
         self._members: dict[int, WorkerStatus] = {}
         self._directive: Directive | None = None
         self._unheard_since: float | None = None
         self._file = worker_dump.worker_file(storage.uri, self._rank)
         self._lock = node_folder("scripts", storage.uri)
-        self._folder = run_dir.local_folder(storage)
-        self._run_folder = run_dir.RunFolder(storage, self._folder, self._node_rank == 0)
+        code = settings["code"]
+        # The script itself may write into the storage where that is a folder of this machine, which nobody else uses.
+        is_direct = storage.is_local and settings["is_one_node"] and context.get_local_world_size() == self._world_size
+        own = {"node_id": node, "is_direct": is_direct, "exclude": self._config.exclude}
+        self._run_folder = RunFolder(storage, code.name, self._node_rank, code.place, **own)
+        self._folder = self._run_folder.folder
+        self._rounds: SnapshotRounds | None = None
         self._metrics: MetricsLog | None = None
         self._record_file: RecordFile | None = None
         self._shown: tuple[int, dict[str, Any]] | None = None
@@ -117,10 +131,14 @@ class ScriptWorker:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self._file.unlink(missing_ok=True)
+            if self._local_rank == 0:
+                self._run_folder.remove()
 
     def run(self) -> dict[str, Any]:
         """Prepare the node, and run the script as often as the driver says."""
         self._storage.check_shared()
+        if self._local_rank == 0:
+            self._reset_folder()
         self._python = self._install_packages()
         self._fetched = {
             f"{inputs.VARIABLE_PREFIX}{name}": inputs.fetch(each) for name, each in self._settings["inputs"].items()
@@ -129,8 +147,12 @@ class ScriptWorker:
             self._metrics = MetricsLog(self._config.metrics, read_records(self._storage))
             self._record_file = RecordFile(self._storage)
         generation = -1
+        has_reset = True
         while (directive := self._next_start(generation)).action != "leave":
             generation = directive.generation
+            if self._local_rank == 0 and not has_reset:
+                self._reset_folder()
+            has_reset = False
             self._run_once(generation)
         return {"hardware": self._hardware(), "first_step_at": self._first_started_at} if self._rank == 0 else {}
 
@@ -138,9 +160,13 @@ class ScriptWorker:
         """Return a Python interpreter with the packages of --requirements, in the versions that all workers have."""
         if (name := self._config.requirements_in_folder) is None:
             return sys.executable
-        requirements = packages.Requirements(self._working_folder, name, self._config.variables)
+        requirements = packages.Requirements(self._folder, name, self._config.variables)
         resolved = requirements.resolve(self._storage) if self._rank == 0 else None
-        return requirements.install(collective.broadcast_from_rank_zero(resolved))
+        python = requirements.install(collective.broadcast_from_rank_zero(resolved))
+        collective.barrier()
+        if self._local_rank == 0:
+            self._run_folder.ignore_new()  # of packages that were built in the folder
+        return python
 
     def _next_start(self, generation: int) -> Directive:
         """Wait until the driver says to start the script, again after this generation, or to leave."""
@@ -155,15 +181,17 @@ class ScriptWorker:
     def _run_once(self, generation: int) -> None:
         """Meet the other workers, run the script to its end, and store what it leaves."""
         self._member = replace(self._blank, generation=generation)
-        if self._local_rank == 0:
-            # The script of an earlier worker on this node may have its last seconds.
-            wait_for_end(self._lock, GRACE_SECONDS + KILL_SECONDS)
-            self._run_folder.restore()
+        self._rounds = None
         if self._metrics:
             self._metrics.restart()
         if not self._meet():  # no script starts before every node has its files
             self._tell_stored()
             return
+        if self._local_rank == 0:
+            nodes = len({each.node_rank for each in self._members.values()})
+            self._rounds = SnapshotRounds(
+                self._storage, self._run_folder, self._node_rank, nodes, f"{self._group}-{generation}"
+            )
         with tempfile.TemporaryDirectory(prefix="ray-on-ecs-") as folder:
             self._reports = ReportReader(Path(folder))
             self._deadline_file = Path(folder) / sdk.DEADLINE
@@ -172,17 +200,21 @@ class ScriptWorker:
                 started_at = time.time()
                 self._first_started_at = self._first_started_at or started_at
                 self._member = replace(self._member, started_at=started_at)
-                with run_every(run_dir.STORE_SECONDS, self._store, "run folder"):
+                with run_every(FOLDER_SECONDS, self._store, "run folder"):
                     self._look_after(process)
                     self._end(process)
                     self._wait_for_node(process)
                 self._take_reports()
-        # A script that was killed in the middle of writing a file leaves a part of it.
-        self._store(is_last=all((each.status or 0) >= 0 or each.status == -signal.SIGTERM for each in self._node))
+        self._store_last()
         if self._metrics:
             self._write_metrics(is_last=True)
             self._report_progress()
         self._tell_stored()
+
+    def _reset_folder(self) -> None:
+        # The script of an earlier worker on this node may have its last seconds.
+        wait_for_end(self._lock, GRACE_SECONDS + KILL_SECONDS)
+        self._run_folder.reset()
 
     def _meet(self) -> bool:
         """Choose a port and wait for all workers; return False if the driver has something else in mind.
@@ -219,7 +251,9 @@ class ScriptWorker:
 
     def _talk(self, wants_members: bool = False) -> Directive | None:
         """Tell how the script is doing; return the driver's directive to this group, if there is one."""
-        answer = self._actor.update(self._group, self._rank, self._member, wants_members or self._config.mpi)
+        files = self._rounds.status if self._rounds else None
+        member = replace(self._member, files=files)
+        answer = self._actor.update(self._group, self._rank, member, wants_members or self._config.mpi)
         if answer is None:
             self._unheard_since = self._unheard_since or time.monotonic()
             return None
@@ -238,10 +272,10 @@ class ScriptWorker:
         variables = self._variables(folder)
         if not self._config.mpi:
             argv = self._config.argv(self._python)
-            return ScriptProcess(argv, variables, self._working_folder, self._on_line, self._lock)
+            return ScriptProcess(argv, variables, self._folder, self._on_line, self._lock)
         if self._rank != 0:
             node = self._node_rank if self._local_rank == 0 else None
-            return MpiNode(node, variables, self._working_folder, self._on_line, self._lock)
+            return MpiNode(node, variables, self._folder, self._on_line, self._lock)
         ranks = Counter(each.node_rank for each in self._members.values())
         exchange = folder / "mpi"
         exchange.mkdir()
@@ -249,13 +283,7 @@ class ScriptWorker:
         networks = sorted({each.network for each in self._members.values() if each.network})
         where = {"workers": workers, "address": self._member.host, "networks": networks, "exchange": exchange}
         argv = self._config.argv(self._python, mpi.runner(self._python))
-        return MpiRun(argv, variables, self._working_folder, self._on_line, self._lock, **where)
-
-    @property
-    def _working_folder(self) -> Path:
-        """The folder with the code, which Ray has brought to the node of a cluster."""
-        uploaded = ray.get_runtime_context().runtime_env.get("working_dir")
-        return Path.cwd() / upload.FOLDER if uploaded else self._config.folder
+        return MpiRun(argv, variables, self._folder, self._on_line, self._lock, **where)
 
     def _variables(self, folder: Path) -> dict[str, str]:
         """Return the script's environment: this process's without Ray's, and that of a worker of torchrun."""
@@ -287,6 +315,7 @@ class ScriptWorker:
             "PYTHONUNBUFFERED": "1",
             **of_worker,
             "RUN_DIR": str(self._folder),
+            **self._config.git,
             sdk.FOLDER_VARIABLE: str(folder),
             **self._fetched,
             **self._config.variables,
@@ -321,7 +350,8 @@ class ScriptWorker:
         has_steps = self._metrics is not None and self._metrics.step is not None
         has_ended = self._member.has_ended or process.has_ended(self._members)
         self._member = replace(process.describe(self._member), has_steps=has_steps, has_ended=has_ended)
-        self._talk(wants_members=has_ended and self._local_rank == 0)
+        is_first_of_node = self._local_rank == 0 and self._context.get_local_world_size() < self._world_size
+        self._talk(wants_members=self._local_rank == 0 and (has_ended or is_first_of_node))
         process.learn(self._members)
 
     def _end(self, process: Process) -> None:
@@ -358,17 +388,39 @@ class ScriptWorker:
         self._member = replace(self._member, has_ended=True, is_stored=True)
         self._talk()
 
-    def _store(self, is_last: bool = False) -> None:
+    def _store(self) -> None:
         """Store the files of this node that are complete; its first worker does so."""
-        if self._local_rank != 0:
+        if self._rounds is None or any(_was_killed(each) for each in self._node):
             return
         try:
-            self._run_folder.store(time.monotonic(), psutil.Process().children(recursive=True), is_last)
-        except OSError as cause:
-            if is_last:
-                self._member = replace(self._member, not_stored=one_line(cause))
-            else:
-                print(f"$RUN_DIR could not be stored, and will be tried again ({one_line(cause)})", flush=True)
+            self._rounds.poll(self._files, _descendants([each.pid for each in self._node]))
+        except Exception as cause:  # the thread goes on
+            print(f"files could not be stored, and will be tried again ({one_line(cause)})", flush=True)
+
+    def _store_last(self) -> None:
+        """Store the last files of the node, and on the first node the last snapshot, unless a script was killed."""
+        if self._rounds is None or any(_was_killed(each) for each in self._node):
+            return
+        try:
+            self._rounds.finish()
+            while self._node_rank == 0 and not self._rounds.commit_last(self._files):
+                self._talk(wants_members=True)
+                if self._is_alone or any(_was_killed(each) for each in self._members.values()):
+                    break
+                time.sleep(WAIT_SECONDS)
+        except Exception as cause:
+            self._member = replace(self._member, not_stored=one_line(cause))
+        else:
+            if outside := self._run_folder.outside:
+                print(f"not kept, because it is beside the working directory: {', '.join(outside)}", flush=True)
+            if failed := self._run_folder.failed:
+                reason = "; ".join(f"{name}: {why}" for name, why in failed.items())
+                self._member = replace(self._member, not_stored=reason)
+
+    @property
+    def _files(self) -> dict[int, FilesStatus]:
+        """What the nodes have told of their files."""
+        return {each.node_rank: each.files for each in list(self._members.values()) if each.files}
 
     def _take_reports(self) -> None:
         for report in self._reports.read_new():
@@ -416,3 +468,15 @@ class ScriptWorker:
             "threads_per_worker": self._settings["threads"],
             "node_cpus": psutil.cpu_count(),
         }
+
+
+def _descendants(pids: Iterable[int]) -> Iterator[psutil.Process]:
+    """Yield the processes that these have started, directly or not."""
+    for pid in pids:
+        with suppress(psutil.Error):
+            yield from psutil.Process(pid).children(recursive=True)
+
+
+def _was_killed(worker: WorkerStatus) -> bool:
+    """Return whether a signal has ended a worker's script, perhaps in the middle of writing."""
+    return worker.status is not None and worker.status < 0

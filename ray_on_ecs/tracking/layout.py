@@ -18,8 +18,12 @@ BEST_WEIGHTS = "best/model.pt"
 STACKS_FOLDER = "stalls"
 # What each command on the run has printed, as a file named after the moment when it began.
 LOGS = "logs"
-# What a user's script has written to $RUN_DIR.
+# The files that a user's script has created or changed in its working directory: FILES is the manifest of the last
+# complete snapshot, PARTS_FOLDER has those of single nodes.
+FILES = "files.json"
 FILES_FOLDER = "files"
+VERSIONS_FOLDER = "versions"
+PARTS_FOLDER = "parts"
 
 # A checkpoint is a folder `checkpoint_<step>` of torch.distributed.checkpoint: a file from each rank, METADATA and,
 # written last, a MANIFEST.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import uuid
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -116,12 +117,13 @@ class RunStorage:
         """Open a file to write it from its start, making its folder if need be. S3 shows it once it is closed."""
         if self.is_local:  # S3 has no folders
             self.filesystem.create_dir(self.path(*name.split("/")[:-1]), recursive=True)
-        return self.filesystem.open_output_stream(self.path(name))
+        return self.filesystem.open_output_stream(self.path(name), compression=None)  # a name in .gz is a name
 
     @contextmanager
     def replace(self, name: str) -> Generator[NativeFile]:
         """Open a file to write it; until it is complete, readers find the old one."""
-        written = f"{name}.part" if self.is_local else name
+        # A user's files may be a.pt and a.pt.part.
+        written = f"{name}.{uuid.uuid4().hex[:8]}.part" if self.is_local else name
         with self.open_writer(written) as stream:
             yield stream
         if self.is_local:

@@ -15,6 +15,8 @@ import psutil
 import pytest
 from ray.job_submission import JobSubmissionClient
 
+from ray_on_ecs.tracking.snapshot import read_snapshot
+from ray_on_ecs.tracking.storage import RunStorage
 from tests.commands.head import ON_HEAD, SECONDS, TOKEN, Head, commands, started
 from tests.commands.terminal import Terminal
 from tests.commands.test_launch import scripts
@@ -27,9 +29,10 @@ import os, signal, sys, time
 from pathlib import Path
 
 rank, restart = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-folder = Path(os.environ["RUN_DIR"])
+folder = Path(os.environ["MARKS"])
 
 def save(number, frame):
+    Path(f"kept-{rank}").touch()
     (folder / f"saved-{rank}-{restart}").touch()
     sys.exit(0)
 
@@ -58,15 +61,21 @@ class Run:
     name: str
     command: subprocess.Popen[Any]
     folder: Path
+    marks_folder: Path
     terminal: Terminal | None
 
     @property
-    def files(self) -> set[str]:
-        """The files that the script has written."""
-        return {each.name for each in (self.folder / "files").glob("*-*")}
+    def marks(self) -> set[str]:
+        """The marks that the script has set outside its working directory."""
+        return {each.name for each in self.marks_folder.iterdir()}
+
+    @property
+    def kept(self) -> set[str]:
+        """The files of the run's last snapshot."""
+        return set(read_snapshot(RunStorage.open(str(self.folder.parent), self.folder.name)).files)
 
     def pid(self, rank: int, restart: int = 0) -> int:
-        return int((self.folder / "files" / f"begun-{rank}-{restart}").read_text())
+        return int((self.marks_folder / f"begun-{rank}-{restart}").read_text())
 
     @property
     def state(self) -> str:
@@ -90,7 +99,10 @@ def _worker(script: int) -> psutil.Process:
 @pytest.fixture
 def start(environment: dict[str, str], head: Head, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
     """Start the script by `python -m ray_on_ecs.run`, or by another module and its arguments."""
-    (tmp_path / "ends.py").write_text(SCRIPT)
+    code, marks = tmp_path / "code", tmp_path / "marks"
+    code.mkdir()
+    marks.mkdir()
+    (code / "ends.py").write_text(SCRIPT)
     name = f"ends-{tmp_path.name}".replace("_", "-").replace("[", "").replace("]", "")
 
     def start(
@@ -104,17 +116,18 @@ def start(environment: dict[str, str], head: Head, tmp_path: Path, request: pyte
         of_run = on or head
         variables = {**environment, **of_run.variables, "RAY_API_SERVER_ADDRESS": of_run.dashboard, **ON_HEAD}
         words = ["run"] if module == "ray_on_ecs" else []
-        arguments = (*words, "--num-workers", "2", "--run-name", name, *flags, "ends.py", cause)
+        own = ("--run-name", name, "--env", f"MARKS={marks}", *flags)
+        arguments = (*words, "--num-workers", "2", *own, "ends.py", cause)
         terminal = None
         if in_terminal:
-            terminal = Terminal([sys.executable, "-m", module, *arguments], variables, tmp_path)
+            terminal = Terminal([sys.executable, "-m", module, *arguments], variables, code)
             opened.callback(terminal.close)
             command: subprocess.Popen[Any] = terminal.command
         else:
-            command = opened.enter_context(commands(module, variables, tmp_path))(*arguments)
-        run = Run(name, command, of_run.storage / name, terminal)
+            command = opened.enter_context(commands(module, variables, code))(*arguments)
+        run = Run(name, command, of_run.storage / name, marks, terminal)
         begun = {"begun-0-0", "begun-1-0"}
-        until(lambda: begun <= run.files or run.command.poll() is not None)
+        until(lambda: begun <= run.marks or run.command.poll() is not None)
         assert not begins or run.command.poll() is None, run.command.communicate()
         return run
 
@@ -138,7 +151,8 @@ def test_a_driver_that_is_told_to_end_gives_the_script_its_time(
     ended, said = run.end()
     assert ended == status, said
     assert said.endswith(f"ray-on-ecs: interrupted; continue with --run-name {run.name}\n")
-    assert run.files >= SAVED
+    assert run.marks >= SAVED
+    assert run.kept == {"kept-0", "kept-1"}
     assert run.state == "interrupted"
 
 
@@ -147,7 +161,7 @@ def test_a_terminal_that_is_closed_ends_the_driver_as_sighup_does(start: Start) 
     assert run.terminal
     run.terminal.close()
     assert run.command.wait(SECONDS) == 129
-    assert run.files >= SAVED
+    assert run.marks >= SAVED
     assert run.state == "interrupted"
     assert not scripts("ends.py")
 
@@ -158,8 +172,8 @@ def test_a_worker_that_is_killed_leaves_its_script_the_time_and_the_run_goes_on(
     status, said = run.end()
     assert status == 0, said
     assert "; restarting from " in said
-    assert run.files >= SAVED
-    assert {"begun-0-1", "begun-1-1"} <= run.files
+    assert run.marks >= SAVED
+    assert {"begun-0-1", "begun-1-1"} <= run.marks
     assert run.state == "finished"
 
 
@@ -173,7 +187,7 @@ def test_a_head_that_is_killed_leaves_the_scripts_their_time(
         until(lambda: have_ended(processes))
         run.command.kill()
         run.command.communicate(timeout=SECONDS)
-    assert run.files >= SAVED
+    assert run.marks >= SAVED
     assert run.state == "training", "the next head finds that the lock's owner is dead"
 
 
@@ -182,7 +196,7 @@ def test_a_driver_that_is_killed_takes_its_scripts_along_gently(start: Start) ->
     processes = [psutil.Process(run.pid(rank)) for rank in range(2)]
     run.command.kill()
     until(lambda: have_ended(processes))
-    assert run.files >= SAVED
+    assert run.marks >= SAVED
     run.command.communicate(timeout=SECONDS)
     assert run.state == "training", "the lock says that its owner is dead"
 
@@ -193,7 +207,8 @@ def test_a_job_that_is_stopped_gives_the_script_its_time(start: Start, head: Hea
     client.stop_job(run.name)
     status, said = run.end()
     assert status, said
-    assert run.files >= SAVED
+    assert run.marks >= SAVED
+    assert run.kept == {"kept-0", "kept-1"}
     assert run.state == "interrupted"
 
 
@@ -204,7 +219,8 @@ def test_a_rank_that_raises_ends_the_others_gently_and_the_run_the_second_time(s
     assert said.count("restarting from ") == 1
     what = "training failed on rank 1: ends.py ended with exit status 1: RuntimeError: of rank 1"
     assert f"{what} (the same error twice); see " in said
-    assert {"saved-0-0", "begun-0-1"} <= run.files
+    assert {"saved-0-0", "begun-0-1"} <= run.marks
+    assert run.kept == {"kept-0"}
     assert run.state == "failed"
     error = json.loads((run.folder / "error.json").read_text())
     assert error["rank"] == 1
@@ -227,7 +243,8 @@ def test_a_rank_that_is_killed_is_started_again_by_the_living_workers(start: Sta
     status, said = run.end()
     assert status == 0, said
     assert "training failed on rank 1: ends.py was ended by signal 9" in said
-    assert "saved-0-0" in run.files
-    assert {"begun-0-1", "begun-1-1"} <= run.files
+    assert "saved-0-0" in run.marks
+    assert not run.kept, "a script that is killed may be in the middle of writing"
+    assert {"begun-0-1", "begun-1-1"} <= run.marks
     assert len(workers) == 1
     assert run.state == "finished"

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ray_on_ecs.tracking.snapshot import read_snapshot
+from ray_on_ecs.tracking.storage import RunStorage
 from tests.commands.conftest import REPOSITORY
 from tests.commands.head import ON_HEAD, SECONDS, Head, commands, read_until
 from tests.local_cluster import have_ended
@@ -61,6 +63,11 @@ for name in variables:
 ray.init()
 print("a task has answered", ray.get(ray.remote(num_cpus=0)(lambda: 42).remote()))
 """
+# Shows which files are links.
+LINKS = """
+import os
+print("links", sorted(name for name in os.listdir("data") if os.path.islink(f"data/{name}")))
+"""
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -82,6 +89,14 @@ def launch(environment: dict[str, str], head: Head, code: Path) -> Iterator[Star
         yield start
 
 
+def is_stored(folder: Path, name: str) -> bool:
+    """Return whether the last snapshot has a file of a run as its script has left it."""
+    storage = RunStorage.open(str(folder.parent), folder.name)
+    snapshot = read_snapshot(storage)
+    written_at = Path(storage.path(snapshot.folder, name)).stat().st_mtime_ns if name in snapshot.files else None
+    return written_at is not None and snapshot.files[name].written_at == written_at
+
+
 def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=SECONDS)
     return process.returncode, out, err
@@ -92,8 +107,10 @@ def test_a_torchrun_script_is_resumed_after_a_rank_was_killed(launch: Start, hea
     hold = ("--env", f"HOLD={code / 'hold'}")
     process = launch("--num-workers", "2", "--run-name", "mine", *METRICS, *hold, "held.py", "--epochs", "6")
     read_until(process, "epoch 2: loss")
+    folder = head.storage / "mine"
+    until(lambda: is_stored(folder, "snapshot.pt"))
     rank_1 = until(lambda: [each for each in scripts("held.py") if each.environ().get("RANK") == "1"])
-    assert rank_1[0].cwd() != str(code), "it runs what was uploaded"
+    assert rank_1[0].cwd() != str(code), "it runs a copy"
     rank_1[0].kill()
     (code / "hold").unlink()
     status, out, err = end(process)
@@ -101,8 +118,7 @@ def test_a_torchrun_script_is_resumed_after_a_rank_was_killed(launch: Start, hea
     assert "training failed on rank 1: held.py was ended by signal 9" in out
     assert "restarting from snapshot.pt of " in out
     assert "rank 1: resuming at epoch 3" in out
-    folder = head.storage / "mine"
-    assert {each.name for each in (folder / "files").iterdir()} == {"snapshot.pt"}
+    assert read_snapshot(RunStorage.open(str(head.storage), "mine")).files.keys() == {"snapshot.pt"}
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [each["step"] for each in records] == list(range(6))
     assert records[-1]["loss"] < records[0]["loss"]
@@ -165,7 +181,8 @@ def test_a_job_has_the_code_that_was_there_when_it_was_submitted(submit: Start, 
     status, out, err = end(submit("--num-workers", "2", "--run-name", "job", "show.py", "--run-name", "own"))
     assert status == 0, out + err
     assert "run job is submitted as job job" in out
-    shown = [json.loads((head.storage / "job" / "files" / f"{rank}.json").read_text()) for rank in range(2)]
+    folder = head.storage / "job" / "files" / code.name
+    shown = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
     assert [(each["rank"], each["size"], each["arguments"]) for each in shown] == [
         ("0", "2", ["--run-name", "own"]),
         ("1", "2", ["--run-name", "own"]),
@@ -174,7 +191,7 @@ def test_a_job_has_the_code_that_was_there_when_it_was_submitted(submit: Start, 
     assert shown[0]["addresses"] == shown[1]["addresses"]
     assert len(set(shown[0]["addresses"])) == 2, "each rank can listen to a port that was free when it started"
     assert {each["port"] for each in shown} == {shown[0]["addresses"][0].rpartition(":")[2]}
-    assert {each["folder"] for each in shown}.isdisjoint({str(code)})
+    assert {each["folder"] for each in shown} == {str(folder)}
     metrics = [json.loads(line) for line in (head.storage / "job" / "metrics.jsonl").read_text().splitlines()]
     assert [(each["step"], each["loss"]) for each in metrics] == [(1, 1.0), (2, 0.5)]
     last = json.loads((head.storage / "job" / "status.json").read_text())
@@ -185,16 +202,16 @@ def test_a_job_has_the_code_that_was_there_when_it_was_submitted(submit: Start, 
 
 
 @pytest.mark.parametrize("module", ["launch", "submit"])
-def test_a_folder_that_is_too_large_is_one_line(request: pytest.FixtureRequest, code: Path, module: str) -> None:
+def test_large_and_ignored_files_are_linked(request: pytest.FixtureRequest, code: Path, module: str) -> None:
     (code / "data").mkdir()
-    for name in ("a.bin", "b.bin"):
+    (code / ".gitignore").write_text("*.bin\n")
+    (code / "links.py").write_text(LINKS)
+    for name, size in {"large.tar": 2**31, "ignored.bin": 10, "small.txt": 10}.items():
         with (code / "data" / name).open("wb") as file:
-            file.truncate(2**30)
-    start = request.getfixturevalue(module)
-    status, out, err = end(start("held.py"))
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "has 2,048 MiB, and 512 MiB can be uploaded; the largest are data (2,048 MiB), " in err
-    assert ".rayignore" in err
+            file.truncate(size)
+    status, out, err = end(request.getfixturevalue(module)("--num-workers", "1", "links.py"))
+    assert status == 0, out + err
+    assert "links ['ignored.bin', 'large.tar']" in out
 
 
 def test_ctrl_c_leaves_nothing_running(launch: Start, head: Head) -> None:

@@ -40,12 +40,12 @@ def wheels(code: Path) -> str:
 
 def test_a_script_goes_on_after_a_rank_was_killed(cluster: Cluster, wheels: str, tmp_path: Path) -> None:
     flags = (f"--working-dir={CODE}", "--run-name=mpi", "--mpi", f"--requirements={wheels}", "--metric=pi=pi ([0-9.]+)")
-    # A round takes a few hundredths of a second: there have to be enough of them to find one in the middle.
-    command = ["ray-on-ecs", "run", "--num-workers=2", *flags, SCRIPT, "--rounds=1000"]
+    # A round takes a few hundredths of a second, and each writes a file: a snapshot finds a short pause after 15 s.
+    command = ["ray-on-ecs", "run", "--num-workers=2", *flags, SCRIPT, "--rounds=2000"]
     output = tmp_path / "log"
     process = cluster.engine.start("exec", cluster.head, *command, output=output)
     try:
-        until(lambda: "round 3:" in output.read_text() or process.poll() is not None, 400, output.read_text)
+        until(lambda: "files.json" in cluster.keys("runs/mpi/") or process.poll() is not None, 400, output.read_text)
         assert process.poll() is None, output.read_text()
         with ThreadPoolExecutor() as threads:
             killed = list(threads.map(lambda name: cluster.engine.python(name, KILL, SCRIPT), cluster.workers))

@@ -1,4 +1,4 @@
-"""What a user's script survives on two nodes with an S3: it finds its $RUN_DIR wherever it starts again."""
+"""What a user's script survives on two nodes with an S3: it finds its files wherever it starts again."""
 
 import json
 import re
@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from ray_on_ecs.config import JOB_VARIABLE
 from tests.aws import BUCKET
 from tests.disturbed_run import END_SECONDS
 from tests.local_cluster import LocalCluster, kill_tree
 from tests.waiting import until
 
-# Counts steps on two ranks; rank 0 saves every tenth. It needs a second of Python and nothing else.
+# Counts steps on two ranks; rank 0 saves every twentieth. It needs a second of Python and nothing else.
 SCRIPT = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -36,11 +35,11 @@ def save():
 stopping = []
 signal.signal(signal.SIGTERM, lambda *_: stopping.append(True))
 while step < 60:
-    time.sleep(0.3)
+    time.sleep(0.4)
     step += 1
     ray_on_ecs.progress(step)
     ray_on_ecs.log(value=step)
-    if step % 10 == 0 or stopping:
+    if step % 20 == 0 or stopping:
         save()
     if stopping:
         print(f"rank {rank} stops at step {step}, {ray_on_ecs.seconds_left():.0f} s are left")
@@ -55,9 +54,6 @@ def cluster(aws_variables: dict[str, str]) -> Iterator[LocalCluster]:
         **aws_variables,
         "PYTHONUNBUFFERED": "1",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_SECONDS),
-        # No upload, as for the driver of a job: a node that starts clears the folder with the uploaded code, which all
-        # nodes of one machine have in common.
-        JOB_VARIABLE: "{}",
     }
     with LocalCluster(2, variables) as cluster:
         yield cluster
@@ -143,7 +139,7 @@ def test_a_script_on_a_node_that_is_told_to_stop_saves_and_goes_on_elsewhere(
     start: Start, cluster: LocalCluster, launcher: str
 ) -> None:
     run = start(f"notice{launcher}", *launcher.split())
-    run.wait_for(lambda: run.read("files/state.json"))
+    run.wait_for(lambda: run.read("files.json"))
     cluster.workers[0].send_signal(signal.SIGTERM)
     assert run.finish() == 0, run.log
     stopped = {int(step) for step in re.findall(r"rank 0 stops at step (\d+)", run.log)}
@@ -157,12 +153,12 @@ def test_a_script_on_a_node_that_is_told_to_stop_saves_and_goes_on_elsewhere(
 
 def test_a_script_whose_node_dies_goes_on_from_what_was_stored(start: Start, cluster: LocalCluster) -> None:
     run = start("killed")
-    run.wait_for(lambda: run.read("files/state.json"))
+    run.wait_for(lambda: run.read("files.json"))
     kill_tree(cluster.workers[0].pid)
     assert run.finish() == 0, run.log
     resumed = {step for _, step in run.begun} - {0}
     assert resumed
-    assert {step % 10 for step in resumed} == {0}, "a step that was saved"
+    assert {step % 20 for step in resumed} == {0}, "a step that was saved"
     assert run.begun == {(rank, step) for rank in (0, 1) for step in {0, *resumed}}
     assert "restarting from state.json of " in run.log
     assert_complete(run)
@@ -170,7 +166,7 @@ def test_a_script_whose_node_dies_goes_on_from_what_was_stored(start: Start, clu
 
 def test_an_elastic_script_goes_on_with_the_workers_that_are_left(start: Start, cluster: LocalCluster) -> None:
     run = start("elastic", workers="1:2")
-    run.wait_for(lambda: run.read("files/state.json"))
+    run.wait_for(lambda: run.read("files.json"))
     kill_tree(cluster.workers[0].pid)
     run.wait_for(lambda: ", 1 workers" in run.log)
     assert run.finish() == 0, run.log

@@ -6,7 +6,8 @@ Each node installs the example's packages, so this needs an index of packages.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,6 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from ray_on_ecs.run.driver import JOB_VARIABLE
 from tests.aws import BUCKET
 from tests.disturbed_run import END_SECONDS
 from tests.local_cluster import REPOSITORY, LocalCluster, kill_tree
@@ -22,6 +22,7 @@ from tests.waiting import until
 
 WORKERS = 2
 EXAMPLES = REPOSITORY / "examples"
+PAUSE_SECONDS = 30.0
 STORAGE = f"s3://{BUCKET}/examples"
 
 
@@ -81,9 +82,7 @@ SCRIPTS = {
 
 @pytest.fixture(scope="module")
 def cluster(price_variables: dict[str, str]) -> Iterator[LocalCluster]:
-    # No upload, as for the driver of a job: a node that starts clears the folder with the uploaded code, which all
-    # nodes of one machine have in common.
-    with LocalCluster(WORKERS, {**price_variables, "PYTHONUNBUFFERED": "1", JOB_VARIABLE: "{}"}) as cluster:
+    with LocalCluster(WORKERS, {**price_variables, "PYTHONUNBUFFERED": "1"}) as cluster:
         yield cluster
 
 
@@ -119,6 +118,19 @@ def processes_of(cluster: LocalCluster, script: str) -> list[psutil.Process]:
     return [found[rank] for rank in sorted(found)]
 
 
+def pause_until(condition: Callable[[], bool], processes: Sequence[psutil.Process]) -> None:
+    """Stop processes until their files are stored; again a little later if they were in the middle of writing."""
+    while True:
+        for each in processes:
+            each.suspend()
+        with suppress(TimeoutError):
+            until(condition, PAUSE_SECONDS)
+            return
+        for each in processes:
+            each.resume()
+        time.sleep(0.3)
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_an_example_goes_on_after_a_rank_was_killed(
     cluster: LocalCluster, tmp_path: Path, bucket: Bucket, script: str
@@ -139,7 +151,10 @@ def test_an_example_goes_on_after_a_rank_was_killed(
         assert command.poll() is None, log.read_text()
         ranks = processes_of(cluster, script)
         assert len(ranks) == WORKERS, ranks
+        if example.kept.startswith("files/"):
+            pause_until(lambda: bucket.has(f"examples/{name}/files.json"), ranks)
         ranks[1].kill()
+        ranks[0].resume()
         until(lambda: command.poll() is not None, END_SECONDS, log.read_text)
     finally:
         kill_tree(command.pid)

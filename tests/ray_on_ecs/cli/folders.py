@@ -14,6 +14,7 @@ from typing import Any
 
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.tracking import layout
+from ray_on_ecs.tracking.snapshot import KeptFile, Snapshot, write_snapshot
 from ray_on_ecs.tracking.storage import RunStorage
 from tests.aws import REGION
 from tests.serving import serving
@@ -115,7 +116,15 @@ class Folders:
         storage.write_json(layout.SETTINGS, {"format": 1, "settings": config})
         storage.write_lines(layout.METRICS, history)
         storage.write_json(layout.RESULT, {**_result(config, history[-1]), "command": config["command"]})
-        storage.write("files/model.pt", b"of the script")
+        self.files(name, "model.pt")
+
+    def files(self, name: str, *paths: str) -> None:
+        """Write a snapshot with files of a script, which hold their names."""
+        storage = self.of(name)
+        for path in paths:
+            storage.write(f"files/{path}", f"content of files/{path}")
+        kept = {path: KeptFile(f"files/{path}", len(f"content of files/{path}")) for path in paths}
+        write_snapshot(storage, Snapshot(kept))
 
     def age(self, seconds: float, *names: str) -> None:
         """Make files of a folder as old as this."""

@@ -35,7 +35,7 @@ OUTPUTS = {
     "estimated_hourly_usd": "unknown",
     "train_command": "aws ssm start-session",
 }
-DRIVER = "cd working-dir && python -P -m ray_on_ecs.run"
+DRIVER = "python -P -m ray_on_ecs.run"
 SECTIONS = ("Cluster", "Script", "Resources", "Files", "Metrics", "Fault tolerance", "Run")
 # Prints what `pulumi stack output` would, and how it was called.
 PULUMI = """#!/bin/sh
@@ -124,7 +124,7 @@ def test_torchrun_s_flags_are_accepted_and_explained(
     monkeypatch.chdir(tmp_path)
     torchrun = ("--standalone", "--rdzv_endpoint=host:1", "--nnodes=1", "--nproc-per-node=2")
     assert submitted(*torchrun, "--run-name", "x", "train.py", "--node-rank", "3") == (
-        f"{DRIVER} --run-name x --nnodes 1 --nproc_per_node 2 train.py --node-rank 3"
+        f"{DRIVER} --run-name x --nnodes 1 --nproc_per_node 2 --working-dir {Path.cwd()} train.py --node-rank 3"
     ), "what follows the script is the script's"
     [port] = free_ports(1)
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"127.0.0.1:{port}")
@@ -202,10 +202,13 @@ def test_flags_reach_the_run_as_they_were_typed(tmp_path: Path, monkeypatch: pyt
     cook = submitted(*named, "train.py", "--recipe", "cake")
     assert cook.endswith(" train.py --recipe cake"), "what follows the script is the script's"
     script = submitted("--env", "A=1", "--env", "B=2", *named, "train.py", "--epochs", "9", "-m", "--detach")
-    assert script == (f"{DRIVER} --num-workers 2 --run-name x --env A=1 --env B=2 train.py --epochs 9 -m --detach")
+    folder = f"--working-dir {Path.cwd()}"
+    assert (
+        script == f"{DRIVER} --num-workers 2 --run-name x {folder} --env A=1 --env B=2 train.py --epochs 9 -m --detach"
+    )
     module = submitted("-m", *named, "--max-restarts", "1", "my.package", "--local")
     flags = "--num-workers 2 --run-name x --max-restarts 1 --module"
-    assert module == f"{DRIVER} {flags} my.package --local"
+    assert module == f"{DRIVER} {flags} {folder} my.package --local"
 
 
 def test_what_is_typed_goes_before_what_the_environment_says(

@@ -34,7 +34,8 @@ def folders(
     monkeypatch.chdir(tmp_path / "here")
     found = Folders(path)
     found.recipe("first")
-    for file in ("run.lock", "files/a.part", *CHECKPOINT):
+    found.files("first", "a.part")
+    for file in ("run.lock", *CHECKPOINT):
         found.of("first").write(file, f"content of {file}")
     return found
 

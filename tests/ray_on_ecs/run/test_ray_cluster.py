@@ -93,7 +93,7 @@ def test_a_cluster_that_refuses_the_token_is_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # so that what the code sets is taken back
     monkeypatch.setattr(ray_cluster.ray, "init", refuse)
     with pytest.raises(UsageError, match="RAY_AUTH_TOKEN"):
-        ray_cluster.connect(ImageConfig(), {})
+        ray_cluster.connect(ImageConfig())
 
 
 def refuse_to_ask(bundles: list[dict[str, float]]) -> None:

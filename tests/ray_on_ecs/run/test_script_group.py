@@ -11,7 +11,7 @@ from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.failure_policy import Failure
 from ray_on_ecs.run.group import Directive, WorkerStatus
 from ray_on_ecs.run.last_words import LastWords
-from ray_on_ecs.run.script_group import Decider, ScriptGroup, describe
+from ray_on_ecs.run.script_group import Decider, ScriptGroup, describe, missed
 from ray_on_ecs.tracking.run_actor import RunActor, RunClient
 
 
@@ -278,3 +278,18 @@ def test_a_group_that_another_one_has_followed_is_not_heard_by_an_actor_that_was
     told = group.poll()
     assert (told.group, told.action) == ("second", "run")
     assert group.client.direct(told)[0] == "second"
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'data/train.bin'", "data/"),
+        ("/bin/sh: cannot open /x/weights.pt: No such file", "weights.pt"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'my-weights.pt'", None),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'other'", None),
+        ("ValueError: data/train.bin is too short", None),
+    ],
+)
+def test_a_file_that_was_left_out_is_named(text: str, hint: str | None) -> None:
+    said = f"; {hint} was left out of the upload, and --include '{hint}' brings it" if hint else ""
+    assert missed(text, ["data/", "weights.pt"]) == said

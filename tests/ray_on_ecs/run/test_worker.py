@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.run import worker as module
-from ray_on_ecs.run.group import Directive, WorkerStatus
+from ray_on_ecs.run.group import Directive, FilesStatus, WorkerStatus
 from ray_on_ecs.run.worker import ScriptWorker
 
 
@@ -19,10 +19,15 @@ class Actor:
         return self.answer
 
 
-class Folder:
-    """A $RUN_DIR whose storage is away."""
+class Rounds:
+    """Snapshots whose storage is away."""
 
-    def store(self, *given: Any) -> None:
+    status = FilesStatus(part=3)
+
+    def poll(self, *given: Any) -> None:
+        self.finish()
+
+    def finish(self) -> None:
         raise OSError("503 SlowDown")
 
 
@@ -35,14 +40,14 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> ScriptWorker:
     worker._config = type("Config", (), {"mpi": False})
     worker._member = WorkerStatus("127.0.0.1", 1, 0, generation=0)
     worker._members, worker._directive, worker._unheard_since = {}, None, None
-    worker._run_folder = Folder()
+    worker._rounds, worker._node_rank = Rounds(), 0
     return worker
 
 
 def test_a_worker_that_has_not_asked_for_long_is_not_alone(worker: ScriptWorker) -> None:
     worker._talk()
     time.sleep(0.2)
-    assert worker._is_to_run, "it has restored a large $RUN_DIR, or its S3 was away"
+    assert worker._is_to_run, "it has restored many files, or its S3 was away"
 
 
 def test_a_worker_whose_driver_does_not_answer_is_alone_after_a_while(worker: ScriptWorker) -> None:
@@ -62,6 +67,6 @@ def test_last_files_that_are_not_stored_are_told(worker: ScriptWorker, capsys: p
     worker._store()
     assert worker._member.not_stored is None
     assert "will be tried again (503 SlowDown)" in capsys.readouterr().out
-    worker._store(is_last=True)
+    worker._store_last()
     assert worker._member.not_stored == "503 SlowDown"
     assert not capsys.readouterr().out

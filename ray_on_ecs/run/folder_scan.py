@@ -1,0 +1,141 @@
+"""Scans of a run's folder: the state of each file, and the files that a script has open for writing."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+# Folders that hold nothing of a run, and core dumps.
+NEVER = re.compile(r"\.git|\.venv|venv|__pycache__|node_modules|\..*_cache")
+CORE_DUMP = re.compile(r"core(\.\d+)?")
+# A folder with more entries than this is left out.
+MAX_ENTRIES = 10_000
+
+
+class FileState(NamedTuple):
+    """The state of a file, which another content would change.
+
+    Attributes:
+        inode: Its inode.
+        size: Its size in bytes.
+        written_at: When it was last written (ns).
+        mode: Its permissions.
+        link: The target of a symbolic link, or None.
+    """
+
+    inode: int
+    size: int
+    written_at: int
+    mode: int
+    link: str | None
+
+
+Scan = dict[str, FileState]
+
+
+def state_of(path: str | Path) -> FileState | None:
+    """Return the state of a regular file or a symbolic link; None for anything else, as for a socket."""
+    with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        found = os.lstat(path)
+        if stat.S_ISLNK(found.st_mode):
+            return FileState(found.st_ino, 0, 0, 0, os.readlink(path))
+        if stat.S_ISREG(found.st_mode):
+            return FileState(found.st_ino, found.st_size, found.st_mtime_ns, stat.S_IMODE(found.st_mode), None)
+    return None
+
+
+class FolderScanner:
+    """Scans one folder again and again.
+
+    Args:
+        folder: The folder.
+        is_excluded: Returns True for a path in the folder that is left out with all below it; the second argument says
+            if it is a folder.
+
+    Attributes:
+        too_many: The folders that are left out because of their many entries; they are not listed again.
+    """
+
+    def __init__(self, folder: Path, is_excluded: Callable[[str, bool], bool] = lambda name, is_folder: False) -> None:
+        self.folder = folder
+        self._is_excluded = is_excluded
+        self.too_many: set[str] = set()
+
+    def scan(self) -> Scan:
+        """Return the state of each file by its path in the folder.
+
+        Raises:
+            OSError: The folder can't be listed.
+        """
+        found: Scan = {}
+        waiting = [""]
+        while waiting:
+            prefix = waiting.pop()
+            entries = self._entries(prefix)
+            for entry in entries:
+                name, is_folder = prefix + entry.name, entry.is_dir(follow_symlinks=False)
+                if self._is_excluded(name, is_folder):
+                    continue
+                if is_folder:
+                    if not NEVER.fullmatch(entry.name) and f"{name}/" not in self.too_many:
+                        waiting.append(f"{name}/")
+                elif not CORE_DUMP.fullmatch(entry.name) and (state := state_of(entry.path)):
+                    found[name] = state
+        return found
+
+    def _entries(self, prefix: str) -> list[os.DirEntry[str]]:
+        entries = []
+        # The script may have deleted it. Any other fault must not look as if all files in it were gone.
+        gone = suppress(FileNotFoundError, NotADirectoryError, PermissionError)
+        with gone, os.scandir(self.folder / prefix) as listed:
+            for entry in listed:
+                entries.append(entry)
+                if len(entries) > MAX_ENTRIES and prefix:
+                    self.too_many.add(prefix)
+                    return []
+        return entries
+
+
+def open_for_writing(folder: Path, processes: Iterable[psutil.Process]) -> dict[str, bool]:
+    """Return the files in a folder that processes hold open for writing; the value says if only for appending."""
+    found: dict[str, bool] = {}
+    inside = f"{os.path.realpath(folder)}/"
+    for process in processes:
+        with suppress(psutil.Error, OSError):
+            for each in process.open_files():
+                mode = getattr(each, "mode", "r")
+                if mode != "r" and each.path.startswith(inside):
+                    name = each.path.removeprefix(inside)
+                    found[name] = mode.startswith("a") and found.get(name, True)
+    return found
+
+
+def fitting(files: Scan, max_bytes: int, max_files: int) -> tuple[set[str], list[str]]:
+    """Choose the files that are kept within limits: the largest folders go first, and of the top level single files.
+
+    Returns:
+        The names that are kept, and the folders and files that are left out, each with its number and size.
+    """
+    sizes: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for name, state in files.items():
+        sizes[_group(name)] += state.size
+        counts[_group(name)] += 1
+    left_out: dict[str, str] = {}
+    while (too_large := sizes.total() > max_bytes) or counts.total() > max_files:
+        [(group, _)] = (sizes if too_large else counts).most_common(1)
+        left_out[group] = f"{group} ({counts.pop(group)} files, {sizes.pop(group) / 2**30:.1f} GiB)"
+    return {name for name in files if _group(name) not in left_out}, list(left_out.values())
+
+
+def _group(name: str) -> str:
+    folder = os.path.dirname(name)
+    return f"{folder}/" if folder else name

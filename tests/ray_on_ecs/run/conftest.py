@@ -1,0 +1,29 @@
+"""The storages of the tests of a run's folder, and their clock."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ray_on_ecs.run import run_folder
+from ray_on_ecs.tracking.storage import RunStorage
+from tests.aws import BUCKET, environment
+from tests.run_folders import Clock
+
+
+@pytest.fixture(params=["disk", "s3"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStorage:
+    """The folder of a run, on a disk and in S3."""
+    if request.param == "disk":
+        return RunStorage.open(str(tmp_path / "storage"), "mine")
+    for name, value in environment(request.getfixturevalue("aws_server")).items():  # the tests fail calls themselves
+        monkeypatch.setenv(name, value)
+    request.getfixturevalue("s3_client")
+    return RunStorage.open(f"s3://{BUCKET}/folders", re.sub(r"\W+", "-", request.node.name))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(run_folder, "time", clock)
+    return clock

@@ -1,0 +1,104 @@
+"""The user's code of a run: stored by content, and placed on a node."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.run import code as module
+from ray_on_ecs.run.code import find, store
+from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.tracking.storage import RunStorage
+from tests.aws import BUCKET, environment
+
+LARGE = 2000
+
+
+@pytest.fixture(autouse=True)
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGE_BYTES", LARGE - 1)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with code, a large file, an ignored file and a folder of ignored files."""
+    folder = tmp_path / "project"
+    files = {".gitignore": "*.bin\ncache/\n", "train.py": "import lib", "lib/__init__.py": "", "large.npy": "x" * LARGE}
+    for name, text in {**files, "data/one.bin": "1", "cache/deep/two": "2"}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture(params=["folder", "s3"])
+def storage(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aws_server: str, s3_client: object
+) -> RunStorage:
+    for name, value in environment(aws_server).items():
+        monkeypatch.setenv(name, value)
+    path = str(tmp_path / "results") if request.param == "folder" else f"s3://{BUCKET}/code"
+    return RunStorage.open(path, "mine")
+
+
+def config_of(project: Path, **settings: object) -> ScriptConfig:
+    return ScriptConfig(command=("train.py",), working_dir=str(project), **settings)  # ty: ignore[invalid-argument-type]
+
+
+def placed(storage: RunStorage, config: ScriptConfig, target: Path, *, is_one_node: bool) -> dict[str, bool]:
+    """Place the code; return whether each file is a link, by its path."""
+    find(config, storage, is_one_node=is_one_node).place(target)
+    paths = [Path(above, name) for above, _, names in os.walk(target) for name in names]
+    return {str(each.relative_to(target)): each.is_symlink() for each in paths}
+
+
+def test_code_is_stored_once_by_content(storage: RunStorage, project: Path) -> None:
+    first, again = (store(config_of(project), storage, print) for _ in range(2))
+    assert first.code == again.code
+    assert str(first.code).startswith(f"project={storage.uri.removesuffix('/mine')}/.code/")
+    (project / "train.py").write_text("import another")
+    assert store(config_of(project), storage, print).code != first.code
+
+
+def test_code_is_placed_on_a_node(storage: RunStorage, project: Path, tmp_path: Path) -> None:
+    config = store(config_of(project), storage, print)
+    code = {".gitignore": False, "train.py": False, "lib/__init__.py": False, "large.npy": storage.is_local}
+    assert placed(storage, config, tmp_path / "node", is_one_node=False) == code
+    assert (tmp_path / "node" / "large.npy").stat().st_size == LARGE
+
+
+def test_ignored_files_are_linked_on_one_machine(tmp_path: Path, project: Path) -> None:
+    storage = RunStorage.open(str(tmp_path / "results"), "mine")
+    config = store(config_of(project), storage, print)
+    found = placed(storage, config, tmp_path / "node", is_one_node=True)
+    assert {name for name, is_link in found.items() if is_link} == {"large.npy", "data/one.bin", "cache/deep/two"}
+    (tmp_path / "node" / "cache" / "new").touch()
+    assert not (project / "cache" / "new").exists(), "the folder is the run's own"
+
+
+def test_what_is_left_out_is_told(storage: RunStorage, project: Path) -> None:
+    said: list[str] = []
+    config = store(config_of(project), storage, said.append)
+    assert said == ["left out: cache/ (1 byte, .gitignore), data/one.bin (1 byte, .gitignore)"]
+    assert set(config.left_out) == {"cache/", "data/one.bin"}
+    assert store(config_of(project, include=("*.bin", "cache/")), storage, print).left_out == ()
+
+
+def test_too_much_code_is_refused(storage: RunStorage, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray_on_ecs.run.code_files.MAX_BYTES", 10)
+    with pytest.raises(UsageError, match=r"--working-dir: .* the largest are .* by --exclude or .gitignore"):
+        store(config_of(project), storage, print)
+    assert store(config_of(project, exclude=("*.npy",)), storage, print).code
+
+
+def test_the_commit_is_recorded(storage: RunStorage, project: Path) -> None:
+    assert store(config_of(project), storage, print).git == {}
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.com")
+    for command in (("init", "-q"), ("add", "train.py"), (*identity, "commit", "-qm", "first")):
+        subprocess.run(["git", *command], cwd=project, check=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=project, capture_output=True, text=True).stdout.strip()
+    assert store(config_of(project), storage, print).git == {"GIT_COMMIT": commit, "GIT_DIRTY": "1"}
+    subprocess.run(["git", "add", "."], cwd=project, check=True)
+    subprocess.run(["git", *identity, "commit", "-qm", "second"], cwd=project, check=True)
+    assert store(config_of(project), storage, print).git["GIT_DIRTY"] == "0"

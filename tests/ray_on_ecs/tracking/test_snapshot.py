@@ -1,0 +1,134 @@
+"""The manifest of a snapshot, the keys of its files, and their places."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.tracking import layout
+from ray_on_ecs.tracking.snapshot import (
+    KeptFile,
+    Snapshot,
+    delete_others,
+    key_of,
+    publish,
+    read_snapshot,
+    restore,
+    write_snapshot,
+)
+from ray_on_ecs.tracking.storage import RunStorage
+from tests.run_folders import contents, write
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> RunStorage:
+    return RunStorage.open(str(tmp_path / "storage"), "mine")
+
+
+def test_a_manifest_is_read_as_written(storage: RunStorage) -> None:
+    files = {
+        "a": KeptFile("files/a", 1, 2, 0o755),
+        os.fsdecode(b"\xe9\n"): KeptFile("versions/1-2-x/b", is_log=True, node=1),
+        "link": KeptFile(link=os.fsdecode(b"\xe9")),
+        "empty": KeptFile(link=""),
+    }
+    snapshot = Snapshot(files, ("data/ (1 files)",), "files/code")
+    assert read_snapshot(storage) == Snapshot()
+    write_snapshot(storage, snapshot)
+    assert read_snapshot(storage) == snapshot
+    assert snapshot.keys == {"files/a", "versions/1-2-x/b"}
+
+
+def test_a_broken_manifest_is_named(storage: RunStorage) -> None:
+    storage.write(layout.FILES, "{")
+    with pytest.raises(UsageError, match=r"files\.json in .* is broken"):
+        read_snapshot(storage)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        (b"a b/c", "files/a b/c"),
+        ("é".encode(), "files/é"),
+        (b"\xe9", "files/%E9"),
+        (b"%E9", "files/%25E9"),
+        (b"100%.txt", "files/100%.txt"),
+        (b"a\nb\r\x7f", "files/a%0Ab%0D%7F"),
+    ],
+)
+def test_keys_are_readable(name: bytes, key: str) -> None:
+    assert key_of("files", os.fsdecode(name)) == key
+
+
+def kept(storage: RunStorage, key: str, text: str, **values: Any) -> KeptFile:
+    storage.write(key, text)
+    return KeptFile(key, len(text), 10**18, **values)
+
+
+BEFORE = {"file": {"a": "old"}, "folder": {"a/b/c": "old"}, "link": {"a": "-> /"}, "nothing": {}}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("name", ["a", "a/b", "a/b/c"])
+@pytest.mark.parametrize("is_link", [False, True])
+def test_restore_makes_room(storage: RunStorage, tmp_path: Path, before: str, name: str, is_link: bool) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for old, text in BEFORE[before].items():
+        if text == "old":
+            write(folder, {old: text})
+        else:
+            (folder / old).symlink_to(text[3:])
+    restore(storage, {name: KeptFile(link="x") if is_link else kept(storage, "files/1", "new")}, folder)
+    assert contents(folder)[name] == ("-> x" if is_link else "new")
+
+
+def test_a_log_is_restored_as_it_is(storage: RunStorage, tmp_path: Path) -> None:
+    log = kept(storage, "files/log", "1", is_log=True)
+    storage.write("files/log", "1 and more")
+    restore(storage, {"log": log}, tmp_path / "folder")
+    assert contents(tmp_path / "folder") == {"log": "1 and more"}
+
+
+def test_an_object_that_is_gone_is_an_error(storage: RunStorage, tmp_path: Path) -> None:
+    for is_log in (False, True):
+        file = kept(storage, "files/a", "1", is_log=is_log)
+        storage.delete("files/a")
+        with pytest.raises(OSError, match="files/a"):
+            restore(storage, {"a": file}, tmp_path / "folder")
+
+
+def test_published_files_are_in_their_places(storage: RunStorage) -> None:
+    files = {
+        "a": kept(storage, "versions/0-2-x/a", "new"),
+        "b": kept(storage, "files/b", "1"),
+        "c/d": kept(storage, "versions/0-1-x/c/d", "1"),
+        "e": kept(storage, "versions/0-1-x/e", "1", mode=0o755),
+        "link": KeptFile(link="a"),
+    }
+    write(Path(storage.path("files")), {"a": "old", "c": "a file", "e/f": "a folder", "gone": "1"})
+    storage.write("parts/1-1.json", "{}")
+    write_snapshot(storage, Snapshot(files))
+    for _ in range(2):
+        publish(storage)
+        assert contents(Path(storage.path())).keys() == {"files.json", "files/a", "files/b", "files/c/d", "files/e"}
+        assert contents(Path(storage.path("files"))) == {"a": "new", "b": "1", "c/d": "1", "e": "1"}
+        assert read_snapshot(storage).keys == {"files/a", "files/b", "files/c/d", "files/e"}
+    assert not Path(storage.path("versions")).exists()
+
+
+def test_what_links_lead_to_is_not_deleted(storage: RunStorage, tmp_path: Path) -> None:
+    write(tmp_path / "project", {"data/a": "1"})
+    write(Path(storage.path("files")), {"code/old": "1"})
+    Path(storage.path("files/code/data")).symlink_to(tmp_path / "project" / "data")
+    delete_others(storage, Snapshot())
+    assert contents(tmp_path / "project") == {"data/a": "1"}
+    assert not storage.exists("files/code/old")
+
+
+@pytest.mark.parametrize("name", ["packed.gz", "a.bz2"])
+def test_a_name_does_not_compress(storage: RunStorage, name: str) -> None:
+    storage.write(name, "text")
+    assert Path(storage.path(name)).read_text() == "text"

@@ -1,0 +1,209 @@
+"""Nodes of a run whose folders are polled by hand: each has a disk of its own, and the clock of the test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import psutil
+from pyarrow import fs
+
+from ray_on_ecs.run import run_folder as module
+from ray_on_ecs.run.group import FilesStatus
+from ray_on_ecs.run.run_folder import RunFolder
+from ray_on_ecs.run.snapshot_rounds import SnapshotRounds
+from ray_on_ecs.tracking.snapshot import read_snapshot
+from ray_on_ecs.tracking.storage import RunStorage
+
+
+class Clock:
+    """Stands in for `time`, and stands still until a test advances it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """Write files, in place where they exist."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Return what is in a folder: the text of each file, and `-> TARGET` of each link."""
+    found: dict[str, str] = {}
+    for above, folders, names in os.walk(folder):
+        for name in [*folders, *names]:
+            path = Path(above, name)
+            if path.is_symlink():
+                found[str(path.relative_to(folder))] = f"-> {os.readlink(path)}"
+            elif path.is_file():
+                found[str(path.relative_to(folder))] = path.read_text()
+    return found
+
+
+def in_manifest(storage: RunStorage) -> dict[str, str]:
+    """Return what the last snapshot restores, as `contents` has it."""
+    files = read_snapshot(storage).files
+    return {n: f"-> {k.link}" if k.link is not None else storage.read(k.key).decode() for n, k in files.items()}
+
+
+def make_folder(
+    storage: RunStorage, disk: Path, node: int = 0, code: Mapping[str, str] | None = None, **options: Any
+) -> RunFolder:
+    """Return the folder of a node with this disk; a value `-> TARGET` of the code is a link."""
+
+    def place(folder: Path) -> None:
+        folder.mkdir()
+        write(folder, {name: text for name, text in (code or {}).items() if not text.startswith("-> ")})
+        for name, text in (code or {}).items():
+            if text.startswith("-> "):
+                (folder / name).symlink_to(text[3:])
+
+    with patch.object(module, "node_folder", lambda kind, key: disk):
+        return RunFolder(storage, "code", node, place, **options)
+
+
+class Nodes:
+    """The nodes of one attempt of a run, which have been reset.
+
+    Args:
+        storage: The run's folder.
+        disks: A folder that holds their disks.
+        clock: The clock.
+        count: Their number.
+        code: The user's code.
+        options: More arguments of the folders.
+    """
+
+    def __init__(
+        self,
+        storage: RunStorage,
+        disks: Path,
+        clock: Clock,
+        count: int = 1,
+        code: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        self._storage, self._clock = storage, clock
+        self.nodes = [make_folder(storage, disks / str(node), node, code, **options) for node in range(count)]
+        self.writers: tuple[psutil.Process, ...] = ()
+        self.restart()
+
+    def restart(self) -> None:
+        """Reset all nodes, whose scripts have ended."""
+        for node in self.nodes:
+            node.reset()
+        count = len(self.nodes)
+        self.rounds = [SnapshotRounds(self._storage, each, node, count) for node, each in enumerate(self.nodes)]
+        self.statuses: dict[int, FilesStatus] = {}
+
+    @property
+    def folder(self) -> Path:
+        return self.nodes[0].folder
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self._clock.now += seconds
+
+    def poll(self, seconds: float = 0.0) -> None:
+        """Let time pass, and poll each node; all are told what each of them says."""
+        self.wait(seconds)
+        for node, each in enumerate(self.rounds):
+            each.poll(self.statuses, self.writers)
+            self.statuses[node] = each.status
+
+    def settle(self, polls: int = 6) -> None:
+        """Poll until a change has been stored and committed."""
+        for _ in range(polls):
+            self.poll(module.QUIET_SECONDS)
+
+    def end(self) -> None:
+        """Store the last snapshot: all scripts have ended."""
+        for node, each in enumerate(self.rounds):
+            each.finish()
+            self.statuses[node] = each.status
+        assert self.rounds[0].commit_last(self.statuses)
+
+
+class Fault(OSError):
+    """The fault of a test."""
+
+
+class FaultyStorage(RunStorage):
+    """A run's folder whose calls fail when the test says so.
+
+    Attributes:
+        calls: The calls so far that change something.
+        fails: Given the number of such a call, returns when it fails: before it is done, or after, or not at all.
+    """
+
+    calls: int
+    fails: Callable[[int], str | None]
+
+    @classmethod
+    def of(cls, storage: RunStorage, fails: Callable[[int], str | None]) -> FaultyStorage:
+        found = cls(storage.filesystem, storage.base, storage.run_name, storage.uri)
+        object.__setattr__(found, "calls", 0)
+        object.__setattr__(found, "fails", fails)
+        object.__setattr__(found, "filesystem", _Faulty(storage.filesystem, found))
+        return found
+
+    @property
+    def is_local(self) -> bool:
+        return isinstance(self.filesystem.wrapped, fs.LocalFileSystem)
+
+    def due(self) -> str | None:
+        object.__setattr__(self, "calls", self.calls + 1)
+        return self.fails(self.calls)
+
+
+class _Faulty:
+    """A file system that asks before each call if it fails."""
+
+    def __init__(self, wrapped: fs.FileSystem, storage: FaultyStorage) -> None:
+        self.wrapped, self._storage = wrapped, storage
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self.wrapped, name)
+
+        def faulty(*args: Any, **options: Any) -> Any:
+            fate = self._storage.due()
+            if fate == "before":
+                raise Fault(f"{name} {args}")
+            result = call(*args, **options)
+            if fate == "after":
+                if name == "open_output_stream":
+                    return _LostStream(result)
+                raise Fault(f"the answer to {name} {args}")
+            return result
+
+        return faulty
+
+
+class _LostStream:
+    """A stream that is stored when it is closed, and then says that it is not."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, content: bytes) -> None:
+        self._stream.write(content)
+
+    def __enter__(self) -> _LostStream:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._stream.close()
+        if kind is None:
+            raise Fault("the answer to a write")
