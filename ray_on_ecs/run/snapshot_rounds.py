@@ -86,8 +86,7 @@ class SnapshotRounds:
     def _is_asked(self, statuses: Mapping[int, FilesStatus]) -> bool:
         """Return whether the others wait for this node: node 0 for its confirmation, or they have given theirs."""
         if self._node == 0:
-            others = {node: each for node, each in statuses.items() if node != 0}
-            return self._proposed is not None and self._have_confirmed(others)
+            return self._have_confirmed({node: each for node, each in statuses.items() if node != 0})
         leader = statuses.get(0, FilesStatus())
         return leader.proposal != self.status.confirmed and leader.parts.get(self._node) == self._folder.part.number
 
@@ -137,10 +136,9 @@ class SnapshotRounds:
 
     def _lead(self, others: Mapping[int, FilesStatus]) -> None:
         told = {0: self.status, **others}
-        if self._proposed and (self._proposed.last == 0 or self.status.part == self._proposed.parts[0]):
-            if self._have_confirmed(others):
-                self._commit(self._proposed.parts, self._proposed.own)
-                self._proposed = None
+        if self._proposed and self._have_confirmed(others):
+            self._commit(self._proposed.parts, self._proposed.own)
+            self._proposed = None
         if self._proposed and self._is_over(self._proposed, told):
             self._proposed = None
         if self._proposed is None and len(told) == self._nodes and (found := self._find(told)):
@@ -166,11 +164,10 @@ class SnapshotRounds:
     def _have_confirmed(self, others: Mapping[int, FilesStatus]) -> bool:
         """Return whether all nodes but the one that stored the last part have confirmed the proposal."""
         proposed = self._proposed
-        return proposed is not None and all(
-            each.part == proposed.parts[node] and each.confirms(self.status.proposal)
-            for node, each in others.items()
-            if node != proposed.last
-        )
+        if proposed is None or (proposed.last != 0 and self.status.part != proposed.parts[0]):
+            return False
+        asked = {node: each for node, each in others.items() if node != proposed.last}
+        return all(e.part == proposed.parts[node] and e.confirms(self.status.proposal) for node, e in asked.items())
 
     @staticmethod
     def _is_over(proposed: Proposal, told: Mapping[int, FilesStatus]) -> bool:
