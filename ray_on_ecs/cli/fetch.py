@@ -36,7 +36,7 @@ ATTEMPTS = 3
 # Where the files of scripts are; a manifest names those of the last snapshot.
 OF_SNAPSHOTS = (layout.FILES, layout.FILES_FOLDER, layout.VERSIONS_FOLDER, layout.PARTS_FOLDER)
 # What runs leave in their folders for themselves: the lock, and files that are being written.
-INTERNAL = (layout.LOCK, f"{layout.LOCK}.*", ".write-check", "*.part")
+INTERNAL = (layout.LOCK, f"{layout.LOCK}.*", ".write-check", ".snapshot/*", "*.part")
 NAMES_SHOWN = 8
 # Of a folder that is made here: neither git nor the upload of a script's folder takes what was fetched.
 IGNORE = "*\n"

@@ -426,6 +426,11 @@ class HeadCluster(LocalCluster):
         super().__init__()
         self._address = self._address or DASHBOARD_URL
 
+    @property
+    def is_here(self) -> bool:
+        """See Cluster: the workers are in other containers."""
+        return False
+
     def explain(self, cause: ResourceError) -> ResourceError:
         """See Cluster: a head starts its dashboard again."""
         return HeadUnavailable(f"its dashboard doesn't answer at {self._address} ({cause})")

@@ -87,7 +87,7 @@ class Submission:
             return self
         from ray_on_ecs.run import code  # it imports pyarrow
 
-        script = code.store(self.script, storage, say)
+        script = code.store(self.script, storage, say, links=is_here)
         return replace(self, entrypoint=(script if is_here else replace(script, working_dir=".")).job_command())
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import re
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,14 +17,13 @@ from ray_on_ecs.filesystem import open_filesystem, short_reason
 from ray_on_ecs.run import code_archive
 from ray_on_ecs.run.code_files import check_size, list_code
 from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.run.left_out import LeftOut
 from ray_on_ecs.tracking.storage import RunStorage
 
-# On one machine larger files are linked, and not copied.
+# In a storage that is a folder of this machine larger files are linked, and not copied.
 LARGE_BYTES = 32 * 2**20
-# A folder with more files is linked as a whole.
-MAX_LINKS = 10_000
-# Of what is left out, for the line of a script that misses it.
-MAX_NAMES = 50
+# Names in the job's command: of what is linked, and of what is left out, for the line of a script that misses it.
+MAX_LINKS, MAX_NAMES = 500, 50
 BAR_SECONDS = 2.0
 
 
@@ -35,77 +34,86 @@ class Code:
     Attributes:
         name: The name of the user's folder.
         archive: The address of the archive.
-        links: Where files of the user's folder are that the archive lacks, by their names: on one machine alone.
+        links: The files that the archive lacks because they are on this machine, by their names.
     """
 
     name: str
     archive: str
-    links: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, Path] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: ScriptConfig) -> Code:
+        """Return the code that settings name, which `store` has returned."""
+        archive, _, name = str(config.code).rpartition(f"{code_archive.SUFFIX}=")
+        return cls(name, archive + code_archive.SUFFIX, {each: config.folder / each for each in config.link})
 
     def place(self, folder: Path) -> None:
         """Write the code into a new folder.
 
         Raises:
-            OSError: The archive can't be read, or the folder not be written.
+            OSError: The archive or a file can't be read, or the folder not be written.
         """
         base, _, digest = self.archive.removesuffix(code_archive.SUFFIX).rpartition(f"/{code_archive.FOLDER}/")
         filesystem, path = open_filesystem(base)
         code_archive.fetch(filesystem, path, digest, folder)
         for name, original in self.links.items():
-            _link(Path(original), folder / name)
+            if not original.exists():
+                raise FileNotFoundError(f"{original} is not on this node; give s3://bucket/prefix as --storage-path")
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to(original)
 
 
-def store(config: ScriptConfig, storage: RunStorage, say: Callable[[str], None]) -> ScriptConfig:
+def store(config: ScriptConfig, storage: RunStorage, say: Callable[[str], None], *, links: bool) -> ScriptConfig:
     """Store the files of the folder with the code beside the runs; return the settings with the archive and the commit.
-
-    In a storage that is a folder, large files are left out: they are linked.
 
     Args:
         config: The settings.
         storage: The folder of a run.
         say: Gets lines about what is not taken.
+        links: Whether the nodes find large files where they are, if the storage is a folder.
 
     Raises:
         UsageError: There is too much of it, or the storage can't be written.
     """
-    files = list_code(config.folder, config.include, config.exclude, is_limited=not storage.is_local)
+    folder, links = config.folder, links and storage.is_local
+    results = Path(storage.base)  # that may lie in the folder with the code
+    inside = (_literal(results.relative_to(folder)),) if storage.is_local and results.is_relative_to(folder) else ()
+    files = list_code(folder, config.include, (*config.exclude, *inside))
     for line in files.describe_left_out():
         say(line)
-    if storage.is_local:
-        files = replace(files, files=tuple(each for each in files.files if each.size <= LARGE_BYTES))
-        if not (config.include or config.exclude):
-            check_size(config.folder, files.files)
+    large = tuple(each.name for each in files.files if links and each.size > LARGE_BYTES)
+    if len(large) > MAX_LINKS:
+        raise UsageError(
+            f"--working-dir: {folder} has {len(large):,} files of more than {LARGE_BYTES / 2**20:.0f} MiB, and at most "
+            f"{MAX_LINKS} can be linked; leave them out by --exclude, and give their folder as --input"
+        )
+    files = replace(files, files=tuple(each for each in files.files if each.name not in large))
+    if not (config.include or config.exclude):
+        check_size(folder, files.files)
     base = storage.uri.removesuffix(f"/{storage.run_name}")
     try:
         with progress("uploading the code", sum(each.size for each in files.files)) as on_bytes:
             digest = code_archive.store(files, storage.filesystem, storage.base, on_bytes)
     except OSError as cause:
         raise UsageError(f"--storage-path: the code can't be stored in {base} ({short_reason(cause)})") from cause
-    code = f"{config.folder.name or 'code'}={base}/{code_archive.FOLDER}/{digest}{code_archive.SUFFIX}"
-    git = code_archive.revision(config.folder)
-    revision = git["GIT_COMMIT"] + ("-dirty" if git["GIT_DIRTY"] == "1" else "") if git else None
-    largest = sorted(
-        (each for each in files.left_out if each.is_ignored and each.name.isprintable()), key=lambda each: -each.size
+    git = code_archive.revision(folder)
+    largest = sorted((each for each in files.left_out if each.is_ignored and each.name.isprintable()), key=_by_size)
+    return replace(
+        config,
+        code=f"{base}/{code_archive.FOLDER}/{digest}{code_archive.SUFFIX}={folder.name or 'code'}",
+        link=large,
+        left_out=tuple(each.name for each in largest[:MAX_NAMES]),
+        revision=git["GIT_COMMIT"] + ("-dirty" if git["GIT_DIRTY"] == "1" else "") if git else None,
     )
-    left_out = tuple(each.name for each in largest[:MAX_NAMES])
-    return replace(config, code=code, revision=revision, left_out=left_out)
 
 
-def find(config: ScriptConfig, storage: RunStorage, *, is_one_node: bool) -> Code:
-    """Return the code of a run, with links to what its archive lacks where that is on this machine.
+def _by_size(left_out: LeftOut) -> int:
+    return -left_out.size
 
-    Args:
-        config: The settings.
-        storage: The run's folder.
-        is_one_node: Whether the workers are on this machine, so that ignored files are there, too.
-    """
-    name, _, archive = str(config.code).partition("=")
-    if not storage.is_local or not config.folder.is_dir():
-        return Code(name, archive)
-    files = list_code(config.folder, config.include, config.exclude, is_limited=False)
-    large = [each.name for each in files.files if each.size > LARGE_BYTES]
-    ignored = [each.name.rstrip("/") for each in files.left_out if each.is_ignored] if is_one_node else []
-    return Code(name, archive, {name: str(config.folder / name) for name in [*large, *ignored]})
+
+def _literal(path: Path) -> str:
+    """Return a pattern as in .gitignore that matches this path alone."""
+    return "/" + re.sub(r"([\\*?\[\]! #])", r"\\\1", path.as_posix()) + "/"
 
 
 @contextmanager
@@ -125,24 +133,3 @@ def progress(what: str, total: int) -> Generator[Callable[[int], None]]:
         yield on_bytes
     finally:
         bar.stop()
-
-
-def _link(original: Path, target: Path) -> None:
-    """Link a file, or all files of a folder, so that new ones stay in the run's own folder."""
-    files = [original] if not original.is_dir() else _files(original)
-    if len(files) > MAX_LINKS:
-        files = [original]
-    for each in files:
-        link = target / each.relative_to(original)
-        link.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            link.symlink_to(each)
-
-
-def _files(folder: Path) -> list[Path]:
-    found: list[Path] = []
-    for parent, _, names in os.walk(folder):
-        found += [Path(parent, name) for name in names]
-        if len(found) > MAX_LINKS:
-            break
-    return found

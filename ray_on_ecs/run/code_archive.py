@@ -145,7 +145,8 @@ def _add(tar: tarfile.TarFile, folder: Path, file: CodeFile, on_bytes: OnBytes) 
 
 
 def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe that has taken the file's place would block
+    # A pipe that has taken the file's place would block; Windows has neither.
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
 class _Content(io.RawIOBase):

@@ -51,19 +51,16 @@ class CodeFiles:
         return describe(self.left_out)
 
 
-def list_code(
-    folder: Path, include: Sequence[str] = (), exclude: Sequence[str] = (), *, is_limited: bool = True
-) -> CodeFiles:
+def list_code(folder: Path, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> CodeFiles:
     """List the files of a folder that are uploaded.
 
     Args:
         folder: A user's folder, in a git repository or not.
         include: Patterns, as in .gitignore, that bring back what the ignore files leave out.
         exclude: Patterns that leave out more; they win.
-        is_limited: Whether very much is refused if neither is given.
 
     Raises:
-        UsageError: Something can't be read, or it is very much and no pattern is given.
+        UsageError: Something can't be read.
     """
     top = os.path.realpath(folder)
     listing = _Listing(top, from_options(include, top, "--include"), from_options(exclude, top, "--exclude"))
@@ -76,8 +73,6 @@ def list_code(
             "all code is uploaded: make them readable, or leave them out by --exclude or .gitignore"
         )
     files = sorted(listing.files)
-    if is_limited and not include and not exclude:
-        check_size(folder, files)
     return CodeFiles(Path(top), tuple(files), tuple(sorted(listing.left_out)))
 
 

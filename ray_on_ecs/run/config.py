@@ -93,7 +93,15 @@ class ScriptConfig(RunConfig):
         "files that are neither taken from that folder nor kept, such as a data set that the script downloads",
         metavar="PATTERN",
     )
-    code: str | None = _files(None, "name of that folder and archive of its files", metavar="NAME=URI", hidden=True)
+    keep_gib: float = _files(
+        20.0,
+        "GiB of files that are kept of a node; of more, the largest files and folders of the top level are left out",
+        type=float,
+        above=0.0,
+        metavar="GIB",
+    )
+    code: str | None = _files(None, "archive of that folder's files, and its name", metavar="URI=NAME", hidden=True)
+    link: tuple[str, ...] = _many_files("file of that folder that is linked, not archived", metavar="NAME", hidden=True)
     left_out: tuple[str, ...] = _many_files(
         "file of that folder that is not in the archive", metavar="NAME", hidden=True
     )
@@ -187,8 +195,8 @@ class ScriptConfig(RunConfig):
         folder = self.folder
         if not folder.is_dir():
             raise UsageError(f"--working-dir: {self.working_dir!r} is not a folder")
-        script = os.path.normpath(folder / self.command[0])
-        if not (self.module or self.no_python) and not (os.path.isfile(script) and script.startswith(f"{folder}/")):
+        script = Path(os.path.normpath(folder / self.command[0]))
+        if not (self.module or self.no_python or (script.is_file() and script.is_relative_to(folder))):
             raise UsageError(
                 f"SCRIPT: there is no file {self.command[0]!r} in {folder}; correct it, or give --working-dir"
             )
@@ -223,7 +231,7 @@ class ScriptConfig(RunConfig):
 
     def next_command(self) -> list[str]:
         """Return the command for a user to continue the run: of a job, `ray-on-ecs run` in the folder with the code."""
-        typed = replace(self, code=None, revision=None, left_out=())
+        typed = replace(self, code=None, link=(), revision=None, left_out=())
         if JOB_VARIABLE not in os.environ:
             return typed.command_line()
         flags = replace(typed, working_dir=".").command_line()[len(self.PROGRAM.split()) :]

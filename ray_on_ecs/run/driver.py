@@ -47,7 +47,9 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
         TrainingError: The script failed; the files that it wrote are kept, and `error.json` says what happened.
     """
     requested = (
-        config if config.code is None else replace(config, code=None, revision=None, left_out=(), working_dir=".")
+        config
+        if config.code is None
+        else replace(config, code=None, link=(), revision=None, left_out=(), working_dir=".")
     )
     config, storage = _prepare(config)
     record = RunRecord(storage, SCRIPT, requested, config)
@@ -66,7 +68,7 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
             "run_actor": actor,
             "threads": allocation.cpus_per_worker,
             "use_gpu": allocation.use_gpu,
-            "code": code.find(config, storage, is_one_node=is_one_node),
+            "code": code.Code.of(config),
             "is_one_node": is_one_node,
             "inputs": found,
         }
@@ -85,23 +87,18 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
 
         train_function = TrainFunction(run_script, settings, ScriptBackend(), mark, newest, scripts=scripts)
         attempts = Attempts(train_function, config, storage, allocation, monitor, record, console)
-        try:
-            summary = attempts.fit()
-        except BaseException:
-            _publish(storage, console)
-            raise
-        _publish(storage, console, has_finished=True)
+        summary = attempts.fit()
+        _publish(storage, console)
         document = results.write_results(storage, config, summary, cost_of(attempts.instance_hours.by_kind))
         _print_summary(document, console)
     return document
 
 
-def _publish(storage: RunStorage, console: Console, *, has_finished: bool = False) -> None:
-    """Bring the files of the run to their places, and say which were not kept."""
+def _publish(storage: RunStorage, console: Console) -> None:
+    """Bring the files of a run that has finished to their places, and say which were not kept."""
     try:
         snapshot = read_snapshot(storage)
-        if has_finished or snapshot.folder == layout.FILES_FOLDER:  # else the script has written them there itself
-            publish(storage)
+        publish(storage)
         if snapshot.left_out:
             console.print(escape(f"ray-on-ecs: not kept: {', '.join(snapshot.left_out)}"), soft_wrap=True)
     except (OSError, UsageError) as cause:
@@ -130,7 +127,7 @@ def _prepare(config: ScriptConfig) -> tuple[ScriptConfig, RunStorage]:
     storage.check_writable()
     _check_unfinished(storage)
     if config.code is None:
-        config = code.store(config, storage, print)
+        config = code.store(config, storage, print, links=True)
     return config, storage
 
 

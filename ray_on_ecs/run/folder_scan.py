@@ -118,7 +118,7 @@ def open_for_writing(folder: Path, processes: Iterable[psutil.Process]) -> dict[
     return found
 
 
-def fitting(files: Scan, max_bytes: int, max_files: int) -> tuple[set[str], list[str]]:
+def fitting(files: Scan, max_bytes: float, max_files: int) -> tuple[set[str], list[str]]:
     """Choose the files that are kept within limits: the largest folders go first, and of the top level single files.
 
     Returns:
@@ -137,5 +137,6 @@ def fitting(files: Scan, max_bytes: int, max_files: int) -> tuple[set[str], list
 
 
 def _group(name: str) -> str:
-    folder = os.path.dirname(name)
-    return f"{folder}/" if folder else name
+    """Return the entry of the top level that holds a file: parts of a checkpoint are left out together."""
+    top, below, _ = name.partition("/")
+    return top + below

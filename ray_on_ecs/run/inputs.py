@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from ray_on_ecs import filesystem
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.filesystem import short_reason
-from ray_on_ecs.tracking import layout
+from ray_on_ecs.tracking.snapshot import read_snapshot
 from ray_on_ecs.tracking.storage import RunStorage
 
 VARIABLE_PREFIX = "INPUT_"
@@ -30,7 +31,7 @@ def resolve(name: str, source: str, storage: RunStorage) -> str:
     prefix = STREAM if source.startswith(STREAM) else ""
     address = source.removeprefix(STREAM)
     if address.startswith(OTHER_RUN):
-        address = f"{storage.uri.removesuffix(storage.run_name)}{address.removeprefix(OTHER_RUN)}/{layout.FILES_FOLDER}"
+        address = _files_of(address.removeprefix(OTHER_RUN), f"{name}={source}", storage)
     elif "://" not in address:
         address = str(Path(address).expanduser().absolute())
     try:
@@ -46,6 +47,15 @@ def resolve(name: str, source: str, storage: RunStorage) -> str:
     if "://" in address and not prefix:
         filesystem.check_names(f"{name}={source}", files, "--input", _hint(address))
     return prefix + address
+
+
+def _files_of(run_name: str, shown: str, storage: RunStorage) -> str:
+    """Return the folder with the files of another run, which must have finished."""
+    other = replace(storage, run_name=run_name, uri=f"{storage.uri.removesuffix(storage.run_name)}{run_name}")
+    snapshot = read_snapshot(other)
+    if any(not key.startswith(f"{snapshot.folder}/") for key in snapshot.keys):
+        raise UsageError(f"--input: {shown} has not finished, so that its files still change; wait for its end")
+    return f"{other.uri}/{snapshot.folder}"
 
 
 def fetch(address: str) -> str:

@@ -6,6 +6,7 @@ nodes are a snapshot (run/snapshot_rounds.py), from which a restart begins.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -48,7 +49,7 @@ RESTLESS_SECONDS, HELD_SECONDS = 30.0, 300.0
 LOGS = (".log", ".out", ".err", ".txt", ".jsonl", ".csv", ".wandb", "-wal", "-journal")
 LOG_PREFIX = "events.out.tfevents"
 LOG_SECONDS = 10.0
-MAX_BYTES, MAX_FILES = 20 * 2**30, 20_000
+MAX_FILES = 20_000
 UPLOADS_AT_ONCE = 8
 CHUNK_BYTES = 16 * 2**20
 COPIED_BYTES = 64 * 2**10
@@ -83,6 +84,7 @@ class RunFolder:
         place_code: Writes the user's code into a new folder.
         is_direct: Whether this is the only node, and the script itself may write into the storage, which is a folder.
         exclude: Patterns, as in .gitignore, of files that are not kept.
+        max_bytes: The bytes of all files that are kept.
 
     Attributes:
         folder: The working directory of the script.
@@ -102,11 +104,13 @@ class RunFolder:
         node_id: str = "",
         is_direct: bool = False,
         exclude: Sequence[str] = (),
+        max_bytes: float = math.inf,
     ) -> None:
         self._storage = storage
         self._node = node
         self._place_code = place_code
         self._is_direct = is_direct
+        self._max_bytes = max_bytes
         self.target = f"{layout.FILES_FOLDER}/{name}" if is_direct else layout.FILES_FOLDER
         self._root = Path(storage.path()) if is_direct else node_folder("runs", f"{storage.uri} {node_id}")
         self.folder = Path(storage.path(self.target)) if is_direct else self._root / "work" / name
@@ -134,8 +138,7 @@ class RunFolder:
         if self._node == 0:
             with suppress(OSError):  # the run's end deletes what is left
                 delete_others(self._storage, snapshot)
-        before = self.folder.with_name(f".{self.folder.name}.before")
-        shutil.rmtree(before, ignore_errors=True)
+        before = self.folder.with_name(f".{self.folder.name}.{uuid.uuid4().hex}")
         with suppress(FileNotFoundError):
             self.folder.rename(before)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -246,6 +249,8 @@ class RunFolder:
         for look in range(LOOKS):
             time.sleep(LOOK_SECONDS)
             found = self._changed()
+            if not all(map(_runs, writers)):  # it may have been killed in the middle of writing
+                return None
             busy = (open_for_writing(self.folder, writers).keys() & found.keys()) - logs
             data = {name: state for name, state in found.items() if name not in logs}
             if not busy and (data == before or look == LOOKS - 1):
@@ -303,7 +308,7 @@ class RunFolder:
 
     def _store(self, found: Scan, logs: set[str]) -> bool:
         """Store a part; return False if a file has changed meanwhile."""
-        kept, left_out = fitting(found, MAX_BYTES, MAX_FILES)
+        kept, left_out = fitting(found, self._max_bytes, MAX_FILES)
         number = self.part.number + 1
         links = {n: KeptFile(link=found[n].link, node=self._node) for n in kept if found[n].link is not None}
         old = {n: k for n, k in self.part.files.items() if n in kept - logs and self.part.states.get(n) == found[n]}
@@ -398,6 +403,12 @@ class RunFolder:
             files = {**self.part.files, **stored}
             states = {**self.part.states, **{name: found[name] for name in stored}}
             self.part = Part(self.part.number, files, states, self.part.left_out)
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _is_log(name: str) -> bool:

@@ -188,7 +188,7 @@ class ScriptGroup:
         reason = next((each.not_stored for each in members.values() if each.not_stored), None)
         if reason is None:
             return
-        what = f"the last files of $RUN_DIR could not be stored ({reason})"
+        what = f"the last files could not be stored ({reason})"
         if self.error or self._ended_for or self.is_reclaimed:
             self._decider.say(what)
         else:

@@ -10,6 +10,7 @@ their parts when it stored its own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -219,10 +220,9 @@ class SnapshotRounds:
         """
         with suppress(OSError):  # the end of the run deletes what is left
             for name in self._storage.files(layout.VERSIONS_FOLDER):
-                node, number, _ = name.partition("/")[0].split("-")
-                key = f"{layout.VERSIONS_FOLDER}/{name}"
-                if int(number) < parts.get(int(node), 0):
-                    old.add(key)
+                found = re.match(r"(\d+)-(\d+)-", name)
+                if found and int(found[2]) < parts.get(int(found[1]), 0):
+                    old.add(f"{layout.VERSIONS_FOLDER}/{name}")
             delete_keys(self._storage, old - needed)
 
 

@@ -36,6 +36,7 @@ from ray_on_ecs.run.process import ScriptProcess, wait_for_end
 from ray_on_ecs.run.run_folder import POLL_SECONDS as FOLDER_SECONDS
 from ray_on_ecs.run.run_folder import RunFolder
 from ray_on_ecs.run.snapshot_rounds import SnapshotRounds
+from ray_on_ecs.run.stop import SIGNALLED
 from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
 from ray_on_ecs.tracking.records import RecordFile, merge_records, read_records
 from ray_on_ecs.tracking.run_actor import Progress, RunClient
@@ -112,10 +113,19 @@ class ScriptWorker:
         code = settings["code"]
         # The script itself may write into the storage where that is a folder of this machine, which nobody else uses.
         is_direct = storage.is_local and settings["is_one_node"] and context.get_local_world_size() == self._world_size
-        own = {"node_id": node, "is_direct": is_direct, "exclude": self._config.exclude}
-        self._run_folder = RunFolder(storage, code.name, self._node_rank, code.place, **own)
+        self._run_folder = RunFolder(
+            storage,
+            code.name,
+            self._node_rank,
+            code.place,
+            node_id=node,
+            is_direct=is_direct,
+            exclude=self._config.exclude,
+            max_bytes=self._config.keep_gib * 2**30,
+        )
         self._folder = self._run_folder.folder
         self._rounds: SnapshotRounds | None = None
+        self._left_out: tuple[str, ...] = ()
         self._metrics: MetricsLog | None = None
         self._record_file: RecordFile | None = None
         self._shown: tuple[int, dict[str, Any]] | None = None
@@ -136,6 +146,7 @@ class ScriptWorker:
 
     def run(self) -> dict[str, Any]:
         """Prepare the node, and run the script as often as the driver says."""
+        self._talk()  # what follows may take long, and the driver ends workers that do not begin
         self._storage.check_shared()
         if self._local_rank == 0:
             self._reset_folder()
@@ -350,8 +361,7 @@ class ScriptWorker:
         has_steps = self._metrics is not None and self._metrics.step is not None
         has_ended = self._member.has_ended or process.has_ended(self._members)
         self._member = replace(process.describe(self._member), has_steps=has_steps, has_ended=has_ended)
-        is_first_of_node = self._local_rank == 0 and self._context.get_local_world_size() < self._world_size
-        self._talk(wants_members=self._local_rank == 0 and (has_ended or is_first_of_node))
+        self._talk(wants_members=self._local_rank == 0 and self._world_size > 1)
         process.learn(self._members)
 
     def _end(self, process: Process) -> None:
@@ -390,22 +400,29 @@ class ScriptWorker:
 
     def _store(self) -> None:
         """Store the files of this node that are complete; its first worker does so."""
-        if self._rounds is None or any(_was_killed(each) for each in self._node):
+        if self._rounds is None or self._was_killed:
             return
         try:
             self._rounds.poll(self._files, _descendants([each.pid for each in self._node]))
+            self._tell_left_out()
         except Exception as cause:  # the thread goes on
             print(f"files could not be stored, and will be tried again ({one_line(cause)})", flush=True)
 
+    def _tell_left_out(self) -> None:
+        left_out = self._run_folder.part.left_out
+        if left_out and left_out != self._left_out:
+            print(f"not kept: {', '.join(left_out)}; --keep-gib keeps more, --exclude keeps files out", flush=True)
+        self._left_out = left_out
+
     def _store_last(self) -> None:
         """Store the last files of the node, and on the first node the last snapshot, unless a script was killed."""
-        if self._rounds is None or any(_was_killed(each) for each in self._node):
+        if self._rounds is None or self._was_killed:
             return
         try:
             self._rounds.finish()
             while self._node_rank == 0 and not self._rounds.commit_last(self._files):
                 self._talk(wants_members=True)
-                if self._is_alone or any(_was_killed(each) for each in self._members.values()):
+                if self._is_alone or any(map(self._has_no_last_part, self._members.values())):
                     break
                 time.sleep(WAIT_SECONDS)
         except Exception as cause:
@@ -416,6 +433,21 @@ class ScriptWorker:
             if failed := self._run_folder.failed:
                 reason = "; ".join(f"{name}: {why}" for name, why in failed.items())
                 self._member = replace(self._member, not_stored=reason)
+
+    @property
+    def _was_killed(self) -> bool:
+        """Whether a script of this node was killed, perhaps in the middle of writing."""
+        return any(map(self._is_killed, self._node)) or (self._config.mpi and self._is_killed(self._members.get(0)))
+
+    def _is_killed(self, worker: WorkerStatus | None) -> bool:
+        """Return whether a worker's script was killed: a shell adds 128 to the signal, and mpirun kills the others."""
+        status = worker.status if worker else None
+        return status is not None and (status < 0 or status > SIGNALLED or (self._config.mpi and status != 0))
+
+    def _has_no_last_part(self, worker: WorkerStatus) -> bool:
+        """Return whether a worker of another node has ended without a last part of its node's files."""
+        lacks = worker.is_stored and worker.files is not None and not worker.files.is_last
+        return worker.node_rank != self._node_rank and (lacks or self._is_killed(worker))
 
     @property
     def _files(self) -> dict[int, FilesStatus]:
@@ -475,8 +507,3 @@ def _descendants(pids: Iterable[int]) -> Iterator[psutil.Process]:
     for pid in pids:
         with suppress(psutil.Error):
             yield from psutil.Process(pid).children(recursive=True)
-
-
-def _was_killed(worker: WorkerStatus) -> bool:
-    """Return whether a signal has ended a worker's script, perhaps in the middle of writing."""
-    return worker.status is not None and worker.status < 0

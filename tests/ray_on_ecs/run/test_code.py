@@ -2,13 +2,15 @@
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run import code as module
-from ray_on_ecs.run.code import find, store
+from ray_on_ecs.run.code import Code
+from ray_on_ecs.run.code import store as store_code
 from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.tracking.storage import RunStorage
 from tests.aws import BUCKET, environment
@@ -46,35 +48,57 @@ def config_of(project: Path, **settings: object) -> ScriptConfig:
     return ScriptConfig(command=("train.py",), working_dir=str(project), **settings)  # ty: ignore[invalid-argument-type]
 
 
-def placed(storage: RunStorage, config: ScriptConfig, target: Path, *, is_one_node: bool) -> dict[str, bool]:
+def store(
+    config: ScriptConfig, storage: RunStorage, say: Callable[[str], None] = print, *, links: bool = True
+) -> ScriptConfig:
+    return store_code(config, storage, say, links=links)
+
+
+def placed(config: ScriptConfig, target: Path) -> dict[str, bool]:
     """Place the code; return whether each file is a link, by its path."""
-    find(config, storage, is_one_node=is_one_node).place(target)
+    Code.of(config).place(target)
     paths = [Path(above, name) for above, _, names in os.walk(target) for name in names]
     return {str(each.relative_to(target)): each.is_symlink() for each in paths}
 
 
 def test_code_is_stored_once_by_content(storage: RunStorage, project: Path) -> None:
-    first, again = (store(config_of(project), storage, print) for _ in range(2))
+    first, again = (store(config_of(project), storage) for _ in range(2))
     assert first.code == again.code
-    assert str(first.code).startswith(f"project={storage.uri.removesuffix('/mine')}/.code/")
+    assert str(first.code).startswith(f"{storage.uri.removesuffix('/mine')}/.code/")
+    assert str(first.code).endswith(".tar.gz=project")
     (project / "train.py").write_text("import another")
-    assert store(config_of(project), storage, print).code != first.code
+    assert store(config_of(project), storage).code != first.code
 
 
-def test_code_is_placed_on_a_node(storage: RunStorage, project: Path, tmp_path: Path) -> None:
-    config = store(config_of(project), storage, print)
-    code = {".gitignore": False, "train.py": False, "lib/__init__.py": False, "large.npy": storage.is_local}
-    assert placed(storage, config, tmp_path / "node", is_one_node=False) == code
+@pytest.mark.parametrize("links", [True, False])
+def test_code_is_placed_on_a_node(storage: RunStorage, project: Path, tmp_path: Path, links: bool) -> None:
+    config = store(config_of(project), storage, links=links)
+    code = {".gitignore": False, "train.py": False, "lib/__init__.py": False, "large.npy": links and storage.is_local}
+    assert placed(config, tmp_path / "node") == code
     assert (tmp_path / "node" / "large.npy").stat().st_size == LARGE
 
 
-def test_ignored_files_are_linked_on_one_machine(tmp_path: Path, project: Path) -> None:
-    storage = RunStorage.open(str(tmp_path / "results"), "mine")
-    config = store(config_of(project), storage, print)
-    found = placed(storage, config, tmp_path / "node", is_one_node=True)
-    assert {name for name, is_link in found.items() if is_link} == {"large.npy", "data/one.bin", "cache/deep/two"}
-    (tmp_path / "node" / "cache" / "new").touch()
-    assert not (project / "cache" / "new").exists(), "the folder is the run's own"
+def test_a_linked_file_that_is_elsewhere_is_named(tmp_path: Path, project: Path) -> None:
+    config = store(config_of(project), RunStorage.open(str(tmp_path / "results"), "mine"))
+    (project / "large.npy").unlink()
+    with pytest.raises(OSError, match="large.npy is not on this node; give s3://bucket/prefix as --storage-path"):
+        Code.of(config).place(tmp_path / "node")
+
+
+@pytest.mark.parametrize("name", ["results", "lr=0.1 [a]*"])
+def test_results_in_the_folder_are_not_code(project: Path, name: str) -> None:
+    storage = RunStorage.open(str(project / name), "mine")
+    first = store(config_of(project), storage)
+    (project / name / "mine").mkdir()
+    (project / name / "mine" / "model.pt").write_text("1")
+    assert store(config_of(project), storage).code == first.code
+
+
+def test_the_name_of_a_folder_may_have_any_character(tmp_path: Path, project: Path) -> None:
+    odd = project.rename(project.with_name("lr=0.1 #1"))
+    config = store(config_of(odd), RunStorage.open(str(tmp_path / "results"), "mine"))
+    assert Code.of(config).name == "lr=0.1 #1"
+    assert "train.py" in placed(config, tmp_path / "node")
 
 
 def test_what_is_left_out_is_told(storage: RunStorage, project: Path) -> None:
@@ -82,23 +106,23 @@ def test_what_is_left_out_is_told(storage: RunStorage, project: Path) -> None:
     config = store(config_of(project), storage, said.append)
     assert said == ["left out: cache/ (1 byte, .gitignore), data/one.bin (1 byte, .gitignore)"]
     assert set(config.left_out) == {"cache/", "data/one.bin"}
-    assert store(config_of(project, include=("*.bin", "cache/")), storage, print).left_out == ()
+    assert store(config_of(project, include=("*.bin", "cache/")), storage).left_out == ()
 
 
 def test_too_much_code_is_refused(storage: RunStorage, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray_on_ecs.run.code_files.MAX_BYTES", 10)
     with pytest.raises(UsageError, match=r"--working-dir: .* the largest are .* by --exclude or .gitignore"):
-        store(config_of(project), storage, print)
-    assert store(config_of(project, exclude=("*.npy",)), storage, print).code
+        store(config_of(project), storage)
+    assert store(config_of(project, exclude=("*.npy",)), storage).code
 
 
 def test_the_commit_is_recorded(storage: RunStorage, project: Path) -> None:
-    assert store(config_of(project), storage, print).git == {}
+    assert store(config_of(project), storage).git == {}
     identity = ("-c", "user.name=a", "-c", "user.email=a@example.com")
     for command in (("init", "-q"), ("add", "train.py"), (*identity, "commit", "-qm", "first")):
         subprocess.run(["git", *command], cwd=project, check=True)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=project, capture_output=True, text=True).stdout.strip()
-    assert store(config_of(project), storage, print).git == {"GIT_COMMIT": commit, "GIT_DIRTY": "1"}
+    assert store(config_of(project), storage).git == {"GIT_COMMIT": commit, "GIT_DIRTY": "1"}
     subprocess.run(["git", "add", "."], cwd=project, check=True)
     subprocess.run(["git", *identity, "commit", "-qm", "second"], cwd=project, check=True)
-    assert store(config_of(project), storage, print).git["GIT_DIRTY"] == "0"
+    assert store(config_of(project), storage).git["GIT_DIRTY"] == "0"

@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -51,8 +52,10 @@ def start(storage: RunStorage, tmp_path: Path, clock: Clock) -> Start:
     """Start a run's node, by default on an empty disk."""
     number = iter(range(100))
 
-    def start(disk: str | None = None, *, on: RunStorage | None = None, code: Mapping[str, str] | None = None) -> Nodes:
-        return Nodes(on or storage, tmp_path / (disk or f"disk{next(number)}"), clock, code=code)
+    def start(
+        disk: str | None = None, *, on: RunStorage | None = None, code: Mapping[str, str] | None = None, **options: Any
+    ) -> Nodes:
+        return Nodes(on or storage, tmp_path / (disk or f"disk{next(number)}"), clock, code=code, **options)
 
     return start
 
@@ -389,9 +392,8 @@ def test_a_folder_of_code_becomes_a_file(start: Start) -> None:
 
 @ON_DISK
 def test_what_exceeds_a_limit_is_named(storage: RunStorage, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_folder, "MAX_BYTES", 100)
     monkeypatch.setattr(folder_scan, "MAX_ENTRIES", 3)
-    first = start()
+    first = start(max_bytes=100)
     write(first.folder, {"data/large": "1" * 101, "model.pt": "1", **{f"many/{n}": "1" for n in range(4)}})
     first.settle()
     assert in_manifest(storage) == {"model.pt": "1"}

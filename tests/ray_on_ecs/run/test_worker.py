@@ -40,7 +40,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> ScriptWorker:
     worker._config = type("Config", (), {"mpi": False})
     worker._member = WorkerStatus("127.0.0.1", 1, 0, generation=0)
     worker._members, worker._directive, worker._unheard_since = {}, None, None
-    worker._rounds, worker._node_rank = Rounds(), 0
+    worker._rounds, worker._node_rank, worker._world_size = Rounds(), 0, 1
     return worker
 
 
