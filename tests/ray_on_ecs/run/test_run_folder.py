@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,18 @@ def test_a_file_held_open_becomes_a_log(
                 file.flush()
             first.poll(RESTLESS_SECONDS)
         assert in_manifest(storage).keys() == {"model.pt", "sqlite.db"}
+
+
+@ON_DISK
+def test_a_pause_after_a_kill_is_none(storage: RunStorage, start: Start) -> None:
+    first = start()
+    with subprocess.Popen(["sleep", "60"]) as script:
+        first.writers = (psutil.Process(script.pid),)
+        script.kill()
+        for number in range(2 * int(OVERDUE_SECONDS / QUIET_SECONDS)):
+            write(first.folder, {"checkpoint": str(number)})
+            first.poll(QUIET_SECONDS)
+    assert in_manifest(storage) == {}
 
 
 @ON_DISK
