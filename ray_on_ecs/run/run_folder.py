@@ -53,6 +53,8 @@ MAX_FILES = 20_000
 UPLOADS_AT_ONCE = 8
 CHUNK_BYTES = 16 * 2**20
 COPIED_BYTES = 64 * 2**10
+# How the folder is called, with a random number, while another takes its place.
+BEFORE = ".before-"
 ROOM_BYTES = 2 * 2**30
 
 
@@ -138,10 +140,12 @@ class RunFolder:
         if self._node == 0:
             with suppress(OSError):  # the run's end deletes what is left
                 delete_others(self._storage, snapshot)
-        before = self.folder.with_name(f".{self.folder.name}.{uuid.uuid4().hex}")
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        for each in self._earlier:  # a reset that was killed has left them
+            shutil.rmtree(each, ignore_errors=True)
+        before = self.folder.with_name(f"{BEFORE}{uuid.uuid4().hex}")
         with suppress(FileNotFoundError):
             self.folder.rename(before)
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
         self._place_code(self.folder)
         self._scanner.too_many.clear()
         self._base = self._scanner.scan()
@@ -182,8 +186,13 @@ class RunFolder:
     def outside(self) -> list[str]:
         """What the script has made beside the folder, by relative paths: it is not kept."""
         with suppress(OSError):
-            return sorted(f"../{each.name}" for each in self.folder.parent.iterdir() if each != self.folder)
+            beside = {*self.folder.parent.iterdir()} - {self.folder, *self._earlier}
+            return sorted(f"../{each.name}" for each in beside)
         return []
+
+    @property
+    def _earlier(self) -> list[Path]:
+        return [*self.folder.parent.glob(f"{BEFORE}*")]
 
     def remove(self) -> None:
         """Delete the folder, unless it is in the storage."""

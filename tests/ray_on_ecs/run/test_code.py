@@ -81,7 +81,7 @@ def test_code_is_placed_on_a_node(storage: RunStorage, project: Path, tmp_path: 
 def test_a_linked_file_that_is_elsewhere_is_named(tmp_path: Path, project: Path) -> None:
     config = store(config_of(project), RunStorage.open(str(tmp_path / "results"), "mine"))
     (project / "large.npy").unlink()
-    with pytest.raises(OSError, match="large.npy is not on this node; give s3://bucket/prefix as --storage-path"):
+    with pytest.raises(OSError, match=r"large\.npy is not on this node; give s3://bucket/prefix as --storage-path"):
         Code.of(config).place(tmp_path / "node")
 
 
