@@ -258,12 +258,11 @@ class RunFolder:
         for look in range(LOOKS):
             time.sleep(LOOK_SECONDS)
             found = self._changed()
-            if not all(map(_runs, writers)):  # it may have been killed in the middle of writing
-                return None
             busy = (open_for_writing(self.folder, writers).keys() & found.keys()) - logs
             data = {name: state for name, state in found.items() if name not in logs}
             if not busy and (data == before or look == LOOKS - 1):
-                return found
+                time.sleep(LOOK_SECONDS)  # a process that is killed closes its files before it has ended
+                return found if all(map(_runs, writers)) else None
             before = data
         return None
 

@@ -247,6 +247,7 @@ def test_a_pause_after_a_kill_is_none(storage: RunStorage, start: Start) -> None
     with subprocess.Popen(["sleep", "60"]) as script:
         first.writers = (psutil.Process(script.pid),)
         script.kill()
+        script.wait()
         for number in range(2 * int(OVERDUE_SECONDS / QUIET_SECONDS)):
             write(first.folder, {"checkpoint": str(number)})
             first.poll(QUIET_SECONDS)
