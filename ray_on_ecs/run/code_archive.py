@@ -12,7 +12,6 @@ import shutil
 import stat
 import tarfile
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -185,15 +184,27 @@ def _put(archive: BinaryIO, filesystem: fs.FileSystem, path: str) -> None:
 
 
 def _unpack(archive: BinaryIO, target: Path) -> None:
+    """Write the files of an archive, and then its links, so that nothing is written through one.
+
+    (The filters of tarfile are not in every Python 3.11.)
+    """
     with tarfile.open(fileobj=archive, mode="r:gz", encoding="utf-8") as tar:
         entries = tar.getmembers()
-        files = [entry.replace(mtime=time.time()) for entry in entries if entry.isreg()]
-        tar.extractall(target, files, filter="data")  # which refuses names that lead out of the folder
-    # Links come last: nothing is written through one. The filter of a newer tarfile would rewrite their targets.
+        for entry in entries:
+            _check_inside(entry.name, entry.name)
+            if entry.isreg() and (content := tar.extractfile(entry)):
+                path = target / entry.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with content, path.open("xb") as file:
+                    shutil.copyfileobj(content, file, PIECE_BYTES)
+                path.chmod(entry.mode & 0o755)
     for entry in entries:
         if entry.issym():
-            place = posixpath.join(posixpath.dirname(entry.name), entry.linkname)
-            if any(posixpath.normpath(each).split("/")[0] in ("", "..") for each in (entry.name, place)):
-                raise tarfile.LinkOutsideDestinationError(entry, place)
+            _check_inside(entry.name, posixpath.join(posixpath.dirname(entry.name), entry.linkname))
             (target / entry.name).parent.mkdir(parents=True, exist_ok=True)
             (target / entry.name).symlink_to(entry.linkname)
+
+
+def _check_inside(name: str, place: str) -> None:
+    if posixpath.isabs(place) or posixpath.normpath(place).split("/")[0] == "..":
+        raise tarfile.TarError(f"{name!r} leads outside the destination")

@@ -201,18 +201,30 @@ def test_a_job_has_the_code_that_was_there_when_it_was_submitted(submit: Start, 
     assert log.read_text().splitlines()[-1].startswith("results in ")
 
 
-@pytest.mark.parametrize("module", ["launch", "submit"])
-def test_large_files_are_linked(request: pytest.FixtureRequest, code: Path, module: str) -> None:
+@pytest.fixture
+def large(code: Path) -> Path:
+    """The folder with code, with files of 2 GiB, one of which is ignored."""
     (code / "data").mkdir()
     (code / ".gitignore").write_text("*.bin\n")
     (code / "links.py").write_text(LINKS)
     for name, size in {"large.tar": 2**31, "ignored.bin": 2**31, "small.txt": 10}.items():
         with (code / "data" / name).open("wb") as file:
             file.truncate(size)
-    status, out, err = end(request.getfixturevalue(module)("--num-workers", "1", "links.py"))
+    return code
+
+
+def test_large_files_are_linked_on_this_machine(launch: Start, large: Path) -> None:
+    status, out, err = end(launch("--num-workers", "1", "links.py"))
     assert status == 0, out + err
     assert "links ['large.tar']" in out
-    assert "left out: data/ignored.bin (2.0 GiB, .gitignore)" in out + err
+    assert "left out: data/ignored.bin (2.0 GiB, .gitignore)" in out
+
+
+def test_too_much_code_for_a_cluster_is_one_line(submit: Start, large: Path) -> None:
+    status, out, err = end(submit("--num-workers", "1", "links.py"))
+    assert (status, out) == (2, ""), err
+    line = f"ray-on-ecs: --working-dir: {large} has 2.0 GiB, and code is at most 1.0 GiB; the largest are data/ "
+    assert err.splitlines()[-1].startswith(line)
 
 
 def test_ctrl_c_leaves_nothing_running(launch: Start, head: Head) -> None:

@@ -28,7 +28,7 @@ class Actor:
     def answer(self):
         return "joined"
 
-ray_cluster.connect(RunConfig(), {})
+ray_cluster.connect(RunConfig())
 print(ray.get(Actor.remote().answer.remote()))
 """
 
