@@ -82,7 +82,7 @@ class RunFolder:
         storage: The run's folder in the storage.
         name: The name of the folder with the user's code.
         node: The node's rank.
-        node_id: The node's ID: several may be on one machine.
+        node_id: The node's ID, if another node is on its machine.
         place_code: Writes the user's code into a new folder.
         is_direct: Whether this is the only node, and the script itself may write into the storage, which is a folder.
         exclude: Patterns, as in .gitignore, of files that are not kept.

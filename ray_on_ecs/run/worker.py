@@ -118,7 +118,7 @@ class ScriptWorker:
             code.name,
             self._node_rank,
             code.place,
-            node_id=node,
+            node_id=node if _shares_machine(node) else "",
             is_direct=is_direct,
             exclude=self._config.exclude,
             max_bytes=self._config.keep_gib * 2**30,
@@ -500,6 +500,15 @@ class ScriptWorker:
             "threads_per_worker": self._settings["threads"],
             "node_cpus": psutil.cpu_count(),
         }
+
+
+def _shares_machine(node_id: str) -> bool:
+    """Return whether another node of the cluster is on this node's machine.
+
+    Otherwise the run's folder has the same path on all nodes, as mpirun starts its ranks in the path that it has itself.
+    """
+    hosts = {each["NodeID"]: each["NodeManagerHostname"] for each in ray.nodes() if each["Alive"]}
+    return list(hosts.values()).count(hosts.get(node_id, "")) > 1
 
 
 def _descendants(pids: Iterable[int]) -> Iterator[psutil.Process]:
