@@ -505,7 +505,7 @@ class ScriptWorker:
 def _shares_machine(node_id: str) -> bool:
     """Return whether another node of the cluster is on this node's machine.
 
-    Otherwise the run's folder has the same path on all nodes, as mpirun starts its ranks in the path that it has itself.
+    Otherwise the run's folder has the same path on all nodes, because mpirun starts its ranks in its own.
     """
     hosts = {each["NodeID"]: each["NodeManagerHostname"] for each in ray.nodes() if each["Alive"]}
     return list(hosts.values()).count(hosts.get(node_id, "")) > 1
