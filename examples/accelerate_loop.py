@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: a loop of one's own, whose whole state is saved after each epoch.
+"""Hugging Face Accelerate: a custom training loop, whose whole state is saved after each epoch.
 
 accelerate launch --num_processes 2 examples/accelerate_loop.py
 ray-on-ecs run --local --num-workers 2 --requirements examples/accelerate.txt examples/accelerate_loop.py

@@ -33,7 +33,7 @@ COPIES_AT_ONCE = 8
 CHUNK_BYTES = 8 * 2**20
 # A run that is under way replaces its files, perhaps while they are read.
 ATTEMPTS = 3
-# Where the files of scripts are; a manifest names those of the last snapshot.
+# The manifest of a script's files, and the folders that hold them.
 OF_SNAPSHOTS = (layout.FILES, layout.FILES_FOLDER, layout.VERSIONS_FOLDER, layout.PARTS_FOLDER)
 # What runs leave in their folders for themselves: the lock, and files that are being written.
 INTERNAL = (layout.LOCK, f"{layout.LOCK}.*", ".write-check", ".snapshot/*", "*.part")

@@ -140,7 +140,7 @@ class Cluster(ABC):
 
     @property
     def is_here(self) -> bool:
-        """Whether its jobs find the files of this machine."""
+        """True if its jobs can read the files of this machine."""
         return False
 
     def absolute(self, storage_path: str) -> str:

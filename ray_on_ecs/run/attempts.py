@@ -327,7 +327,7 @@ class BeginWatch:
         self._looked_at = self._placed_at = -math.inf
 
     def is_over(self, *, has_begun: bool) -> bool:
-        """Return whether the time is over; it begins anew then, and where they lose their places."""
+        """Return whether the time is over. It starts again then, and when the workers lose their places."""
         now = self._clock()
         if has_begun or now - self._looked_at < LOOK_SECONDS:
             return False

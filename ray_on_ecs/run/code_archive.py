@@ -91,21 +91,21 @@ def fetch(filesystem: fs.FileSystem, base: str, digest: str, target: Path) -> No
     path = _path(base, digest)
     target.mkdir(parents=True, exist_ok=True)
     if any(target.iterdir()):
-        raise FileExistsError(f"{target} is not empty; code is unpacked into a folder of its own")
+        raise FileExistsError(f"{target} is not empty; code is unpacked into an empty folder")
     with tempfile.TemporaryFile(dir=target.parent) as archive:
         try:
             with filesystem.open_input_file(path) as source:
                 shutil.copyfileobj(source, archive, PIECE_BYTES)
         except FileNotFoundError as cause:
-            raise StorageError(f"the run's code, {path}, is missing; start the run anew") from cause
+            raise StorageError(f"the run's code, {path}, is missing; start the run again") from cause
         archive.seek(0)
         if hashlib.file_digest(archive, "sha256").hexdigest() != digest:
-            raise StorageError(f"the run's code, {path}, is damaged; delete it, and start the run anew")
+            raise StorageError(f"the run's code, {path}, is damaged; delete it, and start the run again")
         archive.seek(0)
         try:
             _unpack(archive, target)
         except tarfile.TarError as cause:
-            raise StorageError(f"the run's code, {path}, is refused: {one_line(cause)}; start the run anew") from cause
+            raise StorageError(f"the run's code, {path}, is refused: {one_line(cause)}; start the run again") from cause
 
 
 def revision(folder: Path) -> dict[str, str]:

@@ -113,7 +113,7 @@ def test_archive_of_another_size_is_replaced(code: Path, storage: tuple[fs.FileS
     digest = store(list_code(code), filesystem, base)
     with filesystem.open_output_stream(f"{base}/.code/{digest}.tar.gz", compression=None) as stream:
         stream.write(b"half")
-    with pytest.raises(StorageError, match=rf"{digest}.tar.gz, is damaged; delete it, and start the run anew$"):
+    with pytest.raises(StorageError, match=rf"{digest}.tar.gz, is damaged; delete it, and start the run again$"):
         fetch(filesystem, base, digest, tmp_path / "node")
     store(list_code(code), filesystem, base)
     fetch(filesystem, base, digest, tmp_path / "node")
@@ -137,7 +137,7 @@ def test_failed_upload_leaves_no_archive(
 
 def test_missing_archive_is_one_line(storage: tuple[fs.FileSystem, str], tmp_path: Path) -> None:
     with pytest.raises(
-        StorageError, match=r"^the run's code, \S+/\.code/0123\.tar\.gz, is missing; start the run anew$"
+        StorageError, match=r"^the run's code, \S+/\.code/0123\.tar\.gz, is missing; start the run again$"
     ):
         fetch(*storage, "0123", tmp_path / "node")
 
@@ -219,7 +219,7 @@ def test_bytes_are_counted_as_they_are_read(code: Path) -> None:
 def test_link_out_of_the_folder_is_refused(tmp_path: Path, entry: tarfile.TarInfo) -> None:
     digest = forged(tmp_path / "runs", entry)
     with pytest.raises(
-        StorageError, match=r"^the run's code, \S+, is refused: .* outside the destination; start the run anew$"
+        StorageError, match=r"^the run's code, \S+, is refused: .* outside the destination; start the run again$"
     ):
         fetch(LOCAL, str(tmp_path / "runs"), digest, tmp_path / "node")
     assert list((tmp_path / "node").iterdir()) == []
@@ -227,7 +227,7 @@ def test_link_out_of_the_folder_is_refused(tmp_path: Path, entry: tarfile.TarInf
 
 def test_name_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     digest = forged(tmp_path / "runs", tarfile.TarInfo("../out"))
-    with pytest.raises(StorageError, match=r"is refused: .* outside the destination; start the run anew$"):
+    with pytest.raises(StorageError, match=r"is refused: .* outside the destination; start the run again$"):
         fetch(LOCAL, str(tmp_path / "runs"), digest, tmp_path / "node")
     assert not (tmp_path / "out").exists()
 
