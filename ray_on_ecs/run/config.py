@@ -231,11 +231,15 @@ class ScriptConfig(RunConfig):
 
     def next_command(self) -> list[str]:
         """Return the command for a user to continue the run: of a job, `ray-on-ecs run` in the folder with the code."""
-        typed = replace(self, code=None, link=(), revision=None, left_out=())
+        typed = self.without_code()
         if JOB_VARIABLE not in os.environ:
             return typed.command_line()
         flags = replace(typed, working_dir=".").command_line()[len(self.PROGRAM.split()) :]
         return ["ray-on-ecs", "run", *(["--local"] if LOCAL_VARIABLE in os.environ else []), *flags]
+
+    def without_code(self) -> Self:
+        """Return these settings without those that name the stored code."""
+        return replace(self, code=None, link=(), revision=None, left_out=())
 
     def job_command(self) -> str:
         """Return the driver's shell command as a job; -P keeps the folder that it starts in off its import path."""

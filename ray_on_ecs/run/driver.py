@@ -46,11 +46,7 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
         ResourceError: The cluster has no room for the workers.
         TrainingError: The script failed; the files that it wrote are kept, and `error.json` says what happened.
     """
-    requested = (
-        config
-        if config.code is None
-        else replace(config, code=None, link=(), revision=None, left_out=(), working_dir=".")
-    )
+    requested = config if config.code is None else replace(config.without_code(), working_dir=".")
     config, storage = _prepare(config)
     record = RunRecord(storage, SCRIPT, requested, config)
     found = {name: inputs.resolve(name, source, storage) for name, source in config.inputs.items()}
@@ -97,14 +93,12 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
 def _publish(storage: RunStorage, console: Console) -> None:
     """Bring the files of a run that has finished to their places, and say which were not kept."""
     try:
-        snapshot = read_snapshot(storage)
-        publish(storage)
+        snapshot = publish(storage)
         if snapshot.left_out:
             console.print(escape(f"ray-on-ecs: not kept: {', '.join(snapshot.left_out)}"), soft_wrap=True)
     except (OSError, UsageError) as cause:
-        console.print(
-            escape(f"ray-on-ecs: files of the run are not in their places yet ({one_line(cause)})"), soft_wrap=True
-        )
+        line = f"ray-on-ecs: files of the run are not in their places yet ({one_line(cause)})"
+        console.print(escape(line), soft_wrap=True)
 
 
 def newest_file(storage: RunStorage) -> tuple[str, datetime] | None:

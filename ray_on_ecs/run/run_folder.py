@@ -274,7 +274,7 @@ class RunFolder:
         """
         found = self._changed()
         states = {name: state for name, state in self.part.states.items() if name not in self.failed}
-        self.part = Part(self.part.number, self.part.files, states, self.part.left_out)
+        self.part = replace(self.part, states=states)
         self.is_current = self._is_stored(found, set()) or self._store(found, set())
         if not self.is_current:
             raise OSError("files still change after the script has ended")
@@ -374,9 +374,8 @@ class RunFolder:
         with ThreadPoolExecutor(UPLOADS_AT_ONCE) as threads:
             list(threads.map(upload, copies))
         if failed:
-            self._storage.write(
-                f"{layout.PARTS_FOLDER}/{self._node}.probe", b""
-            )  # raises where it is the storage's fault
+            # This raises where the storage is at fault.
+            self._storage.write(f"{layout.PARTS_FOLDER}/{self._node}.probe", b"")
             again, failed = list(failed), {}
             for name in again:
                 upload(name)
@@ -410,7 +409,7 @@ class RunFolder:
             stored, _ = self._upload_all(grown, found, logs, self.part.number)
             files = {**self.part.files, **stored}
             states = {**self.part.states, **{name: found[name] for name in stored}}
-            self.part = Part(self.part.number, files, states, self.part.left_out)
+            self.part = replace(self.part, files=files, states=states)
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -158,8 +158,11 @@ def _make_room(folder: Path, path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def publish(storage: RunStorage) -> None:
+def publish(storage: RunStorage) -> Snapshot:
     """Bring each file of the last snapshot to its place, and delete the stored files that it does not name.
+
+    Returns:
+        The last snapshot, with the files in their places.
 
     Raises:
         OSError: The storage can't be read or written; the snapshot is complete all the same.
@@ -175,6 +178,7 @@ def publish(storage: RunStorage) -> None:
         snapshot = replace(snapshot, files=files)
         write_snapshot(storage, snapshot)
     delete_others(storage, snapshot)
+    return snapshot
 
 
 def delete_others(storage: RunStorage, snapshot: Snapshot) -> None:
