@@ -22,6 +22,8 @@ RANK_VARIABLES = (*MPI_RANK_VARIABLES, "RANK")
 
 STEP = "step"
 VALUES = "values"
+NEXT = "next"
+AGAIN = "again"
 
 # A loop of fast steps need not be heard at every one.
 PROGRESS_SECONDS = 0.2
@@ -60,6 +62,17 @@ def log(**values: float) -> None:
     finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
     if _is_rank_0():
         _write({STEP: _step, VALUES: finite})
+
+
+def write_report(step: int | None, values: dict[str, float] | None = None, *, again: bool = False) -> None:
+    """Report metrics of a step, or that the steps go on from there; without a step they are of the next one.
+
+    Args:
+        step: The number of the step.
+        values: The metrics by name, all finite.
+        again: Whether they may have been reported before.
+    """
+    _write({STEP: step, NEXT: step is None, AGAIN: again, **({} if values is None else {VALUES: values})})
 
 
 def seconds_left() -> float:

@@ -16,7 +16,7 @@ from ray_on_ecs.checkpoint.resume import (
     newest_checkpoint,
     write_settings,
 )
-from ray_on_ecs.run.attempts import Attempts, TrainFunction, hold_run
+from ray_on_ecs.run.attempts import Attempts, TrainFunction, hold_run, wait_for_workers
 from ray_on_ecs.run.failure_policy import Mark
 from ray_on_ecs.run.ray_cluster import WorkerAllocation, may_start_helpers
 from ray_on_ecs.tracking import layout
@@ -49,7 +49,8 @@ def run(recipe: Recipe, config: TrainingConfig, console: Console) -> dict[str, A
     config, storage = _prepare(recipe, config)
     config = keep_device(config, storage)
     record = RunRecord(storage, recipe.name, requested, config, config.epochs)
-    with hold_run(config, storage, record, console) as allocation:
+    with hold_run(config, storage, record, console) as seconds:
+        allocation = wait_for_workers(config, seconds, record, console)
         config = _begin(config, storage, allocation)
         _print_header(recipe, requested, config, storage, allocation, console)
         run_state = create_run_actor()

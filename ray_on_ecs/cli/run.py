@@ -35,7 +35,8 @@ from ray_on_ecs.config import (
 )
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError
 from ray_on_ecs.node.code import PACKAGES, fingerprint
-from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.run.config import WORKERS, ScriptConfig
+from ray_on_ecs.run.ray_source import driver_reason
 from ray_on_ecs.run.stop import SIGNALLED
 
 ABOUT = """\
@@ -60,8 +61,6 @@ RECIPE = "--recipe"
 HANGUP = SIGNALLED + signal.SIGHUP
 # Of the packages that are uploaded.
 EXCLUDES = ("__pycache__", "*.pyc")
-# Settings that already say how many workers there shall be.
-WORKERS = ("num_workers", "nnodes", "nproc_per_node")
 
 
 def settings() -> dict[str, Field]:
@@ -153,6 +152,9 @@ def _run(
     if needless := click.get_current_context().meta.get(NEEDLESS):
         note(needless_line(needless))
     work = _submission({}, given, recipe, command)  # a mistake needs no cluster
+    if work.script and work.script.driver and not given["driver"]:
+        note(str(driver_reason(work.script)))
+        given["driver"] = True
     cluster = chosen(flags)
     if given.get("storage_path"):
         given["storage_path"] = cluster.storage_path = cluster.absolute(str(given["storage_path"]))
@@ -245,7 +247,7 @@ def _submission(
         UsageError: A setting or a file can't be used.
     """
     defaults = dict(defaults)
-    if any(given.get(name) for name in WORKERS) or os.environ.get(environment_variable("num_workers")):
+    if any(given.get(name) for name in (*WORKERS, "driver")) or os.environ.get(environment_variable("num_workers")):
         defaults.pop("num_workers", None)
     typed = {**defaults, **{name: value for name, value in given.items() if value not in (None, False, ())}}
     flags = [*_flags(typed), *command]

@@ -21,6 +21,7 @@ from ray_on_ecs.contract import DASHBOARD_URL
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
 from ray_on_ecs.node.jobs import MAX_RESUBMISSIONS
 from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.run.ray_source import with_driver
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -117,7 +118,8 @@ def submission_of_script(arguments: Sequence[str]) -> Submission:
     """
     config = parse(ScriptConfig, arguments).resolve_defaults()
     config.check_files()
-    typed = parse(ScriptConfig, arguments, {})
+    typed = with_driver(parse(ScriptConfig, arguments, {}))
+    config = with_driver(config)
     named = {"run_name": config.run_name, "working_dir": str(config.folder)}
     script = replace(typed, **named, requirements=config.requirements_in_folder)
     workers = config.workers[0] if config.workers else 0

@@ -12,9 +12,11 @@ import os
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import ray
@@ -25,9 +27,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from ray_on_ecs import config as settings
-from ray_on_ecs.errors import Interrupted, ResourceError, StorageError
+from ray_on_ecs.errors import Interrupted, ResourceError, StorageError, one_line
 from ray_on_ecs.filesystem import short_reason
-from ray_on_ecs.run import failure_report, ray_cluster, worker_dump
+from ray_on_ecs.run import failure_report, program_resources, ray_cluster, worker_dump
 from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart
 from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.run.preemption import PREEMPTED
@@ -55,21 +57,20 @@ def hold_run(
     storage: RunStorage,
     record: RunRecord,
     console: Console,
-) -> Generator[WorkerAllocation]:
-    """Hold a run's lock and its place on a cluster, until the block ends.
+) -> Generator[float]:
+    """Hold a run's lock and be on a cluster, until the block ends.
 
     Args:
         config: The run's settings.
         storage: The run's folder.
-        record: Says in that folder that the run waits, and at the end how it has ended.
-        console: Shows what the run waits for.
+        record: Says in that folder at the end how the run has ended.
+        console: Shows lines.
 
     Yields:
-        The allocation of the workers.
+        The seconds for which workers may be waited for: none on a cluster that was started here for this run.
 
     Raises:
         UsageError: Another command trains the run.
-        ResourceError: The cluster has no room for the workers.
         StorageError: The storage failed within the block.
         Interrupted: The user stopped it.
     """
@@ -81,7 +82,7 @@ def hold_run(
         with hold_lock(storage, say) as lock, record.closing(lambda: lock.is_held, say):
             is_alone = ray_cluster.connect(config)
             with stoppable():
-                yield _wait_for_workers(config, 0 if is_alone else config.worker_timeout, record, console)
+                yield 0.0 if is_alone else config.worker_timeout
     except OSError as cause:
         raise StorageError(
             f"{storage.uri} can't be read or written ({short_reason(cause)}); "
@@ -100,7 +101,7 @@ def interrupted(config: settings.RunConfig, stop: BaseException) -> Interrupted:
     return error
 
 
-def _wait_for_workers(
+def wait_for_workers(
     config: settings.RunConfig, seconds: float, record: RunRecord, console: Console
 ) -> WorkerAllocation:
     """Wait until the cluster has room; the folder of a run for which it has room at once never says that it waits.
@@ -149,7 +150,7 @@ class Attempts:
         train_function: What they run.
         config: The run's settings.
         storage: The run's folder.
-        allocation: The workers.
+        allocation: The workers, or None if the function runs in a thread of this process and starts workers itself.
         monitor: Knows how far they are.
         record: Says so in the run's folder.
         console: Shows the progress, and each failure.
@@ -159,7 +160,7 @@ class Attempts:
     train_function: TrainFunction
     config: settings.RunConfig
     storage: RunStorage
-    allocation: WorkerAllocation
+    allocation: WorkerAllocation | None
     monitor: RunMonitor
     record: RunRecord
     console: Console
@@ -178,10 +179,23 @@ class Attempts:
             cloudwatch.publish_metrics(self.monitor, namespace, names, self.console),
             self.monitor.polling(bar.draw),
             self.instance_hours.running(),
-            self.record.training(self.monitor, self.instance_hours.by_kind, self.allocation.num_workers),
-            ray_cluster.zone_failover(self.console, self.allocation),
+            self.record.training(
+                self.monitor, self.instance_hours.by_kind, self.allocation.num_workers if self.allocation else None
+            ),
+            self._watching(),
         ):
             return self._fit_until_done(folder)
+
+    def _watching(self) -> AbstractContextManager[None]:
+        """Look for workers that are missing until the block ends."""
+        if self.allocation:
+            return ray_cluster.zone_failover(self.console, self.allocation)
+        return program_resources.watching(self._say_waiting)
+
+    def _say_waiting(self, wanted: Counter[str]) -> None:
+        self.record.note_waiting(bool(wanted))
+        if wanted:
+            self._say(f"the program waits for {program_resources.describe(wanted)}; {ray_cluster.describe_nodes()}")
 
     def _fit_until_done(self, folder: str) -> Any:
         policy = FailurePolicy(
@@ -191,7 +205,9 @@ class Attempts:
         for attempt in itertools.count():
             try:
                 result: Any = self._fit_once(folder, attempt, policy, scripts)
-            except (TrainingFailedError, RayError) as error:
+            except (TrainingFailedError, RayError, OSError) as error:
+                if isinstance(error, OSError) and self.allocation:
+                    raise
                 if scripts and scripts.error:
                     raise scripts.error from error
                 ray_cluster.release_workers()
@@ -200,19 +216,19 @@ class Attempts:
             else:
                 if scripts and scripts.error:
                     raise scripts.error
-                if not (scripts.is_reclaimed if scripts else PREEMPTED in result.return_value):
-                    return result.return_value
+                if not (scripts.is_reclaimed if scripts else PREEMPTED in result):
+                    return result
                 self._decide(policy, RECLAIMED)
             if scripts:
                 scripts.new_fit()
 
     def _fit_once(self, folder: str, attempt: int, policy: FailurePolicy, scripts: ScriptGroup | None) -> Any:
-        """Call Ray Train's `fit`, and direct the scripts meanwhile.
+        """Call Ray Train's `fit`, or the function itself, and direct the scripts meanwhile; return rank 0's result.
 
         Raises:
             Stop: The user stopped the run; its scripts have ended, or have had the time for it.
         """
-        fit = _Call(self._trainer(folder, attempt).fit)
+        fit = _Call(partial(self._fit, folder, attempt))
         watch = BeginWatch(ray_cluster.has_places)
         try:
             while not fit.wait(POLL_SECONDS):
@@ -231,6 +247,13 @@ class Attempts:
             raise
         return fit.result()
 
+    def _fit(self, folder: str, attempt: int) -> Any:
+        settings = {**self.train_function.settings, "attempt": attempt}
+        if self.allocation is None:
+            return self.train_function.function(settings)
+        result: Any = self._trainer(folder, settings, self.allocation).fit()
+        return result.return_value
+
     def _decider(self, policy: FailurePolicy) -> Decider:
         def decide(failure: Failure) -> None:
             self.monitor.poll()
@@ -244,8 +267,10 @@ class Attempts:
 
         return Decider(policy.began, decide, store_stacks, self._say)
 
-    def _describe(self, error: TrainingFailedError | RayError, policy: FailurePolicy) -> Failure:
-        """Return why Ray Train has ended the workers."""
+    def _describe(self, error: TrainingFailedError | RayError | OSError, policy: FailurePolicy) -> Failure:
+        """Return why Ray Train has ended the workers, or why a Ray program could not be started."""
+        if self.allocation is None or isinstance(error, OSError):
+            return Failure(one_line(error), cause=error)
         if not failure_report.is_start_timeout(error):
             workers = worker_dump.collect(self.storage.uri)
             return failure_report.describe_failure(error, workers, self.config, self.storage)
@@ -282,27 +307,26 @@ class Attempts:
         except OSError:
             return "where the run was"
 
-    @property
-    def _start_seconds(self) -> float:
-        """How long Ray Train waits for the workers' resources.
+    def _start_seconds(self, allocation: WorkerAllocation) -> float:
+        """Return how long Ray Train waits for the workers' resources.
 
         An elastic worker group is sized from Ray's last view of the cluster, which may still contain a lost node. A
         short timeout makes Ray look again.
         """
-        return MIN_START_SECONDS if self.allocation.limits else max(self.config.worker_timeout, MIN_START_SECONDS)
+        return MIN_START_SECONDS if allocation.limits else max(self.config.worker_timeout, MIN_START_SECONDS)
 
-    def _trainer(self, folder: str, attempt: int) -> Trainer:
+    def _trainer(self, folder: str, settings: Mapping[str, Any], allocation: WorkerAllocation) -> Trainer:
         """Ray Train with the run's workers; the restart policy is ours, and the workers save what they need."""
-        os.environ[START_TIMEOUT] = str(self._start_seconds)
+        os.environ[START_TIMEOUT] = str(self._start_seconds(allocation))
         return Trainer(
             self.train_function.function,
-            train_loop_config={**self.train_function.settings, "attempt": attempt},
+            train_loop_config={**settings},
             backend_config=self.train_function.backend,
             scaling_config=ScalingConfig(
-                num_workers=self.allocation.limits or self.allocation.num_workers,
-                use_gpu=self.allocation.use_gpu,
-                resources_per_worker=self.allocation.resources_per_worker,
-                label_selector=self.allocation.node_labels or None,
+                num_workers=allocation.limits or allocation.num_workers,
+                use_gpu=allocation.use_gpu,
+                resources_per_worker=allocation.resources_per_worker,
+                label_selector=allocation.node_labels or None,
             ),
             run_config=RunConfig(
                 name=self.storage.run_name,

@@ -16,7 +16,9 @@ from ray_on_ecs.config import (
     LOCAL_VARIABLE,
     RunConfig,
     check_range,
+    environment_variable,
     fault_tolerance,
+    flag,
     repeated,
     resources,
     setting,
@@ -25,6 +27,14 @@ from ray_on_ecs.config import (
 from ray_on_ecs.errors import UsageError
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+# Settings of the number of workers, and those that a Ray program has no use for, with the reason.
+WORKERS = ("num_workers", "nnodes", "nproc_per_node")
+WITHOUT_DRIVER = {
+    **dict.fromkeys(WORKERS, "a Ray program says itself how many workers it starts, as in ScalingConfig"),
+    "mpi": "a script is started by mpirun, or is a Ray program",
+    "no_python": "a Ray program is run by Python",
+    "no_driver": "one says the opposite of the other",
+}
 # torchrun's words for "as many as there are devices".
 EVERY_DEVICE = ("auto", "gpu", "cpu")
 
@@ -59,6 +69,12 @@ class ScriptConfig(RunConfig):
     module: bool = _script(False, "SCRIPT is a module, as in python -m", flags=("-m", "--module"))
     no_python: bool = _script(False, "SCRIPT is a program, not a file for Python")
     mpi: bool = _script(False, "SCRIPT is a program of MPI: mpirun starts it, with a process for each worker")
+    driver: bool = _script(
+        False,
+        "SCRIPT is a Ray program (ray.init, TorchTrainer, Tuner): run it once, on the head. So is a script that calls "
+        "one of Ray's trainers or Tuner, without this flag",
+    )
+    no_driver: bool = _script(False, "start SCRIPT on every worker although it calls one of these")
     max_restarts: int = fault_tolerance(
         3,
         "how often in a row the script is started again after a failure without progress in between: a greater step, "
@@ -128,9 +144,10 @@ class ScriptConfig(RunConfig):
         super().__post_init__()
         if self.module and self.no_python:
             raise UsageError("--no-python: can't be given with -m; a module is run by Python")
+        self._check_driver()
         self._check_torchrun_flags()
-        for flag, given in (("--env", self.env), ("--input", self.input), ("--metric", self.metric)):
-            _check_pairs(flag, given)
+        for name, given in (("--env", self.env), ("--input", self.input), ("--metric", self.metric)):
+            _check_pairs(name, given)
         for name, pattern in self.metrics.items():
             _check_metric(name, pattern)
         if not (self.module or self.no_python) and self.command:
@@ -251,6 +268,18 @@ class ScriptConfig(RunConfig):
         if self.workers and self.workers[0] < self.workers[1]:
             return self
         return replace(self, num_workers=number, nnodes=None, nproc_per_node=None)
+
+    def _check_driver(self) -> None:
+        """Refuse what a Ray program has no use for, and forget what the environment says of workers."""
+        if not self.driver:
+            return
+        for name, why in WITHOUT_DRIVER.items():
+            if getattr(self, name) in (None, False):
+                continue
+            if name in WORKERS and str(getattr(self, name)) == os.environ.get(environment_variable(name)):
+                object.__setattr__(self, name, None)
+            else:
+                raise UsageError(f"{flag(name)}: can't be given with --driver; {why}")
 
     def _check_torchrun_flags(self) -> None:
         if self.nnodes is None and self.nproc_per_node is None:

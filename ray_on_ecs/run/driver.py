@@ -13,13 +13,16 @@ from rich.markup import escape
 
 from ray_on_ecs.checkpoint.resume import FORMAT, write_settings
 from ray_on_ecs.errors import UsageError, one_line
-from ray_on_ecs.run import code, inputs, ray_cluster, results
-from ray_on_ecs.run.attempts import Attempts, TrainFunction, hold_run
+from ray_on_ecs.run import code, inputs, program_resources, ray_cluster, results
+from ray_on_ecs.run.attempts import Attempts, TrainFunction, hold_run, wait_for_workers
 from ray_on_ecs.run.backend import ScriptBackend
 from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.failure_policy import Mark
+from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.run.ray_cluster import WorkerAllocation
 from ray_on_ecs.run.ray_private import CHANGE_FOLDER, PREEMPTION_WATCHER, draining_nodes
+from ray_on_ecs.run.ray_program import newest_checkpoint, run_program
+from ray_on_ecs.run.ray_source import driver_reason, with_driver
 from ray_on_ecs.run.script_group import Decider, ScriptGroup
 from ray_on_ecs.run.worker import run_script
 from ray_on_ecs.tracking import layout
@@ -52,7 +55,8 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
     found = {name: inputs.resolve(name, source, storage) for name, source in config.inputs.items()}
     os.environ[CHANGE_FOLDER] = "0"  # the workers stay where Ray starts them
     os.environ[PREEMPTION_WATCHER] = "0"  # the driver itself looks at the nodes that drain
-    with hold_run(config, storage, record, console) as allocation:
+    with hold_run(config, storage, record, console) as seconds:
+        allocation = None if config.driver else wait_for_workers(config, seconds, record, console)
         is_one_node = ray_cluster.is_one_node()
         config = _begin(config, storage, allocation)
         _print_header(config, storage, allocation, console)
@@ -62,27 +66,31 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
             "config": config,
             "storage": storage,
             "run_actor": actor,
-            "threads": allocation.cpus_per_worker,
-            "use_gpu": allocation.use_gpu,
+            "threads": allocation.cpus_per_worker if allocation else 0,
+            "use_gpu": allocation is not None and allocation.use_gpu,
             "code": code.Code.of(config),
             "is_one_node": is_one_node,
             "inputs": found,
         }
 
+        newest_stored = newest_checkpoint if config.driver else newest_file
+
         def mark() -> Mark:
             step = monitor.progress.total_steps if monitor.progress else None
-            found = newest_file(storage)
+            found = newest_stored(storage)
             return Mark(step or None, found and found[1].timestamp())
 
         def newest() -> str | None:
-            found = newest_file(storage)
+            found = newest_stored(storage)
             return found and f"{found[0]} of {found[1].isoformat(timespec='milliseconds')}"
 
         def scripts(decider: Decider) -> ScriptGroup:
             return ScriptGroup(actor, config, decider, draining_nodes)
 
-        train_function = TrainFunction(run_script, settings, ScriptBackend(), mark, newest, scripts=scripts)
-        attempts = Attempts(train_function, config, storage, allocation, monitor, record, console)
+        function = run_program if config.driver else run_script
+        train_function = TrainFunction(function, settings, ScriptBackend(), mark, newest, scripts=scripts)
+        hours = InstanceHours(program_resources.instances) if config.driver else InstanceHours()
+        attempts = Attempts(train_function, config, storage, allocation, monitor, record, console, hours)
         summary = attempts.fit()
         _publish(storage, console)
         document = results.write_results(storage, config, summary, cost_of(attempts.instance_hours.by_kind))
@@ -116,6 +124,9 @@ def _prepare(config: ScriptConfig) -> tuple[ScriptConfig, RunStorage]:
     """Check everything that can be checked without a cluster."""
     if config.code is None:
         config.check_files()
+        if not config.driver and (reason := driver_reason(config)):
+            print(f"ray-on-ecs: {reason}", flush=True)
+        config = with_driver(config)
     config = replace(config.resolve_defaults(), working_dir=str(config.folder))
     storage = RunStorage.open(config.storage_path, str(config.run_name))
     storage.check_writable()
@@ -138,20 +149,23 @@ def _check_unfinished(storage: RunStorage) -> None:
         )
 
 
-def _begin(config: ScriptConfig, storage: RunStorage, allocation: WorkerAllocation) -> ScriptConfig:
+def _begin(config: ScriptConfig, storage: RunStorage, allocation: WorkerAllocation | None) -> ScriptConfig:
     """Put the number of workers into the settings, and write these into the run's folder."""
-    config = config.with_workers(allocation.num_workers)
+    if allocation:
+        config = config.with_workers(allocation.num_workers)
     write_settings(storage, config)
     storage.delete(layout.ERROR)
     return config
 
 
-def _print_header(config: ScriptConfig, storage: RunStorage, allocation: WorkerAllocation, console: Console) -> None:
+def _print_header(
+    config: ScriptConfig, storage: RunStorage, allocation: WorkerAllocation | None, console: Console
+) -> None:
     continued = ", continued with its files" if read_snapshot(storage).files else ""
     lines = {
         "run": f"{config.run_name}{continued}",
         "script": " ".join(config.command),
-        "workers": str(allocation),
+        "workers": str(allocation) if allocation else "those that the Ray program starts",
         "results": storage.uri,
     }
     for name, value in lines.items():

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 # What is the same on all ranks, and of use where something else than torchrun's variables tells the ranks.
 OF_EVERY_RANK = ("MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
 
-
+# Ray imports these when a script calls Ray Train's or Ray Tune's `fit`.
+CALLBACK_VARIABLES = ("RAY_TRAIN_CALLBACKS", "RAY_TUNE_CALLBACKS")
+NOT_A_DRIVER = dict.fromkeys(CALLBACK_VARIABLES, "ray_on_ecs.run.not_a_driver.NotADriver")
 # Of Ray's own variables, what a script needs that joins the cluster itself.
 OF_CLUSTER = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 OF_RAY = ("RAY_", "__RAY_")

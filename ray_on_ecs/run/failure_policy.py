@@ -64,6 +64,8 @@ PASSING_MODULES = (
     "http.client.",
     "httpx.",
     "pyarrow.",
+    "ray.exceptions.",
+    "ray.train.",
     "requests.",
     "ssl.",
     "torch.distributed.",

@@ -78,6 +78,18 @@ class MetricsLog:
                 self._is_open = False
             self.step = step
 
+    def take_report(self, report: Mapping[str, Any]) -> None:
+        """Take a report of a script."""
+        if report.get(sdk.AGAIN) and any(each[STEP] == report[sdk.STEP] for each in self.records):
+            return
+        if report[sdk.STEP] is not None:
+            self.advance(report[sdk.STEP])
+        elif report.get(sdk.NEXT):
+            last = self.last
+            self.advance(last[1][STEP] + 1 if last else 1)
+        if values := report.get(sdk.VALUES):
+            self.add(values)
+
     def restart(self) -> None:
         """Forget the step: the script begins again."""
         with self._lock:

@@ -141,6 +141,11 @@ def _start_here(init: Callable[[], Any]) -> None:
                 raise ResourceError(f"Ray did not start on this machine in {attempt} times 30 s: {cause}") from cause
 
 
+def describe_nodes() -> str:
+    """Return what the cluster has, in words."""
+    return _describe_resources(_nodes())
+
+
 def is_one_node() -> bool:
     """Return whether the cluster is one node, such as this machine alone."""
     return len(_nodes()) == 1

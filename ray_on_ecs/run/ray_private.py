@@ -5,8 +5,10 @@ Those of the image's commands are in `ray_on_ecs.node`, which no run imports.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
+from ray import JobID
 from ray._private.authentication.authentication_token_setup import (
     AUTH_MODE_ENV_VAR,
     AuthenticationTokenLoader,
@@ -16,13 +18,20 @@ from ray._private.authentication.grpc_authentication_client_interceptor import _
 from ray._private.state import available_resources_per_node, state
 from ray.exceptions import RayError
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from ray.train.v2._internal.constants import CHECKPOINT_MANAGER_SNAPSHOT_FILENAME
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+from ray.train.v2._internal.execution.callback import ControllerCallback, ReportCallback, WorkerGroupCallback
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.util import get_node_ip_address
 
 __all__ = [
     "AUTH_MODE_ENV_VAR",
+    "CHECKPOINT_MANAGER_SNAPSHOT_FILENAME",
     "AuthenticationTokenLoader",
+    "ControllerCallback",
+    "ReportCallback",
     "Trainer",
+    "WorkerGroupCallback",
     "WorkerGroupStartupTimeoutError",
     "authentication_metadata",
     "available_resources_per_node",
@@ -60,6 +69,18 @@ def draining_nodes() -> dict[str, float | None]:
     except (RayError, OSError, RuntimeError):
         return {}
     return {node: milliseconds / 1000 if milliseconds else None for node, milliseconds in found.items()}
+
+
+def jobs_of(pids: Container[int]) -> set[str]:
+    """Return the IDs of Ray's jobs whose drivers have these process IDs on this node."""
+    here = get_node_ip_address()
+    table: list[dict[str, Any]] = state.job_table()
+    return {each["JobID"] for each in table if each["DriverPid"] in pids and each["DriverIPAddress"] == here}
+
+
+def actors_of(job: str) -> list[dict[str, Any]]:
+    """Return Ray's table of the actors of a job."""
+    return list(state.actor_table(None, JobID.from_hex(job)).values())
 
 
 def authentication_metadata() -> Any:

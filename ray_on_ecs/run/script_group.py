@@ -210,7 +210,8 @@ class ScriptGroup:
     def _describe(self, members: WorkerStatuses) -> Failure:
         if self._ended_for == "failed":
             failure = describe(members, self._config.command[0])
-            return replace(failure, what=failure.what + missed(failure.words.text, self._config.left_out))
+            what = failure.what + missed(failure.words.text, self._config.left_out)
+            return replace(failure, what=what, rank=None if self._config.driver else failure.rank)
         folder = self._decider.store_stacks({rank: each.stacks or "" for rank, each in members.items()})
         what = f"no progress for {self._config.hang_timeout or SILENT_SECONDS:g} s"
         return Failure(what, "hung", stacks=folder, log=members[min(members)].log)

@@ -18,8 +18,6 @@ from typing import Any, TypedDict
 
 import psutil
 import ray
-import ray.train
-from ray.train import collective
 
 from ray_on_ecs import sdk
 from ray_on_ecs.errors import ScriptError, one_line
@@ -28,7 +26,7 @@ from ray_on_ecs.periodic import run_every
 from ray_on_ecs.run import inputs, mpi, nccl_interface, packages, worker_dump
 from ray_on_ecs.run.code import Code
 from ray_on_ecs.run.config import ScriptConfig
-from ray_on_ecs.run.environment import OF_EVERY_RANK, WorkerEnvironment, without_ray
+from ray_on_ecs.run.environment import NOT_A_DRIVER, OF_EVERY_RANK, WorkerEnvironment, without_ray
 from ray_on_ecs.run.group import Directive, FilesStatus, WorkerStatus
 from ray_on_ecs.run.metrics import MetricsLog, ReportReader
 from ray_on_ecs.run.mpi import MpiNode, MpiRun
@@ -38,6 +36,7 @@ from ray_on_ecs.run.run_folder import RunFolder
 from ray_on_ecs.run.snapshot_rounds import SnapshotRounds
 from ray_on_ecs.run.stop import SIGNALLED
 from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
+from ray_on_ecs.run.worker_rank import WorkerRank
 from ray_on_ecs.tracking.records import RecordFile, merge_records, read_records
 from ray_on_ecs.tracking.run_actor import Progress, RunClient
 from ray_on_ecs.tracking.shown_log import cut
@@ -48,7 +47,8 @@ from ray_on_ecs.tracking.storage import RunStorage
 POLL_SECONDS = 0.1
 TALK_SECONDS = 0.5
 WAIT_SECONDS = 0.05
-METRICS_SECONDS = 5.0
+# The metrics are stored before a snapshot that begins after them: see QUIET_SECONDS of the run's folder.
+METRICS_SECONDS = 2.0
 # The driver counts as lost when its actor has not answered for so long.
 LOST_SECONDS = 60.0
 
@@ -79,7 +79,7 @@ def run_script(settings: Settings) -> dict[str, Any]:
         ScriptError: The driver is lost.
         UsageError: The script can't be started.
     """
-    with ScriptWorker(settings) as worker:
+    with ScriptWorker(settings, WorkerRank.of_ray_train()) as worker:
         return worker.run()
 
 
@@ -88,17 +88,18 @@ class ScriptWorker:
 
     Args:
         settings: Those of the driver.
+        rank: The worker's place among the others.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, rank: WorkerRank) -> None:
         self._config = settings["config"]
         self._settings = settings
         self._actor = settings["run_actor"]
         self._storage = storage = settings["storage"]
-        self._context = context = ray.train.get_context()
-        self._rank, self._local_rank = context.get_world_rank(), context.get_local_rank()
-        self._world_size, self._node_rank = context.get_world_size(), context.get_node_rank()
-        self._group = collective.broadcast_from_rank_zero(uuid.uuid4().hex)
+        self._place = rank
+        self._rank, self._local_rank = rank.rank, rank.local_rank
+        self._world_size, self._node_rank = rank.world_size, rank.node_rank
+        self._group = rank.broadcast(uuid.uuid4().hex)
         address, node = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
         network = nccl_interface.network_of(address)
         self._blank = WorkerStatus(
@@ -112,7 +113,7 @@ class ScriptWorker:
         self._lock = node_folder("scripts", storage.uri)
         code = settings["code"]
         # The script itself may write into the storage where that is a folder of this machine, which nobody else uses.
-        is_direct = storage.is_local and settings["is_one_node"] and context.get_local_world_size() == self._world_size
+        is_direct = storage.is_local and settings["is_one_node"] and rank.local_world_size == self._world_size
         self._run_folder = RunFolder(
             storage,
             code.name,
@@ -173,8 +174,8 @@ class ScriptWorker:
             return sys.executable
         requirements = packages.Requirements(self._folder, name, self._config.variables)
         resolved = requirements.resolve(self._storage) if self._rank == 0 else None
-        python = requirements.install(collective.broadcast_from_rank_zero(resolved))
-        collective.barrier()
+        python = requirements.install(self._place.broadcast(resolved))
+        self._place.wait_for_others()
         if self._local_rank == 0:
             self._run_folder.ignore_new()  # of packages that were built in the folder
         return python
@@ -278,12 +279,15 @@ class ScriptWorker:
         self._directive = directive
         return directive
 
+    @property
+    def _argv(self) -> tuple[str, ...]:
+        return self._config.argv(self._python)
+
     def _start(self, folder: Path) -> Process:
         """Start the script, or with --mpi what this worker has to do with its start."""
         variables = self._variables(folder)
         if not self._config.mpi:
-            argv = self._config.argv(self._python)
-            return ScriptProcess(argv, variables, self._folder, self._on_line, self._lock)
+            return ScriptProcess(self._argv, variables, self._folder, self._on_line, self._lock)
         if self._rank != 0:
             node = self._node_rank if self._local_rank == 0 else None
             return MpiNode(node, variables, self._folder, self._on_line, self._lock)
@@ -297,24 +301,8 @@ class ScriptWorker:
         return MpiRun(argv, variables, self._folder, self._on_line, self._lock, **where)
 
     def _variables(self, folder: Path) -> dict[str, str]:
-        """Return the script's environment: this process's without Ray's, and that of a worker of torchrun."""
-        members = self._members
-        worker = WorkerEnvironment(
-            rank=self._rank,
-            world_size=self._world_size,
-            local_rank=self._local_rank,
-            local_world_size=self._context.get_local_world_size(),
-            node_rank=self._node_rank,
-            nodes=len({each.node_rank for each in members.values()}),
-            run_name=self._storage.run_name,
-            attempt=self._member.generation,
-            max_restarts=self._config.max_restarts,
-            threads=self._settings["threads"],
-        )
+        """Return the script's environment: this process's without Ray's, and what its launcher would set."""
         programs = [str(Path(each).parent) for each in (self._python, sys.executable)]  # of the packages
-        of_worker = worker.variables([(each.host, each.port) for _, each in sorted(members.items())])
-        if self._config.mpi:
-            of_worker = {name: of_worker[name] for name in OF_EVERY_RANK}
         cluster = ray.get_runtime_context().gcs_address
         base = without_ray(os.environ)
         return {
@@ -324,13 +312,35 @@ class ScriptWorker:
             "PATH": os.pathsep.join([*programs, os.environ.get("PATH", os.defpath)]),
             "PYTHONFAULTHANDLER": "1",
             "PYTHONUNBUFFERED": "1",
-            **of_worker,
+            **self._of_launcher(),
+            "RUN_NAME": self._storage.run_name,
             "RUN_DIR": str(self._folder),
+            "RUN_URI": self._storage.uri,
             **self._config.git,
             sdk.FOLDER_VARIABLE: str(folder),
             **self._fetched,
             **self._config.variables,
         }
+
+    def _of_launcher(self) -> dict[str, str]:
+        """Return the variables of a worker of torchrun, and what ends a Ray program that is started on every worker."""
+        members = self._members
+        worker = WorkerEnvironment(
+            rank=self._rank,
+            world_size=self._world_size,
+            local_rank=self._local_rank,
+            local_world_size=self._place.local_world_size,
+            node_rank=self._node_rank,
+            nodes=len({each.node_rank for each in members.values()}),
+            run_name=self._storage.run_name,
+            attempt=self._member.generation,
+            max_restarts=self._config.max_restarts,
+            threads=self._settings["threads"],
+        )
+        variables = worker.variables([(each.host, each.port) for _, each in sorted(members.items())])
+        if self._config.mpi:
+            variables = {name: variables[name] for name in OF_EVERY_RANK}
+        return {**variables, **NOT_A_DRIVER}
 
     def _look_after(self, process: Process) -> None:
         """Look after the script until it has ended and all of its node have, or the driver wants it to end."""
@@ -457,12 +467,8 @@ class ScriptWorker:
     def _take_reports(self) -> None:
         for report in self._reports.read_new():
             self._process.heard()
-            if self._metrics is None:
-                continue
-            if report[sdk.STEP] is not None:
-                self._metrics.advance(report[sdk.STEP])
-            if values := report.get(sdk.VALUES):
-                self._metrics.add(values)
+            if self._metrics:
+                self._metrics.take_report(report)
 
     def _on_line(self, line: str) -> None:
         # Cut here, too: Ray reads what is written of a line so far, and would hand on a long one in parts.
@@ -488,7 +494,7 @@ class ScriptWorker:
         workers = f"{self._group}-{self._member.generation}"
         self._actor.report(Progress(0, step, 0, workers, step, self._member.started_at))
 
-    def _hardware(self) -> dict[str, Any]:
+    def _hardware(self) -> dict[str, Any] | None:
         device = "CPU"
         if self._settings["use_gpu"]:
             import torch  # takes seconds, which no script should wait for

@@ -4,6 +4,10 @@ SETTINGS = "config.json"
 METRICS = "metrics.jsonl"
 # In S3 what is to be added to it while a script runs.
 METRICS_PARTS = "metrics"
+# What Ray Train and Ray Tune store of a Ray program.
+RAY_FOLDER = "ray"
+# Ray Tune's trials, in the folder of the program's own files.
+TRIALS = "trials.json"
 EVENTS = "tensorboard/events.out.tfevents.training"
 RESULT = "result.json"
 ERROR = "error.json"

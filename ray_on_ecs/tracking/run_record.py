@@ -33,6 +33,7 @@ WRITE_SECONDS = 10.0
 SCRIPT = "script"
 
 State = Literal["waiting", "training", "finished", "failed", "interrupted"]
+UNDER_WAY = ("waiting", "training")
 
 
 class Status(TypedDict):
@@ -132,17 +133,25 @@ class RunRecord:
             yield
 
     @contextmanager
-    def training(self, monitor: RunMonitor, hours: Mapping[InstanceKind, float], workers: int) -> Generator[None]:
+    def training(
+        self, monitor: RunMonitor, hours: Mapping[InstanceKind, float], workers: int | None
+    ) -> Generator[None]:
         """Say until the block ends how far the run is, and store what is printed.
 
         Args:
             monitor: Knows how far it is.
             hours: The hours of its instances so far, which go on.
-            workers: How many workers it has.
+            workers: How many workers it has; None if a Ray program starts its own.
         """
         self._monitor, self._hours, self._workers = monitor, hours, workers
         with self._updating("training"), self._log.storing():
             yield
+
+    def note_waiting(self, is_waiting: bool) -> None:
+        """Say that a run that trains waits for resources, or has them again."""
+        with self._lock:
+            if self._state in UNDER_WAY:
+                self._state = "waiting" if is_waiting else "training"
 
     def status(self) -> Status:
         """Return how the run is doing now."""
@@ -176,7 +185,8 @@ class RunRecord:
         self._state = state
 
         def write() -> None:
-            self._write(state)
+            if self._state in UNDER_WAY:
+                self._write(self._state)
 
         with run_every(WRITE_SECONDS, write, "run status", at_once=True):
             yield

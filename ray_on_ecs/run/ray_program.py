@@ -1,0 +1,106 @@
+"""Ray programs: scripts that start their workers themselves, by Ray Train, Ray Tune, Ray Data or Ray alone.
+
+Such a script runs once, beside the run's driver on the head. To the driver it is a group of one worker, which is a
+thread of the driver: the run's folder, the metrics, the restarts and the ends are those of any script.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from typing import Any
+
+import ray
+
+from ray_on_ecs.config import JOB_VARIABLE
+from ray_on_ecs.run import ray_main, ray_worker
+from ray_on_ecs.run.environment import CALLBACK_VARIABLES
+from ray_on_ecs.run.worker import Process, ScriptWorker, Settings
+from ray_on_ecs.run.worker_rank import WorkerRank
+from ray_on_ecs.tracking import layout
+from ray_on_ecs.tracking.storage import RunStorage
+
+# The metrics of Ray Train and Ray Tune: Ray creates these classes in `fit`.
+REPORTERS = ("ray_on_ecs.run.ray_reports.TrainReporter", "ray_on_ecs.run.ray_reports.TuneReporter")
+
+
+def run_program(settings: Settings) -> dict[str, Any]:
+    """Run a Ray program until the driver lets it leave; the function of the driver's own thread.
+
+    Raises:
+        UsageError: The program can't be started.
+        OSError: The storage can't be read.
+    """
+    with RayProgram(settings, WorkerRank()) as worker:
+        return worker.run()
+
+
+def newest_checkpoint(storage: RunStorage) -> tuple[str, datetime] | None:
+    """Return the name and time of the newest file of a checkpoint that Ray Train or Ray Tune has stored, or None."""
+    files = {
+        name: found.mtime
+        for name, found in storage.files(layout.RAY_FOLDER).items()
+        if any(part.startswith("checkpoint_") for part in name.split("/")[:-1]) and found.mtime
+    }
+    newest = max(files, key=lambda name: files[name], default=None)
+    return (f"{layout.RAY_FOLDER}/{newest}", files[newest].astimezone(UTC)) if newest else None
+
+
+class RayProgram(ScriptWorker):
+    """The run's driver as the only worker: it runs the program, which starts its own workers."""
+
+    @property
+    def _argv(self) -> tuple[str, ...]:
+        # -P keeps the current folder, the user's, off the import path until the script begins.
+        return self._config.argv(self._python, ("-P", "-m", ray_main.__name__))
+
+    def _of_launcher(self) -> dict[str, str]:
+        """Return the variables of a Ray program, and in one of them those of its workers."""
+        storage = self._storage.uri
+        shared = {
+            ray_main.STORAGE_VARIABLE: f"{storage}/{layout.RAY_FOLDER}",
+            "RUN_NAME": self._storage.run_name,
+            "RUN_URI": storage,
+            **self._config.git,
+            **self._config.variables,
+        }
+        of_workers = {
+            **shared,
+            "RAY_ADDRESS": ray.get_runtime_context().gcs_address,  # else Ray's own actors look for a cluster
+            ray_worker.CODE_VARIABLE: json.dumps(ray_worker.code_of(self._config, str(self._folder))),
+        }
+        own = {
+            "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(self._config.worker_timeout),
+            "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",  # a script's own runtime environment is merged, and wins
+            "TORCHELASTIC_RESTART_COUNT": str(self._member.generation),
+            JOB_VARIABLE: json.dumps(_job(of_workers)),
+        }
+        users = {name: os.environ.get(name) for name in CALLBACK_VARIABLES}
+        callbacks = {
+            name: ",".join(filter(None, (users[name], reporter)))
+            for name, reporter in zip(CALLBACK_VARIABLES, REPORTERS, strict=True)
+        }
+        return {**shared, **own, **callbacks}
+
+    def _tell(self, process: Process) -> None:
+        """Tell how the program is doing; one whose workers compute for hours without a word does not hang."""
+        if self._config.hang_timeout is None:
+            process.heard()
+        super()._tell(process)
+
+    def _hardware(self) -> dict[str, Any] | None:
+        """Return None: the program has its own workers."""
+        return None
+
+
+def _job(variables: dict[str, str]) -> dict[str, Any]:
+    """Return the configuration of the job as which the program joins Ray: that of this job, with more variables."""
+    job: dict[str, Any] = json.loads(os.environ.get(JOB_VARIABLE) or "{}")
+    environment = job.get("runtime_env") or {}
+    job["runtime_env"] = {
+        **environment,
+        "env_vars": {**environment.get("env_vars", {}), **variables},
+        "worker_process_setup_hook": f"{ray_worker.__name__}.set_up",
+    }
+    return job

@@ -1,0 +1,76 @@
+"""Tells a Ray program from a script for every worker by its source."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.run.config import ScriptConfig
+
+# Classes and functions of Ray Train and Ray Tune that start workers.
+STARTERS = (
+    "DataParallelTrainer",
+    "HorovodTrainer",
+    "JaxTrainer",
+    "LightGBMTrainer",
+    "TensorflowTrainer",
+    "TorchTrainer",
+    "Tuner",
+    "XGBoostTrainer",
+)
+TUNE_RUN = "run"
+
+
+def with_driver(config: ScriptConfig) -> ScriptConfig:
+    """Return the settings with --driver if the script's source calls for it.
+
+    Raises:
+        UsageError: They have another setting that a Ray program has no use for.
+    """
+    if config.driver or (reason := driver_reason(config)) is None:
+        return config
+    try:
+        return replace(config, driver=True)
+    except UsageError as cause:
+        raise UsageError(f"{cause} ({reason})") from cause
+
+
+def driver_reason(config: ScriptConfig) -> str | None:
+    """Return a line that says why a script is a Ray program, or None if its source or the settings say otherwise."""
+    if config.no_driver or config.mpi or config.no_python:
+        return None
+    script = config.folder / config.command[0]
+    if config.module:
+        script = config.folder / Path(*config.command[0].split("."))
+        script = script / "__main__.py" if script.is_dir() else script.with_suffix(".py")
+    call = first_start(script)
+    return call and f"{call}: a Ray program, which runs once, on the head; --no-driver starts it on every worker"
+
+
+def first_start(script: Path) -> str | None:
+    """Return where a script starts workers by Ray, such as `train.py:12 calls TorchTrainer`, or None."""
+    try:
+        tree = ast.parse(script.read_bytes())
+    except (OSError, ValueError, SyntaxError):
+        return None
+    nodes = list(ast.walk(tree))
+    modules = [each.module or "" for each in nodes if isinstance(each, ast.ImportFrom)]
+    modules += [alias.name for each in nodes if isinstance(each, ast.Import) for alias in each.names]
+    if not any(name.split(".")[0] == "ray" for name in modules):
+        return None
+    calls = [(each.lineno, name) for each in nodes if isinstance(each, ast.Call) and (name := _starter(each.func))]
+    return "{}:{} calls {}".format(script.name, *min(calls)) if calls else None
+
+
+def _starter(function: ast.expr) -> str | None:
+    if isinstance(function, ast.Name) and function.id in STARTERS:
+        return function.id
+    if isinstance(function, ast.Attribute):
+        if function.attr in STARTERS:
+            return function.attr
+        owner = function.value
+        if function.attr == TUNE_RUN and isinstance(owner, ast.Name) and owner.id == "tune":
+            return "tune.run"
+    return None

@@ -1,0 +1,100 @@
+"""The reports of Ray Train and Ray Tune become metrics of the run, each once."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ray_on_ecs import sdk
+from ray_on_ecs.run import ray_reports
+from ray_on_ecs.run.metrics import MetricsLog, ReportReader
+from ray_on_ecs.run.ray_private import CHECKPOINT_MANAGER_SNAPSHOT_FILENAME
+
+WITHOUT, WITH = SimpleNamespace(checkpoint=None), SimpleNamespace(checkpoint="folder")
+
+
+@pytest.fixture(autouse=True)
+def of_this_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("RUN_DIR", str(tmp_path))
+    monkeypatch.setattr(ray_reports, "_trainers", iter(range(10)))
+
+
+def records(folder: Path, history: Any = ()) -> list[dict[str, Any]]:
+    """The metrics that a run makes of what was reported so far."""
+    log = MetricsLog({}, history)
+    for report in ReportReader(folder).read_new():
+        log.take_report(report)
+    return [{name: value for name, value in each.items() if name != "time"} for each in log.records]
+
+
+def run_of(folder: Path, snapshot: dict[str, Any] | None) -> Any:
+    """The context of a run of Ray Train, whose folder has a snapshot of the checkpoints."""
+    (folder / "one").mkdir()
+    if snapshot is not None:
+        (folder / "one" / CHECKPOINT_MANAGER_SNAPSHOT_FILENAME).write_text(json.dumps(snapshot))
+    return SimpleNamespace(run_config=SimpleNamespace(storage_path=str(folder), name="one"))
+
+
+def test_each_report_is_a_record_under_its_number(tmp_path: Path) -> None:
+    reporter = ray_reports.TrainReporter()
+    reporter.after_controller_start(run_of(tmp_path, None))
+    reporter.before_worker_group_start(None)
+    for epoch in range(2):
+        metrics = {"epoch": epoch, "loss": math.nan if epoch else 0.5, "name": "text", "step": 700}
+        reporter.after_report(WITHOUT, [metrics, {"epoch": 99}])
+    assert records(tmp_path) == [{"step": 1, "epoch": 0.0, "loss": 0.5}, {"step": 2, "epoch": 1.0}]
+
+
+def test_reports_that_a_killed_program_left_unstored_are_read_from_the_checkpoints(tmp_path: Path) -> None:
+    kept = [{"metrics": {"loss": 0.2}}, {"metrics": {"loss": 0.3}}]
+    snapshot = {"checkpoint_results": kept, "checkpoint_report_indices": [1, 2], "current_report_index": 3}
+    reporter = ray_reports.TrainReporter()
+    reporter.after_controller_start(run_of(tmp_path, snapshot))
+    reporter.before_worker_group_start(None)
+    reporter.after_report(WITH, [{"loss": 0.4}])
+    before = [{"step": 1, "time": "", "loss": 0.1}, {"step": 2, "time": "of its first report", "loss": 0.2}]
+    log = MetricsLog({}, before)
+    for report in ReportReader(tmp_path).read_new():
+        log.take_report(report)
+    assert log.records[1]["time"] == "of its first report"
+    assert [each["loss"] for each in records(tmp_path, before)] == [0.1, 0.2, 0.3, 0.4]
+
+
+def test_reports_since_the_last_checkpoint_are_made_again(tmp_path: Path) -> None:
+    reporter = ray_reports.TrainReporter()
+    reporter.before_worker_group_start(None)
+    reporter.after_report(WITH, [{"loss": 1}])
+    reporter.after_report(WITHOUT, [{"loss": 2}])
+    reporter.before_worker_group_start(None)
+    reporter.after_report(WITH, [{"loss": 3}])
+    assert records(tmp_path) == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 3.0}]
+
+
+def test_a_second_trainer_follows_the_first(tmp_path: Path) -> None:
+    for loss in (1, 2):
+        reporter = ray_reports.TrainReporter()
+        reporter.before_worker_group_start(None)
+        reporter.after_report(WITHOUT, [{"loss": loss}])
+    assert records(tmp_path) == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}]
+
+
+def test_the_trials_of_tune_are_records_and_a_table(tmp_path: Path) -> None:
+    trials = [SimpleNamespace(trial_id=name, status="RUNNING", config={"lr": 0.1}, last_result={}) for name in "ab"]
+    reporter = ray_reports.TuneReporter()
+    for number, trial in enumerate([*trials, trials[0]]):
+        trial.last_result = {"loss": number, "pid": 1, "done": False}
+        reporter.on_trial_result(0, trials, trial, trial.last_result)
+    trials[0].status = "TERMINATED"
+    reporter.on_trial_complete(0, trials, trials[0])
+    assert [(each["step"], each["trial"], each["loss"]) for each in records(tmp_path)] == [
+        (1, 0, 0),
+        (2, 1, 1),
+        (3, 0, 2),
+    ]
+    table = json.loads((tmp_path / "trials.json").read_text())
+    assert table["a"] == {"status": "TERMINATED", "config": {"lr": 0.1}, "metrics": {"loss": 2.0, "done": 0.0}}
+    assert [*table] == ["a", "b"]
