@@ -123,7 +123,9 @@ def read_until(process: subprocess.Popen[str], wanted: str) -> str:
     seen = ""
     while wanted not in seen:
         line = _read_line(process.stdout.fileno())
-        assert line or process.poll() is None, f"it ended before {wanted!r}: {seen}"
+        if not line and process.poll() is not None:
+            said = process.stderr.read() if process.stderr else ""
+            raise AssertionError(f"it ended with {process.returncode} before {wanted!r}: {seen}{said}")
         seen += line
     return seen
 

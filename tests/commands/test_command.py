@@ -1,10 +1,7 @@
 """The command as a user types it: a real Ray cluster on this machine, two workers, a real training."""
 
-import io
 import json
 import re
-import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +12,7 @@ from PIL import Image
 
 from tests.aws import BUCKET, metric_totals
 from tests.commands.conftest import Run
-from tests.commands.head import SECONDS, Head
-from tests.waiting import until
+from tests.commands.head import Head
 from training.recipes.images.models import resnet18_classifier
 
 Train = Callable[..., Run]
@@ -120,62 +116,6 @@ def test_a_finished_run_named_again_says_so_and_trains_nothing(train: Train, run
     assert "is finished (3 epochs" in again.stderr
     assert "another --run-name" in again.stderr, "the way out is named"
     assert (run_folder / "result.json").stat().st_mtime_ns == before, "its results are untouched"
-
-
-def test_an_interrupted_run_in_a_bucket_continues_under_its_name(
-    start: Callable[..., subprocess.Popen[str]],
-    train: Train,
-    head: Head,
-    hold: Path,
-    price_variables: dict[str, str],
-    s3_client: Any,
-) -> None:
-    command = ("--model", "own:held", *TINY[2:], "--epochs", "6", "--keep-checkpoints", "1", "--run-name", "cut")
-    variables = {**head.variables, **price_variables, "RAY_ON_ECS_STORAGE_PATH": f"s3://{BUCKET}/runs"}
-    process = start(*command, **variables)
-    until(lambda: process.poll() is not None or len(_lines(s3_client, "metrics.jsonl")) == 4)
-    assert _status(s3_client)["state"] == "training"
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 130, err
-    assert "continue with --run-name cut" in err.splitlines()[-1], "the user learns how to go on"
-    interrupted = _status(s3_client)
-    assert interrupted["state"] == "interrupted"
-    assert "--run-name cut" in interrupted["next"]
-    hold.unlink()
-    other = train(*command, "--lr", "0.5", **variables)
-    assert other.returncode == 2, "a run with another learning rate is another run"
-    assert "--lr 0.003 (now 0.5)" in other.stderr
-    assert _status(s3_client) == interrupted, "a command that is refused leaves the run's status alone"
-    rest = train(*command, **variables)
-    assert rest.returncode == 0, rest.stderr
-    assert "[Epoch 0 |" not in rest.stdout, "it goes on from the checkpoint instead of starting anew"
-    epochs = [json.loads(line)["epoch"] for line in _lines(s3_client, "metrics.jsonl")]
-    assert epochs == list(range(6)), "every epoch is in the metrics once"
-    result = json.loads(s3_client.get_object(Bucket=BUCKET, Key="runs/cut/result.json")["Body"].read())
-    status = _status(s3_client)
-    assert (status["state"], status["cost_usd"]) == ("finished", result["cost"]["usd"])
-    assert 1 < result["cost"]["usd"] <= result["times"]["total_seconds"], "one node at a dollar a second"
-    assert f" s in total, {result['cost']['usd']:.2f} USD for 0.0" in rest.stdout
-    assert_everything_is_there(s3_client)
-
-
-def assert_everything_is_there(s3_client: Any) -> None:
-    found = _objects(s3_client)
-    wanted = {
-        "result.json",
-        "metrics.jsonl",
-        "curves.png",
-        "model.pt",
-        "best/model.pt",
-        "checkpoint_00000012/checkpoint.json",
-        "report.html",
-    }
-    assert wanted <= found, f"missing in the bucket: {wanted - found}"
-    kept = {name.partition("/")[0] for name in found if name.startswith("checkpoint_")}
-    assert 1 <= len(kept) <= 2, "--keep-checkpoints 1 keeps one, and the best"
-    weights = s3_client.get_object(Bucket=BUCKET, Key="runs/cut/model.pt")["Body"].read()
-    assert set(torch.load(io.BytesIO(weights), weights_only=True)) == {"1.weight", "1.bias"}, "the user's own model"
 
 
 def test_a_model_that_fails_is_reported_in_one_line_with_the_way_on(train: Train, head: Head) -> None:

@@ -1,6 +1,5 @@
-"""A cluster that wants another token than `python -m training` sends, or has none, is one line, and at once."""
+"""A cluster that wants another token than a run sends, or has none, is one line, and at once."""
 
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.commands import head as heads
-from tests.commands.conftest import Run
 from tests.commands.head import SECONDS, TOKEN, Head
 
 RIGHT, WRONG = TOKEN["RAY_AUTH_TOKEN"], "another"
 MODE = {"RAY_AUTH_MODE": "token"}
-TRAIN = ("--dataset", "synthetic", "--num-workers", "1")
+JOINED = (0, "joined\n")
+Join = Callable[..., tuple[int, str]]
 # Joins as a run does, and has an actor, which calls this process back.
 JOIN = """
 import os
@@ -21,6 +20,7 @@ import ray
 from ray_on_ecs.command import RAY_SETTINGS
 os.environ.update(RAY_SETTINGS)
 from ray_on_ecs.config import RunConfig
+from ray_on_ecs.errors import TrainingError
 from ray_on_ecs.run import ray_cluster
 
 @ray.remote(num_cpus=0)
@@ -28,7 +28,11 @@ class Actor:
     def answer(self):
         return "joined"
 
-ray_cluster.connect(RunConfig())
+try:
+    ray_cluster.connect(RunConfig())
+except TrainingError as error:
+    print(type(error).__name__, error)
+    raise SystemExit(error.exit_status)
 print(ray.get(Actor.remote().answer.remote()))
 """
 
@@ -54,12 +58,13 @@ def home(tmp_path: Path) -> Callable[[str | None], dict[str, str]]:
 
 
 @pytest.fixture
-def join(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., None]:
-    """Join a cluster, which must not fail, in this environment."""
+def join(start: Callable[..., subprocess.Popen[str]]) -> Join:
+    """Join a cluster in this environment; returns the exit status and what was said."""
 
-    def run(**variables: str) -> None:
+    def run(**variables: str) -> tuple[int, str]:
         out, err = (process := start(code=JOIN, **variables)).communicate(timeout=SECONDS)
-        assert (process.returncode, out) == (0, "joined\n"), err
+        assert not err, err  # Ray itself would print an error each second
+        return process.returncode, out
 
     return run
 
@@ -78,16 +83,16 @@ def join(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., None]:
 )
 def test_a_refused_token_is_one_line(
     head: Head,
-    train: Callable[..., Run],
+    join: Join,
     home: Callable[..., dict[str, str]],
     file: str | None,
     given: dict[str, str],
     said: str,
 ) -> None:
-    done = train(*TRAIN, RAY_ADDRESS=head.address, **home(file), **given)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("ray-on-ecs: " + said.format(address=head.address)), done.stderr
-    assert done.stderr.count("\n") == 1, "Ray itself prints an error each second"
+    status, line = join(RAY_ADDRESS=head.address, **home(file), **given)
+    assert status == 2
+    assert line.startswith("UsageError " + said.format(address=head.address))
+    assert line.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -96,32 +101,20 @@ def test_a_refused_token_is_one_line(
     ids=["a file with a line break", "a variable without a mode", "the variable before the file"],
 )
 def test_a_token_that_is_there_is_sent(
-    head: Head, join: Callable[..., None], home: Callable[..., dict[str, str]], file: str, given: dict[str, str]
+    head: Head, join: Join, home: Callable[..., dict[str, str]], file: str, given: dict[str, str]
 ) -> None:
-    join(RAY_ADDRESS=head.address, **home(file), **given)
+    assert join(RAY_ADDRESS=head.address, **home(file), **given) == JOINED
 
 
 @pytest.mark.parametrize("given", [{}, {"RAY_AUTH_TOKEN": WRONG}], ids=["a file", "a variable"])
 def test_a_cluster_without_a_token_gets_none(
-    open_head: Head, join: Callable[..., None], home: Callable[..., dict[str, str]], given: dict[str, str]
+    open_head: Head, join: Join, home: Callable[..., dict[str, str]], given: dict[str, str]
 ) -> None:
-    join(RAY_ADDRESS=open_head.address, **home(WRONG), **given)
+    assert join(RAY_ADDRESS=open_head.address, **home(WRONG), **given) == JOINED
 
 
 def test_a_mode_for_a_cluster_without_token_is_one_line(
-    open_head: Head, train: Callable[..., Run], home: Callable[..., dict[str, str]]
+    open_head: Head, join: Join, home: Callable[..., dict[str, str]]
 ) -> None:
-    done = train(*TRAIN, RAY_ADDRESS=open_head.address, **home(WRONG), **MODE)
-    assert (done.returncode, done.stdout) == (2, ""), "its actors would die"
-    said = f"ray-on-ecs: RAY_AUTH_MODE: the Ray cluster at '{open_head.address}' has no token; unset RAY_AUTH_MODE\n"
-    assert done.stderr == said
-
-
-@pytest.mark.parametrize("kind", ["silent", "HTTP"])
-def test_an_address_that_is_not_rays_is_one_line(head: Head, train: Callable[..., Run], kind: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"127.0.0.1:{silent.getsockname()[1]}" if kind == "silent" else head.dashboard.rpartition("/")[2]
-        done = train(*TRAIN, RAY_ADDRESS=address, **TOKEN)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith(f"ray-on-ecs: RAY_ADDRESS: what listens at '{address}' does not answer as a Ray")
-    assert done.stderr.count("\n") == 1
+    said = f"UsageError RAY_AUTH_MODE: the Ray cluster at '{open_head.address}' has no token; unset RAY_AUTH_MODE\n"
+    assert join(RAY_ADDRESS=open_head.address, **home(WRONG), **MODE) == (2, said), "its actors would die"
