@@ -12,6 +12,8 @@ TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 EXCEPTION = re.compile(r"([^\W\d][\w.]*)(: |$)")
 # The same where no header of a traceback stands before it, as with the SyntaxError of the script itself.
 NAMED_ERROR = re.compile(r"([\w.]*(?:Error|Exception|Interrupt))(: |$)")
+# An error of Ray's own, about one in another process.
+OF_RAY = ("ray.exceptions.", "ray.train.", "ray.tune.")
 FRAME = re.compile(r'^\s+File "(.+)", line (\d+)(?:, in | in |$)(.*)')
 TRACEBACK = "Traceback (most recent call last)"
 # How faulthandler begins; the frames of each thread, and a list of extension modules, follow.
@@ -62,6 +64,9 @@ def _exception(said: list[str]) -> LastWords | None:
     # mpirun may write a line of another rank between those of a traceback.
     for number, line in after:
         if found := EXCEPTION.match(line):
+            if found[1].startswith(OF_RAY):  # which has the error of the actor or task below it
+                causes = [(at, text, cause) for at, text in after[1:] if (cause := NAMED_ERROR.match(text))]
+                number, line, found = causes[-1] if causes else (number, line, found)
             return LastWords(line, found[1], _place(block[:number]))
     return LastWords(after[0][1]) if after else None
 

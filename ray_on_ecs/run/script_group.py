@@ -210,7 +210,8 @@ class ScriptGroup:
     def _describe(self, members: WorkerStatuses) -> Failure:
         if self._ended_for == "failed":
             failure = describe(members, self._config.command[0])
-            what = failure.what + missed(failure.words.text, self._config.left_out)
+            text = failure.words.text
+            what = failure.what + missed(text, self._config.left_out) + denied(text, self._config.storage_path)
             return replace(failure, what=what, rank=None if self._config.driver else failure.rank)
         folder = self._decider.store_stacks({rank: each.stacks or "" for rank, each in members.items()})
         what = f"no progress for {self._config.hang_timeout or SILENT_SECONDS:g} s"
@@ -243,6 +244,14 @@ def missed(text: str, left_out: Sequence[str]) -> str:
         return ""
     found = next((name for name in left_out if re.search(rf"(?<![\w.-]){re.escape(name)}", text)), None)
     return "" if found is None else f"; {found} was left out of the upload, and --include '{found}' brings it"
+
+
+def denied(text: str, storage_path: str) -> str:
+    """Return where a script may write if its last words say that AWS refused it elsewhere, else nothing."""
+    if not re.search("ACCESS_DENIED|AccessDenied", text) or not storage_path.startswith("s3://"):
+        return ""
+    bucket = "/".join(storage_path.split("/")[:3])
+    return f"; tasks may write {bucket}, and RUN_URI names the run's folder there; Ray's default is that folder, too"
 
 
 def describe(members: WorkerStatuses, program: str) -> Failure:

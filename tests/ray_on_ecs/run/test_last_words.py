@@ -16,10 +16,25 @@ TORCH = """[rank0]: Traceback (most recent call last):
 [rank0]:[W1123 02:19:58 ProcessGroupNCCL.cpp:1553] Warning: destroy_process_group() was not called
 """
 
+RAY = """Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+ray.exceptions.ActorDiedError: The actor died because of an error raised in its creation task, TrainController()
+Traceback (most recent call last):
+  File "pyarrow/error.pxi", line 92, in pyarrow.lib.check_status
+OSError: ACCESS_DENIED during PutObject
+(RayTrainWorker pid=7) INFO: ended
+"""
+
 
 @pytest.mark.parametrize(
     ("output", "status", "expected"),
     [
+        (RAY, 1, LastWords("OSError: ACCESS_DENIED during PutObject", "OSError", "pyarrow/error.pxi:92")),
+        (
+            'Traceback (most recent call last):\n  File "a.py", line 9, in b\nray.exceptions.RayError: lost\n',
+            1,
+            LastWords("ray.exceptions.RayError: lost", "ray.exceptions.RayError", "a.py:9"),
+        ),
         (TORCH, 1, LastWords("ValueError: this is broken", "ValueError", "train.py:3")),
         (
             TORCH,
@@ -35,7 +50,7 @@ TORCH = """[rank0]: Traceback (most recent call last):
         ("Traceback (most recent call last):\n  File", 1, LastWords("File")),
         ("", 1, LastWords()),
     ],
-    ids=["exception", "signal", "mixed", "neither", "cut", "nothing"],
+    ids=["Ray's of another process", "Ray's own", "exception", "signal", "mixed", "neither", "cut", "nothing"],
 )
 def test_the_last_words_say_why_it_ended(output: str, status: int, expected: LastWords) -> None:
     assert read(output.splitlines(keepends=True), status) == expected

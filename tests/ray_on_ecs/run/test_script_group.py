@@ -11,7 +11,7 @@ from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.failure_policy import Failure
 from ray_on_ecs.run.group import Directive, WorkerStatus
 from ray_on_ecs.run.last_words import LastWords
-from ray_on_ecs.run.script_group import Decider, ScriptGroup, describe, missed
+from ray_on_ecs.run.script_group import Decider, ScriptGroup, denied, describe, missed
 from ray_on_ecs.tracking.run_actor import RunActor, RunClient
 
 
@@ -293,3 +293,17 @@ def test_a_group_that_another_one_has_followed_is_not_heard_by_an_actor_that_was
 def test_a_file_that_was_left_out_is_named(text: str, hint: str | None) -> None:
     said = f"; {hint} was left out of the upload, and --include '{hint}' brings it" if hint else ""
     assert missed(text, ["data/", "weights.pt"]) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "storage", "said"),
+    [
+        ("OSError: AWS Error ACCESS_DENIED during PutObject", "s3://mine/runs", "; tasks may write s3://mine, and"),
+        ("ClientError: An error occurred (AccessDenied)", "s3://mine", "; tasks may write s3://mine, and"),
+        ("OSError: AWS Error ACCESS_DENIED during PutObject", "results", ""),
+        ("ValueError: denied", "s3://mine/runs", ""),
+    ],
+)
+def test_a_bucket_that_refuses_is_explained(text: str, storage: str, said: str) -> None:
+    assert denied(text, storage).startswith(said)
+    assert bool(denied(text, storage)) == bool(said)

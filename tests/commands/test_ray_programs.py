@@ -1,0 +1,115 @@
+"""Ray programs as runs: started once, on the head, with a run's folder, metrics, restarts and ends."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.commands.head import ON_HEAD, SECONDS, Head, commands
+from tests.waiting import until
+
+# Ray Train as Ray's own documentation has it: no storage path, no name.
+TRAIN = """
+import json, os, sys, tempfile, time
+import ray.train
+from ray.train.torch import TorchTrainer
+import helper
+
+def train():
+    first = 0
+    if checkpoint := ray.train.get_checkpoint():
+        with checkpoint.as_directory() as folder, open(os.path.join(folder, "epoch.json")) as file:
+            first = json.load(file) + 1
+    print(helper.WORD, "from", first, flush=True)
+    for epoch in range(first, 6):
+        while epoch == 3 and os.path.exists(os.environ["HOLD"]):
+            time.sleep(0.1)
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "epoch.json"), "w") as file:
+                json.dump(epoch, file)
+            ray.train.report({"epoch": epoch}, checkpoint=ray.train.Checkpoint.from_directory(folder))
+
+TorchTrainer(train, scaling_config=ray.train.ScalingConfig(num_workers=1)).fit()
+open("done.txt", "w").write(os.environ["RUN_NAME"])
+"""
+# Hides from a look at the source that it starts workers.
+HIDDEN = """
+import importlib
+train = importlib.import_module("ray.train.torch")
+getattr(train, "Torch" + "Trainer")(print).fit()
+"""
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def typed(environment: dict[str, str], head: Head, tmp_path: Path) -> Iterator[Start]:
+    """Start `ray-on-ecs` in the head's container, in a folder with Ray programs."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").write_text(TRAIN)
+    (code / "hidden.py").write_text(HIDDEN)
+    (code / "helper.py").write_text("WORD = 'begins'\n")
+    variables = {**environment, **ON_HEAD, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard}
+    with commands("ray_on_ecs", variables, code) as start:
+        yield start
+
+
+def programs() -> list[psutil.Process]:
+    """The processes of Ray programs, without those that look after them."""
+    found = [
+        each for each in psutil.process_iter(["cmdline"]) if "ray_on_ecs.run.ray_main" in (each.info["cmdline"] or [])
+    ]
+    return [each for each in found if not any("supervisor" in word for word in each.info["cmdline"])]
+
+
+def test_a_program_that_is_killed_resumes_and_each_report_is_kept_once(
+    typed: Start, head: Head, tmp_path: Path
+) -> None:
+    hold, run = tmp_path / "hold", head.storage / "program"
+    hold.touch()
+    process = typed("run", "--run-name", "program", "--env", f"HOLD={hold}", "train.py")
+    until(lambda: process.poll() is not None or len(_metrics(run)) == 3)
+    for each in programs():
+        each.send_signal(signal.SIGKILL)
+    hold.unlink()
+    out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, out + err
+    assert "train.py:24 calls TorchTrainer: a Ray program" in err
+    assert "begins from 0" in out
+    assert "begins from 3" in out, "Ray Train finds its checkpoints under the run's name"
+    assert [(each["step"], each["epoch"]) for each in _metrics(run)] == [(number + 1, number) for number in range(6)]
+    assert (run / "files" / "done.txt").read_text() == "program"
+    assert list(run.glob("ray/ray_train_run-program/checkpoint_*/epoch.json"))
+    assert json.loads((run / "status.json").read_text())["state"] == "finished"
+
+
+def test_a_program_that_is_stopped_is_interrupted(typed: Start, head: Head, tmp_path: Path) -> None:
+    hold, run = tmp_path / "hold", head.storage / "stopped"
+    hold.touch()
+    process = typed("run", "--run-name", "stopped", "--env", f"HOLD={hold}", "train.py")
+    until(lambda: process.poll() is not None or len(_metrics(run)) == 3)
+    stop = typed("stop", "stopped")
+    assert stop.wait(SECONDS) == 0
+    process.communicate(timeout=SECONDS)
+    assert process.returncode == 130
+    assert json.loads((run / "status.json").read_text())["state"] == "interrupted"
+    assert not programs()
+
+
+def test_a_program_that_is_started_on_every_worker_ends_with_a_line(typed: Start) -> None:
+    process = typed("run", "--run-name", "hidden", "--num-workers", "2", "hidden.py")
+    out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 2, out + err
+    assert "--driver runs it once, on the head" in out.splitlines()[-1]
+
+
+def _metrics(run: Path) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    except FileNotFoundError:
+        return []

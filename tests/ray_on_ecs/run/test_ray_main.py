@@ -1,0 +1,41 @@
+"""A Ray program begins as under `python SCRIPT`, and Ray's results lie in the run's folder."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Prints what Ray Train and Ray Tune take for a configuration without a path and a name, and how it was started.
+SCRIPT = """
+import json, sys
+import helper
+from ray import train, tune
+first, second = train.RunConfig(), train.RunConfig()
+named = train.RunConfig(name="mine", storage_path="/elsewhere")
+print(json.dumps([
+    first.storage_path, tune.RunConfig().storage_path, first.name, second.name, named.name, named.storage_path,
+    sys.argv, __name__, helper.__file__,
+]))
+"""
+
+
+@pytest.mark.parametrize("started", [["train.py"], ["-m", "train"]], ids=["file", "module"])
+def test_the_run_is_rays_default(started: list[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "helper.py").touch()
+    (tmp_path / "queue.py").write_text("raise SystemExit('the user's own module')")
+    variables = {**os.environ, "RAY_ON_ECS_RAY_STORAGE": "/runs/one/ray", "RUN_NAME": "one"}
+    if started[0] == "train.py":
+        (tmp_path / "queue.py").unlink()
+    command = [sys.executable, "-P", "-m", "ray_on_ecs.run.ray_main", *started, "--lr", "0.1"]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found[:2] == ["/runs/one/ray", "/runs/one/ray"]
+    assert found[2:6] == ["ray_train_run-one", "ray_train_run-one-2", "mine", "/elsewhere"]
+    assert found[6][1:] == ["--lr", "0.1"]
+    assert found[7] == "__main__"
+    assert found[8] == str(tmp_path / "helper.py")
