@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import ray
 
 from ray_on_ecs.config import JOB_VARIABLE
+from ray_on_ecs.errors import one_line
 from ray_on_ecs.run import ray_main, ray_worker
 from ray_on_ecs.run.environment import CALLBACK_VARIABLES
 from ray_on_ecs.run.worker import Process, ScriptWorker, Settings
@@ -49,6 +51,8 @@ def newest_checkpoint(storage: RunStorage) -> tuple[str, datetime] | None:
 
 class RayProgram(ScriptWorker):
     """The run's driver as the only worker: it runs the program, which starts its own workers."""
+
+    _trials = ""
 
     @property
     def _argv(self) -> tuple[str, ...]:
@@ -88,6 +92,19 @@ class RayProgram(ScriptWorker):
         if self._config.hang_timeout is None:
             process.heard()
         super()._tell(process)
+
+    def _write_metrics(self, is_last: bool = False) -> None:
+        """Store the metrics, and the table of Ray Tune's trials."""
+        super()._write_metrics(is_last)
+        try:
+            trials = Path(self._exchange, layout.TRIALS).read_text()
+            if trials != self._trials:
+                self._storage.write(layout.TRIALS, trials)
+                self._trials = trials
+        except FileNotFoundError:
+            pass
+        except OSError as cause:
+            print(f"the trials could not be stored, and will be tried again ({one_line(cause)})", flush=True)
 
     def _hardware(self) -> dict[str, Any] | None:
         """Return None: the program has its own workers."""

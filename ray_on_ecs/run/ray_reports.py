@@ -91,9 +91,10 @@ class TrainReporter(ControllerCallback, WorkerGroupCallback, ReportCallback):
 
 
 class TuneReporter(Callback):
-    """Logs the results of all trials, one after the other, and keeps a table of the trials in the run's folder."""
+    """Logs the results of all trials, one after the other, and keeps a table of the trials for the run's driver."""
 
     def __init__(self) -> None:
+        self._folder = os.environ.get(sdk.FOLDER_VARIABLE)
         self._results = 0
         self._trials: dict[str, dict[str, Any]] = {}
 
@@ -124,10 +125,8 @@ class TuneReporter(Callback):
         self._trials[trial.trial_id] = {"status": trial.status, "config": trial.config, "metrics": shown}
 
     def _write(self) -> None:
-        folder = os.environ.get("RUN_DIR")
-        if folder is None:
-            return
-        path = Path(folder, layout.TRIALS)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(self._trials, indent=2, default=str))
-        part.replace(path)
+        if self._folder is not None:
+            path = Path(self._folder, layout.TRIALS)
+            part = path.with_suffix(".part")
+            part.write_text(json.dumps(self._trials, indent=2, default=str))
+            part.replace(path)

@@ -205,6 +205,7 @@ class ScriptWorker:
                 self._storage, self._run_folder, self._node_rank, nodes, f"{self._group}-{generation}"
             )
         with tempfile.TemporaryDirectory(prefix="ray-on-ecs-") as folder:
+            self._exchange = folder
             self._reports = ReportReader(Path(folder))
             self._deadline_file = Path(folder) / sdk.DEADLINE
             with self._start(Path(folder)) as process:
@@ -217,10 +218,10 @@ class ScriptWorker:
                     self._end(process)
                     self._wait_for_node(process)
                 self._take_reports()
+            if self._metrics:
+                self._write_metrics(is_last=True)
+                self._report_progress()
         self._store_last()
-        if self._metrics:
-            self._write_metrics(is_last=True)
-            self._report_progress()
         self._tell_stored()
 
     def _reset_folder(self) -> None:

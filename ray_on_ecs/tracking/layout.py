@@ -6,7 +6,7 @@ METRICS = "metrics.jsonl"
 METRICS_PARTS = "metrics"
 # What Ray Train and Ray Tune store of a Ray program.
 RAY_FOLDER = "ray"
-# Ray Tune's trials, in the folder of the program's own files.
+# Its trials of Ray Tune, with their parameters and last metrics.
 TRIALS = "trials.json"
 EVENTS = "tensorboard/events.out.tfevents.training"
 RESULT = "result.json"

@@ -65,6 +65,7 @@ class Documents:
     result: Document | None = None
     error: Document | None = None
     metrics: Sequence[Document] = ()
+    trials: Document | None = None
     curves: bytes | None = None
     log: Sequence[str] = ()
 
@@ -112,6 +113,7 @@ def read_documents(storage: RunStorage) -> Documents:
         result=storage.read_json(layout.RESULT),
         error=storage.read_json(layout.ERROR),
         metrics=read_records(storage),
+        trials=storage.read_json(layout.TRIALS),
         curves=_read(storage, layout.CURVES),
         log=_read_log(storage),
     )
@@ -134,6 +136,7 @@ def render(documents: Documents) -> str:
         headings=headings,
         rows=rows,
         best=best,
+        trials=_trials(documents.trials or {}),
         changed=changed,
         defaults=defaults,
         sections=[each for each in _sections(documents) if each[1]],
@@ -247,6 +250,22 @@ def _table(documents: Documents) -> tuple[Sequence[str], Sequence[Sequence[str]]
         for each in metrics
     ]
     return headings, rows, documents.result["best"]["epoch"] if documents.result else None
+
+
+def _trials(trials: Document) -> Sequence[Sequence[str]]:
+    """Return a table of the trials of Ray Tune: its headings, and a row for each trial; nothing if there are none."""
+    parameters = list(dict.fromkeys(name for each in trials.values() for name in each["config"]))
+    metrics = list(dict.fromkeys(name for each in trials.values() for name in each["metrics"]))
+    rows = [
+        [
+            trial,
+            each["status"].lower(),
+            *("" if name not in each["config"] else _shown(each["config"][name]) for name in parameters),
+            *("" if name not in each["metrics"] else _shown(each["metrics"][name]) for name in metrics),
+        ]
+        for trial, each in trials.items()
+    ]
+    return [["trial", "status", *map(_words, (*parameters, *metrics))], *rows] if rows else []
 
 
 def _cell(name: str, value: float | None) -> str:

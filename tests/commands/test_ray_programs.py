@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from ray_on_ecs.run import supervisor
 from tests.commands.head import ON_HEAD, SECONDS, Head, commands
 from tests.waiting import until
 
@@ -61,10 +62,8 @@ def typed(environment: dict[str, str], head: Head, tmp_path: Path) -> Iterator[S
 
 def programs() -> list[psutil.Process]:
     """The processes of Ray programs, without those that look after them."""
-    found = [
-        each for each in psutil.process_iter(["cmdline"]) if "ray_on_ecs.run.ray_main" in (each.info["cmdline"] or [])
-    ]
-    return [each for each in found if not any("supervisor" in word for word in each.info["cmdline"])]
+    found = [(each, each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
+    return [each for each, words in found if "ray_on_ecs.run.ray_main" in words and supervisor.__file__ not in words]
 
 
 def test_a_program_that_is_killed_resumes_and_each_report_is_kept_once(
@@ -79,7 +78,7 @@ def test_a_program_that_is_killed_resumes_and_each_report_is_kept_once(
     hold.unlink()
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, out + err
-    assert "train.py:24 calls TorchTrainer: a Ray program" in err
+    assert "train.py:21 calls TorchTrainer: a Ray program" in err
     assert "begins from 0" in out
     assert "begins from 3" in out, "Ray Train finds its checkpoints under the run's name"
     assert [(each["step"], each["epoch"]) for each in _metrics(run)] == [(number + 1, number) for number in range(6)]
