@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import ray
@@ -33,6 +33,7 @@ from ray_on_ecs.run import failure_report, program_resources, ray_cluster, worke
 from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart
 from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.run.preemption import PREEMPTED
+from ray_on_ecs.run.program_resources import ProgramWatch
 from ray_on_ecs.run.ray_cluster import WorkerAllocation
 from ray_on_ecs.run.ray_private import START_TIMEOUT, Trainer
 from ray_on_ecs.run.script_group import POLL_SECONDS, Decider, ScriptGroup
@@ -190,12 +191,17 @@ class Attempts:
         """Look for workers that are missing until the block ends."""
         if self.allocation:
             return ray_cluster.zone_failover(self.console, self.allocation)
-        return program_resources.watching(self._say_waiting)
+        return self._program.running()
+
+    @cached_property
+    def _program(self) -> ProgramWatch:
+        return ProgramWatch(self._say_waiting, self.console)
 
     def _say_waiting(self, wanted: Counter[str]) -> None:
         self.record.note_waiting(bool(wanted))
         if wanted:
-            self._say(f"the program waits for {program_resources.describe(wanted)}; {ray_cluster.describe_nodes()}")
+            what = program_resources.describe(wanted)
+            self._say(f"the program waits for {what}; {ray_cluster.describe_nodes()}")
 
     def _fit_until_done(self, folder: str) -> Any:
         policy = FailurePolicy(
@@ -237,6 +243,8 @@ class Attempts:
                     if watch.is_over(has_begun=scripts.has_workers):
                         self._say(f"the workers have not begun within {BEGIN_SECONDS:.0f} s; ending them")
                         ray_cluster.release_workers()
+                    if not self.allocation and (shortage := self._program.shortage(self.config.worker_timeout)):
+                        scripts.stop(ResourceError(shortage))
                 elif self.monitor.progress and not policy.has_begun:
                     policy.began()
         except KeyboardInterrupt as stop:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -11,10 +12,12 @@ import psutil
 import ray
 from ray.exceptions import RayError
 from ray.util import placement_group_table
+from rich.console import Console
 
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.run.ray_cluster import Resources, instance_kind
+from ray_on_ecs.run.ray_cluster import describe_nodes, failover_of, instance_kind
 from ray_on_ecs.run.ray_private import actors_of, jobs_of
+from ray_on_ecs.run.zone_failover import ZoneFailover
 from ray_on_ecs.tracking.cost import InstanceKind
 
 LOOK_SECONDS = 5.0
@@ -45,26 +48,63 @@ def missing() -> Counter[str]:
     return +wanted
 
 
-@contextmanager
-def watching(on_wait: Callable[[Counter[str]], None]) -> Generator[None]:
-    """Until the block ends, tell when the program begins to wait for resources, and with nothing when it has them."""
-    before: Counter[str] = Counter()
-    told: Counter[str] = Counter()
+class ProgramWatch:
+    """Looks at what a program waits for, and moves the workers to another zone where EC2 has none in theirs.
 
-    def look() -> None:
-        nonlocal before, told
-        now = missing()
+    Args:
+        on_wait: Told when the program begins to wait, and with nothing when it has what it needs.
+        console: Shows what EC2 lacks.
+        wanted: Returns what the program waits for.
+
+    Attributes:
+        waits_since: When the present wait began (`time.monotonic`), or None.
+    """
+
+    def __init__(
+        self,
+        on_wait: Callable[[Counter[str]], None],
+        console: Console,
+        wanted: Callable[[], Counter[str]] = missing,
+    ) -> None:
+        self._on_wait, self._console, self._wanted = on_wait, console, wanted
+        self._before: Counter[str] = Counter()
+        self._told: Counter[str] = Counter()
+        self._failover: ZoneFailover | None = None
+        self.waits_since: float | None = None
+
+    @contextmanager
+    def running(self) -> Generator[None]:
+        """Look every few seconds until the block ends."""
+        with run_every(LOOK_SECONDS, self.look, "resources of the program"):
+            yield
+
+    def look(self) -> None:
+        """Look once."""
+        now = self._wanted()
+        if not now:
+            self.waits_since = self._failover = None
+        elif self.waits_since is None:
+            self.waits_since = time.monotonic()
         # A program has no places for a moment whenever it starts workers.
-        if (now == before or not now) and now != told:
-            told = now
-            on_wait(now)
-        before = now
+        if (now == self._before or not now) and now != self._told:
+            self._told = now
+            self._on_wait(now)
+        if now and self._told:
+            self._failover = self._failover or failover_of(self._console, now["GPU"] or 1, use_gpu=bool(now["GPU"]))
+            if self._failover:
+                self._failover.look_if_due()
+        self._before = now
 
-    with run_every(LOOK_SECONDS, look, "resources of the program"):
-        yield
+    def shortage(self, seconds: float) -> str | None:
+        """Return what the program has not got within so many seconds, or None if it need not wait any longer."""
+        if self.waits_since is None or time.monotonic() - self.waits_since < seconds:
+            return None
+        lacking = self._failover.shortage if self._failover else ""
+        way_out = lacking or "ask for fewer workers in the program, or add nodes"
+        return f"the program waited {seconds:.0f} s for {describe(self._before)}, but {describe_nodes()}; {way_out}"
 
 
-def describe(wanted: Resources | Counter[str]) -> str:
+def describe(wanted: Counter[str]) -> str:
     """Return resources in words: `2 GPUs and 4 CPUs`."""
     named = [f"{number:g} {kind}{'s' if number != 1 else ''}" for kind, number in sorted(wanted.items(), reverse=True)]
     return " and ".join(named)

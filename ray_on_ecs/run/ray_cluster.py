@@ -169,7 +169,7 @@ def _find_room(config: RunConfig, seconds: float, console: Console) -> WorkerAll
     if not seconds:
         raise ResourceError(_shortage_message(config, nodes, seconds))
     with _pending_placement_group(config), console.status("looking for workers") as status:
-        capacity = _zone_failover(console, config.workers[0] if config.workers else 1, config.device != "cpu")
+        capacity = failover_of(console, config.workers[0] if config.workers else 1, config.device != "cpu")
         deadline = time.monotonic() + seconds
         while not (allocation := allocate_workers(config, nodes := _nodes())):
             left = deadline - time.monotonic()
@@ -208,7 +208,7 @@ def zone_failover(console: Console, allocation: WorkerAllocation) -> Generator[N
         if not is_waiting:
             watch = None  # the next wait may try each zone again
         # A run has no workers for a moment whenever it starts some, and at its end.
-        elif has_waited and (watch := watch or _zone_failover(console, fewest, allocation.use_gpu)):
+        elif has_waited and (watch := watch or failover_of(console, fewest, allocation.use_gpu)):
             watch.look_if_due()
         has_waited = is_waiting
 
@@ -387,8 +387,8 @@ def _describe_resources(nodes: list[Resources]) -> str:
     return f"the cluster has {len(nodes)} node{plural} with {cpus} CPUs and {gpus} GPUs"
 
 
-def _zone_failover(console: Console, num_workers: int, use_gpu: bool) -> ZoneFailover | None:
-    """Watch what EC2 has for so many workers, if a stack says which instances they run on."""
+def failover_of(console: Console, num_workers: int, use_gpu: bool) -> ZoneFailover | None:
+    """Return what looks at EC2's instances for so many workers; None where no stack says which these are."""
 
     def say(line: str) -> None:
         console.print(escape(f"ray-on-ecs: {line}"), highlight=False, soft_wrap=True)

@@ -26,6 +26,8 @@ from ray_on_ecs.tracking.storage import RunStorage
 # The metrics of Ray Train and Ray Tune: Ray creates these classes in `fit`.
 REPORTERS = ("ray_on_ecs.run.ray_reports.TrainReporter", "ray_on_ecs.run.ray_reports.TuneReporter")
 
+START_MARGIN_SECONDS = 60.0
+
 
 def run_program(settings: Settings) -> dict[str, Any]:
     """Run a Ray program until the driver lets it leave; the function of the driver's own thread.
@@ -75,7 +77,8 @@ class RayProgram(ScriptWorker):
             ray_worker.CODE_VARIABLE: json.dumps(ray_worker.code_of(self._config, str(self._folder))),
         }
         own = {
-            "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(self._config.worker_timeout),
+            # Later than the run's driver ends the wait, so that Ray does not warn of it each minute.
+            "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(self._config.worker_timeout + START_MARGIN_SECONDS),
             "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",  # a script's own runtime environment is merged, and wins
             "TORCHELASTIC_RESTART_COUNT": str(self._member.generation),
             JOB_VARIABLE: json.dumps(_job(of_workers)),

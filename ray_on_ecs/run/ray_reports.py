@@ -28,7 +28,9 @@ _trainers = itertools.count()
 
 def numbers(metrics: dict[str, Any]) -> dict[str, float]:
     """Return what is a number of a report."""
-    found = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+    found = {
+        name: each for name, each in metrics.items() if isinstance(each, int | float) and not isinstance(each, bool)
+    }
     return {name: float(value) for name, value in found.items() if math.isfinite(float(value))}
 
 

@@ -135,7 +135,7 @@ class Capacity:
 
 @pytest.mark.usefixtures("nothing_to_join")
 def test_a_wait_in_vain_says_what_ec2_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "_zone_failover", lambda *given: Capacity())
+    monkeypatch.setattr(ray_cluster, "failover_of", lambda *given: Capacity())
     console = Console(record=True, force_terminal=True, width=200)
     with pytest.raises(ResourceError) as error:
         ray_cluster.wait_for_workers(ImageConfig(), 0.3, console)
@@ -149,7 +149,7 @@ def test_a_wait_in_vain_says_what_ec2_lacks(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("nothing_to_join")
 def test_workers_that_have_joined_are_not_moved_away(monkeypatch: pytest.MonkeyPatch) -> None:
     capacity = Capacity()
-    monkeypatch.setattr(ray_cluster, "_zone_failover", lambda *given: capacity)
+    monkeypatch.setattr(ray_cluster, "failover_of", lambda *given: capacity)
     seen = iter([[HEAD], [HEAD], [HEAD, G5_XLARGE]])
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: next(seen))
     assert ray_cluster.wait_for_workers(ImageConfig(), 60, Console()) == ON_A_GPU
@@ -179,7 +179,7 @@ def test_a_wait_watches_for_the_fewest_workers(
     given: dict[str, Any], workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(ray_cluster, "_zone_failover", lambda console, *needs: asked.append(needs))
+    monkeypatch.setattr(ray_cluster, "failover_of", lambda console, *needs: asked.append(needs))
     with pytest.raises(ResourceError):
         ray_cluster.wait_for_workers(ImageConfig(**given), 0.05, Console())
     assert asked == [(workers, True)]
@@ -330,7 +330,7 @@ def test_a_run_that_waits_for_lost_workers_looks_what_ec2_has(monkeypatch: pytes
 
     monkeypatch.setenv(WORKERS_PARAMETER_VARIABLE, "worker-facts")
     monkeypatch.setattr(ray_cluster, "_is_waiting", is_waiting)
-    monkeypatch.setattr(ray_cluster, "_zone_failover", watch)
+    monkeypatch.setattr(ray_cluster, "failover_of", watch)
     monkeypatch.setattr(ray_cluster, "WATCH_SECONDS", 0.01)
     with ray_cluster.zone_failover(Console(), WorkerAllocation(4, True, 4, limits=(2, 4))):
         assert over.wait(LIMIT_SECONDS)

@@ -96,5 +96,5 @@ def test_the_trials_of_tune_are_records_and_a_table(tmp_path: Path) -> None:
         (3, 0, 2),
     ]
     table = json.loads((tmp_path / "trials.json").read_text())
-    assert table["a"] == {"status": "TERMINATED", "config": {"lr": 0.1}, "metrics": {"loss": 2.0, "done": 0.0}}
+    assert table["a"] == {"status": "TERMINATED", "config": {"lr": 0.1}, "metrics": {"loss": 2.0}}
     assert [*table] == ["a", "b"]
