@@ -21,14 +21,15 @@ from torch import nn
 def train(config: dict[str, Any]) -> None:
     """Train one trial on handwritten digits; report its accuracy and save a checkpoint after each epoch."""
     pixels, targets = load_digits(return_X_y=True)
-    images, labels = torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(targets)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    images, labels = torch.tensor(pixels / 16, dtype=torch.float32, device=device), torch.tensor(targets, device=device)
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(64, config["width"]), nn.ReLU(), nn.Linear(config["width"], 10))
+    network = nn.Sequential(nn.Linear(64, config["width"]), nn.ReLU(), nn.Linear(config["width"], 10)).to(device)
     optimizer = torch.optim.Adam(network.parameters(), lr=config["lr"])
     first = 0
     if checkpoint := tune.get_checkpoint():
         with checkpoint.as_directory() as folder:
-            saved = torch.load(Path(folder, "state.pt"))
+            saved = torch.load(Path(folder, "state.pt"), device)
         network.load_state_dict(saved["network"])
         optimizer.load_state_dict(saved["optimizer"])
         first = saved["epoch"] + 1
@@ -62,7 +63,7 @@ def main() -> None:
     trainable = tune.with_resources(train, {"cpu": 1, "gpu": args.gpus})
     run = tune.RunConfig(name=args.name, storage_path=args.storage_path, verbose=1)
     path = f"{run.storage_path}/{run.name}"
-    if args.name and tune.Tuner.can_restore(path):
+    if run.name and tune.Tuner.can_restore(path):
         tuner = tune.Tuner.restore(path, trainable=trainable, resume_errored=True)
     else:
         asha = ASHAScheduler(max_t=args.epochs, grace_period=min(2, args.epochs))

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-COLORS = 3
 # The label that a stack gives to its helpers: https://docs.ray.io/en/latest/ray-core/scheduling/labels.html
 NODE_GROUP, HELPERS = "ray.io/node-group", "helpers"
 
@@ -29,7 +28,7 @@ def generate(batch: dict[str, np.ndarray], size: int) -> dict[str, np.ndarray]:
     """Make an image of noise for each number, in one of three colors, which is its class."""
     import numpy as np
 
-    labels = batch["id"] % COLORS
+    labels = batch["id"] % 3
     images = np.random.default_rng(batch["id"][0]).integers(0, 156, (len(labels), size, size, 3), dtype=np.uint8)
     images[np.arange(len(labels)), :, :, labels] += 100
     return {"image": images, "label": labels}
@@ -139,7 +138,23 @@ def parse() -> argparse.Namespace:
     for name in ("records", "size", "epochs", "batch_size", "num_workers"):
         if (value := getattr(args, name)) is not None and value < 1:
             parser.error(f"argument --{name.replace('_', '-')}: {value} is not at least 1")
+    try:
+        args.classes = folders(args.images) if args.images else ["red", "green", "blue"]
+    except (OSError, ValueError) as error:
+        parser.error(f"argument --images: {str(error).splitlines()[0]}")
     return args
+
+
+def folders(images: str) -> list[str]:
+    """Return the names of the folders in this folder or bucket, which are the classes."""
+    from pyarrow.fs import FileSelector, FileSystem, FileType
+
+    filesystem, path = FileSystem.from_uri(images)
+    found = filesystem.get_file_info(FileSelector(path))
+    names = sorted(each.base_name for each in found if each.type is FileType.Directory)
+    if len(names) < 2:
+        raise ValueError(f"{images} needs a folder for each class")
+    return names
 
 
 def main() -> None:
@@ -148,20 +163,16 @@ def main() -> None:
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # or Ray Train prints the workers' lines twice
 
     import ray
-    from pyarrow.fs import FileSelector, FileSystem
     from ray.data import ExecutionOptions
     from ray.train import CheckpointConfig, DataConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
     ray.init()
     if args.images:
-        filesystem, path = FileSystem.from_uri(args.images)
-        classes = sorted(each.base_name for each in filesystem.get_file_info(FileSelector(path)))
-        data = ray.data.read_images(
-            args.images, size=(args.size, args.size), mode="RGB", include_paths=True, shuffle="files"
-        ).map_batches(label, fn_kwargs={"classes": classes})
+        size = (args.size, args.size)
+        files = ray.data.read_images(args.images, size=size, mode="RGB", include_paths=True, shuffle="files")
+        data = files.map_batches(label, fn_kwargs={"classes": args.classes})
     else:
-        classes = ["red", "green", "blue"]
         blocks = -(-args.records // args.batch_size)
         numbers = ray.data.range(args.records, override_num_blocks=blocks)
         data = numbers.map_batches(generate, batch_size=64, fn_kwargs={"size": args.size})
@@ -173,7 +184,7 @@ def main() -> None:
     helpers = are_there if args.helpers is None else args.helpers
     trainer = TorchTrainer(
         train,
-        train_loop_config={"classes": len(classes), "epochs": args.epochs, "batch_size": args.batch_size},
+        train_loop_config={"classes": len(args.classes), "epochs": args.epochs, "batch_size": args.batch_size},
         datasets={"train": data},
         dataset_config=DataConfig(
             execution_options=ExecutionOptions(label_selector={NODE_GROUP: HELPERS} if helpers else None)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from tests.aws import BUCKET
 from tests.commands.conftest import REPOSITORY
@@ -56,10 +57,10 @@ def run(program: str, *arguments: str, variables: dict[str, str]) -> str:
         (DDP, ["s3://no-such-bucket-of-ours", "--synthetic"], "s3://no-such-bucket-of-ours: there is no such bucket"),
         (DDP, ["--data-dir=/nowhere"], "argument --data-dir: Fashion-MNIST is not in /nowhere/FashionMNIST/raw"),
         (PREPROCESS, ["--batch-size=0"], "argument --batch-size: 0 is not at least 1"),
-        (PREPROCESS, ["--epoch"], "argument --epochs: expected one argument"),
+        (PREPROCESS, ["--images=/nowhere"], "argument --images:"),
         (TUNE, ["--samples=0"], "--samples and --epochs are at least 1"),
     ],
-    ids=["epochs", "rate", "name", "folder", "bucket", "data", "batch", "value", "trials"],
+    ids=["epochs", "rate", "name", "folder", "bucket", "data", "batch", "images", "trials"],
 )
 def test_a_mistake_is_one_line_and_status_2(
     program: str, arguments: list[str], said: str, environment: dict[str, str], aws_variables: dict[str, str]
@@ -102,10 +103,14 @@ def test_a_killed_ddp_resumes_in_the_bucket(variables: dict[str, str], s3_client
 
 
 def test_preprocessing_feeds_the_training(variables: dict[str, str], tmp_path: Path) -> None:
-    flags = (str(tmp_path), "--name=fed", "--records=96", "--batch-size=16", "--size=32", "--blurs=1")
+    for number in range(24):
+        file = tmp_path / "photos" / ("dark", "bright")[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 30), (200 * (number % 2),) * 3).save(file)
+    flags = (str(tmp_path), "--name=fed", f"--images={tmp_path}/photos", "--batch-size=8", "--size=32", "--blurs=1")
     said = "".join(run(PREPROCESS, *flags, f"--epochs={epochs}", variables=variables) for epochs in (1, 2))
-    line = r"epoch (\d+): loss [\d.]+, (\d+) images, [\d.]+ a second, prepared on \{'[\d.]+': 96\}"
-    assert re.findall(line, said) == [("0", "96"), ("1", "96")], said
+    line = r"epoch (\d+): loss [\d.]+, (\d+) images, [\d.]+ a second, prepared on \{'[\d.]+': 24\}"
+    assert re.findall(line, said) == [("0", "24"), ("1", "24")], said
 
 
 def test_a_killed_sweep_resumes(variables: dict[str, str], tmp_path: Path) -> None:
