@@ -1,6 +1,6 @@
 """Ray Data and Ray Train: CPU workers prepare images, and GPU workers train on them.
 
-usage: python training/preprocess.py [STORAGE] [--images s3://bucket/photos] [--helpers] [--name NAME] ...
+usage: python training/preprocess.py [BUCKET | ./FOLDER] [--images s3://bucket/photos] [--helpers] [--name NAME] ...
 
 The images are those of a folder or bucket with a folder for each class, or generated. On a stack with CPU helpers these
 prepare them; otherwise the CPUs that the training leaves do, as on a laptop. The same command with the same --name and
@@ -109,8 +109,10 @@ def train(config: dict[str, Any]) -> None:
 
 
 def uri(text: str) -> str:
-    """Convert a folder to its whole path, which Ray and pyarrow take as they take s3://bucket/prefix."""
-    return text if "://" in text else str(Path(text).expanduser().absolute())
+    """Convert a bucket's name, s3://bucket/prefix or a folder, which has a slash or exists, to what Ray Data takes."""
+    if "://" in text:
+        return text
+    return str(Path(text).expanduser().absolute()) if "/" in text or Path(text).is_dir() else f"s3://{text}"
 
 
 def parse() -> argparse.Namespace:
@@ -119,13 +121,9 @@ def parse() -> argparse.Namespace:
         usage=argparse.SUPPRESS, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )  # without a usage, an error is one line
     add = parser.add_argument
-    add("storage", nargs="?", type=uri, metavar="STORAGE", help="s3://bucket/prefix or a folder")
+    add("storage", nargs="?", type=uri, metavar="BUCKET", help="bucket, s3://bucket/prefix, or ./folder")
     add("--name", help="name of the run; with the same name and storage it resumes")
-    add(
-        "--images",
-        type=uri,
-        help="s3://bucket/prefix or a folder, with a folder for each class; by default they are generated",
-    )
+    add("--images", type=uri, help="the same, with a folder for each class; by default the images are generated")
     add("--records", type=int, default=2048, help="number of generated images (%(default)s)")
     add("--size", type=int, default=64, help="height and width of the images (%(default)s)")
     add("--blurs", type=int, default=10, help="how often an image is blurred (%(default)s)")

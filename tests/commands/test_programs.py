@@ -1,4 +1,4 @@
-"""The packaged Ray programs on a head, as `python FILE` runs them: killed and resumed, and what they refuse."""
+"""The packaged Ray programs on a head, as `python` runs them in its shell: killed and resumed, and what they refuse."""
 
 import json
 import re
@@ -25,15 +25,15 @@ DDP_FLAGS = ("--name=killed", "--synthetic=128", "--batch-size=32")
 @pytest.fixture(scope="module")
 def variables(environment: dict[str, str], aws_variables: dict[str, str], head: Head) -> dict[str, str]:
     """The environment of the head's shell."""
-    return {**environment, **aws_variables, **head.variables}
+    return {**environment, **aws_variables, **head.variables, "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.3"}
 
 
 @contextmanager
 def started(program: str, *arguments: str, variables: dict[str, str]) -> Generator[subprocess.Popen[str]]:
-    command = [sys.executable, str(REPOSITORY / program), *arguments]
-    with subprocess.Popen(
-        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    file = [str(REPOSITORY / program)] if program.endswith(".py") else ["-m", program]
+    command = [sys.executable, *file, *arguments]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, env=variables, **pipes) as process:
         try:
             yield process
         finally:
@@ -87,8 +87,8 @@ def test_a_killed_ddp_resumes_in_the_bucket(variables: dict[str, str], s3_client
         process.kill()
         before, _ = process.communicate()
     [*_, last] = finished_epochs()
-    epochs = last + 3
-    after = run(DDP, BUCKET, *DDP_FLAGS, f"--epochs={epochs}", variables=variables)
+    epochs = last + 2
+    after = run("training.ray_train_ddp", BUCKET, *DDP_FLAGS, f"--epochs={epochs}", variables=variables)
 
     place = r"\| CPU: Process rank (\d) \| Batchsize: 32 \| Steps: 2 \| Total epoch time: [\d.]+\]"
     lines = re.findall(rf"\[Epoch (\d+) {place}", after)
