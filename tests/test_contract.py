@@ -110,9 +110,9 @@ def test_the_training_defaults_of_the_head_are_settings_of_the_job() -> None:
     assert job.worker_timeout == WORKER_TIMEOUT, "instances that are started for a job take minutes"
 
 
-def test_an_example_asks_for_helpers_by_the_label_that_they_have() -> None:
+def test_preprocessing_asks_for_helpers_by_the_label_that_they_have() -> None:
     helper = variables(containers.helper(COMMON, head_host="head.internal"))
-    example = (ROOT / "examples" / "ray_data.py").read_text()
+    example = (ROOT / "training" / "preprocess.py").read_text()
     assert f'"ray.io/node-group", "{helper[NODE_GROUP_VARIABLE]}"' in example, "its data would wait for ever"
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests import prepared_batches
-from tests.containers.cluster import BUCKET, CODE, SIZE, Cluster
+from tests.containers.cluster import BUCKET, SIZE, Cluster
 from tests.waiting import until
 
-EPOCHS, SAMPLES = 5, 4096
-# As a driver of Ray's own is submitted on the head; from a laptop with the address of the head's dashboard.
-SUBMIT = ("ray", "job", "submit", f"--working-dir={CODE}", "--", "python", "ray_data.py")
+EPOCHS, IMAGES = 5, 512
+# As a Ray program is submitted on the head; from a laptop with the address of the head's dashboard.
+SUBMIT = ("ray", "job", "submit", "--", "python", "-m", "training.preprocess", f"s3://{BUCKET}/runs", "--name=prepared")
 
 
 @pytest.fixture
@@ -36,20 +36,20 @@ def test_helpers_prepare_what_the_workers_train_on(cluster: Cluster, helper: str
     assert node["resources_total"]["CPU"] == SIZE.vcpus
     assert node["labels"]["ray.io/node-group"] == "helpers", "a pipeline asks for helpers by this label"
 
-    flags = ("--helpers", "--num-workers=2", f"--epochs={EPOCHS}")
+    flags = ("--helpers", "--num-workers=2", f"--epochs={EPOCHS}", f"--records={IMAGES}", "--size=32", "--blurs=1")
     done = cluster.engine.run("exec", cluster.head, *SUBMIT, *flags, check=False, timeout=400)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
-    line = r"epoch (\d+): loss ([\d.]+), (\d+) samples, (\d+) different, from (\{.*?\})"
+    line = r"epoch (\d+): loss ([\d.]+), (\d+) images, [\d.]+ a second, prepared on (\{.*?\})"
     epochs = {int(epoch): (float(loss), *rest) for epoch, loss, *rest in re.findall(line, said)}
     assert sorted(epochs) == list(range(EPOCHS)), said
-    for _, samples, different, places in epochs.values():
-        assert int(samples) == int(different) == SAMPLES, "each of them once an epoch"
-        assert places == str({address: SAMPLES}), "the workers' CPUs are for training"
+    for _, images, places in epochs.values():
+        assert int(images) == IMAGES, "as many in each epoch"
+        assert places == str({address: IMAGES}), "the workers' CPUs are for training"
     assert epochs[EPOCHS - 1][0] < epochs[0][0] / 2, "it learns from what is prepared"
     trained_at = set(re.findall(r"\(ip=([\d.]+), pid=\d+\) world_rank=", said))
     assert trained_at == cluster.places(), "and the helper's are for the data"
-    assert any(key.endswith("state.pt") for key in cluster.keys("runs/ray-data/")), "a checkpoint that a restart reads"
+    assert any(key.endswith("state.pt") for key in cluster.keys("runs/prepared/")), "a checkpoint that a restart reads"
     cluster.until(lambda: cluster.metrics() >= {"CPUs", "CPUsRequested"}, 300)
 
 

@@ -1,0 +1,38 @@
+"""What the preprocessing program makes of a batch, and of a folder."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from training import preprocess
+
+
+def test_a_generated_image_has_the_color_of_its_class() -> None:
+    batch = preprocess.generate({"id": np.arange(6, 12)}, size=32)
+    assert batch["image"].shape == (6, 32, 32, 3)
+    assert batch["label"].tolist() == [0, 1, 2, 0, 1, 2]
+    assert batch["image"].mean((1, 2)).argmax(1).tolist() == batch["label"].tolist()
+
+
+def test_a_prepared_image_is_blurred_and_scaled() -> None:
+    batch = preprocess.generate({"id": np.arange(4)}, size=32)
+    prepared = preprocess.prepare(batch, blurs=2)
+    assert prepared["image"].shape == (4, 3, 32, 32)
+    assert prepared["image"].dtype == np.float32
+    assert 0 <= prepared["image"].min() < prepared["image"].max() <= 1
+    assert prepared["image"].std((2, 3)).max() < (batch["image"] / 255).std((1, 2)).min() / 4
+    assert prepared["label"].tolist() == batch["label"].tolist()
+
+
+def test_a_label_is_the_image_s_folder(tmp_path: Path) -> None:
+    for name in ("dog", "cat"):
+        (tmp_path / name).mkdir()
+    classes = preprocess.folders(str(tmp_path))
+    paths = np.array(["bucket/cat/1.jpg", "/data/dog/2.jpg"])
+    assert preprocess.label({"path": paths, "image": np.zeros(2)}, classes)["label"].tolist() == [0, 1]
+
+
+def test_images_without_classes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a folder for each class"):
+        preprocess.folders(str(tmp_path))
