@@ -36,7 +36,7 @@ from ray_on_ecs.config import (
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError
 from ray_on_ecs.node.code import PACKAGES, fingerprint
 from ray_on_ecs.run.config import WORKERS, ScriptConfig
-from ray_on_ecs.run.ray_source import driver_reason
+from ray_on_ecs.run.program_source import driver_reason
 from ray_on_ecs.run.stop import SIGNALLED
 
 ABOUT = """\

@@ -21,7 +21,7 @@ from ray_on_ecs.contract import DASHBOARD_URL
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
 from ray_on_ecs.node.jobs import MAX_RESUBMISSIONS
 from ray_on_ecs.run.config import ScriptConfig
-from ray_on_ecs.run.ray_source import with_driver
+from ray_on_ecs.run.program_source import with_driver
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient

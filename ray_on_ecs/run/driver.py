@@ -19,10 +19,10 @@ from ray_on_ecs.run.backend import ScriptBackend
 from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.failure_policy import Mark
 from ray_on_ecs.run.instance_hours import InstanceHours
+from ray_on_ecs.run.program import newest_checkpoint, run_program
+from ray_on_ecs.run.program_source import driver_reason, with_driver
 from ray_on_ecs.run.ray_cluster import WorkerAllocation
 from ray_on_ecs.run.ray_private import CHANGE_FOLDER, PREEMPTION_WATCHER, draining_nodes
-from ray_on_ecs.run.ray_program import newest_checkpoint, run_program
-from ray_on_ecs.run.ray_source import driver_reason, with_driver
 from ray_on_ecs.run.script_group import Decider, ScriptGroup
 from ray_on_ecs.run.worker import run_script
 from ray_on_ecs.tracking import layout

@@ -63,7 +63,9 @@ def typed(environment: dict[str, str], head: Head, tmp_path: Path) -> Iterator[S
 def programs() -> list[psutil.Process]:
     """The processes of Ray programs, without those that look after them."""
     found = [(each, each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
-    return [each for each, words in found if "ray_on_ecs.run.ray_main" in words and supervisor.__file__ not in words]
+    return [
+        each for each, words in found if "ray_on_ecs.run.program_main" in words and supervisor.__file__ not in words
+    ]
 
 
 def test_a_program_that_is_killed_resumes_and_each_report_is_kept_once(

@@ -220,3 +220,16 @@ def test_a_script_may_log_what_it_calls_an_epoch(tmp_path: Path) -> None:
     storage.write_lines(layout.METRICS, [{"step": step, "epoch": step, "train_loss": None} for step in (1, 2)])
     write_report(storage)
     assert "last value" in storage.read(layout.REPORT).decode()
+
+
+def test_the_trials_of_ray_tune_are_a_table() -> None:
+    trials = {
+        "a_0": {"status": "TERMINATED", "config": {"lr": 0.1}, "metrics": {"loss": 0.25}},
+        "a_1": {"status": "ERROR", "config": {"lr": 0.2, "depth": 3}, "metrics": {}},
+    }
+    page = render(Documents("mine", "results/mine", trials=trials))
+    table = page[page.index("<h2>Trials</h2>") :]
+    cells = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", table)
+    assert cells[:5] == ["trial", "status", "lr", "depth", "loss"]
+    assert cells[5:15] == ["a_0", "terminated", "0.1", "", "0.25", "a_1", "error", "0.2", "3", ""]
+    assert "Trials" not in render(Documents("mine", "results/mine"))

@@ -1,4 +1,4 @@
-"""`python -P -m ray_on_ecs.run.ray_main [-m] SCRIPT ...`: run a Ray program whose results lie in its run's folder.
+"""`python -P -m ray_on_ecs.run.program_main [-m] SCRIPT ...`: run a Ray program whose results lie in its run's folder.
 
 Ray 2.60 has no environment variable for the default of `RunConfig(storage_path=...)`, and names a run after the time,
 so that a program that is started again would not find its checkpoints. Both defaults are set before the script begins.

@@ -7,7 +7,7 @@ import pytest
 from ray_on_ecs.config import parse
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run.config import ScriptConfig
-from ray_on_ecs.run.ray_source import driver_reason, first_start, with_driver
+from ray_on_ecs.run.program_source import driver_reason, first_start, with_driver
 
 TRAINER = "import ray\nfrom ray.train.torch import TorchTrainer\nTorchTrainer(print).fit()\n"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_on_ecs import node_cache
-from ray_on_ecs.run import nccl_interface, ray_main
+from ray_on_ecs.run import nccl_interface, program_main
 from ray_on_ecs.run.code import Code
 from ray_on_ecs.run.config import ScriptConfig
 
@@ -40,7 +40,7 @@ def code_of(config: ScriptConfig, folder: str) -> dict[str, Any]:
 def set_up() -> None:
     """Prepare this process; Ray calls it at the start of every worker process of the program."""
     nccl_interface.use_route_to_head()
-    ray_main.use_run_folder()
+    program_main.use_run_folder()
     known = json.loads(os.environ[CODE_VARIABLE])
     folder = _code_folder(known)
     os.chdir(folder)

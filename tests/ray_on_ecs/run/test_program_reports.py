@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ray_on_ecs import sdk
-from ray_on_ecs.run import ray_reports
+from ray_on_ecs.run import program_reports
 from ray_on_ecs.run.metrics import MetricsLog, ReportReader
 from ray_on_ecs.run.ray_private import CHECKPOINT_MANAGER_SNAPSHOT_FILENAME
 
@@ -20,7 +20,7 @@ WITHOUT, WITH = SimpleNamespace(checkpoint=None), SimpleNamespace(checkpoint="fo
 def of_this_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setenv("RUN_DIR", str(tmp_path))
-    monkeypatch.setattr(ray_reports, "_trainers", iter(range(10)))
+    monkeypatch.setattr(program_reports, "_trainers", iter(range(10)))
 
 
 def records(folder: Path, history: Any = ()) -> list[dict[str, Any]]:
@@ -40,7 +40,7 @@ def run_of(folder: Path, snapshot: dict[str, Any] | None) -> Any:
 
 
 def test_each_report_is_a_record_under_its_number(tmp_path: Path) -> None:
-    reporter = ray_reports.TrainReporter()
+    reporter = program_reports.TrainReporter()
     reporter.after_controller_start(run_of(tmp_path, None))
     reporter.before_worker_group_start(None)
     for epoch in range(2):
@@ -52,7 +52,7 @@ def test_each_report_is_a_record_under_its_number(tmp_path: Path) -> None:
 def test_reports_that_a_killed_program_left_unstored_are_read_from_the_checkpoints(tmp_path: Path) -> None:
     kept = [{"metrics": {"loss": 0.2}}, {"metrics": {"loss": 0.3}}]
     snapshot = {"checkpoint_results": kept, "checkpoint_report_indices": [1, 2], "current_report_index": 3}
-    reporter = ray_reports.TrainReporter()
+    reporter = program_reports.TrainReporter()
     reporter.after_controller_start(run_of(tmp_path, snapshot))
     reporter.before_worker_group_start(None)
     reporter.after_report(WITH, [{"loss": 0.4}])
@@ -65,7 +65,7 @@ def test_reports_that_a_killed_program_left_unstored_are_read_from_the_checkpoin
 
 
 def test_reports_since_the_last_checkpoint_are_made_again(tmp_path: Path) -> None:
-    reporter = ray_reports.TrainReporter()
+    reporter = program_reports.TrainReporter()
     reporter.before_worker_group_start(None)
     reporter.after_report(WITH, [{"loss": 1}])
     reporter.after_report(WITHOUT, [{"loss": 2}])
@@ -76,7 +76,7 @@ def test_reports_since_the_last_checkpoint_are_made_again(tmp_path: Path) -> Non
 
 def test_a_second_trainer_follows_the_first(tmp_path: Path) -> None:
     for loss in (1, 2):
-        reporter = ray_reports.TrainReporter()
+        reporter = program_reports.TrainReporter()
         reporter.before_worker_group_start(None)
         reporter.after_report(WITHOUT, [{"loss": loss}])
     assert records(tmp_path) == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}]
@@ -84,7 +84,7 @@ def test_a_second_trainer_follows_the_first(tmp_path: Path) -> None:
 
 def test_the_trials_of_tune_are_records_and_a_table(tmp_path: Path) -> None:
     trials = [SimpleNamespace(trial_id=name, status="RUNNING", config={"lr": 0.1}, last_result={}) for name in "ab"]
-    reporter = ray_reports.TuneReporter()
+    reporter = program_reports.TuneReporter()
     for number, trial in enumerate([*trials, trials[0]]):
         trial.last_result = {"loss": number, "pid": 1, "done": False}
         reporter.on_trial_result(0, trials, trial, trial.last_result)

@@ -30,7 +30,7 @@ def test_the_run_is_rays_default(started: list[str], tmp_path: Path) -> None:
     variables = {**os.environ, "RAY_ON_ECS_RAY_STORAGE": "/runs/one/ray", "RUN_NAME": "one"}
     if started[0] == "train.py":
         (tmp_path / "queue.py").unlink()
-    command = [sys.executable, "-P", "-m", "ray_on_ecs.run.ray_main", *started, "--lr", "0.1"]
+    command = [sys.executable, "-P", "-m", "ray_on_ecs.run.program_main", *started, "--lr", "0.1"]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -16,7 +16,7 @@ import ray
 
 from ray_on_ecs.config import JOB_VARIABLE
 from ray_on_ecs.errors import one_line
-from ray_on_ecs.run import ray_main, ray_worker
+from ray_on_ecs.run import program_main, program_worker
 from ray_on_ecs.run.environment import CALLBACK_VARIABLES
 from ray_on_ecs.run.worker import Process, ScriptWorker, Settings
 from ray_on_ecs.run.worker_rank import WorkerRank
@@ -24,7 +24,7 @@ from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.storage import RunStorage
 
 # The metrics of Ray Train and Ray Tune: Ray creates these classes in `fit`.
-REPORTERS = ("ray_on_ecs.run.ray_reports.TrainReporter", "ray_on_ecs.run.ray_reports.TuneReporter")
+REPORTERS = ("ray_on_ecs.run.program_reports.TrainReporter", "ray_on_ecs.run.program_reports.TuneReporter")
 
 START_MARGIN_SECONDS = 60.0
 
@@ -59,13 +59,13 @@ class RayProgram(ScriptWorker):
     @property
     def _argv(self) -> tuple[str, ...]:
         # -P keeps the current folder, the user's, off the import path until the script begins.
-        return self._config.argv(self._python, ("-P", "-m", ray_main.__name__))
+        return self._config.argv(self._python, ("-P", "-m", program_main.__name__))
 
     def _of_launcher(self) -> dict[str, str]:
         """Return the variables of a Ray program, and in one of them those of its workers."""
         storage = self._storage.uri
         shared = {
-            ray_main.STORAGE_VARIABLE: f"{storage}/{layout.RAY_FOLDER}",
+            program_main.STORAGE_VARIABLE: f"{storage}/{layout.RAY_FOLDER}",
             "RUN_NAME": self._storage.run_name,
             "RUN_URI": storage,
             **self._config.git,
@@ -74,7 +74,7 @@ class RayProgram(ScriptWorker):
         of_workers = {
             **shared,
             "RAY_ADDRESS": ray.get_runtime_context().gcs_address,  # else Ray's own actors look for a cluster
-            ray_worker.CODE_VARIABLE: json.dumps(ray_worker.code_of(self._config, str(self._folder))),
+            program_worker.CODE_VARIABLE: json.dumps(program_worker.code_of(self._config, str(self._folder))),
         }
         own = {
             # Later than the run's driver ends the wait, so that Ray does not warn of it each minute.
@@ -121,6 +121,6 @@ def _job(variables: dict[str, str]) -> dict[str, Any]:
     job["runtime_env"] = {
         **environment,
         "env_vars": {**environment.get("env_vars", {}), **variables},
-        "worker_process_setup_hook": f"{ray_worker.__name__}.set_up",
+        "worker_process_setup_hook": f"{program_worker.__name__}.set_up",
     }
     return job
