@@ -158,6 +158,7 @@ def _run(
     cluster = chosen(flags)
     if given.get("storage_path"):
         given["storage_path"] = cluster.storage_path = cluster.absolute(str(given["storage_path"]))
+        cluster.typed_path = cluster.storage_path if cluster.is_here else ""
     if defaults := cluster.run_flags():
         work = _submission(defaults, given, recipe, command)
     name = work.run["run_name"]

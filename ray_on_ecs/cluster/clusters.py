@@ -125,18 +125,21 @@ class Cluster(ABC):
         name: What errors call it.
         storage_path: Where its runs are, seen from here.
         typed: The flag that names it, with a space before it, if one was typed.
+        typed_path: The storage path if that was typed, which other commands are told by a variable.
         start_seconds: How long to wait for its head.
     """
 
     name: str
     storage_path: str
     typed: str = ""
+    typed_path: str = ""
     start_seconds: float = HEAD_SECONDS
 
     def command(self, words: str) -> str:
         """Return another command on the same cluster, for hints: its verb, and what follows."""
         verb, _, rest = words.partition(" ")
-        return f"ray-on-ecs {verb}{self.typed}{' ' if rest else ''}{rest}"
+        path = f"RAY_ON_ECS_STORAGE_PATH={shlex.quote(self.typed_path)} " if self.typed_path else ""
+        return f"{path}ray-on-ecs {verb}{self.typed}{' ' if rest else ''}{rest}"
 
     @property
     def is_here(self) -> bool:

@@ -219,6 +219,7 @@ class RunFolder:
         self._stored_at = time.monotonic()
         self._changing_since: dict[str, float] = {}
         self._held_since: dict[str, float] = {}
+        self._changed_at: dict[str, float] = {}  # of files that are logs by their names
 
     def poll(self, writers: Iterable[psutil.Process] = (), *, at_once: bool = False) -> bool:
         """Look at the folder, and store a part once it is quiet; return False if it is too early for another look.
@@ -247,7 +248,8 @@ class RunFolder:
             self.is_current = self._store(found, logs)
         elif not self.is_current and is_overdue and (moment := self._moment(writers, logs)) is not None:
             self.is_current = self._store(moment, logs)
-            self._stored_at = time.monotonic()
+            if self.is_current:
+                self._stored_at = time.monotonic()
         elif now - self._logs_stored_at >= LOG_SECONDS:
             self._store_logs(found, logs, now)
         return True
@@ -308,10 +310,12 @@ class RunFolder:
         self._last = found
         self._changing_since = {name: self._changing_since.get(name, now) for name in changing}
         self._held_since = {name: self._held_since.get(name, now) for name in held}
+        self._changed_at |= dict.fromkeys(filter(_is_log, changing), now)
+        growing = {name for name, at in self._changed_at.items() if now - at < LOG_SECONDS}
         restless = {name for name, since in self._changing_since.items() if now - since >= RESTLESS_SECONDS}
         long_held = {name for name, since in self._held_since.items() if now - since >= HELD_SECONDS}
         appended = {name for name, is_appended in held.items() if is_appended or _is_log(name)}
-        logs = (appended | long_held | (restless - held.keys())) & found.keys()
+        logs = (appended | growing | long_held | (restless - held.keys())) & found.keys()
         return logs, (held.keys() & found.keys()) - logs
 
     def _store(self, found: Scan, logs: set[str]) -> bool:

@@ -17,6 +17,7 @@ from ray_on_ecs.errors import StorageError, TrainingError, one_line
 from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.failure_policy import Failure
 from ray_on_ecs.run.group import Directive, WorkerStatuses
+from ray_on_ecs.run.last_words import FATAL
 from ray_on_ecs.run.preemption import DEFAULT_PREEMPTION_SECONDS, MARGIN_SECONDS
 from ray_on_ecs.run.supervisor import GRACE_SECONDS
 from ray_on_ecs.tracking.run_actor import RunClient
@@ -263,7 +264,10 @@ def describe(members: WorkerStatuses, program: str) -> Failure:
     rank, first = next((rank, each) for rank, each in ended if each.status)
     status = first.status or 0
     how = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
-    what = one_line(f"{program} {how}: {first.words.text or 'it wrote nothing'}")
+    said = first.words.text or "it wrote nothing"
+    if status < 0 and first.words.text and not said.startswith(FATAL):  # it did not say why
+        said = f"its last line was {said!r}"
+    what = one_line(f"{program} {how}: {said}")
     left = [(other, each.ended_at) for other, each in ended if each.status == 0 and each.ended_at]
     if left and first.ended_at and first.ended_at - left[0][1] >= EARLY_SECONDS:
         seconds = first.ended_at - left[0][1]

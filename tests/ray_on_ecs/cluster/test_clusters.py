@@ -31,3 +31,11 @@ def test_workers_that_share_cpus_are_announced(
     said: list[str] = []
     assert LocalCluster().up(workers, said.append)
     assert (started, said) == ([started_with], [line])
+
+
+def test_a_hint_names_the_storage_path_that_was_typed() -> None:
+    cluster = LocalCluster()
+    cluster.typed = " --local"
+    assert cluster.command("fetch first") == "ray-on-ecs fetch --local first"
+    cluster.typed_path = "/mnt/my runs"
+    assert cluster.command("fetch first") == "RAY_ON_ECS_STORAGE_PATH='/mnt/my runs' ray-on-ecs fetch --local first"

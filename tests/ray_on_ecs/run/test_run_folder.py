@@ -196,6 +196,19 @@ def test_a_log_holds_up_nothing(storage: RunStorage, start: Start, me: tuple[psu
     assert not any(kept.is_log for kept in read_snapshot(storage).files.values())
 
 
+def test_a_log_that_is_opened_for_each_line_holds_up_nothing(storage: RunStorage, start: Start) -> None:
+    first = start()
+    write(first.folder, {"model.pt": "1"})
+    for number in range(4):
+        write(first.folder, {"tb/events.out.tfevents.1.host": "x" * number})
+        first.poll(QUIET_SECONDS)
+    assert in_manifest(storage)["model.pt"] == "1"
+    assert read_snapshot(storage).files["tb/events.out.tfevents.1.host"].is_log
+    first.settle()
+    first.end()
+    assert in_manifest(storage) == {"model.pt": "1", "tb/events.out.tfevents.1.host": "xxx"}
+
+
 @pytest.mark.parametrize("is_renamed", [False, True])
 def test_a_status_file_becomes_a_log(
     storage: RunStorage, start: Start, monkeypatch: pytest.MonkeyPatch, is_renamed: bool

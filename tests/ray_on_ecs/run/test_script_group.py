@@ -200,6 +200,12 @@ def ended(status: int | None, at: float | None, text: str = "") -> WorkerStatus:
     ("members", "rank", "what"),
     [
         ([ended(-15, 12.0), ended(-9, 10.0)], 1, "train.py was ended by signal 9: it wrote nothing"),
+        ([ended(-9, 10.0, "DONE 3")], 0, "train.py was ended by signal 9: its last line was 'DONE 3'"),
+        (
+            [ended(-11, 10.0, "Fatal Python error: Segmentation fault in f")],
+            0,
+            "train.py was ended by signal 11: Fatal Python error: Segmentation fault in f",
+        ),
         ([ended(1, 10.0, "a"), ended(1, 10.5, "b")], 0, "train.py ended with exit status 1: a"),
         (
             [ended(1, 13.0, "lost a peer"), ended(0, 10.0)],
@@ -209,7 +215,7 @@ def ended(status: int | None, at: float | None, text: str = "") -> WorkerStatus:
         ([ended(1, 10.2, "a"), ended(0, 10.0)], 0, "train.py ended with exit status 1: a"),
         ([ended(1, 10.0, "a"), ended(0, None), ended(None, None)], 0, "train.py ended with exit status 1: a"),
     ],
-    ids=["killed", "first", "left early", "left at once", "of mpirun"],
+    ids=["killed", "killed after a line", "crashed", "first", "left early", "left at once", "of mpirun"],
 )
 def test_the_rank_that_left_first_is_to_blame(members: list[WorkerStatus], rank: int, what: str) -> None:
     failure = describe(dict(enumerate(members)), "train.py")
