@@ -1,12 +1,13 @@
 """Ray Tune: a sweep over learning rates and widths, whose worse trials ASHA stops early.
 
-python examples/ray_tune.py --samples 8 --name sweep --storage-path s3://bucket/sweeps
+ray-on-ecs run --run-name sweep examples/ray_tune.py --samples 8
 
-With the same --name and --storage-path the sweep resumes: finished trials stay, and the others go on from their last
-checkpoints.
+With the same --run-name the sweep resumes: finished trials stay, and the others go on from their last checkpoints. By
+`python examples/ray_tune.py`, --name and --storage-path say the same.
 """
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8, help="number of trials")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--gpus", type=float, default=0, help="GPUs of each trial, such as 0.5")
-    parser.add_argument("--name")
+    parser.add_argument("--name", default=os.environ.get("RUN_NAME"))
     parser.add_argument("--storage-path", help="whole path of a folder, or s3://bucket/prefix; by default Ray's")
     args = parser.parse_args()
     if args.samples < 1 or args.epochs < 1:
