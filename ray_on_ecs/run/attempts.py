@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ray_on_ecs import config as settings
-from ray_on_ecs.errors import Interrupted, ResourceError, StorageError, one_line
+from ray_on_ecs.errors import Interrupted, ResourceError, ScriptError, StorageError, one_line
 from ray_on_ecs.filesystem import short_reason
 from ray_on_ecs.run import failure_report, program_resources, ray_cluster, worker_dump
 from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart
@@ -156,6 +156,7 @@ class Attempts:
         record: Says so in the run's folder.
         console: Shows the progress, and each failure.
         instance_hours: Counts the hours of their instances.
+        wait_seconds: How long a Ray program may wait for its workers.
     """
 
     train_function: TrainFunction
@@ -166,6 +167,7 @@ class Attempts:
     record: RunRecord
     console: Console
     instance_hours: InstanceHours = field(default_factory=InstanceHours)
+    wait_seconds: float = math.inf
 
     def fit(self) -> Any:
         """Run to the end; returns what rank 0 returned.
@@ -211,8 +213,8 @@ class Attempts:
         for attempt in itertools.count():
             try:
                 result: Any = self._fit_once(folder, attempt, policy, scripts)
-            except (TrainingFailedError, RayError, OSError) as error:
-                if isinstance(error, OSError) and self.allocation:
+            except (TrainingFailedError, RayError, OSError, ScriptError) as error:
+                if isinstance(error, OSError | ScriptError) and self.allocation:
                     raise
                 if scripts and scripts.error:
                     raise scripts.error from error
@@ -243,7 +245,7 @@ class Attempts:
                     if watch.is_over(has_begun=scripts.has_workers):
                         self._say(f"the workers have not begun within {BEGIN_SECONDS:.0f} s; ending them")
                         ray_cluster.release_workers()
-                    if not self.allocation and (shortage := self._program.shortage(self.config.worker_timeout)):
+                    if not self.allocation and (shortage := self._program.shortage(self.wait_seconds)):
                         scripts.stop(ResourceError(shortage))
                 elif self.monitor.progress and not policy.has_begun:
                     policy.began()
@@ -275,9 +277,9 @@ class Attempts:
 
         return Decider(policy.began, decide, store_stacks, self._say)
 
-    def _describe(self, error: TrainingFailedError | RayError | OSError, policy: FailurePolicy) -> Failure:
+    def _describe(self, error: Exception, policy: FailurePolicy) -> Failure:
         """Return why Ray Train has ended the workers, or why a Ray program could not be started."""
-        if self.allocation is None or isinstance(error, OSError):
+        if not isinstance(error, TrainingFailedError | RayError):
             return Failure(one_line(error), cause=error)
         if not failure_report.is_start_timeout(error):
             workers = worker_dump.collect(self.storage.uri)
@@ -382,7 +384,7 @@ class _Call:
         self._result: Any = None
         self._error: BaseException | None = None
         self._has_ended = threading.Event()
-        threading.Thread(target=self._run, name="Ray Train", daemon=True).start()
+        threading.Thread(target=self._run, name="fit", daemon=True).start()
 
     def wait(self, seconds: float) -> bool:
         """Wait for its end; return whether it has ended."""

@@ -31,6 +31,7 @@ NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 WORKERS = ("num_workers", "nnodes", "nproc_per_node")
 WITHOUT_DRIVER = {
     **dict.fromkeys(WORKERS, "a Ray program says itself how many workers it starts, as in ScalingConfig"),
+    "device": "a Ray program says itself whether its workers have GPUs",
     "mpi": "a script is started by mpirun, or is a Ray program",
     "no_python": "a Ray program is run by Python",
     "no_driver": "one says the opposite of the other",
@@ -274,7 +275,7 @@ class ScriptConfig(RunConfig):
         if not self.driver:
             return
         for name, why in WITHOUT_DRIVER.items():
-            if getattr(self, name) in (None, False):
+            if getattr(self, name) in (None, False, "auto"):
                 continue
             if name in WORKERS and str(getattr(self, name)) == os.environ.get(environment_variable(name)):
                 object.__setattr__(self, name, None)

@@ -36,6 +36,8 @@ from ray_on_ecs.tracking.storage import RunStorage
 # Files of these kinds are logs, and not progress: a run that can't work writes them, too.
 LOGS = (".log", ".txt", ".out", ".err")
 EVENTS = "events.out.tfevents"
+# A Ray program on a machine that gets no more nodes: its workers may wait for those before them.
+MIN_WAIT_SECONDS = 30.0
 
 
 def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
@@ -90,7 +92,8 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
         function = run_program if config.driver else run_script
         train_function = TrainFunction(function, settings, ScriptBackend(), mark, newest, scripts=scripts)
         hours = InstanceHours(program_resources.instances) if config.driver else InstanceHours()
-        attempts = Attempts(train_function, config, storage, allocation, monitor, record, console, hours)
+        waits = max(seconds, MIN_WAIT_SECONDS)
+        attempts = Attempts(train_function, config, storage, allocation, monitor, record, console, hours, waits)
         summary = attempts.fit()
         _publish(storage, console)
         document = results.write_results(storage, config, summary, cost_of(attempts.instance_hours.by_kind))

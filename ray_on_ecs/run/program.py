@@ -7,7 +7,9 @@ thread of the driver: the run's folder, the metrics, the restarts and the ends a
 from __future__ import annotations
 
 import json
+import math
 import os
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from ray_on_ecs.config import JOB_VARIABLE
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.run import program_main, program_worker
 from ray_on_ecs.run.environment import CALLBACK_VARIABLES
+from ray_on_ecs.run.program_resources import LOOK_SECONDS, missing
+from ray_on_ecs.run.ray_private import CHANGE_FOLDER
 from ray_on_ecs.run.worker import Process, ScriptWorker, Settings
 from ray_on_ecs.run.worker_rank import WorkerRank
 from ray_on_ecs.tracking import layout
@@ -55,46 +59,57 @@ class RayProgram(ScriptWorker):
     """The run's driver as the only worker: it runs the program, which starts its own workers."""
 
     _trials = ""
+    _looked_at, _waits = -math.inf, False
 
     @property
     def _argv(self) -> tuple[str, ...]:
         # -P keeps the current folder, the user's, off the import path until the script begins.
         return self._config.argv(self._python, ("-P", "-m", program_main.__name__))
 
+    def _variables(self, folder: Path) -> dict[str, str]:
+        """Return the program's environment, whose callbacks of Ray are the user's and ours."""
+        variables = super()._variables(folder)
+        for name, reporter in zip(CALLBACK_VARIABLES, REPORTERS, strict=True):
+            users = self._config.variables.get(name) or os.environ.get(name)
+            variables[name] = f"{users},{reporter}" if users else reporter
+        return variables
+
     def _of_launcher(self) -> dict[str, str]:
         """Return the variables of a Ray program, and in one of them those of its workers."""
         storage = self._storage.uri
-        shared = {
-            program_main.STORAGE_VARIABLE: f"{storage}/{layout.RAY_FOLDER}",
+        path = {program_main.STORAGE_VARIABLE: f"{storage}/{layout.RAY_FOLDER}"}
+        needs = program_worker.needs_of(self._config, str(self._folder), self._settings["inputs"])
+        of_workers = {
+            **path,
             "RUN_NAME": self._storage.run_name,
             "RUN_URI": storage,
+            "RAY_ADDRESS": ray.get_runtime_context().gcs_address,  # else Ray's own actors look for a cluster
+            program_worker.NEEDS_VARIABLE: json.dumps(needs),
             **self._config.git,
             **self._config.variables,
         }
-        of_workers = {
-            **shared,
-            "RAY_ADDRESS": ray.get_runtime_context().gcs_address,  # else Ray's own actors look for a cluster
-            program_worker.CODE_VARIABLE: json.dumps(program_worker.code_of(self._config, str(self._folder))),
-        }
-        own = {
+        return {
+            **path,
             # Later than the run's driver ends the wait, so that Ray does not warn of it each minute.
             "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(self._config.worker_timeout + START_MARGIN_SECONDS),
+            CHANGE_FOLDER: "0",  # Ray Train's workers stay in the folder with the code
+            "RAY_DEDUP_LOGS": "0",  # a line of each rank is a line, though Ray finds them alike
             "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",  # a script's own runtime environment is merged, and wins
             "TORCHELASTIC_RESTART_COUNT": str(self._member.generation),
             JOB_VARIABLE: json.dumps(_job(of_workers)),
         }
-        users = {name: os.environ.get(name) for name in CALLBACK_VARIABLES}
-        callbacks = {
-            name: ",".join(filter(None, (users[name], reporter)))
-            for name, reporter in zip(CALLBACK_VARIABLES, REPORTERS, strict=True)
-        }
-        return {**shared, **own, **callbacks}
 
     def _tell(self, process: Process) -> None:
-        """Tell how the program is doing; one whose workers compute for hours without a word does not hang."""
-        if self._config.hang_timeout is None:
+        """Tell how the program is doing; one that waits, or whose workers compute without a word, does not hang."""
+        if self._config.hang_timeout is None or self._is_waiting():
             process.heard()
         super()._tell(process)
+
+    def _is_waiting(self) -> bool:
+        """Return whether the program waited for resources at the last look."""
+        if time.monotonic() - self._looked_at > LOOK_SECONDS:
+            self._looked_at, self._waits = time.monotonic(), bool(missing())
+        return self._waits
 
     def _write_metrics(self, is_last: bool = False) -> None:
         """Store the metrics, and the table of Ray Tune's trials."""

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -21,58 +22,67 @@ from ray_on_ecs.run.ray_private import (
 )
 from ray_on_ecs.tracking import layout
 
-# Tune's own numbers of a result, which nobody has reported.
+# Ray Tune's numbers about a result, which are not metrics of the program.
 OF_TUNE = ("pid", "timestamp", "iterations_since_restore", "time_since_restore", "time_this_iter_s", "time_total_s")
-_trainers = itertools.count()
+# Names that a record has for itself.
+RESERVED = ("step", "time", "trial")
+# The calls of `fit` in this process.
+_fits = itertools.count()
 
 
-def numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    """Return what is a number of a report."""
-    found = {
-        name: each for name, each in metrics.items() if isinstance(each, int | float) and not isinstance(each, bool)
-    }
-    return {name: float(value) for name, value in found.items() if math.isfinite(float(value))}
+def numbers_of(metrics: dict[str, Any] | None) -> dict[str, float]:
+    """Return the metrics that are finite numbers, by name."""
+    found = {name: value for name, value in (metrics or {}).items() if isinstance(value, Real) and name not in RESERVED}
+    return {name: float(each) for name, each in found.items() if not isinstance(each, bool) and math.isfinite(each)}
 
 
-def kept_reports(run_config: Any) -> tuple[dict[int, dict[str, Any]], int]:
+def kept_reports(run_config: Any) -> tuple[dict[int, dict[str, Any]], int] | None:
     """Return the metrics of the checkpoints that Ray Train has kept, by the number of their report from 1.
 
     Returns:
-        The metrics, and the number of reports until the last checkpoint; nothing and 0 for a new run.
+        The metrics, and the number of reports until the last checkpoint: nothing and 0 for a new run. None if they
+        can't be read, as in a storage that needs more than a path.
     """
-    filesystem, folder = open_filesystem(f"{run_config.storage_path}/{run_config.name}")
+    path = f"{run_config.storage_path}/{run_config.name}/{CHECKPOINT_MANAGER_SNAPSHOT_FILENAME}"
     try:
-        with filesystem.open_input_file(f"{folder}/{CHECKPOINT_MANAGER_SNAPSHOT_FILENAME}") as file:
+        filesystem = run_config.storage_filesystem
+        if filesystem is None:
+            filesystem, path = open_filesystem(path)
+        with filesystem.open_input_file(path) as file:
             snapshot = json.loads(file.read())
         reports = zip(snapshot["checkpoint_report_indices"], snapshot["checkpoint_results"], strict=True)
         return {index + 1: result["metrics"] for index, result in reports}, snapshot["current_report_index"]
-    except (OSError, ValueError, KeyError):
+    except FileNotFoundError:
         return {}, 0
+    except Exception:  # an error here would end the training
+        return None
 
 
 class TrainReporter(ControllerCallback, WorkerGroupCallback, ReportCallback):
     """Logs the metrics that rank 0 reports, each under the number of its report.
 
-    Ray Train calls it in the process of its controller, which is on the driver's node. Reports of a second trainer of
-    the program follow those of the first, without such a number.
+    Ray Train calls it in the process of its controller, which is on the driver's node. The reports of a trainer that is
+    not the first of the program, or whose storage can't be read, follow what there is, without such a number.
     """
 
     def __init__(self) -> None:
         self._folder = os.environ.get(sdk.FOLDER_VARIABLE)
-        self._is_first = next(_trainers) == 0
+        self._is_counted = next(_fits) == 0
         self._number = self._stored = 0
 
     def after_controller_start(self, train_run_context: Any) -> None:
         """Log the reports of the run's earlier part whose checkpoints are kept: it may have been killed before that."""
-        if self._is_first:
-            reports, self._stored = kept_reports(train_run_context.run_config)
-            for number, metrics in sorted(reports.items()):
-                self._log(number, metrics, again=True)
+        if not self._is_counted or (kept := kept_reports(train_run_context.run_config)) is None:
+            self._is_counted = False
+            return
+        reports, self._stored = kept
+        for number, metrics in sorted(reports.items()):
+            self._log(number, metrics, again=True)
 
     def before_worker_group_start(self, worker_group_context: Any) -> None:
         """Count from the last checkpoint, from which the workers start."""
         self._number = self._stored
-        if self._is_first:
+        if self._is_counted:
             self._report(self._stored)
 
     def after_report(self, training_report: Any, metrics: list[dict[str, Any]]) -> None:
@@ -83,8 +93,7 @@ class TrainReporter(ControllerCallback, WorkerGroupCallback, ReportCallback):
         self._log(self._number, metrics[0])
 
     def _log(self, number: int, metrics: dict[str, Any], *, again: bool = False) -> None:
-        values = {name: value for name, value in numbers(metrics).items() if name != "step"}
-        self._report(number if self._is_first else None, values, again=again)
+        self._report(number if self._is_counted else None, numbers_of(metrics), again=again)
 
     def _report(self, number: int | None, values: dict[str, float] | None = None, *, again: bool = False) -> None:
         if self._folder is not None:
@@ -97,38 +106,36 @@ class TuneReporter(Callback):
 
     def __init__(self) -> None:
         self._folder = os.environ.get(sdk.FOLDER_VARIABLE)
-        self._results = 0
-        self._trials: dict[str, dict[str, Any]] = {}
+        next(_fits)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         """Log a result."""
-        self._results += 1
-        shown = {name: value for name, value in numbers(result).items() if name not in OF_TUNE}
-        sdk.write_report(self._results, {"trial": float(trials.index(trial)), **shown})
-        self._note(trial)
+        sdk.write_report(None, {"trial": float(trials.index(trial)), **_of_trial(result)})
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Write the table."""
-        self._note(trial)
-        self._write()
+        self._write(trials)
 
     on_trial_error = on_trial_complete
 
     def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
         """Write the table."""
-        for trial in trials:
-            self._note(trial)
-        self._write()
+        self._write(trials)
 
-    def _note(self, trial: Any) -> None:
-        shown = {name: value for name, value in numbers(trial.last_result or {}).items() if name not in OF_TUNE}
-        self._trials[trial.trial_id] = {"status": trial.status, "config": trial.config, "metrics": shown}
+    def _write(self, trials: list[Any]) -> None:
+        if self._folder is None:
+            return
+        path = Path(self._folder, layout.TRIALS)
+        table = json.loads(path.read_text()) if path.exists() else {}  # of an earlier sweep of the program
+        for each in trials:
+            shown = _of_trial(each.last_result)
+            table[each.trial_id] = {"status": each.status, "config": each.config, "metrics": shown}
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(table, indent=2, default=str))
+        part.replace(path)
 
-    def _write(self) -> None:
-        if self._folder is not None:
-            path = Path(self._folder, layout.TRIALS)
-            part = path.with_suffix(".part")
-            part.write_text(json.dumps(self._trials, indent=2, default=str))
-            part.replace(path)
+
+def _of_trial(result: dict[str, Any] | None) -> dict[str, float]:
+    return {name: value for name, value in numbers_of(result).items() if name not in OF_TUNE}

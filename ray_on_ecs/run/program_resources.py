@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -14,13 +15,16 @@ from ray.exceptions import RayError
 from ray.util import placement_group_table
 from rich.console import Console
 
+from ray_on_ecs.errors import one_line
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.run.ray_cluster import describe_nodes, failover_of, instance_kind
+from ray_on_ecs.run.ray_cluster import describe_nodes, failover_of, instance_kind, other_jobs_wait
 from ray_on_ecs.run.ray_private import actors_of, jobs_of
 from ray_on_ecs.run.zone_failover import ZoneFailover
 from ray_on_ecs.tracking.cost import InstanceKind
 
 LOOK_SECONDS = 5.0
+# CPUs and GPUs by their names; a part of one is a number below 1.
+Needs = Counter[Any]
 WAITING = ("PENDING", "RESCHEDULING")
 
 
@@ -33,7 +37,7 @@ def instances() -> Counter[InstanceKind]:
         return Counter()
 
 
-def missing() -> Counter[str]:
+def missing() -> Needs:
     """Return what the program waits for, such as 2 GPUs, while it has no place at all; nothing if Ray is away."""
     try:
         groups = [*_placement_groups(_jobs())]
@@ -41,10 +45,10 @@ def missing() -> Counter[str]:
         return Counter()
     if not groups or any(group["state"] not in WAITING for group in groups):
         return Counter()
-    wanted: Counter[str] = Counter()
+    wanted: Needs = Counter()
     for group in groups:
         for bundle in group["bundles"].values():
-            wanted.update({kind: int(number) for kind, number in bundle.items() if kind in ("CPU", "GPU")})
+            wanted.update({kind: number for kind, number in bundle.items() if kind in ("CPU", "GPU")})
     return +wanted
 
 
@@ -62,13 +66,13 @@ class ProgramWatch:
 
     def __init__(
         self,
-        on_wait: Callable[[Counter[str]], None],
+        on_wait: Callable[[Needs], None],
         console: Console,
-        wanted: Callable[[], Counter[str]] = missing,
+        wanted: Callable[[], Needs] = missing,
     ) -> None:
         self._on_wait, self._console, self._wanted = on_wait, console, wanted
-        self._before: Counter[str] = Counter()
-        self._told: Counter[str] = Counter()
+        self._before: Needs = Counter()
+        self._told: Needs = Counter()
         self._failover: ZoneFailover | None = None
         self.waits_since: float | None = None
 
@@ -79,7 +83,14 @@ class ProgramWatch:
             yield
 
     def look(self) -> None:
-        """Look once."""
+        """Look once. A look that fails counts as one that finds nothing missing: the program may train."""
+        try:
+            self._look()
+        except Exception as cause:
+            self.waits_since = None
+            print(f"ray-on-ecs: what the program waits for is not known ({one_line(cause)})", flush=True)
+
+    def _look(self) -> None:
         now = self._wanted()
         if not now:
             self.waits_since = self._failover = None
@@ -90,24 +101,30 @@ class ProgramWatch:
             self._told = now
             self._on_wait(now)
         if now and self._told:
-            self._failover = self._failover or failover_of(self._console, now["GPU"] or 1, use_gpu=bool(now["GPU"]))
+            gpus = math.ceil(now["GPU"])
+            self._failover = self._failover or failover_of(self._console, gpus or 1, gpus > 0, _others_wait)
             if self._failover:
                 self._failover.look_if_due()
         self._before = now
 
     def shortage(self, seconds: float) -> str | None:
         """Return what the program has not got within so many seconds, or None if it need not wait any longer."""
-        if self.waits_since is None or time.monotonic() - self.waits_since < seconds:
+        since, failover, wanted = self.waits_since, self._failover, self._told  # another thread changes them
+        if since is None or not wanted or time.monotonic() - since < seconds:
             return None
-        lacking = self._failover.shortage if self._failover else ""
+        lacking = failover.shortage if failover else ""
         way_out = lacking or "ask for fewer workers in the program, or add nodes"
-        return f"the program waited {seconds:.0f} s for {describe(self._before)}, but {describe_nodes()}; {way_out}"
+        return f"the program waited {seconds:.0f} s for {describe(wanted)}, but {describe_nodes()}; {way_out}"
 
 
-def describe(wanted: Counter[str]) -> str:
+def describe(wanted: Needs) -> str:
     """Return resources in words: `2 GPUs and 4 CPUs`."""
     named = [f"{number:g} {kind}{'s' if number != 1 else ''}" for kind, number in sorted(wanted.items(), reverse=True)]
     return " and ".join(named)
+
+
+def _others_wait() -> bool:
+    return other_jobs_wait({*_jobs(), ray.get_runtime_context().get_job_id()})
 
 
 def _jobs() -> set[str]:

@@ -10,21 +10,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from ray_on_ecs import node_cache
-from ray_on_ecs.run import nccl_interface, program_main
+from ray_on_ecs.errors import one_line
+from ray_on_ecs.run import inputs, nccl_interface, program_main
 from ray_on_ecs.run.code import Code
 from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.run.packages import Requirements, Resolution
+from ray_on_ecs.tracking import layout
+from ray_on_ecs.tracking.storage import RunStorage
 
-# A JSON document in the environment of each worker process: see `code_of`.
-CODE_VARIABLE = "RAY_ON_ECS_CODE"
+# A JSON document in the environment of each worker process: see `needs_of`.
+NEEDS_VARIABLE = "RAY_ON_ECS_NEEDS"
 
 
-def code_of(config: ScriptConfig, folder: str) -> dict[str, Any]:
-    """Return what a worker process needs to find the user's code and packages.
+def needs_of(config: ScriptConfig, folder: str, sources: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a worker process needs, for a JSON document.
 
     Args:
         config: The run's settings.
         folder: The run's folder on the driver's node.
+        sources: Those of the inputs by name, as `inputs.fetch` takes them.
     """
     code = Code.of(config)
     return {
@@ -32,41 +39,55 @@ def code_of(config: ScriptConfig, folder: str) -> dict[str, Any]:
         "archive": code.archive,
         "links": {name: str(path) for name, path in code.links.items()},
         "folder": folder,
+        "beside": "" if config.module else os.path.dirname(config.command[0]),
+        "inputs": dict(sources),
         "requirements": config.requirements_in_folder,
         "variables": config.variables,
     }
 
 
 def set_up() -> None:
-    """Prepare this process; Ray calls it at the start of every worker process of the program."""
+    """Prepare this process; Ray calls it at the start of every worker process of the program.
+
+    Raises:
+        Exception: It can't be prepared. Ray ends it, and shows the line that is printed here.
+    """
+    try:
+        _set_up(json.loads(os.environ[NEEDS_VARIABLE]))
+    except Exception as cause:
+        print(f"ray-on-ecs: a worker of the program can't begin: {one_line(cause)}", file=sys.stderr, flush=True)
+        raise
+
+
+def _set_up(needs: Mapping[str, Any]) -> None:
     nccl_interface.use_route_to_head()
     program_main.use_run_folder()
-    known = json.loads(os.environ[CODE_VARIABLE])
-    folder = _code_folder(known)
-    os.chdir(folder)
-    if known["requirements"]:
-        _use_packages(folder, known)
+    folder = _code_folder(needs)
+    os.environ["RUN_DIR"] = str(folder)
+    if not ray.get_runtime_context().runtime_env.get("working_dir"):  # the program's own
+        os.chdir(folder)
+    for name, source in needs["inputs"].items():
+        os.environ[f"{inputs.VARIABLE_PREFIX}{name}"] = inputs.fetch(source)
+    if needs["requirements"]:
+        _use_packages(folder, needs)
     # Last, so that a user's queue.py does not hide Python's from Ray.
-    sys.path.append(str(folder))
+    sys.path += dict.fromkeys([str(folder / needs["beside"]), str(folder)])
 
 
-def _code_folder(known: Mapping[str, Any]) -> Path:
-    """Return the run's folder on the driver's node, and a copy of the code on another one."""
-    if (folder := Path(known["folder"])).is_dir():
+def _code_folder(needs: Mapping[str, Any]) -> Path:
+    """Return the run's folder on the driver's node, and a copy of the code for this run on another one."""
+    if (folder := Path(needs["folder"])).is_dir():
         return folder
-    code = Code(known["name"], known["archive"], {name: Path(path) for name, path in known["links"].items()})
-    return node_cache.cached("code", known["archive"], lambda place: code.place(place / code.name)) / code.name
+    code = Code(needs["name"], needs["archive"], {name: Path(path) for name, path in needs["links"].items()})
+    key = f"{os.environ['RUN_URI']} {code.archive}"
+    return node_cache.cached("code", key, lambda place: code.place(place / code.name)) / code.name
 
 
-def _use_packages(folder: Path, known: Mapping[str, Any]) -> None:
+def _use_packages(folder: Path, needs: Mapping[str, Any]) -> None:
     """Install the packages that the run has resolved, unless this node has them, and put them first."""
-    from ray_on_ecs.run.packages import Requirements, Resolution
-    from ray_on_ecs.tracking import layout
-    from ray_on_ecs.tracking.storage import RunStorage
-
     base, _, name = os.environ["RUN_URI"].rpartition("/")
     resolution = Resolution(**RunStorage.open(base, name).read_json(layout.PACKAGES))
-    python = Path(Requirements(folder, known["requirements"], known["variables"]).install(resolution))
+    python = Path(Requirements(folder, needs["requirements"], needs["variables"]).install(resolution))
     before = list(sys.path)
     for each in python.parent.parent.glob("lib/python*/site-packages"):
         site.addsitedir(str(each))

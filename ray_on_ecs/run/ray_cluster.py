@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -273,14 +273,14 @@ def instance_kind(labels: Mapping[str, str]) -> InstanceKind:
     return InstanceKind(labels.get(INSTANCE_LABELS["instance_type"]), labels.get(INSTANCE_LABELS["market"]))
 
 
-def other_jobs_wait() -> bool:
-    """Return whether another job waits for a placement group with GPUs."""
-    job_id = ray.get_runtime_context().get_job_id()
+def other_jobs_wait(own: Iterable[str] = ()) -> bool:
+    """Return whether another job than these, by default this driver's, waits for a placement group with GPUs."""
+    jobs = tuple(own) or (ray.get_runtime_context().get_job_id(),)
     table: dict[str, Any] = placement_group_table()
     return any(
         group["state"] in ("PENDING", "RESCHEDULING") and any(bundle.get("GPU") for bundle in group["bundles"].values())
         for key, group in table.items()
-        if not key.endswith(job_id)
+        if not key.endswith(jobs)
     )
 
 
@@ -387,20 +387,22 @@ def _describe_resources(nodes: list[Resources]) -> str:
     return f"the cluster has {len(nodes)} node{plural} with {cpus} CPUs and {gpus} GPUs"
 
 
-def failover_of(console: Console, num_workers: int, use_gpu: bool) -> ZoneFailover | None:
-    """Return what looks at EC2's instances for so many workers; None where no stack says which these are."""
+def failover_of(
+    console: Console, num_workers: int, use_gpu: bool, others_wait: Callable[[], bool] = other_jobs_wait
+) -> ZoneFailover | None:
+    """Return the watch over EC2's instances for so many workers; None where no stack says which these are."""
 
     def say(line: str) -> None:
         console.print(escape(f"ray-on-ecs: {line}"), highlight=False, soft_wrap=True)
 
     workers = read_workers()
     needed = _instances_needed(num_workers, use_gpu, workers) if workers else 0
-    return ZoneFailover(workers, needed, gpus_are_idle, other_jobs_wait, say) if workers else None
+    return ZoneFailover(workers, needed, gpus_are_idle, others_wait, say) if workers else None
 
 
 def _instances_needed(num_workers: int, use_gpu: bool, workers: Workers) -> int:
     """Return on how many instances so many workers fit: one for each GPU, and any number of them without GPUs."""
-    return math.ceil(num_workers / workers["gpus"]) if use_gpu else 1
+    return math.ceil(num_workers / (workers["gpus"] or 1)) if use_gpu else 1
 
 
 def _shortage_message(

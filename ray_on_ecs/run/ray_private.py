@@ -75,7 +75,11 @@ def jobs_of(pids: Container[int]) -> set[str]:
     """Return the IDs of Ray's jobs whose drivers have these process IDs on this node."""
     here = get_node_ip_address()
     table: list[dict[str, Any]] = state.job_table()
-    return {each["JobID"] for each in table if each["DriverPid"] in pids and each["DriverIPAddress"] == here}
+    return {each["JobID"] for each in table if _is_of(each, pids, here)}
+
+
+def _is_of(job: dict[str, Any], pids: Container[int], address: str) -> bool:
+    return job["DriverPid"] in pids and job["DriverIPAddress"] == address and not job["IsDead"]
 
 
 def actors_of(job: str) -> list[dict[str, Any]]:

@@ -212,7 +212,7 @@ class ScriptGroup:
         if self._ended_for == "failed":
             failure = describe(members, self._config.command[0])
             text = failure.words.text
-            what = failure.what + missed(text, self._config.left_out) + denied(text, self._config.storage_path)
+            what = failure.what + missed(text, self._config.left_out) + denied(text, self._config)
             return replace(failure, what=what, rank=None if self._config.driver else failure.rank)
         folder = self._decider.store_stacks({rank: each.stacks or "" for rank, each in members.items()})
         what = f"no progress for {self._config.hang_timeout or SILENT_SECONDS:g} s"
@@ -247,12 +247,12 @@ def missed(text: str, left_out: Sequence[str]) -> str:
     return "" if found is None else f"; {found} was left out of the upload, and --include '{found}' brings it"
 
 
-def denied(text: str, storage_path: str) -> str:
-    """Return where a script may write if its last words say that AWS refused it elsewhere, else nothing."""
-    if not re.search("ACCESS_DENIED|AccessDenied", text) or not storage_path.startswith("s3://"):
+def denied(text: str, config: ScriptConfig) -> str:
+    """Return what tasks may do if a script's last words say that AWS refused it, else nothing."""
+    if not re.search("ACCESS_DENIED|AccessDenied", text) or not config.storage_path.startswith("s3://"):
         return ""
-    bucket = "/".join(storage_path.split("/")[:3])
-    return f"; tasks may write {bucket}, and RUN_URI names the run's folder there; Ray's default is that folder, too"
+    default = ", where Ray's results are if the program names no storage_path" if config.driver else ""
+    return f"; tasks may write below {config.storage_path}{default}, and read the buckets of dataBuckets"
 
 
 def describe(members: WorkerStatuses, program: str) -> Failure:

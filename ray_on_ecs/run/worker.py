@@ -341,7 +341,7 @@ class ScriptWorker:
         variables = worker.variables([(each.host, each.port) for _, each in sorted(members.items())])
         if self._config.mpi:
             variables = {name: variables[name] for name in OF_EVERY_RANK}
-        return {**variables, **NOT_A_DRIVER}
+        return variables if self._config.no_driver else {**variables, **NOT_A_DRIVER}
 
     def _look_after(self, process: Process) -> None:
         """Look after the script until it has ended and all of its node have, or the driver wants it to end."""

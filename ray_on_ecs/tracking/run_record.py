@@ -203,7 +203,7 @@ class RunRecord:
     def _close(self, error: BaseException | None, say: Callable[[str], None]) -> None:
         if self._state is None or not self._is_ours():
             return
-        if self._state == "waiting" and isinstance(error, UsageError):  # refused: it is as if it had never begun
+        if self._monitor is None and isinstance(error, UsageError):  # refused: it is as if it had never begun
             self._put_back()
             return
         with self._lock:

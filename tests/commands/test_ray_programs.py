@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,15 @@ def typed(environment: dict[str, str], head: Head, tmp_path: Path) -> Iterator[S
         yield start
 
 
-def programs() -> list[psutil.Process]:
-    """The processes of Ray programs, without those that look after them."""
-    found = [(each, each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
-    return [
-        each for each, words in found if "ray_on_ecs.run.program_main" in words and supervisor.__file__ not in words
-    ]
+def programs(run_name: str) -> list[psutil.Process]:
+    """The processes of a run's Ray program, without those that look after them."""
+    found = []
+    for each in psutil.process_iter(["cmdline"]):
+        words = each.info["cmdline"] or []
+        with suppress(psutil.Error):
+            if "ray_on_ecs.run.program_main" in words and supervisor.__file__ not in words:
+                found += [each] if each.environ().get("RUN_NAME") == run_name else []
+    return found
 
 
 def test_a_program_that_is_killed_resumes_and_each_report_is_kept_once(
@@ -75,7 +79,7 @@ def test_a_program_that_is_killed_resumes_and_each_report_is_kept_once(
     hold.touch()
     process = typed("run", "--run-name", "program", "--env", f"HOLD={hold}", "train.py")
     until(lambda: process.poll() is not None or len(_metrics(run)) == 3)
-    for each in programs():
+    for each in programs("program"):
         each.send_signal(signal.SIGKILL)
     hold.unlink()
     out, err = process.communicate(timeout=SECONDS)
@@ -99,7 +103,7 @@ def test_a_program_that_is_stopped_is_interrupted(typed: Start, head: Head, tmp_
     process.communicate(timeout=SECONDS)
     assert process.returncode == 130
     assert json.loads((run / "status.json").read_text())["state"] == "interrupted"
-    assert not programs()
+    assert not programs("stopped")
 
 
 def test_a_program_that_is_started_on_every_worker_ends_with_a_line(typed: Start) -> None:

@@ -26,10 +26,7 @@ print(json.dumps([
 def test_the_run_is_rays_default(started: list[str], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "helper.py").touch()
-    (tmp_path / "queue.py").write_text("raise SystemExit('the user's own module')")
     variables = {**os.environ, "RAY_ON_ECS_RAY_STORAGE": "/runs/one/ray", "RUN_NAME": "one"}
-    if started[0] == "train.py":
-        (tmp_path / "queue.py").unlink()
     command = [sys.executable, "-P", "-m", "ray_on_ecs.run.program_main", *started, "--lr", "0.1"]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -39,3 +36,11 @@ def test_the_run_is_rays_default(started: list[str], tmp_path: Path) -> None:
     assert found[6][1:] == ["--lr", "0.1"]
     assert found[7] == "__main__"
     assert found[8] == str(tmp_path / "helper.py")
+
+
+def test_a_script_may_set_what_ray_reads_when_it_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys; print([each for each in sys.modules if each.startswith('ray.')])")
+    variables = {**os.environ, "RAY_ON_ECS_RAY_STORAGE": "/runs/one/ray", "RUN_NAME": "one"}
+    command = [sys.executable, "-P", "-m", "ray_on_ecs.run.program_main", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr

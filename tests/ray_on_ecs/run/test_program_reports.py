@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ray_on_ecs import sdk
@@ -20,7 +21,7 @@ WITHOUT, WITH = SimpleNamespace(checkpoint=None), SimpleNamespace(checkpoint="fo
 def of_this_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setenv("RUN_DIR", str(tmp_path))
-    monkeypatch.setattr(program_reports, "_trainers", iter(range(10)))
+    monkeypatch.setattr(program_reports, "_fits", iter(range(10)))
 
 
 def records(folder: Path, history: Any = ()) -> list[dict[str, Any]]:
@@ -36,7 +37,7 @@ def run_of(folder: Path, snapshot: dict[str, Any] | None) -> Any:
     (folder / "one").mkdir()
     if snapshot is not None:
         (folder / "one" / CHECKPOINT_MANAGER_SNAPSHOT_FILENAME).write_text(json.dumps(snapshot))
-    return SimpleNamespace(run_config=SimpleNamespace(storage_path=str(folder), name="one"))
+    return SimpleNamespace(run_config=SimpleNamespace(storage_path=str(folder), name="one", storage_filesystem=None))
 
 
 def test_each_report_is_a_record_under_its_number(tmp_path: Path) -> None:
@@ -44,7 +45,13 @@ def test_each_report_is_a_record_under_its_number(tmp_path: Path) -> None:
     reporter.after_controller_start(run_of(tmp_path, None))
     reporter.before_worker_group_start(None)
     for epoch in range(2):
-        metrics = {"epoch": epoch, "loss": math.nan if epoch else 0.5, "name": "text", "step": 700}
+        metrics = {
+            "epoch": np.int64(epoch),
+            "loss": math.nan if epoch else 0.5,
+            "name": "text",
+            "step": 700,
+            "ok": True,
+        }
         reporter.after_report(WITHOUT, [metrics, {"epoch": 99}])
     assert records(tmp_path) == [{"step": 1, "epoch": 0.0, "loss": 0.5}, {"step": 2, "epoch": 1.0}]
 
@@ -82,19 +89,41 @@ def test_a_second_trainer_follows_the_first(tmp_path: Path) -> None:
     assert records(tmp_path) == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}]
 
 
+@pytest.mark.parametrize("path", ["gs://bucket/runs", "hdfs://host/runs", "s3://bucket/runs?region=us-east-1"])
+def test_a_storage_that_can_not_be_read_ends_nothing(path: str, tmp_path: Path) -> None:
+    reporter = program_reports.TrainReporter()
+    config = SimpleNamespace(storage_path=path, name="one", storage_filesystem=None)
+    reporter.after_controller_start(SimpleNamespace(run_config=config))
+    reporter.before_worker_group_start(None)
+    reporter.after_report(WITHOUT, [{"loss": 2}])
+    assert [each["loss"] for each in records(tmp_path, [{"step": 1, "time": "", "loss": 1.0}])] == [1.0, 2.0]
+
+
 def test_the_trials_of_tune_are_records_and_a_table(tmp_path: Path) -> None:
     trials = [SimpleNamespace(trial_id=name, status="RUNNING", config={"lr": 0.1}, last_result={}) for name in "ab"]
     reporter = program_reports.TuneReporter()
     for number, trial in enumerate([*trials, trials[0]]):
-        trial.last_result = {"loss": number, "pid": 1, "done": False}
+        trial.last_result = {"loss": number, "pid": 1, "done": False, "step": 700, "time": 1, "trial": 9}
         reporter.on_trial_result(0, trials, trial, trial.last_result)
     trials[0].status = "TERMINATED"
     reporter.on_trial_complete(0, trials, trials[0])
-    assert [(each["step"], each["trial"], each["loss"]) for each in records(tmp_path)] == [
-        (1, 0, 0),
-        (2, 1, 1),
-        (3, 0, 2),
-    ]
+    found = [(each["step"], each["trial"], each["loss"]) for each in records(tmp_path)]
+    assert found == [(1, 0, 0), (2, 1, 1), (3, 0, 2)]
+    program_reports.TuneReporter().on_experiment_end(
+        [SimpleNamespace(trial_id="c", status="ERROR", config={}, last_result=None)]
+    )
     table = json.loads((tmp_path / "trials.json").read_text())
     assert table["a"] == {"status": "TERMINATED", "config": {"lr": 0.1}, "metrics": {"loss": 2.0}}
-    assert [*table] == ["a", "b"]
+    assert [*table] == ["a", "b", "c"]
+
+
+def test_a_sweep_and_a_trainer_after_it_add_to_what_there_is(tmp_path: Path) -> None:
+    before = [{"step": number, "time": "", "loss": number} for number in (1, 2)]  # of a program that was killed
+    sweep = program_reports.TuneReporter()
+    trial = SimpleNamespace(trial_id="a", status="RUNNING", config={}, last_result={})
+    sweep.on_trial_result(0, [trial], trial, {"loss": 3})
+    trainer = program_reports.TrainReporter()
+    trainer.after_controller_start(run_of(tmp_path, None))
+    trainer.before_worker_group_start(None)
+    trainer.after_report(WITHOUT, [{"loss": 4}])
+    assert [each["loss"] for each in records(tmp_path, before)] == [1, 2, 3, 4]

@@ -304,12 +304,18 @@ def test_a_file_that_was_left_out_is_named(text: str, hint: str | None) -> None:
 @pytest.mark.parametrize(
     ("text", "storage", "said"),
     [
-        ("OSError: AWS Error ACCESS_DENIED during PutObject", "s3://mine/runs", "; tasks may write s3://mine, and"),
-        ("ClientError: An error occurred (AccessDenied)", "s3://mine", "; tasks may write s3://mine, and"),
+        (
+            "OSError: AWS Error ACCESS_DENIED during PutObject",
+            "s3://mine/runs",
+            "; tasks may write below s3://mine/runs",
+        ),
+        ("ClientError: An error occurred (AccessDenied)", "s3://mine", "; tasks may write below s3://mine, and"),
         ("OSError: AWS Error ACCESS_DENIED during PutObject", "results", ""),
         ("ValueError: denied", "s3://mine/runs", ""),
     ],
 )
 def test_a_bucket_that_refuses_is_explained(text: str, storage: str, said: str) -> None:
-    assert denied(text, storage).startswith(said)
-    assert bool(denied(text, storage)) == bool(said)
+    config = ScriptConfig(command=("train.py",), storage_path=storage)
+    assert denied(text, config).startswith(said)
+    assert bool(denied(text, config)) == bool(said)
+    assert ("Ray's results" in denied(text, replace(config, driver=True))) == bool(said)
