@@ -88,7 +88,7 @@ def test_a_program_that_is_killed_resumes_and_each_report_is_kept_once(
     assert "begins from 0" in out
     assert "begins from 3" in out, "Ray Train finds its checkpoints under the run's name"
     assert [(each["step"], each["epoch"]) for each in _metrics(run)] == [(number + 1, number) for number in range(6)]
-    assert (run / "files" / "done.txt").read_text() == "program"
+    assert (run / "files" / "code" / "done.txt").read_text() == "program"
     assert list(run.glob("ray/ray_train_run-program/checkpoint_*/epoch.json"))
     assert json.loads((run / "status.json").read_text())["state"] == "finished"
 

@@ -1,14 +1,13 @@
 """The storage and the data of the program on Ray Train."""
 
 import argparse
+import struct
 from pathlib import Path
 
 import pytest
 import torch
 
-from bench import fashion_variant
 from training import ray_train_ddp
-from training.recipes.images.dataset import Dataset, Split
 
 
 @pytest.mark.parametrize(
@@ -43,8 +42,13 @@ def test_data_without_network(data: str, numbers: tuple[int, int]) -> None:
 
 def test_fashion_mnist_is_read_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchvision.datasets.FashionMNIST.mirrors", ["http://127.0.0.1:9/"])
-    split = Split(torch.zeros(20, 1, 28, 28, dtype=torch.uint8), torch.arange(20) % 10)
-    fashion_variant.write(Dataset.from_splits("tiny", split, split, classes=10), tmp_path)
+    raw = tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part in ("train", "t10k"):  # http://yann.lecun.com/exdb/mnist has the format
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(
+            struct.pack(">BBBBIII", 0, 0, 8, 3, 20, 28, 28) + bytes(20 * 784)
+        )
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">BBBBI", 0, 0, 8, 1, 20) + bytes([*range(10)] * 2))
     args = argparse.Namespace(synthetic=None, data_dir=str(tmp_path))
     data = ray_train_ddp.choose_data(argparse.ArgumentParser(), args)
     assert data == "fashion-mnist"
