@@ -1,9 +1,11 @@
-"""A script as a job of the cluster: code and packages reach the workers, and a rank that dies is no end.
+"""Scripts as jobs of the cluster: code and packages reach the workers, and a rank that dies is no end.
 
-This one needs a package, and an MPI between containers; tests/commands/test_launch.py has one of torchrun's.
+One needs a package, and an MPI between containers; tests/commands/test_launch.py has one of torchrun's. The other is a
+Ray program, whose workers are on other nodes than its driver.
 """
 
 import json
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +28,25 @@ for folder in pathlib.Path("/proc").glob("[0-9]*"):
     if sys.argv[1].encode() in command and b"PMIX_RANK=1" in given and b"-S" not in command:
         os.kill(int(folder.name), signal.SIGKILL)
         print(folder.name)
+"""
+
+# A module beside it must be found by its workers; no storage path and no name.
+PROGRAM = """
+import os, socket, tempfile
+import ray.train
+from ray.train.torch import TorchTrainer
+import words
+
+def train():
+    rank = ray.train.get_context().get_world_rank()
+    print(words.SAID, rank, "on", socket.gethostname(), "in", os.path.basename(os.getcwd()), flush=True)
+    for epoch in range(2):
+        with tempfile.TemporaryDirectory() as folder:
+            open(os.path.join(folder, "model.pt"), "w").write(str(epoch))
+            checkpoint = ray.train.Checkpoint.from_directory(folder) if rank == 0 else None
+            ray.train.report({"loss": 1 / (epoch + 1)}, checkpoint=checkpoint)
+
+TorchTrainer(train, scaling_config=ray.train.ScalingConfig(num_workers=2)).fit()
 """
 
 
@@ -62,3 +83,20 @@ def test_a_script_goes_on_after_a_rank_was_killed(cluster: Cluster, wheels: str,
     assert cluster.keys("runs/mpi/") >= {"files/sums.json", "metrics.jsonl", "curves.png", "result.json"}
     assert json.loads(cluster.read("runs/mpi/result.json"))["hardware"]["workers"] == 2
     assert len(cluster.read("runs/mpi/metrics.jsonl").splitlines()) > 90
+
+
+def test_a_ray_program_trains_on_the_other_nodes(cluster: Cluster, code: Path) -> None:
+    folder = code / "program"
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(PROGRAM)
+    (folder / "words.py").write_text("SAID = 'rank'\n")
+    command = ["ray-on-ecs", "run", f"--working-dir={CODE}", "--run-name=ray", "program/train.py"]
+    done = cluster.engine.run("exec", cluster.head, *command, check=False, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "train.py:18 calls TorchTrainer: a Ray program" in done.stderr
+    hosts = re.findall(r"rank \d on (\S+) in code", done.stdout)
+    assert len(set(hosts)) == 2, done.stdout
+    kept = cluster.keys("runs/ray/")
+    assert kept >= {"metrics.jsonl", "result.json", "report.html"}
+    assert sum(name.startswith("ray/ray_train_run-ray/checkpoint_") for name in kept) == 2, kept
+    assert [json.loads(line)["step"] for line in cluster.read("runs/ray/metrics.jsonl").splitlines()] == [1, 2]
