@@ -93,7 +93,7 @@ def test_a_ray_program_trains_on_the_other_nodes(cluster: Cluster, code: Path) -
     command = ["ray-on-ecs", "run", f"--working-dir={CODE}", "--run-name=ray", "program/train.py"]
     done = cluster.engine.run("exec", cluster.head, *command, check=False, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "train.py:18 calls TorchTrainer: a Ray program" in done.stderr
+    assert "train.py:16 calls TorchTrainer: a Ray program" in done.stderr
     hosts = re.findall(r"rank \d on (\S+) in code", done.stdout)
     assert len(set(hosts)) == 2, done.stdout
     kept = cluster.keys("runs/ray/")
