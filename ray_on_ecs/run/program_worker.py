@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import ray
-
 from ray_on_ecs import node_cache
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.run import inputs, nccl_interface, program_main
@@ -23,6 +21,8 @@ from ray_on_ecs.tracking.storage import RunStorage
 
 # A JSON document in the environment of each worker process: see `needs_of`.
 NEEDS_VARIABLE = "RAY_ON_ECS_NEEDS"
+# Where Ray has started a process if the program gave it a working_dir. (Ray's context, which would tell, is not ready.)
+WORKING_DIRS = "working_dir_files"
 
 
 def needs_of(config: ScriptConfig, folder: str, sources: Mapping[str, str]) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _set_up(needs: Mapping[str, Any]) -> None:
     program_main.use_run_folder()
     folder = _code_folder(needs)
     os.environ["RUN_DIR"] = str(folder)
-    if not ray.get_runtime_context().runtime_env.get("working_dir"):  # the program's own
+    if WORKING_DIRS not in Path.cwd().parts:
         os.chdir(folder)
     for name, source in needs["inputs"].items():
         os.environ[f"{inputs.VARIABLE_PREFIX}{name}"] = inputs.fetch(source)
