@@ -30,11 +30,11 @@ NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 # Settings of the number of workers, and those that a Ray program has no use for, with the reason.
 WORKERS = ("num_workers", "nnodes", "nproc_per_node")
 WITHOUT_DRIVER = {
-    **dict.fromkeys(WORKERS, "a Ray program says itself how many workers it starts, as in ScalingConfig"),
-    "device": "a Ray program says itself whether its workers have GPUs",
-    "mpi": "a script is started by mpirun, or is a Ray program",
-    "no_python": "a Ray program is run by Python",
-    "no_driver": "one says the opposite of the other",
+    **dict.fromkeys(WORKERS, "sets its number of workers itself, as in ScalingConfig(num_workers=...)"),
+    "device": "says itself whether its workers have GPUs",
+    "mpi": "is not started by mpirun",
+    "no_python": "is run by Python",
+    "no_driver": "is what --driver is for",
 }
 # torchrun's words for "as many as there are devices".
 EVERY_DEVICE = ("auto", "gpu", "cpu")
@@ -280,7 +280,7 @@ class ScriptConfig(RunConfig):
             if name in WORKERS and str(getattr(self, name)) == os.environ.get(environment_variable(name)):
                 object.__setattr__(self, name, None)
             else:
-                raise UsageError(f"{flag(name)}: can't be given with --driver; {why}")
+                raise UsageError(f"{flag(name)}: leave it out; a Ray program {why}")
 
     def _check_torchrun_flags(self) -> None:
         if self.nnodes is None and self.nproc_per_node is None:

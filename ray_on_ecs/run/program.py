@@ -16,6 +16,7 @@ from typing import Any
 
 import ray
 
+from ray_on_ecs.command import RAY_SETTINGS
 from ray_on_ecs.config import JOB_VARIABLE
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.run import program_main, program_worker
@@ -89,6 +90,7 @@ class RayProgram(ScriptWorker):
             **self._config.variables,
         }
         return {
+            **RAY_SETTINGS,
             **path,
             # Later than the run's driver ends the wait, so that Ray does not warn of it each minute.
             "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(self._config.worker_timeout + START_MARGIN_SECONDS),

@@ -91,7 +91,10 @@ def test_results_in_the_folder_are_not_code(project: Path, name: str) -> None:
     first = store(config_of(project), storage)
     (project / name / "mine").mkdir()
     (project / name / "mine" / "model.pt").write_text("1")
-    assert store(config_of(project), storage).code == first.code
+    said: list[str] = []
+    assert store(config_of(project), storage, said.append).code == first.code
+    assert name not in "".join(said), "the user did not ask for them to be taken"
+    assert "cache/" in "".join(said)
 
 
 def test_the_name_of_a_folder_may_have_any_character(tmp_path: Path, project: Path) -> None:

@@ -65,14 +65,14 @@ def test_other_settings_overrule_the_source(flags: list[str], tmp_path: Path) ->
 
 def test_a_number_of_workers_is_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text(TRAINER)
-    line = r"--num-workers: can't be given with --driver; .*ScalingConfig \(s.py:3 calls TorchTrainer: .*--no-driver"
+    line = r"--num-workers: leave it out; a Ray program sets .* \(s.py:3 calls TorchTrainer: .*--no-driver"
     with pytest.raises(UsageError, match=line):
         with_driver(config(tmp_path, "--num-workers=2", "s.py"))
 
 
 @pytest.mark.parametrize("flags", [["--num-workers=2"], ["--nnodes=2"], ["--mpi"], ["--no-python"], ["--no-driver"]])
 def test_a_setting_that_a_ray_program_has_no_use_for_is_refused(flags: list[str]) -> None:
-    with pytest.raises(UsageError, match="can't be given with --driver"):
+    with pytest.raises(UsageError, match="leave it out; a Ray program"):
         parse(ScriptConfig, ["--driver", *flags, "s.py"], {})
 
 
