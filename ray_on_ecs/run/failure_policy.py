@@ -248,7 +248,7 @@ class FailurePolicy:
             return Raise(TrainingError, f"{failure}{f' ({times} failures without progress in between)' * (times > 1)}")
         if len(self._failed_at) > FAILURES_A_DAY:
             return Raise(TrainingError, f"{failure} ({len(self._failed_at)} failures within 24 hours)")
-        return Restart(f"failure {self._without_progress} without progress, --max-restarts is {self.max_restarts}")
+        return Restart(f"failure {self._without_progress} in a row, --max-restarts is {self.max_restarts}")
 
     def _is_mistake(self, failure: Failure) -> bool:
         if failure.status == USAGE_STATUS or failure.status in COMMAND_STATUSES:

@@ -148,7 +148,7 @@ def test_workers_that_die_while_they_start_are_started_again(
         ended |= {each.pid for each in workers}
     assert run.finish() == 0, run.log
     assert run.has_weights_of(uninterrupted)
-    assert "restarting from the beginning (failure 2 without progress, --max-restarts is 3)" in run.log
+    assert "restarting from the beginning (failure 2 in a row, --max-restarts is 3)" in run.log
 
 
 def test_a_run_loses_nothing_with_its_run_state_actor(
