@@ -3,7 +3,7 @@
 usage: python training/ray_train_ddp.py [BUCKET | s3://BUCKET/PREFIX | ./FOLDER] [--name NAME] [--epochs N] ...
 
 In a shell on the Ray head it trains on the cluster's GPUs, with the stack's bucket as its argument; on a laptop it
-starts a Ray of its own. The same command with the same --name resumes from the last checkpoint. The file stands alone:
+starts Ray itself. The same command with the same --name resumes from the last checkpoint. The file stands alone:
 copy it and change it.
 """
 
@@ -67,13 +67,13 @@ def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
 
 
 def check_bucket(parser: argparse.ArgumentParser, uri: str) -> None:
-    """End with one line if there is no such bucket."""
+    """End with one line if the bucket does not exist."""
     from pyarrow.fs import FileSystem, FileType
 
     try:
         filesystem, path = FileSystem.from_uri(uri)
         if filesystem.get_file_info(path.partition("/")[0]).type is FileType.NotFound:
-            parser.error(f"{uri}: there is no such bucket")
+            parser.error(f"{uri}: this bucket does not exist")
     except (OSError, ValueError) as error:
         parser.error(f"{uri}: {str(error).splitlines()[0]}")
 
@@ -143,7 +143,7 @@ def train(config: dict[str, Any]) -> None:
     place = f"GPU{device.index}" if device.type == "cuda" else "CPU"
     train_data, test_data = load(config)
     loader = prepare_data_loader(DataLoader(train_data, config["batch_size"], shuffle=True))
-    # Each worker tests a share of its own; a DistributedSampler would repeat images to make the shares equal.
+    # Each worker tests a separate share; a DistributedSampler would repeat images to make the shares equal.
     share = Subset(test_data, range(rank, len(test_data), workers))
     test_loader = prepare_data_loader(DataLoader(share, config["batch_size"]), add_dist_sampler=False)
 

@@ -125,7 +125,7 @@ class Cluster(ABC):
         name: What errors call it.
         storage_path: Where its runs are, seen from here.
         typed: The flag that names it, with a space before it, if one was typed.
-        typed_path: The storage path if that was typed, which other commands are told by a variable.
+        typed_path: The storage path if it was typed; hints name it in a variable.
         start_seconds: How long to wait for its head.
     """
 

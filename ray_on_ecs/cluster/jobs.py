@@ -118,8 +118,8 @@ def submission_of_script(arguments: Sequence[str]) -> Submission:
     """
     config = parse(ScriptConfig, arguments).resolve_defaults()
     config.check_files()
-    typed = with_driver(parse(ScriptConfig, arguments, {}))
     config = with_driver(config)
+    typed = replace(parse(ScriptConfig, arguments, {}), driver=config.driver)
     named = {"run_name": config.run_name, "working_dir": str(config.folder)}
     script = replace(typed, **named, requirements=config.requirements_in_folder)
     workers = config.workers[0] if config.workers else 0

@@ -12,7 +12,6 @@ import os
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ from ray_on_ecs.run import failure_report, program_resources, ray_cluster, worke
 from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart
 from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.run.preemption import PREEMPTED
-from ray_on_ecs.run.program_resources import ProgramWatch
+from ray_on_ecs.run.program_resources import Needs, ProgramWatch
 from ray_on_ecs.run.ray_cluster import WorkerAllocation
 from ray_on_ecs.run.ray_private import START_TIMEOUT, Trainer
 from ray_on_ecs.run.script_group import POLL_SECONDS, Decider, ScriptGroup
@@ -199,7 +198,7 @@ class Attempts:
     def _program(self) -> ProgramWatch:
         return ProgramWatch(self._say_waiting, self.console)
 
-    def _say_waiting(self, wanted: Counter[str]) -> None:
+    def _say_waiting(self, wanted: Needs) -> None:
         self.record.note_waiting(bool(wanted))
         if wanted:
             what = program_resources.describe(wanted)
@@ -325,12 +324,12 @@ class Attempts:
         """
         return MIN_START_SECONDS if allocation.limits else max(self.config.worker_timeout, MIN_START_SECONDS)
 
-    def _trainer(self, folder: str, settings: Mapping[str, Any], allocation: WorkerAllocation) -> Trainer:
+    def _trainer(self, folder: str, settings: dict[str, Any], allocation: WorkerAllocation) -> Trainer:
         """Ray Train with the run's workers; the restart policy is ours, and the workers save what they need."""
         os.environ[START_TIMEOUT] = str(self._start_seconds(allocation))
         return Trainer(
             self.train_function.function,
-            train_loop_config={**settings},
+            train_loop_config=settings,
             backend_config=self.train_function.backend,
             scaling_config=ScalingConfig(
                 num_workers=allocation.limits or allocation.num_workers,

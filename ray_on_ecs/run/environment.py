@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ray_on_ecs.run.worker_rank import WorkerRank
+
 # What is the same on all ranks, and of use where something else than torchrun's variables tells the ranks.
 OF_EVERY_RANK = ("MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
 
@@ -31,16 +33,11 @@ def without_ray(variables: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True)
-class WorkerEnvironment:
+@dataclass(frozen=True, kw_only=True)
+class WorkerEnvironment(WorkerRank):
     """The ranks of one process and the sizes of its run, as environment variables.
 
     Attributes:
-        rank: Its rank among all processes.
-        world_size: The number of all processes.
-        local_rank: Its rank among the processes of its node.
-        local_world_size: The number of these.
-        node_rank: The rank of its node.
         nodes: The number of nodes.
         run_name: The run's name.
         attempt: How often the processes have been started again.
@@ -48,11 +45,6 @@ class WorkerEnvironment:
         threads: The CPU threads that it may use.
     """
 
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
     nodes: int
     run_name: str
     attempt: int

@@ -12,7 +12,7 @@ TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 EXCEPTION = re.compile(r"([^\W\d][\w.]*)(: |$)")
 # The same where no header of a traceback stands before it, as with the SyntaxError of the script itself.
 NAMED_ERROR = re.compile(r"([\w.]*(?:Error|Exception|Interrupt))(: |$)")
-# An error of Ray's own, about one in another process.
+# Errors of Ray that report an error in another process.
 OF_RAY = ("ray.exceptions.", "ray.train.", "ray.tune.")
 FRAME = re.compile(r'^\s+File "(.+)", line (\d+)(?:, in | in |$)(.*)')
 TRACEBACK = "Traceback (most recent call last)"

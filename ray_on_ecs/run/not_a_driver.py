@@ -3,8 +3,7 @@
 import os
 import sys
 
-# Where --driver was meant; the status of a user's mistake.
-USAGE_STATUS = 2
+from ray_on_ecs.errors import UsageError
 
 print(
     "ray-on-ecs: this script starts workers itself, by Ray Train or Ray Tune, and each worker would start as many; "
@@ -12,4 +11,4 @@ print(
     file=sys.stderr,
     flush=True,
 )
-os._exit(USAGE_STATUS)
+os._exit(UsageError.exit_status)

@@ -30,7 +30,6 @@ from ray_on_ecs.tracking.storage import RunStorage
 
 # The metrics of Ray Train and Ray Tune: Ray creates these classes in `fit`.
 REPORTERS = ("ray_on_ecs.run.program_reports.TrainReporter", "ray_on_ecs.run.program_reports.TuneReporter")
-
 START_MARGIN_SECONDS = 60.0
 
 
@@ -57,7 +56,7 @@ def newest_checkpoint(storage: RunStorage) -> tuple[str, datetime] | None:
 
 
 class RayProgram(ScriptWorker):
-    """The run's driver as the only worker: it runs the program, which starts its own workers."""
+    """The run's driver in the place of a worker: it runs the program, which starts the workers."""
 
     _trials = ""
     _looked_at, _waits = -math.inf, False
@@ -127,7 +126,7 @@ class RayProgram(ScriptWorker):
             print(f"the trials could not be stored, and will be tried again ({one_line(cause)})", flush=True)
 
     def _hardware(self) -> dict[str, Any] | None:
-        """Return None: the program has its own workers."""
+        """Return None: the program starts the workers."""
         return None
 
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
 import psutil
 import ray
 from ray.exceptions import RayError
-from ray.util import placement_group_table
 from rich.console import Console
 
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.run.ray_cluster import describe_nodes, failover_of, instance_kind, other_jobs_wait
+from ray_on_ecs.run.ray_cluster import describe_nodes, failover_of, instances_of, other_jobs_wait, placement_groups
 from ray_on_ecs.run.ray_private import actors_of, jobs_of
 from ray_on_ecs.run.zone_failover import ZoneFailover
 from ray_on_ecs.tracking.cost import InstanceKind
@@ -31,8 +30,7 @@ WAITING = ("PENDING", "RESCHEDULING")
 def instances() -> Counter[InstanceKind]:
     """Return the number of instances of each kind on which the program has places or actors; none if Ray is away."""
     try:
-        labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
-        return Counter(instance_kind(labels.get(node, {})) for node in _nodes(_jobs()))
+        return instances_of(_nodes(_jobs()))
     except (RayError, RuntimeError, ValueError):
         return Counter()
 
@@ -40,7 +38,7 @@ def instances() -> Counter[InstanceKind]:
 def missing() -> Needs:
     """Return what the program waits for, such as 2 GPUs, while it has no place at all; nothing if Ray is away."""
     try:
-        groups = [*_placement_groups(_jobs())]
+        groups = placement_groups(_jobs()).values()
     except (RayError, RuntimeError, ValueError):
         return Counter()
     if not groups or any(group["state"] not in WAITING for group in groups):
@@ -132,14 +130,9 @@ def _jobs() -> set[str]:
     return jobs_of({each.pid for each in psutil.Process().children(recursive=True)})
 
 
-def _placement_groups(jobs: set[str]) -> Iterator[dict[str, Any]]:
-    table: dict[str, Any] = placement_group_table()
-    for key, group in table.items():
-        if key.endswith(tuple(jobs)) and group["state"] != "REMOVED":
-            yield group
-
-
 def _nodes(jobs: set[str]) -> set[str]:
-    places = {node for group in _placement_groups(jobs) for node in group["bundles_to_node_id"].values() if node}
+    places = {
+        node for group in placement_groups(jobs).values() for node in group["bundles_to_node_id"].values() if node
+    }
     actors = [each for job in jobs for each in actors_of(job) if each["State"] == "ALIVE"]
     return places | {each["Address"]["NodeID"] for each in actors}

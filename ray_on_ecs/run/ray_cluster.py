@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -222,7 +222,7 @@ def zone_failover(console: Console, allocation: WorkerAllocation) -> Generator[N
 def has_places() -> bool:
     """Return whether this driver's job has places for workers; False if Ray does not answer."""
     try:
-        return any(group["state"] == "CREATED" for group in _placement_groups().values())
+        return any(group["state"] == "CREATED" for group in placement_groups().values())
     except (RayError, RuntimeError, ValueError):
         return False
 
@@ -234,7 +234,7 @@ def _is_waiting() -> bool:
     nodes may still run on the others.
     """
     try:
-        return all(group["state"] == "PENDING" for group in _placement_groups().values())
+        return all(group["state"] == "PENDING" for group in placement_groups().values())
     except (RayError, RuntimeError, ValueError):
         return False
 
@@ -244,17 +244,22 @@ def release_workers() -> None:
 
     The group of a controller that died keeps its CPUs and GPUs as long as the driver lives.
     """
-    for group_id in _placement_groups():
+    for group_id in placement_groups():
         remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group_id)))
 
 
 def instances_with_workers() -> Counter[InstanceKind]:
     """Return on how many instances of each kind this driver's job has a place; none if the cluster doesn't answer."""
     try:
-        labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
-        return Counter(instance_kind(labels.get(node, {})) for node in {node for node, _ in _places()})
+        return instances_of({node for node, _ in _places()})
     except (RayError, RuntimeError, ValueError):
         return Counter()
+
+
+def instances_of(node_ids: Iterable[str]) -> Counter[InstanceKind]:
+    """Return the number of instances of each kind that these nodes are."""
+    labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
+    return Counter(instance_kind(labels.get(node, {})) for node in node_ids)
 
 
 def may_start_helpers() -> bool:
@@ -273,9 +278,9 @@ def instance_kind(labels: Mapping[str, str]) -> InstanceKind:
     return InstanceKind(labels.get(INSTANCE_LABELS["instance_type"]), labels.get(INSTANCE_LABELS["market"]))
 
 
-def other_jobs_wait(own: Iterable[str] = ()) -> bool:
+def other_jobs_wait(own: Collection[str] | None = None) -> bool:
     """Return whether another job than these, by default this driver's, waits for a placement group with GPUs."""
-    jobs = tuple(own) or (ray.get_runtime_context().get_job_id(),)
+    jobs = _suffixes(own)
     table: dict[str, Any] = placement_group_table()
     return any(
         group["state"] in ("PENDING", "RESCHEDULING") and any(bundle.get("GPU") for bundle in group["bundles"].values())
@@ -304,16 +309,22 @@ def gpus_are_idle() -> bool:
 
 def _places() -> Iterator[tuple[str, Resources]]:
     """Yield the nodes on which this driver's job has places, each with the resources that it holds there."""
-    for group in _placement_groups().values():
+    for group in placement_groups().values():
         for index, node in group["bundles_to_node_id"].items():
             if node:
                 yield node, group["bundles"][index]
 
 
-def _placement_groups() -> dict[str, Any]:
-    job_id = ray.get_runtime_context().get_job_id()
+def placement_groups(jobs: Collection[str] | None = None) -> dict[str, Any]:
+    """Return Ray's table of the placement groups of these jobs, by default this driver's, without those removed."""
+    suffixes = _suffixes(jobs)
     table: dict[str, Any] = placement_group_table()
-    return {key: group for key, group in table.items() if key.endswith(job_id) and group["state"] != "REMOVED"}
+    return {key: group for key, group in table.items() if key.endswith(suffixes) and group["state"] != "REMOVED"}
+
+
+def _suffixes(jobs: Collection[str] | None) -> tuple[str, ...]:
+    """Return the ends of the IDs of these jobs' placement groups."""
+    return (ray.get_runtime_context().get_job_id(),) if jobs is None else tuple(jobs)
 
 
 def allocate_workers(config: RunConfig, nodes: list[Resources]) -> WorkerAllocation | None:

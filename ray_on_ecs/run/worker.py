@@ -12,7 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -327,11 +327,7 @@ class ScriptWorker:
         """Return the variables of a worker of torchrun, and what ends a Ray program that is started on every worker."""
         members = self._members
         worker = WorkerEnvironment(
-            rank=self._rank,
-            world_size=self._world_size,
-            local_rank=self._local_rank,
-            local_world_size=self._place.local_world_size,
-            node_rank=self._node_rank,
+            **asdict(self._place),
             nodes=len({each.node_rank for each in members.values()}),
             run_name=self._storage.run_name,
             attempt=self._member.generation,

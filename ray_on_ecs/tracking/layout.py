@@ -4,7 +4,7 @@ SETTINGS = "config.json"
 METRICS = "metrics.jsonl"
 # In S3 what is to be added to it while a script runs.
 METRICS_PARTS = "metrics"
-# What Ray Train and Ray Tune store of a Ray program.
+# The files that Ray Train and Ray Tune store for a Ray program.
 RAY_FOLDER = "ray"
 # Its trials of Ray Tune, with their parameters and last metrics.
 TRIALS = "trials.json"

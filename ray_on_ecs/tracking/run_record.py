@@ -141,7 +141,7 @@ class RunRecord:
         Args:
             monitor: Knows how far it is.
             hours: The hours of its instances so far, which go on.
-            workers: How many workers it has; None if a Ray program starts its own.
+            workers: How many workers it has; None if a Ray program starts them.
         """
         self._monitor, self._hours, self._workers = monitor, hours, workers
         with self._updating("training"), self._log.storing():

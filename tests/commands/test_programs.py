@@ -54,7 +54,7 @@ def run(program: str, *arguments: str, variables: dict[str, str]) -> str:
         (DDP, ["--lr=nan"], "argument --lr: nan is not positive"),
         (DDP, ["--name=a/b"], "argument --name: 'a/b'"),
         (DDP, ["Results"], "write a folder as ./Results"),
-        (DDP, ["s3://no-such-bucket-of-ours", "--synthetic"], "s3://no-such-bucket-of-ours: there is no such bucket"),
+        (DDP, ["s3://missing-bucket", "--synthetic"], "s3://missing-bucket: this bucket does not exist"),
         (DDP, ["--data-dir=/nowhere"], "argument --data-dir: Fashion-MNIST is not in /nowhere/FashionMNIST/raw"),
         (PREPROCESS, ["--batch-size=0"], "argument --batch-size: 0 is not at least 1"),
         (PREPROCESS, ["--images=/nowhere"], "argument --images:"),

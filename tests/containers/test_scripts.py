@@ -1,4 +1,4 @@
-"""Scripts as jobs of the cluster: code and packages reach the workers, and a rank that dies is no end.
+"""Scripts as jobs of the cluster: code and packages reach the workers, and the run survives the death of a rank.
 
 One needs a package, and an MPI between containers; tests/commands/test_launch.py has one of torchrun's. The other is a
 Ray program, whose workers are on other nodes than its driver.

@@ -1,4 +1,4 @@
-"""What the preprocessing program makes of a batch, and of a folder."""
+"""The batches and the class folders of the preprocessing program."""
 
 from pathlib import Path
 
