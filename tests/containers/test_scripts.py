@@ -98,6 +98,7 @@ def test_a_ray_program_trains_on_the_other_nodes(cluster: Cluster, code: Path) -
     assert len(set(hosts)) == 2, done.stdout
     kept = cluster.keys("runs/ray/")
     assert kept >= {"metrics.jsonl", "result.json", "report.html"}
-    checkpoints = {name.split("/")[2] for name in kept if name.startswith("ray/ray_train_run-ray/checkpoint_")}
+    matches = (re.match(r"ray/ray_train_run-ray/(checkpoint_[^/]+)/", name) for name in kept)
+    checkpoints = {match[1] for match in matches if match}
     assert len(checkpoints) == 2, kept
     assert [json.loads(line)["step"] for line in cluster.read("runs/ray/metrics.jsonl").splitlines()] == [1, 2]
