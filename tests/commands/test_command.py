@@ -15,6 +15,7 @@ from tests.commands.conftest import Run
 from tests.commands.head import Head
 from training.recipes.images.models import resnet18_classifier
 
+pytestmark = pytest.mark.fault
 Train = Callable[..., Run]
 TINY = ("--model", "own:build", "--dataset", "synthetic", "--samples", "256")
 

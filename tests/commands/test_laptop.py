@@ -67,6 +67,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.fault
 def test_a_connection_that_is_cut_or_leads_nowhere_is_made_again_and_each_line_is_shown_once(
     laptop: Callable[..., subprocess.Popen[str]], head: Head, hold: Path
 ) -> None:

@@ -21,6 +21,7 @@ from training.recipes.images.recipe import IMAGES
 
 TINY = ("--model", "own:build", "--dataset", "synthetic", "--samples", "256", "--epochs", "2")
 Start = Callable[..., Run]
+pytestmark = pytest.mark.fault
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 

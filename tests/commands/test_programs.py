@@ -102,6 +102,7 @@ def test_a_killed_ddp_resumes_in_the_bucket(variables: dict[str, str], s3_client
     assert torch.load(tmp_path / "model.pt")["conv1.weight"].shape == (64, 1, 7, 7)
 
 
+@pytest.mark.fault
 def test_preprocessing_feeds_the_training(variables: dict[str, str], tmp_path: Path) -> None:
     for number in range(24):
         file = tmp_path / "photos" / ("dark", "bright")[number % 2] / f"{number}.png"
@@ -113,6 +114,7 @@ def test_preprocessing_feeds_the_training(variables: dict[str, str], tmp_path: P
     assert re.findall(line, said) == [("0", "24"), ("1", "24")], said
 
 
+@pytest.mark.fault
 def test_a_killed_sweep_resumes(variables: dict[str, str], tmp_path: Path) -> None:
     flags = (f"--storage-path={tmp_path}", "--name=sweep", "--samples=3", "--epochs=4")
     with started(TUNE, *flags, variables=variables) as process:
