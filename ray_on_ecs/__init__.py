@@ -7,10 +7,28 @@
     if ray_on_ecs.seconds_left() < 60:    # the node is being reclaimed: save now
 
 Under `ray-on-ecs run` they reach the run's metrics and its detection of hangs. Elsewhere, as under torchrun, they do
-nothing. This package imports the standard library alone; its subpackages import what they need.
+nothing. `Checkpointer`, `DistributedSampler` and `microbatches` need PyTorch and work everywhere. This package imports
+the standard library alone, until they are used; its subpackages import what they need.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ray_on_ecs.sdk import log, progress, seconds_left
 
-__all__ = ["__version__", "log", "progress", "seconds_left"]
+if TYPE_CHECKING:
+    from ray_on_ecs.checkpoint.checkpointer import Checkpointer
+    from ray_on_ecs.checkpoint.microbatches import microbatches
+    from ray_on_ecs.checkpoint.sampler import DistributedSampler
+
+__all__ = ["Checkpointer", "DistributedSampler", "__version__", "log", "microbatches", "progress", "seconds_left"]
+_MODULES = {"Checkpointer": "checkpointer", "DistributedSampler": "sampler", "microbatches": "microbatches"}
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(import_module(f"ray_on_ecs.checkpoint.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -48,6 +48,10 @@ class Collectives:
         dist.gather_object(value, values if self.rank == 0 else None, dst=0, group=self._group)
         return values if self.rank == 0 else []
 
+    def first(self, value: T | None) -> T | None:
+        """Return the value of the first rank that has one, on every rank."""
+        return self.broadcast(next((each for each in self.gather(value) if each is not None), None))
+
     def scatter(self, values: list[T]) -> T:
         """Return this rank's of the values that rank 0 has."""
         if not self._group:

@@ -37,6 +37,8 @@ class StagingPlanner(DefaultSavePlanner):
         """Copy the plan's tensors."""
         plan = super().finish_plan(new_plan)
         self._staged = {item.index: self._copy(item) for item in plan.items}
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # for the copies
         self.state_dict = {}
         return plan
 
@@ -46,7 +48,11 @@ class StagingPlanner(DefaultSavePlanner):
 
     def _copy(self, item: WriteItem) -> torch.Tensor | io.BytesIO:
         data = super().resolve_data(item)
-        return data.detach().to("cpu", copy=True) if isinstance(data, torch.Tensor) else data
+        if not isinstance(data, torch.Tensor):
+            return data
+        if data.is_cuda and torch.cuda.is_available():  # all copies at once, at the speed of pinned memory
+            return torch.empty_like(data, device="cpu", pin_memory=True).copy_(data.detach(), non_blocking=True)
+        return data.detach().to("cpu", copy=True)
 
 
 class Writer(FileSystemWriter):

@@ -314,7 +314,7 @@ class CheckpointManager:
         while found := ranks.broadcast(self._store.newest if self._store else None):
             name, manifest = found
             files = sorted(manifest["files"])[ranks.rank :: ranks.world_size]
-            fault = find_fault(self._storage, name, manifest, files, self._beat)
+            fault = find_fault(self._storage, name, manifest["files"], files, self._beat)
             faults = [each for each in ranks.broadcast(ranks.gather(fault)) if each]
             if not faults:
                 return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypedDict
 
 from ray_on_ecs.tracking.storage import RunStorage
@@ -42,7 +42,11 @@ class Manifest(TypedDict):
 
 
 def find_fault(
-    storage: RunStorage, name: str, manifest: Manifest, files: Iterable[str], heartbeat: Heartbeat
+    storage: RunStorage,
+    name: str,
+    records: Mapping[str, FileRecord],
+    files: Iterable[str],
+    heartbeat: Heartbeat = lambda: None,
 ) -> str | None:
     """Read some of a checkpoint's files; returns what is wrong with them, or None."""
     for file in files:
@@ -56,7 +60,7 @@ def find_fault(
                     digest.update(chunk)
         except FileNotFoundError:
             return f"{file} is missing"
-        expected = manifest["files"][file]
+        expected = records[file]
         if size != expected["bytes"]:
             return f"{file} has {size:,} of {expected['bytes']:,} bytes"
         if digest.hexdigest() != expected["sha256"]:

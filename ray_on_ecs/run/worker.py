@@ -372,7 +372,10 @@ class ScriptWorker:
         process.learn(self._members)
 
     def _end(self, process: Process) -> None:
-        """End the script: by SIGTERM until the driver's deadline, or by SIGABRT, which leaves its stacks."""
+        """End the script: by SIGTERM until the driver's deadline, or by SIGABRT, which leaves its stacks.
+
+        A script that saves by itself when its node is reclaimed gets SIGTERM for the last seconds alone.
+        """
         if self._member.has_ended:
             return
         directive = self._directive
@@ -384,15 +387,21 @@ class ScriptWorker:
                 part = self._deadline_file.with_suffix(".new")
                 part.write_text(str(end_at))
                 part.rename(self._deadline_file)
+                if self._deadline_file.with_name(sdk.CHECKPOINTER).exists():
+                    self._wait_for_end(process, end_at - GRACE_SECONDS)
             process.terminate()
-            while time.time() < end_at and not process.has_ended(self._members):
-                process.wait(POLL_SECONDS)
-                self._take_reports()
-                if self._config.mpi:  # mpirun waits for the ends of its daemons
-                    self._tell(process)
+            self._wait_for_end(process, end_at)
         if not process.has_ended(self._members):
             process.kill()
         self._member = replace(self._member, has_ended=True)
+
+    def _wait_for_end(self, process: Process, until: float) -> None:
+        """Wait until the script has ended, or until a time (Unix time)."""
+        while time.time() < until and not process.has_ended(self._members):
+            process.wait(POLL_SECONDS)
+            self._take_reports()
+            if self._config.mpi:  # mpirun waits for the ends of its daemons
+                self._tell(process)
 
     def _wait_for_node(self, process: Process) -> None:
         """Wait, on the first worker of a node, until the scripts of all its workers have ended."""

@@ -1,0 +1,130 @@
+"""A save in a thread of each rank, while training continues."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch.distributed.checkpoint.storage import WriteResult
+
+from ray_on_ecs.checkpoint.collectives import Collectives
+from ray_on_ecs.checkpoint.dcp import Writer
+from ray_on_ecs.checkpoint.index import CheckpointIndex
+from ray_on_ecs.checkpoint.manifest import FileRecord
+from ray_on_ecs.checkpoint.staging import Copy
+from ray_on_ecs.errors import one_line
+from ray_on_ecs.filesystem import short_reason
+from ray_on_ecs.tracking.storage import RunStorage
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rank's part in the storage: the files, and where in them the state lies."""
+
+    files: dict[str, FileRecord]
+    results: list[WriteResult]
+
+
+class BackgroundSave:
+    """Stores one copy after another. The threads use no collectives: see `Collectives`.
+
+    Each rank's thread writes its part and sends rank 0's a record of it. Rank 0's commits the checkpoint and sends the
+    others the outcome. All ranks must start the same copies in the same order.
+
+    Args:
+        ranks: All ranks.
+        storage: The folder of the checkpoints.
+        index: Their index, on rank 0.
+        say: Prints a line on rank 0.
+
+    Attributes:
+        error: Why the last copy could not be stored, or None.
+        seconds: The time that it took, successful or not.
+    """
+
+    def __init__(
+        self, ranks: Collectives, storage: RunStorage, index: CheckpointIndex | None, say: Callable[[str], None]
+    ) -> None:
+        self._ranks = ranks
+        self._storage = storage
+        self._index = index
+        self._say = say
+        self._thread: threading.Thread | None = None
+        self._number = 0
+        self.error: str | None = None
+        self.seconds = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a copy is being stored."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, copy: Copy) -> None:
+        """Store a copy; the one before must have ended."""
+        self._number += 1
+        # Python waits for other threads at its end, and this one may wait for a rank that has died.
+        self._thread = threading.Thread(target=self._run, args=(copy, self._number), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self, deadline: float | None = None) -> bool:
+        """Wait until nothing is being stored, or until a time (Unix time); returns whether nothing is."""
+        if self._thread is not None:
+            self._thread.join(None if deadline is None else max(deadline - time.time(), 0.0))
+        return not self.is_busy
+
+    def _run(self, copy: Copy, number: int) -> None:
+        began = time.monotonic()
+        try:
+            self.error = self._store(copy, number)
+        except OSError as cause:  # rank 0 is gone
+            self.error = one_line(cause)
+        self.seconds = time.monotonic() - began
+        if self.error:
+            self._say(f"{copy.name} could not be stored ({self.error}); training continues")
+
+    def _store(self, copy: Copy, number: int) -> str | None:
+        """Store a copy; returns why it could not be."""
+        part = self._write(copy)
+        if self._index is None:
+            self._ranks.send(0, f"{number}/part/{self._ranks.rank}", part)
+            return self._ranks.receive(f"{number}/outcome")
+        others = range(1, self._ranks.world_size)
+        parts = [part, *(self._ranks.receive(f"{number}/part/{rank}") for rank in others)]
+        outcome = self._commit(copy, parts, self._index)
+        for rank in others:
+            self._ranks.send(rank, f"{number}/outcome", outcome)
+        return outcome
+
+    def _write(self, copy: Copy) -> Part | str:
+        """Write this rank's part; returns the reason if it can't be written, as where the disk is full."""
+        try:
+            if self._index is not None:
+                self._index.begin(copy.name)
+            writer = Writer(self._storage, copy.name)
+            results = writer.write_data(copy.plan, copy.planner).value()
+        except Exception as cause:  # an exception would be lost with the thread
+            return _reason(cause)
+        return Part(writer.files, results)
+
+    def _commit(self, copy: Copy, parts: list[Part | str], index: CheckpointIndex) -> str | None:
+        """Make a checkpoint of all parts; returns the reason if that fails."""
+        stored = [part for part in parts if isinstance(part, Part)]
+        if failed := [part for part in parts if isinstance(part, str)]:
+            return failed[0]
+        assert copy.metadata is not None
+        try:
+            writer = Writer(self._storage, copy.name)
+            writer.finish(copy.metadata, [part.results for part in stored])
+            files = {name: record for each in (*stored, writer) for name, record in each.files.items()}
+            index.commit(copy.name, {**copy.manifest, "files": files})
+        except Exception as cause:
+            return _reason(cause)
+        return None
+
+
+def _reason(cause: Exception) -> str:
+    """Say why a write failed; PyTorch turns errors of the stream into its own."""
+    kind = "" if isinstance(cause, OSError | RuntimeError) else f"{type(cause).__name__}: "
+    return one_line(f"{kind}{short_reason(cause)}")

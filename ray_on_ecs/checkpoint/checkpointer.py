@@ -1,0 +1,376 @@
+"""Checkpoints of a script: asynchronous, sharded, exactly resumable; under the runner, under torchrun and alone.
+
+Each rank copies its part of the state into host memory between two steps, and a thread stores it while training
+continues. Rank 0 decides about once per second, and the ranks agree by a process group of Gloo.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ray_on_ecs import sdk
+from ray_on_ecs.checkpoint import random_state
+from ray_on_ecs.checkpoint.background import BackgroundSave
+from ray_on_ecs.checkpoint.collectives import Collectives
+from ray_on_ecs.checkpoint.dcp import Reader
+from ray_on_ecs.checkpoint.ddp_buckets import GradientOrder, replay
+from ray_on_ecs.checkpoint.export import export_weights
+from ray_on_ecs.checkpoint.index import FORMAT, BestMode, CheckpointIndex, Manifest
+from ray_on_ecs.checkpoint.location import open_file, open_folder
+from ray_on_ecs.checkpoint.manifest import find_fault
+from ray_on_ecs.checkpoint.pace import Pace
+from ray_on_ecs.checkpoint.sampler import DistributedSampler
+from ray_on_ecs.checkpoint.settings import as_json, differences
+from ray_on_ecs.checkpoint.staging import take_copy
+from ray_on_ecs.checkpoint.state import TrainingState
+from ray_on_ecs.errors import one_line
+
+# A save that failed is repeated after this time.
+RETRY_SECONDS = 30.0
+# A script that fails gives the save in progress this time, within that which the runner leaves it.
+LAST_SECONDS = 20.0
+# The last state of a training is stored this often before its end is an error.
+LAST_ATTEMPTS = 3
+
+
+class ResumeError(SystemExit):
+    """The checkpoints are of another training. A script that does not catch it ends with status 2, after one line."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(2)
+        self.line = line
+
+    def __str__(self) -> str:
+        return self.line
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """Rank 0's decision between two steps: the steps to the next poll, whether to save, and by when to stop."""
+
+    steps: int
+    saves: bool
+    deadline: float | None
+
+
+class Checkpointer:
+    """Saves a training, and resumes it where it was saved. All ranks must make one and call the same methods.
+
+    Args:
+        folder: A folder that all nodes share, or `s3://bucket/prefix`; `checkpoints` in the run's folder in the storage
+            by default, and outside a run in the working directory.
+        model: The module, also under DDP, FSDP2 (`fully_shard`) or torch.compile.
+        optimizer: Its optimizer.
+        state: More objects with `state_dict` and `load_state_dict`, by name: schedules, a `DistributedSampler`, a
+            gradient scaler, other modules and their optimizers.
+        keep_last: The number of newest checkpoints that are kept.
+        keep_best: A metric of `end_epoch` whose best checkpoint is kept as well.
+        best_mode: "min" or "max".
+        every_seconds: Seconds between two checkpoints within an epoch, or None.
+        every_steps: Steps between two checkpoints, or None.
+        config: The settings of the training; a resume with other ones is refused.
+
+    Attributes:
+        step: Optimizer steps that are done.
+        epoch: Epochs that are done.
+        should_stop: Whether the training has to end now, because nodes are being reclaimed.
+        uri: The folder of the checkpoints.
+        blocked_seconds: The time for which checkpoints have held up the training.
+
+    Raises:
+        RuntimeError: There are several ranks, and torch.distributed is not initialized.
+        ValueError: An argument is wrong, or the folder can't be used.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        state: Mapping[str, Any] | None = None,
+        keep_last: int = 2,
+        keep_best: str | None = None,
+        best_mode: BestMode = "min",
+        every_seconds: float | None = 300.0,
+        every_steps: int | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+            raise RuntimeError("there are several ranks: call torch.distributed.init_process_group before Checkpointer")
+        if keep_last < 1 or best_mode not in ("min", "max"):
+            raise ValueError(
+                f"keep_last must be at least 1 and best_mode min or max, not {keep_last} and {best_mode!r}"
+            )
+        if (every_steps is not None and every_steps < 1) or (every_seconds is not None and every_seconds <= 0):
+            raise ValueError(f"every_steps and every_seconds must be positive, not {every_steps} and {every_seconds}")
+        self._model = model
+        self._extra = dict(state or {})
+        self._config = as_json(config or {})
+        self._keep_best = keep_best
+        self._every_seconds = math.inf if every_seconds is None else every_seconds
+        self._every_steps = every_steps
+        self._storage = open_folder(folder)
+        self._ranks = Collectives()
+        self._state = TrainingState(model, optimizer, self._extra, self._ranks.rank, self._ranks.world_size)
+        self._index: CheckpointIndex | None = None
+        if self._ranks.rank == 0:
+            self._index = CheckpointIndex(self._storage, keep_last, keep_best, best_mode, self._say)
+        self._save = BackgroundSave(self._ranks, self._storage, self._index, self._say)
+        self._pace = Pace()
+        self._order = GradientOrder(model)
+        self._metrics: Mapping[str, Any] = {}
+        self._saved_step = 0
+        self._taken_at = time.monotonic()
+        self._is_closed = False
+        self.step = 0
+        self.epoch = 0
+        self.should_stop = False
+        self.uri = self._storage.uri
+        self.blocked_seconds = 0.0
+        sdk.register_checkpointer()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._save.wait(time.time() + LAST_SECONDS)
+            self._close()
+
+    def resume(self) -> bool:
+        """Continue from the newest complete checkpoint; returns False if there is none.
+
+        A damaged checkpoint is passed over for the one before it, with a warning.
+
+        Raises:
+            ResumeError: The checkpoint is of other settings, of another model or of other data.
+            OSError: It can't be read.
+        """
+        if (found := self._find()) is None:
+            return False
+        name, manifest = found
+        if changed := differences(manifest["config"], self._config):
+            self._refuse(f"{self.uri} has checkpoints of other settings: {changed}; give the same, or another run name")
+        replay(self._model, manifest["gradients"])
+        fault = None
+        try:
+            self._state.restore(Reader(self._storage, name), manifest["world_size"])
+        except ValueError as cause:
+            fault = one_line(cause)
+        if fault := self._ranks.first(fault):
+            self._refuse(f"{self.uri}/{name} does not fit: {fault}; use the script that saved it, or another run name")
+        self.step = self._saved_step = manifest["step"]
+        self.epoch = manifest["epoch"]
+        if manifest["world_size"] == self._ranks.world_size:
+            for sampler in self._samplers():
+                sampler.restore_random(partial(random_state.restore, random_state.capture()))
+        self._order.set(manifest["gradients"])
+        self._taken_at = time.monotonic()
+        self._say(f"resuming after step {self.step} ({self.epoch} epochs) from {self.uri}/{name}")
+        return True
+
+    def after_step(self, samples: int = 0, **metrics: Any) -> bool:
+        """Count a step, save if it is time to, and return whether the training has to stop, which has been saved then.
+
+        Args:
+            samples: The samples that all ranks have used in the step: the samplers in `state` advance by them.
+            **metrics: Numbers or tensors of one number; those of rank 0 are logged about once per second.
+
+        Raises:
+            DivergedError: A weight is not finite at a save.
+        """
+        self.step += 1
+        for sampler in self._samplers():
+            sampler.position += samples
+        sdk.progress(self.step)
+        self._metrics = metrics
+        is_step = self._every_steps is not None and self.step % self._every_steps == 0
+        if self._pace.is_due() or is_step:
+            self._poll(is_step)
+        return self.should_stop
+
+    def end_epoch(self, **metrics: Any) -> None:
+        """End an epoch: its metrics are logged, and a checkpoint is saved.
+
+        If one is being stored, it is saved later, unless it is the best one by `keep_best`.
+
+        Raises:
+            DivergedError: A weight is not finite.
+        """
+        self.epoch += 1
+        for sampler in self._samplers():
+            sampler.set_epoch(self.epoch)
+        values = {name: _number(value) for name, value in metrics.items()}
+        if values:
+            sdk.log(**values)
+        if self._keep_best and values and self._keep_best not in values:
+            raise ValueError(f"keep_best: there is no {self._keep_best!r} among the metrics {', '.join(values)}")
+        saves = False
+        if self._index is not None:
+            saves = not self._save.is_busy or self._index.is_best(values)
+        if self._ranks.broadcast(saves):
+            self._take(values)
+
+    def save(self) -> None:
+        """Save now; it is stored while training continues.
+
+        Raises:
+            DivergedError: A weight is not finite.
+        """
+        self._take({})
+
+    def load_best(self) -> bool:
+        """Load the model's weights of the best checkpoint by `keep_best`; returns False if there is none."""
+        self._save.wait()
+        best = self._ranks.broadcast(self._index.best if self._index else None)
+        if best is None:
+            return False
+        self._state.load_model(Reader(self._storage, best[0]))
+        return True
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write the model's weights as safetensors; all ranks take part.
+
+        Args:
+            path: A file, also `s3://bucket/key`; a relative path is in the run's folder in the storage, and outside a
+                run in the working directory. A model of more than 5 GB becomes several files and an index, as
+                Hugging Face's libraries read it.
+
+        Raises:
+            OSError: It can't be written.
+        """
+        self._save.wait()
+        storage, name = open_file(path)
+        export_weights(self._state.module, storage, name, self._ranks)
+
+    def close(self, export: str | os.PathLike[str] | None = None) -> None:
+        """Store the last state, and export the weights unless the training has to stop.
+
+        Raises:
+            OSError: They could not be stored.
+        """
+        if self._is_closed:
+            return
+        for _ in range(LAST_ATTEMPTS):
+            self._save.wait()
+            if not self._ranks.broadcast(self._is_unsaved()) or self.should_stop:
+                break
+            self._take({})
+        self._save.wait()
+        error = self._ranks.broadcast(self._save.error)
+        if error and not self.should_stop:
+            raise OSError(f"the last checkpoint could not be stored in {self.uri}: {error}")
+        if export is not None and not self.should_stop:
+            self.export(export)
+        self._close()
+
+    def _samplers(self) -> list[DistributedSampler]:
+        return [each for each in self._extra.values() if isinstance(each, DistributedSampler)]
+
+    def _is_unsaved(self) -> bool:
+        return self._saved_step != self.step or self._save.error is not None
+
+    def _poll(self, is_step: bool) -> None:
+        """Agree on what to do between two steps."""
+        left = self._ranks.gather(sdk.seconds_left())
+        decision = self._ranks.broadcast(self._decide(left, is_step) if self._index is not None else None)
+        assert decision is not None
+        self._pace.steps = decision.steps
+        self._log()
+        if decision.deadline is not None:
+            self._stop(decision.deadline)
+        elif decision.saves:
+            self._take({})
+
+    def _decide(self, left: list[float], is_step: bool) -> _Decision:
+        """Decide on rank 0, which has the seconds that each rank's node has left."""
+        elapsed = time.monotonic() - self._taken_at
+        is_time = elapsed >= self._every_seconds or (self._save.error is not None and elapsed >= RETRY_SECONDS)
+        deadline = None if math.isinf(min(left)) else time.time() + min(left)
+        return _Decision(self._pace.next_interval(), is_step or (is_time and not self._save.is_busy), deadline)
+
+    def _stop(self, deadline: float) -> None:
+        """Save before nodes are reclaimed."""
+        self._say(f"nodes are being reclaimed: saving after step {self.step}")
+        for _ in range(LAST_ATTEMPTS):
+            has_ended = self._save.wait(deadline)
+            if not self._ranks.broadcast(has_ended and self._is_unsaved() and time.time() < deadline):
+                break
+            self._take({})
+        self._save.wait(deadline)
+        self.should_stop = True
+
+    def _take(self, metrics: dict[str, float]) -> None:
+        """Copy the state into host memory, and start to store it."""
+        began = time.monotonic()
+        self._save.wait()
+        manifest: Manifest = {
+            "format": FORMAT,
+            "step": self.step,
+            "epoch": self.epoch,
+            "metrics": {name: value for name, value in metrics.items() if math.isfinite(value)},
+            "world_size": self._ranks.world_size,
+            "config": self._config,
+            "gradients": self._order.names,
+            "files": {},
+        }
+        self._save.start(take_copy(self._state, manifest, self._ranks))
+        self._saved_step = self.step
+        self._taken_at = time.monotonic()
+        self.blocked_seconds += self._taken_at - began
+
+    def _find(self) -> tuple[str, Manifest] | None:
+        """Return the newest checkpoint whose files are as they were written; each rank reads some of them."""
+        ranks = self._ranks
+        while found := ranks.broadcast(self._index.newest if self._index else None):
+            name, manifest = found
+            files = sorted(manifest["files"])[ranks.rank :: ranks.world_size]
+            fault = ranks.first(find_fault(self._storage, name, manifest["files"], files, lambda: None))
+            if fault is None:
+                return found
+            self._say(f"warning: {self.uri}/{name} is damaged ({fault}); the checkpoint before it is used")
+            if self._index is not None:
+                self._index.discard(name)
+        return None
+
+    def _log(self) -> None:
+        """Log the metrics of the last step; it waits for the accelerator, so not after each step."""
+        if self._metrics and self._ranks.rank == 0:
+            sdk.log(**{name: _number(value) for name, value in self._metrics.items()})
+        self._metrics = {}
+
+    def _close(self) -> None:
+        self._is_closed = True
+        self._order.stop()
+        self._ranks.close()
+
+    def _say(self, line: str) -> None:
+        if self._ranks.rank == 0:
+            print(f"ray-on-ecs: {line}", flush=True)
+
+    def _refuse(self, line: str) -> NoReturn:
+        if self._ranks.rank == 0:
+            print(f"ray-on-ecs: error: {line}", file=sys.stderr, flush=True)
+        raise ResumeError(line)
+
+
+def _number(value: Any) -> float:
+    """Return a number, or a tensor of one number, which waits for its device."""
+    return float(value.detach() if isinstance(value, Tensor) else value)

@@ -1,0 +1,114 @@
+"""The weights as safetensors, in the layout of Hugging Face's libraries, written by all ranks.
+
+https://huggingface.co/docs/safetensors
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from ray_on_ecs.checkpoint.collectives import Collectives
+from ray_on_ecs.filesystem import short_reason
+from ray_on_ecs.tracking.storage import RunStorage
+
+# Of one file; each rank has one of them in memory at a time.
+FILE_BYTES = 5 * 10**9
+
+
+def export_weights(
+    module: nn.Module, storage: RunStorage, name: str, ranks: Collectives, file_bytes: int = FILE_BYTES
+) -> None:
+    """Write a module's state_dict; all ranks must call it.
+
+    Rank r writes every n-th file. For each round of files, all ranks gather the tensors of the round, and each keeps
+    those of its own file. Several files are `model-00001-of-00003.safetensors` and so on, with an index.
+
+    Args:
+        module: The module, also under FSDP2.
+        storage: The folder.
+        name: The file's name.
+        ranks: All ranks.
+        file_bytes: The most bytes of a file, unless a single tensor has more.
+
+    Raises:
+        OSError: A file could not be written; all ranks raise it.
+    """
+    tensors = _without_aliases(module)
+    files = _divide(tensors, file_bytes)
+    names = _file_names(name, len(files))
+    fault: str | None = None
+    for first in range(0, len(files), ranks.world_size):
+        mine: dict[str, Tensor] = {}
+        for number, keys in enumerate(files[first : first + ranks.world_size]):
+            for key in keys:
+                whole = _whole(tensors[key])  # by all ranks
+                if number == ranks.rank:
+                    mine[key] = whole.detach().cpu().contiguous()
+        if mine and fault is None:
+            fault = _write(storage, names[first + ranks.rank], save(mine, metadata={"format": "pt"}))
+    if ranks.rank == 0 and len(files) > 1:
+        index = {
+            "metadata": {"total_size": sum(_bytes(each) for each in tensors.values())},
+            "weight_map": {key: names[number] for number, keys in enumerate(files) for key in keys},
+        }
+        fault = fault or _write(storage, f"{name}.index.json", json.dumps(index, indent=2).encode())
+    faults = ranks.gather(fault)
+    if found := ranks.broadcast(next((each for each in faults if each), None)):
+        raise OSError(f"the weights could not be written to {storage.uri}/{name}: {found}")
+
+
+def _without_aliases(module: nn.Module) -> Mapping[str, Tensor]:
+    """Return the tensors of a state_dict; of tied weights the first name alone, as safetensors wants it."""
+    tied: set[int] = set()
+    tensors: dict[str, Tensor] = {}
+    parameters = {name: id(each) for name, each in module.named_parameters(remove_duplicate=False)}
+    for name, value in module.state_dict().items():
+        if not isinstance(value, Tensor) or parameters.get(name) in tied:
+            continue
+        if name in parameters:
+            tied.add(parameters[name])
+        tensors[name] = value
+    return tensors
+
+
+def _divide(tensors: Mapping[str, Tensor], file_bytes: int) -> list[list[str]]:
+    """Return the names for each file, in order."""
+    files: list[list[str]] = [[]]
+    size = 0
+    for name, tensor in tensors.items():
+        if files[-1] and size + _bytes(tensor) > file_bytes:
+            files.append([])
+            size = 0
+        files[-1].append(name)
+        size += _bytes(tensor)
+    return files
+
+
+def _file_names(name: str, number: int) -> list[str]:
+    if number == 1:
+        return [name]
+    path = PurePosixPath(name)
+    return [f"{path.stem}-{each:05d}-of-{number:05d}{path.suffix}" for each in range(1, number + 1)]
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _write(storage: RunStorage, name: str, content: bytes) -> str | None:
+    """Write a file; returns the reason if that fails."""
+    try:
+        storage.write(name, content)
+    except OSError as cause:
+        return short_reason(cause)
+    return None

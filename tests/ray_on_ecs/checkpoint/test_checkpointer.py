@@ -1,0 +1,336 @@
+"""Checkpointer: a training that is interrupted at any step ends like one that is not."""
+
+import json
+import math
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ray_on_ecs import Checkpointer, DistributedSampler, sdk
+from ray_on_ecs.checkpoint.checkpointer import ResumeError
+from ray_on_ecs.checkpoint.staging import DivergedError
+from tests.ray_on_ecs.checkpoint.loop import ENDED, STEPS, STEPS_PER_EPOCH, train
+from tests.training.ranks import Ranks
+
+State = dict[str, Any]
+
+
+def same(first: State, second: State) -> bool:
+    """Return whether two state_dicts are equal to the last bit."""
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def farthest(first: State, second: State) -> float:
+    """Return the largest difference between numbers of two state_dicts."""
+    return max(float((first[name] - second[name]).abs().max()) for name in first if first[name].is_floating_point())
+
+
+def save(folder: Path, **options: Any) -> None:
+    checkpoint = Checkpointer(folder, **options)
+    checkpoint.save()
+    checkpoint.close()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir())
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("plain", 1), ("ddp", 2), ("fsdp", 2), ("ddp", 3), ("fsdp", 3)])
+def test_a_training_that_is_cut_ends_with_the_same_bits(on_ranks: Ranks, tmp_path: Path, kind: str, ranks: int) -> None:
+    whole = on_ranks(ranks, train, tmp_path / "whole", kind)
+    for end in ENDED:
+        folder = tmp_path / str(end)
+        on_ranks(ranks, partial(train, every_steps=1), folder, kind, end)
+        again = on_ranks(ranks, train, folder, kind)
+        assert again[0]["resumed"]
+        assert min(again[0]["used"]) == end
+        for rank in range(ranks):
+            assert again[rank]["used"] == {k: v for k, v in whole[rank]["used"].items() if k >= end}
+            assert same(again[rank]["weights"], whole[rank]["weights"]), (end, rank)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_another_number_of_ranks_uses_the_same_samples_in_the_same_steps(
+    on_ranks: Ranks, tmp_path: Path, kind: str
+) -> None:
+    run = partial(train, dropout=0.0)  # whose random numbers each rank has for itself
+    whole = on_ranks(3, run, tmp_path / "whole", kind)
+    for ranks in (1, 2, 4):
+        folder = tmp_path / str(ranks)
+        on_ranks(3, partial(run, every_steps=1), folder, kind, STEPS_PER_EPOCH + 5)
+        again = on_ranks(ranks, run, folder, kind if ranks > 1 else "plain")
+        for step in again[0]["used"]:
+            assert {each for rank in again for each in rank["used"][step]} == {
+                each for rank in whole for each in rank["used"][step]
+            }
+        assert farthest(again[0]["weights"], whole[0]["weights"]) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_parameter_without_gradients_is_no_obstacle(on_ranks: Ranks, tmp_path: Path, kind: str) -> None:
+    run = partial(train, unused=True)
+    whole = on_ranks(2, run, tmp_path / "whole", kind)
+    on_ranks(2, partial(run, every_steps=1), tmp_path / "cut", kind, 3)
+    again = on_ranks(2, run, tmp_path / "cut", kind)
+    assert same(again[0]["weights"], whole[0]["weights"])
+
+
+def test_a_damaged_checkpoint_is_passed_over(on_ranks: Ranks, tmp_path: Path) -> None:
+    on_ranks(2, partial(train, every_steps=1), tmp_path, "ddp", 5)
+    assert names(tmp_path) == ["step-000000004", "step-000000005"]
+    part = tmp_path / "step-000000005" / "__1_0.distcp"
+    part.write_bytes(part.read_bytes()[:-100])
+    again = on_ranks(2, train, tmp_path, "ddp")
+    assert min(again[0]["used"]) == 4
+    said = again[0]["said"]
+    assert "step-000000005 is damaged (__1_0.distcp has " in said
+    assert "resuming after step 4 (0 epochs)" in said
+
+
+def test_a_checkpoint_without_manifest_is_absent_and_goes(on_ranks: Ranks, tmp_path: Path) -> None:
+    on_ranks(2, partial(train, every_steps=1), tmp_path, "ddp", 5)
+    (tmp_path / "step-000000005" / "checkpoint.json").unlink()
+    again = on_ranks(2, train, tmp_path, "ddp")
+    assert min(again[0]["used"]) == 4
+    assert names(tmp_path) == [f"step-{2 * STEPS_PER_EPOCH:09d}", f"step-{STEPS:09d}"]
+
+
+def announce(folder: Path, rank: int | None, seconds: float) -> None:
+    """Announce in a rank's process, or in all, that its node is reclaimed, as the runner does."""
+    import os
+
+    if rank is None or torch.distributed.get_rank() == rank:
+        folder.mkdir(exist_ok=True)
+        (folder / sdk.DEADLINE).write_text(str(time.time() + seconds))
+        os.environ[sdk.FOLDER_VARIABLE] = str(folder)
+    else:
+        os.environ.pop(sdk.FOLDER_VARIABLE, None)
+
+
+def test_all_ranks_save_and_stop_if_one_of_them_is_told_that_its_node_goes(on_ranks: Ranks, tmp_path: Path) -> None:
+    whole = on_ranks(2, train, tmp_path / "whole", "ddp")
+    told = on_ranks(2, partial(train, begin=partial(announce, tmp_path / "sdk", 1, 60)), tmp_path / "cut", "ddp")
+    assert all(each["should_stop"] for each in told)
+    assert told[0]["step"] == told[1]["step"] < STEPS
+    assert (tmp_path / "sdk" / sdk.CHECKPOINTER).exists()
+    again = on_ranks(2, partial(train, begin=partial(announce, tmp_path / "sdk", 7, 0)), tmp_path / "cut", "ddp")
+    assert min(again[0]["used"]) == told[0]["step"]
+    assert same(again[0]["weights"], whole[0]["weights"])
+
+
+def spoil(rank: int, ranks: int, folder: Path) -> str:
+    """Save a model that has a wrong number on one rank; returns the error."""
+    model = nn.Linear(2, 2)
+    if rank == 1:
+        with torch.no_grad():
+            model.weight[0, 0] = math.nan
+    checkpoint = Checkpointer(folder, model=model)
+    checkpoint.step = 7
+    with pytest.raises(DivergedError) as found:
+        checkpoint.save()
+    return str(found.value)
+
+
+def test_weights_that_are_not_finite_on_one_rank_are_an_error_on_all(on_ranks: Ranks, tmp_path: Path) -> None:
+    errors = on_ranks(2, spoil, tmp_path)
+    assert set(errors) == {"weights of rank 1 are not finite after step 7; they are not saved"}
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def model() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(2, 2)
+
+
+def test_the_last_checkpoints_and_the_best_are_kept(model: nn.Linear, tmp_path: Path) -> None:
+    checkpoint = Checkpointer(tmp_path, model=model, keep_last=2, keep_best="accuracy", best_mode="max")
+    for accuracy in (0.5, 0.9, 0.8, 0.9, 0.7):
+        checkpoint.after_step()
+        with torch.no_grad():
+            model.weight.fill_(accuracy)
+        checkpoint.end_epoch(accuracy=accuracy)
+        checkpoint._save.wait()
+    assert names(tmp_path) == ["step-000000002", "step-000000004", "step-000000005"], "the earlier one of two"
+    assert checkpoint.load_best()
+    assert model.weight[0, 0].item() == pytest.approx(0.9)
+    checkpoint.close()
+
+
+def test_a_metric_of_keep_best_that_is_missing_is_named(model: nn.Linear, tmp_path: Path) -> None:
+    checkpoint = Checkpointer(tmp_path, model=model, keep_best="accuracy")
+    with pytest.raises(ValueError, match="keep_best: there is no 'accuracy' among the metrics loss"):
+        checkpoint.end_epoch(loss=1.0)
+
+
+def test_other_settings_are_refused_in_one_line(
+    model: nn.Linear, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"lr": 0.1, "data": Path("/data"), "layers": [1, 2]}
+    save(tmp_path, model=model, config=settings)
+    with Checkpointer(tmp_path, model=model, config=settings) as same_settings:
+        assert same_settings.resume()
+    other = Checkpointer(tmp_path, model=model, config={**settings, "lr": 0.2, "seed": 1})
+    with pytest.raises(ResumeError) as refused:
+        other.resume()
+    assert refused.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith("lr was 0.1 and is 0.2, seed was not set and is 1; give the same, or another run name")
+
+
+class Counter:
+    """Anything with a state."""
+
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+
+    def state_dict(self) -> State:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: State) -> None:
+        self.value = state["value"]
+
+
+class StatefulDataLoader(Counter):
+    """By its name one of torchdata's."""
+
+
+@pytest.mark.parametrize(
+    ("model", "state", "named"),
+    [
+        (nn.Linear(3, 2), {"counter": Counter()}, "model.weight has shape (2, 3), and in the checkpoint (2, 2)"),
+        (nn.Linear(2, 2, bias=False), {"counter": Counter()}, "the checkpoint has model.bias, and the model has not"),
+        (nn.Linear(2, 2), {}, "the checkpoint has the state state.counter, and this script nothing"),
+        (
+            nn.Linear(2, 2),
+            {"counter": Counter(), "sampler": DistributedSampler([1])},
+            "the checkpoint has the state state.counter, and this script state.counter, state.sampler",
+        ),
+    ],
+    ids=["shape", "name", "less", "more"],
+)
+def test_a_checkpoint_of_another_training_is_refused_in_one_line(
+    model: nn.Module, state: State, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path, model=nn.Linear(2, 2), state={"counter": Counter()})
+    with pytest.raises(ResumeError):
+        Checkpointer(tmp_path, model=model, state=state).resume()
+    [line] = capsys.readouterr().err.splitlines()
+    assert named in line
+
+
+def test_other_data_are_refused(model: nn.Linear, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(tmp_path, model=model, state={"sampler": DistributedSampler(range(10))})
+    with pytest.raises(ResumeError):
+        Checkpointer(tmp_path, model=model, state={"sampler": DistributedSampler(range(11))}).resume()
+    assert "the sampler's samples was 10, and is 11 now" in capsys.readouterr().err
+
+
+def resume_loader(rank: int, ranks: int, folder: Path) -> str:
+    checkpoint = Checkpointer(folder, model=nn.Linear(2, 2), state={"loader": StatefulDataLoader()})
+    with pytest.raises(ResumeError) as refused:
+        checkpoint.resume()
+    return str(refused.value)
+
+
+def test_a_stateful_data_loader_is_refused_on_another_number_of_ranks(on_ranks: Ranks, tmp_path: Path) -> None:
+    save(tmp_path, model=nn.Linear(2, 2), state={"loader": StatefulDataLoader()})
+    lines = on_ranks(2, resume_loader, tmp_path)
+    assert all(
+        "state.loader is a StatefulDataLoader, which can't go on with another number of ranks" in x for x in lines
+    )
+
+
+def test_anything_with_a_state_is_restored_modules_and_optimizers_included(tmp_path: Path) -> None:
+    def build(value: int) -> tuple[Checkpointer, nn.Module, torch.optim.Optimizer, Counter]:
+        torch.manual_seed(value)
+        model, critic, counter = nn.Linear(2, 2), nn.Linear(2, 1), Counter(value)
+        second = torch.optim.SGD(critic.parameters(), lr=value, momentum=0.9)
+        critic(torch.ones(2)).backward()
+        second.step()
+        state = {"critic": critic, "second": second, "counter": counter}
+        return Checkpointer(tmp_path, model=model, state=state), critic, second, counter
+
+    first, critic, second, _ = build(3)
+    first.save()
+    first.close()
+    resumed, other_critic, other_second, counter = build(4)
+    assert resumed.resume()
+    assert counter.value == 3
+    assert same(critic.state_dict(), other_critic.state_dict())
+    assert other_second.param_groups[0]["lr"] == 3
+    for one, other in zip(second.state.values(), other_second.state.values(), strict=True):
+        assert torch.equal(one["momentum_buffer"], other["momentum_buffer"])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "named"),
+    [
+        ({"state": {"x": 3}}, TypeError, "state.x: a int has no state_dict and load_state_dict"),
+        (
+            {"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(3))])},
+            ValueError,
+            "a parameter of shape (3,) belongs",
+        ),
+        ({"keep_last": 0}, ValueError, "keep_last must be at least 1"),
+        ({"every_steps": 0}, ValueError, "every_steps and every_seconds must be positive"),
+        ({"folder": "s3://bucket"}, ValueError, "folder: 's3://bucket' is not a folder"),
+        ({"folder": "gs://bucket/a"}, ValueError, "folder: 'gs://bucket' can't be written"),
+    ],
+    ids=["state", "optimizer", "keep_last", "every_steps", "bucket", "other storage"],
+)
+def test_a_wrong_argument_is_named(
+    model: nn.Linear, tmp_path: Path, options: State, error: type[Exception], named: str
+) -> None:
+    folder = options.pop("folder", tmp_path)
+    with pytest.raises(error) as found:
+        Checkpointer(folder, model=model, **options)
+    assert named in str(found.value)
+
+
+def test_a_launcher_without_process_group_is_named(
+    model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match=r"call torch\.distributed\.init_process_group before Checkpointer"):
+        Checkpointer(tmp_path, model=model)
+
+
+def test_checkpoints_are_in_the_runs_folder_or_beside_the_script(
+    model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Checkpointer(model=model).uri == f"{tmp_path}/checkpoints"
+    monkeypatch.setenv("RUN_URI", f"{tmp_path}/runs/first")
+    checkpoint = Checkpointer(model=model)
+    assert checkpoint.uri == f"{tmp_path}/runs/first/checkpoints"
+    checkpoint.close(export="model.safetensors")
+    assert names(tmp_path / "runs" / "first") == ["model.safetensors"], "nothing was trained"
+
+
+def test_metrics_and_steps_reach_the_run(model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
+    checkpoint = Checkpointer(tmp_path / "checkpoints", model=model)
+    checkpoint.after_step(loss=torch.tensor(0.5, requires_grad=True))
+    checkpoint.end_epoch(val_loss=0.25)
+    checkpoint.close()
+    reports = [json.loads(line) for line in (tmp_path / sdk.REPORTS).read_text().splitlines()]
+    assert [each["values"] for each in reports if "values" in each] == [{"loss": 0.5}, {"val_loss": 0.25}]
+    assert {each["step"] for each in reports} == {1}
+
+
+def test_a_storage_that_fails_ends_no_training_but_its_end(
+    model: nn.Linear, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    checkpoint = Checkpointer(tmp_path / "file" / "checkpoints", model=model, every_steps=1)
+    for _ in range(3):
+        checkpoint.after_step()
+    assert "step-000000001 could not be stored (" in capsys.readouterr().out
+    with pytest.raises(OSError, match="the last checkpoint could not be stored in "):
+        checkpoint.close()

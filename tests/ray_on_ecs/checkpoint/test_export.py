@@ -1,0 +1,80 @@
+"""The export of weights as safetensors: one file or several, written by all ranks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from ray_on_ecs.checkpoint.collectives import Collectives
+from ray_on_ecs.checkpoint.export import export_weights
+from ray_on_ecs.checkpoint.location import open_file
+from tests.aws import BUCKET
+from tests.training.ranks import Ranks
+
+
+class Tied(nn.Module):
+    """Two layers and a head that share weights, in two dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.layer = nn.Linear(6, 6).to(torch.bfloat16)
+        self.head = nn.Linear(6, 10, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+def built() -> Tied:
+    torch.manual_seed(0)
+    return Tied()
+
+
+def export(rank: int, ranks: int, folder: Path, file_bytes: int, name: str = "model.safetensors") -> None:
+    model = built()
+    if ranks > 1:
+        fully_shard(model)
+    export_weights(model, *open_file(folder / name), Collectives(), file_bytes)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize(("file_bytes", "files"), [(10**9, 1), (100, 3)], ids=["one file", "several"])
+def test_the_weights_are_those_of_the_model(
+    on_ranks: Ranks, tmp_path: Path, ranks: int, file_bytes: int, files: int
+) -> None:
+    on_ranks(ranks, export, tmp_path, file_bytes)
+    found, expected = weights(tmp_path), built().state_dict()
+    del expected["head.weight"]  # it is the embedding's
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert len(list(tmp_path.glob("*.safetensors"))) == files
+    if files > 1:
+        index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+        assert index["weight_map"].keys() == expected.keys()
+        assert set(index["weight_map"].values()) == {each.name for each in tmp_path.glob("*.safetensors")}
+
+
+def fail(rank: int, ranks: int, folder: Path) -> str:
+    with pytest.raises(OSError, match="the weights could not be written to ") as found:
+        export(rank, ranks, folder, 100, "file/model.safetensors")
+    return str(found.value)
+
+
+def test_a_file_that_can_not_be_written_is_an_error_on_all_ranks(on_ranks: Ranks, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    first, second = on_ranks(2, fail, tmp_path)
+    assert first == second
+
+
+def test_an_export_reaches_a_bucket(s3: Any) -> None:
+    export_weights(built(), *open_file(f"s3://{BUCKET}/exported/model.safetensors"), Collectives())
+    body = s3.get_object(Bucket=BUCKET, Key="exported/model.safetensors")["Body"].read()
+    assert int.from_bytes(body[:8], "little") < len(body)

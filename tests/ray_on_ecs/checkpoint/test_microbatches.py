@@ -1,0 +1,66 @@
+"""Micro-batches: any number of ranks has the gradients of the mean loss over the global batch."""
+
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from ray_on_ecs import DistributedSampler, microbatches
+from tests.training.ranks import Ranks
+
+GLOBAL_BATCH = 10
+STEPS = 6
+
+
+def train(rank: int, ranks: int, kind: str, size: int | None) -> dict[str, Any]:
+    """Train some steps of global batches; returns the weights."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    model: nn.Module = network
+    if kind == "ddp" and ranks > 1:
+        model = DistributedDataParallel(network)
+    elif kind == "fsdp" and ranks > 1:
+        model = cast(nn.Module, fully_shard(network))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    inputs = torch.randn(GLOBAL_BATCH * STEPS, 4, generator=torch.Generator().manual_seed(1))
+    data = TensorDataset(inputs, inputs.prod(1, keepdim=True))
+    for batch in DataLoader(data, batch_sampler=DistributedSampler(data).batches(GLOBAL_BATCH)):
+        for (x, y), weight in microbatches(batch, GLOBAL_BATCH, size=size, model=model):
+            (weight * nn.functional.mse_loss(model(x), y)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return get_model_state_dict(network, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("size", [None, 2, 3])
+def test_the_weights_are_those_of_one_rank(on_ranks: Ranks, kind: str, size: int | None) -> None:
+    [whole] = on_ranks(1, train, kind, None)
+    for ranks in (2, 3, 4):
+        for weights in on_ranks(ranks, train, kind, size):
+            for name, value in weights.items():
+                torch.testing.assert_close(value, whole[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [torch.arange(7), {"x": torch.arange(7)}, [torch.arange(7), {"y": torch.arange(7)}]],
+    ids=["tensor", "dictionary", "nested"],
+)
+def test_a_batch_of_any_form_is_split(batch: Any) -> None:
+    parts = list(microbatches(batch, 7, size=3))
+    assert [weight for _, weight in parts] == [3 / 7, 2 / 7, 2 / 7]
+    first = parts[0][0]
+    while not isinstance(first, torch.Tensor):
+        first = next(iter(first.values() if isinstance(first, dict) else first))
+    assert first.tolist() == [0, 1, 2]
+
+
+def test_a_batch_that_is_not_a_share_is_refused() -> None:
+    with pytest.raises(ValueError, match="batch: 3 samples are not a rank's share of 8 on 1 ranks, which is 8"):
+        list(microbatches(torch.arange(3), 8))

@@ -1,0 +1,92 @@
+"""The sampler and the global batches: what each rank gets, from any position on."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from ray_on_ecs import DistributedSampler
+
+
+def sampler(samples: int, rank: int = 0, ranks: int = 1, seed: int = 0, shuffle: bool = True) -> DistributedSampler:
+    made = DistributedSampler(range(samples), seed=seed, shuffle=shuffle)
+    made.rank, made.world_size = rank, ranks
+    return made
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+def test_all_ranks_together_have_each_sample_and_as_many(ranks: int) -> None:
+    shares = [list(sampler(20, rank, ranks)) for rank in range(ranks)]
+    assert {len(share) for share in shares} == {-(-20 // ranks)} == {len(sampler(20, 0, ranks))}
+    assert {each for share in shares for each in share} == set(range(20))
+
+
+def test_the_order_follows_from_seed_and_epoch() -> None:
+    first, second = sampler(50), sampler(50)
+    assert list(first) == list(second) != list(range(50))
+    second.set_epoch(1)
+    assert list(first) != list(second)
+    assert list(sampler(50, seed=1)) != list(sampler(50))
+    assert list(sampler(50, shuffle=False)) == list(range(50))
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 3), (4, 1)])
+def test_a_position_is_of_all_ranks(before: int, after: int) -> None:
+    second = {each for rank in range(before) for each in list(sampler(24, rank, before))[12 // before :]}
+    rest: set[int] = set()
+    for rank in range(after):
+        resumed = sampler(24, rank, after)
+        resumed.load_state_dict({"epoch": 0, "position": 12, "samples": 24, "seed": 0})
+        assert len(resumed) == 12 // after
+        rest |= set(resumed)
+    assert rest == second
+
+
+def test_an_epoch_begins_at_its_start_and_goes_on_where_it_was() -> None:
+    made = sampler(10)
+    made.position = 4
+    made.set_epoch(0)
+    assert made.position == 4
+    made.set_epoch(1)
+    assert made.position == 0
+
+
+def test_a_second_pass_without_the_end_of_the_epoch_is_an_error_and_not_a_loop_for_ever() -> None:
+    made = sampler(4)
+    for _ in DataLoader(TensorDataset(torch.arange(4)), sampler=made):
+        made.position += 1
+    assert list(made) == [], "an epoch that was cut before its test has no samples left"
+    with pytest.raises(RuntimeError, match=r"epoch 0 has no samples left; call end_epoch\(\) or set_epoch\(\)"):
+        list(made)
+
+
+@pytest.mark.parametrize(
+    ("field", "named"), [("samples", "samples was 9, and is 10"), ("seed", "seed was 9, and is 0")]
+)
+def test_a_position_of_other_data_is_refused(field: str, named: str) -> None:
+    state = {"epoch": 0, "position": 0, "samples": 10, "seed": 0, field: 9}
+    with pytest.raises(ValueError, match=named):
+        sampler(10).load_state_dict(state)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_a_global_batch_is_the_same_on_any_number_of_ranks(ranks: int) -> None:
+    shares = [list(sampler(25, rank, ranks).batches(8)) for rank in range(ranks)]
+    batches = [{each for share in shares for each in share[step]} for step in range(3)]
+    assert [len(batch) for batch in batches] == [8, 8, 8], "the last sample is left out"
+    assert {len(share) for share in shares} == {3} == {len(sampler(25, 0, ranks).batches(8))}
+    order = list(sampler(25))
+    assert batches == [set(order[8 * step : 8 * step + 8]) for step in range(3)]
+
+
+def test_global_batches_go_on_from_a_position() -> None:
+    made = sampler(24)
+    whole = list(made.batches(8))
+    made.position = 8
+    loader = DataLoader(TensorDataset(torch.arange(24)), batch_sampler=made.batches(8))
+    assert [batch.tolist() for [batch] in loader] == whole[1:]
+
+
+@pytest.mark.parametrize("size", [1, 25])
+def test_a_global_batch_that_can_not_be_had_is_named(size: int) -> None:
+    with pytest.raises(ValueError, match=f"global_batch_size: {size} must be at least 2, the number of ranks, and"):
+        sampler(24, 0, 2).batches(size)
