@@ -51,19 +51,23 @@ class CodeFiles:
         return describe(self.left_out)
 
 
-def list_code(folder: Path, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> CodeFiles:
+def list_code(
+    folder: Path, include: Sequence[str] = (), exclude: Sequence[str] = (), never: Sequence[str] = ()
+) -> CodeFiles:
     """List the files of a folder that are uploaded.
 
     Args:
         folder: A user's folder, in a git repository or not.
         include: Patterns, as in .gitignore, that bring back what the ignore files leave out.
         exclude: Patterns that leave out more; they win.
+        never: Patterns of what is left out without a word.
 
     Raises:
         UsageError: Something can't be read.
     """
     top = os.path.realpath(folder)
-    listing = _Listing(top, from_options(include, top, "--include"), from_options(exclude, top, "--exclude"))
+    options = from_options(include, top, "--include"), from_options(exclude, top, "--exclude")
+    listing = _Listing(top, *options, from_options((*NEVER, *never), top, ""))
     listing.walk(top, Rules.above(top))
     if listing.unreadable:
         # If it were left out, the script would miss it, after the nodes have started.
@@ -81,12 +85,12 @@ class _Listing:
     top: str
     include: Patterns
     exclude: Patterns
+    never: Patterns
     files: list[CodeFile] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.never = from_options(NEVER, self.top, "")
         self.named = from_options(NAMED, self.top, "")
 
     def walk(self, folder: str, rules: Rules, ignored: str = "", is_included: bool = False) -> None:
