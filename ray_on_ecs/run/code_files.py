@@ -18,7 +18,7 @@ from ray_on_ecs.run.left_out import KINDS, LINK, LeftOut, count_bytes, describe,
 # Neither uploaded nor kept: it belongs to this machine, or is made again.
 NEVER = (".git", ".venv", "venv", "__pycache__", "node_modules", ".*_cache", "*.pyc")
 # Of these, what is worth a word: a script may miss it.
-NAMED = (".git", ".venv", "venv", "node_modules")
+NAMED = (".venv", "venv", "node_modules")
 MAX_BYTES = 2**30
 SHOWN = 3
 
