@@ -98,6 +98,7 @@ class _Listing:
         try:
             with os.scandir(folder) as found:
                 entries = list(found)
+            os.lstat(os.path.join(folder, "."))  # of a folder that is only readable, the names alone can be had
         except FileNotFoundError:  # deleted since its parent was read
             return
         except PermissionError:

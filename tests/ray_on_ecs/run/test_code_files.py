@@ -261,6 +261,20 @@ def test_unreadable_entries_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
     assert names_of(tmp_path, [], ["/a", "secret"]) == ["c.py"]
 
 
+def test_a_folder_whose_files_can_t_be_reached_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "listed/x", "c.py")
+
+    def lstat(path: Any) -> Any:
+        if str(path).startswith(f"{tmp_path}/listed/"):
+            raise PermissionError(path)
+        return status_of(path)
+
+    status_of = os.lstat  # root may reach all
+    monkeypatch.setattr("os.lstat", lstat)
+    with pytest.raises(UsageError, match="may not read, such as listed;"):
+        list_code(tmp_path)
+
+
 def test_too_much_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_files, "MAX_BYTES", 4000)
     write(tmp_path, "data/a/b", "data/c", content=bytes(1500))
