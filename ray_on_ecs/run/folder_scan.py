@@ -62,12 +62,14 @@ class FolderScanner:
 
     Attributes:
         too_many: The folders that are left out because of their many entries; they are not listed again.
+        unreadable: The folders that the last scan had no permission to list.
     """
 
     def __init__(self, folder: Path, is_excluded: Callable[[str, bool], bool] = lambda name, is_folder: False) -> None:
         self.folder = folder
         self._is_excluded = is_excluded
         self.too_many: set[str] = set()
+        self.unreadable: set[str] = set()
 
     def scan(self) -> Scan:
         """Return the state of each file by its path in the folder.
@@ -76,6 +78,7 @@ class FolderScanner:
             OSError: The folder can't be listed.
         """
         found: Scan = {}
+        self.unreadable.clear()
         waiting = [""]
         while waiting:
             prefix = waiting.pop()
@@ -94,13 +97,15 @@ class FolderScanner:
     def _entries(self, prefix: str) -> list[os.DirEntry[str]]:
         entries = []
         # The script may have deleted it. Any other fault must not look as if all files in it were gone.
-        gone = suppress(FileNotFoundError, NotADirectoryError, PermissionError)
-        with gone, os.scandir(self.folder / prefix) as listed:
-            for entry in listed:
-                entries.append(entry)
-                if len(entries) > MAX_ENTRIES and prefix:
-                    self.too_many.add(prefix)
-                    return []
+        try:
+            with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.folder / prefix) as listed:
+                for entry in listed:
+                    entries.append(entry)
+                    if len(entries) > MAX_ENTRIES and prefix:
+                        self.too_many.add(prefix)
+                        return []
+        except PermissionError:
+            self.unreadable.add(prefix or "./")
         return entries
 
 

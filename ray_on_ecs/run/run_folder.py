@@ -334,7 +334,8 @@ class RunFolder:
                 return False
         self.failed = failed
         too_many = [f"{folder} (more than {MAX_ENTRIES:,} entries)" for folder in sorted(self._scanner.too_many)]
-        self.part = Part(number, {**old, **links, **stored}, found, (*too_many, *left_out))
+        unreadable = [f"{folder} (no permission to read it)" for folder in sorted(self._scanner.unreadable)]
+        self.part = Part(number, {**old, **links, **stored}, found, (*too_many, *unreadable, *left_out))
         return True
 
     @contextmanager
