@@ -16,6 +16,9 @@ import psutil
 # Folders that hold nothing of a run, and core dumps.
 NEVER = re.compile(r"\.git|\.venv|venv|__pycache__|node_modules|\..*_cache")
 CORE_DUMP = re.compile(r"core(\.\d+)?")
+# Logs by their names, which a script that can't work writes, too; and others that are written until the run ends.
+LOGS, EVENTS = (".log", ".out", ".err", ".txt"), "events.out.tfevents"
+GROWING = (".jsonl", ".csv", ".wandb", "-wal", "-journal")
 # A folder with more entries than this is left out.
 MAX_ENTRIES = 10_000
 
@@ -107,6 +110,16 @@ class FolderScanner:
         except PermissionError:
             self.unreadable.add(prefix or "./")
         return entries
+
+
+def is_log(name: str) -> bool:
+    """Return whether a file is a log by its name."""
+    return name.endswith(LOGS) or os.path.basename(name).startswith(EVENTS)
+
+
+def grows(name: str) -> bool:
+    """Return whether a file is written until the run ends, by its name."""
+    return is_log(name) or name.endswith(GROWING)
 
 
 def open_for_writing(folder: Path, processes: Iterable[psutil.Process]) -> dict[str, bool]:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from ray_on_ecs.run import folder_scan
-from ray_on_ecs.run.folder_scan import FileState, FolderScanner, fitting, open_for_writing, state_of
+from ray_on_ecs.run.folder_scan import FileState, FolderScanner, fitting, grows, is_log, open_for_writing, state_of
 from tests.run_folders import write
 
 
@@ -99,6 +99,12 @@ def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytes
         assert scanner.unreadable == {"deep/secret/"}
     assert scanner.scan().keys() == {"a", "deep/secret/b"}
     assert not scanner.unreadable
+
+
+def test_logs_by_their_names() -> None:
+    names = ("train.log", "runs/events.out.tfevents.17.host", "model.pt", "metrics.csv", "db-wal")
+    assert [is_log(name) for name in names] == [True, True, False, False, False]
+    assert [grows(name) for name in names] == [True, True, False, True, True]
 
 
 def test_a_fault_does_not_look_like_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
