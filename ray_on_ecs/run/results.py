@@ -26,7 +26,7 @@ def write_results(
     Args:
         storage: The run's folder.
         config: The run's settings.
-        summary: What rank 0 returned: `hardware`, and `first_step_at`, when its script was started (Unix time).
+        summary: What rank 0 returned: `hardware`, and `started_at`, when its script was started (Unix time).
         cost: What its instances have cost, if that is known.
 
     Returns:
@@ -50,7 +50,7 @@ def write_results(
         "metrics": records[-1] if records else None,
         "hardware": summary["hardware"],
         "versions": versions(),
-        "times": run_times(summary["first_step_at"]),
+        "times": run_times("script_start", summary["started_at"]),
         "cost": cost,
         "config": config.to_dict(),
         "files": files,

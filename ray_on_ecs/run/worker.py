@@ -166,7 +166,7 @@ class ScriptWorker:
                 self._reset_folder()
             has_reset = False
             self._run_once(generation)
-        return {"hardware": self._hardware(), "first_step_at": self._first_started_at} if self._rank == 0 else {}
+        return {"hardware": self._hardware(), "started_at": self._first_started_at} if self._rank == 0 else {}
 
     def _install_packages(self) -> str:
         """Return a Python interpreter with the packages of --requirements, in the versions that all workers have."""
