@@ -259,7 +259,7 @@ class Attempts:
     def _fit(self, folder: str, attempt: int) -> Any:
         settings = {**self.train_function.settings, "attempt": attempt}
         if self.allocation is None:
-            return self.train_function.function(settings)
+            return self.train_function.function({**settings, "is_waiting": self._program.is_waiting})
         result: Any = self._trainer(folder, settings, self.allocation).fit()
         return result.return_value
 

@@ -10,11 +10,11 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import psutil
 import ray
@@ -67,6 +67,7 @@ class Settings(TypedDict):
     is_one_node: bool
     inputs: dict[str, str]
     attempt: int
+    is_waiting: NotRequired[Callable[[], bool]]  # whether a Ray program waits for its workers
 
 
 def run_script(settings: Settings) -> dict[str, Any]:
