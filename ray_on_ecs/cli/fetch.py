@@ -19,7 +19,7 @@ from rich import filesize
 from ray_on_ecs.cli.screen import note, notes, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster, on_cluster
 from ray_on_ecs.cluster.history import find_run
-from ray_on_ecs.errors import ResourceError, UsageError, one_line
+from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
 from ray_on_ecs.tracking import layout
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Fetched:
         tops = list(dict.fromkeys(f"{name.partition('/')[0]}{'/' * ('/' in name)}" for name in self.files))
         names = ", ".join(tops[:NAMES_SHOWN]) + (", …" if len(tops) > NAMES_SHOWN else "")
         new = "nothing new" if not self.copied else f"{len(self.copied)} new"
-        return f"{self.folder}: {_plural(len(self.files))}, {filesize.decimal(self.size)}, {new}: {names}"
+        return f"{self.folder}: {counted(len(self.files), 'file')}, {filesize.decimal(self.size)}, {new}: {names}"
 
 
 @click.command("fetch")
@@ -281,7 +281,3 @@ def _copy_once(
 
 def _unreadable(storage: RunStorage, cause: OSError) -> Exception:
     return ResourceError(f"run {storage.run_name} can't be copied ({one_line(cause)}); the same command goes on")
-
-
-def _plural(files: int) -> str:
-    return "1 file" if files == 1 else f"{files} files"

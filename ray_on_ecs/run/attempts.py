@@ -287,7 +287,7 @@ class Attempts:
             what = f"workers that were lost did not come back within {self.config.worker_timeout:g} s"
         else:
             what = (
-                f"the cluster has the {self.config.num_workers} workers' CPUs and GPUs, but they were not free within "
+                f"the cluster has the workers' CPUs and GPUs, but they were not free within "
                 f"{self.config.worker_timeout:.0f} s; wait for the other run to end, or ask for fewer workers"
             )
         return Failure(what, "no workers", where=str(error))

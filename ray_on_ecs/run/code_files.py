@@ -72,8 +72,9 @@ def list_code(
     if listing.unreadable:
         # If it were left out, the script would miss it, after the nodes have started.
         names = ", ".join(printable(name) for name in sorted(listing.unreadable)[:SHOWN])
+        entries = "1 entry" if len(listing.unreadable) == 1 else f"{len(listing.unreadable):,} entries"
         raise UsageError(
-            f"--working-dir: {folder} has {len(listing.unreadable):,} entries that you may not read, such as {names}; "
+            f"--working-dir: {folder} has {entries} that you may not read, such as {names}; "
             "all code is uploaded: make them readable, or leave them out by --exclude or .gitignore"
         )
     files = sorted(listing.files)

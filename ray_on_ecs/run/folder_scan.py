@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import psutil
 
+from ray_on_ecs.errors import counted
+
 # Folders that hold nothing of a run, and core dumps.
 NEVER = re.compile(r"\.git|\.venv|venv|__pycache__|node_modules|\..*_cache")
 CORE_DUMP = re.compile(r"core(\.\d+)?")
@@ -150,7 +152,7 @@ def fitting(files: Scan, max_bytes: float, max_files: int) -> tuple[set[str], li
     left_out: dict[str, str] = {}
     while (too_large := sizes.total() > max_bytes) or counts.total() > max_files:
         [(group, _)] = (sizes if too_large else counts).most_common(1)
-        left_out[group] = f"{group} ({counts.pop(group)} files, {sizes.pop(group) / 2**30:.1f} GiB)"
+        left_out[group] = f"{group} ({counted(counts.pop(group), 'file')}, {sizes.pop(group) / 2**30:.1f} GiB)"
     return {name for name in files if _group(name) not in left_out}, list(left_out.values())
 
 

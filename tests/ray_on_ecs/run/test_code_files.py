@@ -271,7 +271,7 @@ def test_a_folder_whose_files_can_t_be_reached_is_refused(tmp_path: Path, monkey
 
     status_of = os.lstat  # root may reach all
     monkeypatch.setattr("os.lstat", lstat)
-    with pytest.raises(UsageError, match="may not read, such as listed;"):
+    with pytest.raises(UsageError, match="has 1 entry that you may not read, such as listed;"):
         list_code(tmp_path)
 
 
