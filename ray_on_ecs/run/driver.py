@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from ray_on_ecs.checkpoint.resume import FORMAT, write_settings
+from ray_on_ecs.checkpoint.resume import write_settings
 from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.run import code, inputs, program_resources, ray_cluster, results
 from ray_on_ecs.run.attempts import Attempts, TrainFunction, hold_run, wait_for_workers
@@ -131,23 +131,10 @@ def _prepare(config: ScriptConfig) -> tuple[ScriptConfig, RunStorage]:
     config = replace(config.resolve_defaults(), working_dir=str(config.folder))
     storage = RunStorage.open(config.storage_path, str(config.run_name))
     storage.check_writable()
-    _check_unfinished(storage)
+    results.check_not_finished(storage)
     if config.code is None:
         config = code.store(config, storage, print, links=True)
     return config, storage
-
-
-def _check_unfinished(storage: RunStorage) -> None:
-    settings = storage.read_json(layout.SETTINGS)
-    if settings is not None and (settings.get("format") != FORMAT or "command" not in settings["settings"]):
-        raise UsageError(
-            f"--run-name: run {storage.run_name!r} is no script's, or another version's; give another --run-name"
-        )
-    if storage.exists(layout.RESULT):
-        raise UsageError(
-            f"--run-name: run {storage.run_name!r} is finished, results in {storage.uri}; to run it again give another "
-            "--run-name, or delete that folder"
-        )
 
 
 def _begin(config: ScriptConfig, storage: RunStorage, allocation: WorkerAllocation | None) -> ScriptConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.metrics import STEP
 from ray_on_ecs.tracking import layout
@@ -57,6 +58,20 @@ def write_results(
     }
     storage.write_json(layout.RESULT, document)
     return document
+
+
+def check_not_finished(storage: RunStorage) -> None:
+    """Raise UsageError if a run has its results already, or is not a script's."""
+    settings = storage.read_json(layout.SETTINGS)
+    if settings is not None and (settings.get("format") != layout.FORMAT or "command" not in settings["settings"]):
+        raise UsageError(
+            f"--run-name: run {storage.run_name!r} is no script's, or another version's; give another --run-name"
+        )
+    if storage.exists(layout.RESULT):
+        raise UsageError(
+            f"--run-name: run {storage.run_name!r} is finished, results in {storage.uri}; to run it again give another "
+            "--run-name, or delete that folder"
+        )
 
 
 def metric_names(records: Sequence[dict[str, Any]]) -> list[str]:
