@@ -1,4 +1,4 @@
-"""An epoch on a GPU, by several settings, compared with the reference's loop and with the arithmetic that it needs.
+"""An epoch on a GPU, by several settings, compared with ray_train_ddp.py's loop and with the arithmetic that it needs.
 
 It takes less than ten minutes on one GPU. What can't be done there, such as compiling without a compiler, it says. The
 kernels of a step are counted on CPUs too: each operation that computes or copies is one kernel on a GPU, or a few.
@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench import reference
 from bench.harness import Bench
 from bench.report import Comparison, Target, at_least, spread
 from ray_on_ecs.errors import UsageError
+from training import ray_train_ddp
 from training.recipes.images import datasets
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.loader import Batch
@@ -30,6 +31,7 @@ from training.recipes.images.trainer import ImageTrainer, MetricSums
 
 TARGET = 20
 EPOCHS = 3
+BATCH_SIZE = 128  # the reference's
 SIDE = 4096  # of the square matrices whose product says what the GPU can do
 # What may make it faster, by the settings that differ from the default.
 WAYS: dict[str, dict[str, Any]] = {
@@ -79,15 +81,8 @@ def count_kernels() -> Comparison:
     first, second = trainer.batches.train(0)
     model = resnet18_classifier(1, 10)
     optimizer = torch.optim.Adam(model.parameters(), foreach=True)  # its default on GPUs
-
-    def reference_step(images: Tensor, labels: Tensor) -> None:
-        loss = cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
     sums = MetricSums(torch.device("cpu"))
-    theirs = _kernels(lambda batches: reference_step(*batches[0]), first, second)
+    theirs = _kernels(lambda batches: _reference_step(model, optimizer, *batches[0]), first, second)
     ours = _kernels(lambda batches: trainer._step(batches, sums), first, second)
     return Comparison(
         name="kernels of a step",
@@ -99,7 +94,7 @@ def count_kernels() -> Comparison:
     )
 
 
-def _kernels(step: Callable[[list[Batch]], None], first: list[Batch], second: list[Batch]) -> int:
+def _kernels(step: Callable[[list[Batch]], object], first: list[Batch], second: list[Batch]) -> int:
     """Count those of the second step; the first one also makes the optimizer's state."""
     step(first)
     with KernelCount() as count:
@@ -153,17 +148,35 @@ def _compare(name: str, theirs: list[float], ours: list[float], *, with_target: 
         ratio=ratio,
         target=at_least(ratio, TARGET) if with_target else None,
         n=len(ours),
-        note=f"no tests; {reference.BATCH_SIZE} images a step there, here {_config(len(ours), {}).batch_size}",
+        note=f"no tests; {BATCH_SIZE} images a step there, here {_config(len(ours), {}).batch_size}",
         data={"reference": theirs, "ours": ours},
     )
 
 
 def _reference(device: torch.device, bench: Bench, epochs: int) -> list[float]:
-    """Return the seconds of the reference's epochs after the first, without the tests."""
+    """Return the seconds of the reference's epochs on one device after the first, without the tests."""
     torch.manual_seed(0)
     model = resnet18_classifier(1, 10).to(device)
-    parts = [reference.loader(bench.folder, train) for train in (True, False)]
-    return [each["train_seconds"] for each in reference.epochs(model, *parts, device, epochs + 1)][1:]
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    images, _ = ray_train_ddp.load({"data": "fashion-mnist", "data_dir": bench.folder})
+    loader = DataLoader(images, BATCH_SIZE, shuffle=True)
+    seconds = []
+    for _ in range(epochs + 1):
+        began = time.perf_counter()
+        for pixels, labels in loader:
+            normalized = ray_train_ddp.normalize(pixels.to(device))
+            _reference_step(model, optimizer, normalized, labels.to(device)).item()
+        seconds.append(time.perf_counter() - began)
+    return seconds[1:]
+
+
+def _reference_step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> Tensor:
+    """Make a step, and return its loss."""
+    loss = cross_entropy(model(images), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
 
 
 def _ours(device: torch.device, bench: Bench, epochs: int, settings: dict[str, Any]) -> list[float]:

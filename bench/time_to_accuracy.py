@@ -1,9 +1,9 @@
-"""Time to the reference's final test accuracy, both through Ray Train on two CPU workers of one thread each."""
+"""Time to the final accuracy of the reference, ray_train_ddp.py: both by Ray Train on two CPUs, a thread for each."""
 
 from __future__ import annotations
 
-import json
 import math
+import re
 import statistics
 import sys
 from typing import Any
@@ -15,6 +15,10 @@ from bench.report import Comparison, Target, at_least, spread
 TARGET = 3
 # Fewer epochs than the default: these images are blends of a few, so a network learns them sooner.
 FLAGS = ("--num-workers", "2", "--epochs", "3")
+REFERENCE = "training/ray_train_ddp.py"
+REFERENCE_FLAGS = ("--num-workers", "2", "--no-use-gpu", "--epochs", "10")
+# What it prints after each epoch.
+EPOCH = re.compile(r"epoch \d+, .*accuracy ([\d.e-]+), seconds ([\d.e+]+)")
 
 
 def measure(bench: Bench) -> tuple[list[Comparison], list[Run]]:
@@ -82,9 +86,13 @@ def _seconds_to_goal(epochs: list[dict[str, Any]], goal: float) -> float | None:
 
 
 def _train_reference(bench: Bench, seed: int) -> list[dict[str, Any]]:
-    folders = ["--data-dir", str(bench.folder), "--storage-path", str(bench.folder / "reference")]
-    printed = harness.call([sys.executable, "-m", "bench.reference", *folders, "--seed", str(seed)])
-    return [json.loads(line) for line in printed.splitlines() if line.startswith('{"epoch"')]
+    folders = [str(bench.folder / "reference"), "--data-dir", str(bench.folder)]
+    return read_epochs(harness.call([sys.executable, REFERENCE, *folders, *REFERENCE_FLAGS, "--seed", str(seed)]))
+
+
+def read_epochs(printed: str) -> list[dict[str, Any]]:
+    """Return the seconds and the test accuracy of each epoch from what the reference has printed."""
+    return [{"seconds": float(each[2]), "test_accuracy": float(each[1])} for each in EPOCH.finditer(printed)]
 
 
 def _list(values: list[float]) -> str:

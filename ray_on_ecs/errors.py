@@ -44,6 +44,11 @@ def one_line(cause: object) -> str:
     return " ".join(str(cause).split())[:LONGEST_CAUSE]
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things: `1 worker`, `2 workers`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 class HeadUnavailable(ResourceError):
     """The head doesn't answer now: it is starting, or being replaced."""
 

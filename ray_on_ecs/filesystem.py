@@ -16,7 +16,7 @@ from pathlib import Path
 from pyarrow import fs
 
 from ray_on_ecs import node_cache
-from ray_on_ecs.errors import UsageError
+from ray_on_ecs.errors import UsageError, counted
 
 # The pauses between attempts double up to 20 s: all of them together outlast a minute without S3.
 MAX_ATTEMPTS = 12
@@ -123,7 +123,7 @@ def fetch(address: str, flag: str, hint: str = "give less") -> Path:
     def make(folder: Path) -> None:
         size = sum(each.size for each in files.values())
         check_room(address, size, folder.parent, flag, hint)
-        print(f"fetching {address} to this node: {len(files)} files, {size / 2**20:,.0f} MiB", flush=True)
+        print(f"fetching {address} to this node: {counted(len(files), 'file')}, {size / 2**20:,.0f} MiB", flush=True)
         folder.mkdir()
         try:
             copy_to_disk(filesystem, {folder / name: each for name, each in files.items()})

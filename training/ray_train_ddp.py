@@ -54,6 +54,7 @@ def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     add("--epochs", type=positive, default=10)
     add("--batch-size", type=positive, default=128, help="images of a step on each worker (%(default)s)")
     add("--lr", type=float, default=1e-3, help="learning rate of Adam (%(default)s)")
+    add("--seed", type=int, default=0, help="of the weights (%(default)s)")
     add("--num-workers", type=positive, help="by default one for each GPU of the cluster, or two on CPUs")
     add("--use-gpu", action=argparse.BooleanOptionalAction, help="by default if the cluster has GPUs")
     add("--data-dir", default=DATA_DIR, help="each node's folder of torchvision's FashionMNIST/raw (%(default)s)")
@@ -147,7 +148,7 @@ def train(config: dict[str, Any]) -> None:
     share = Subset(test_data, range(rank, len(test_data), workers))
     test_loader = prepare_data_loader(DataLoader(share, config["batch_size"]), add_dist_sampler=False)
 
-    torch.manual_seed(0)  # the same weights on all workers
+    torch.manual_seed(config["seed"])  # the same weights on all workers
     network = resnet18(num_classes=CLASSES)
     network.conv1 = torch.nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)
     model = prepare_model(network)
@@ -195,7 +196,7 @@ def train(config: dict[str, Any]) -> None:
         dist.all_reduce(sums)
         train_loss, trained, test_loss, correct, tested = sums.tolist()
         metrics = {"epoch": epoch, "train_loss": train_loss / trained}
-        metrics |= {"loss": test_loss / tested, "accuracy": correct / tested}
+        metrics |= {"loss": test_loss / tested, "accuracy": correct / tested, "seconds": time.perf_counter() - started}
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = None
             if rank == 0:

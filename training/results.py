@@ -157,7 +157,7 @@ def write_results(
         "hardware": summary["hardware"],
         "versions": versions(),
         "times": {
-            **run_times(first_step),
+            **run_times("first_step", first_step),
             "training_seconds": sum(each["train_seconds"] for each in history),
             "test_seconds": sum(each["test_seconds"] for each in history),
         },

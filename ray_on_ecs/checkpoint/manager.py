@@ -16,7 +16,7 @@ from ray_on_ecs.checkpoint.resume import check_data_unchanged
 from ray_on_ecs.checkpoint.saver import AsyncSaver, log
 from ray_on_ecs.checkpoint.store import CheckpointStore
 from ray_on_ecs.checkpoint.trainer import CheckpointOptions, Trainer
-from ray_on_ecs.errors import StorageError
+from ray_on_ecs.errors import StorageError, counted
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.storage import RunStorage
 
@@ -191,7 +191,7 @@ class CheckpointManager:
             load(trainer, self._storage, name, manifest["world_size"], self._beat)
             if trainer.rank == 0:
                 steps = trainer.step % trainer.steps_per_epoch
-                log(f"resuming from {name}: {trainer.epoch} epochs and {steps} steps are done")
+                log(f"resuming from {name}: {counted(trainer.epoch, 'epoch')} and {counted(steps, 'step')} are done")
         self._saved_step = trainer.step
         self._schedule.saved()
 

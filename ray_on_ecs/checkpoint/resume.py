@@ -12,15 +12,12 @@ from ray_on_ecs.errors import UsageError
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.storage import RunStorage
 
-# The format of a run's folder, the settings and the checkpoints included; a run of another one is refused.
-FORMAT = 1
-
 C = TypeVar("C", bound=RunConfig)
 
 
 def write_settings(storage: RunStorage, config: RunConfig) -> None:
     """Write the settings of a run that starts or resumes, with the format of its folder."""
-    storage.write_json(layout.SETTINGS, {"format": FORMAT, "settings": config.to_dict()})
+    storage.write_json(layout.SETTINGS, {"format": layout.FORMAT, "settings": config.to_dict()})
 
 
 def newest_checkpoint(storage: RunStorage) -> str | None:
@@ -95,7 +92,7 @@ def _read_settings(storage: RunStorage) -> dict[str, Any]:
     document = storage.read_json(layout.SETTINGS)
     if document is None and newest_checkpoint(storage) is None:
         return {}
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
+    if not isinstance(document, dict) or document.get("format") != layout.FORMAT:
         raise UsageError(
             f"--run-name: run {storage.run_name!r} was written by another version; give another --run-name"
         )

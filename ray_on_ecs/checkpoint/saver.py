@@ -12,7 +12,7 @@ from ray_on_ecs.checkpoint.collectives import Collectives
 from ray_on_ecs.checkpoint.store import CheckpointStore
 from ray_on_ecs.checkpoint.trainer import CheckpointOptions
 from ray_on_ecs.config import flag
-from ray_on_ecs.errors import StorageError
+from ray_on_ecs.errors import StorageError, counted
 from ray_on_ecs.filesystem import short_reason
 from ray_on_ecs.tracking.storage import RunStorage
 
@@ -81,7 +81,7 @@ class AsyncSaver:
         """Why the run must end: more snapshots in a row than allowed could not be stored."""
         if len(self._failures) <= self._config.max_failed_checkpoints:
             return None
-        return f"{len(self._failures)} checkpoints in a row could not be stored ({self._failures[-1]})"
+        return f"{counted(len(self._failures), 'checkpoint')} in a row could not be stored ({self._failures[-1]})"
 
     def start(self, snapshot: Snapshot) -> None:
         """Store a snapshot, in the thread."""

@@ -19,7 +19,7 @@ from rich import filesize
 from ray_on_ecs.cli.screen import note, notes, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster, on_cluster
 from ray_on_ecs.cluster.history import find_run
-from ray_on_ecs.errors import ResourceError, UsageError, one_line
+from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
 from ray_on_ecs.tracking import layout
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Fetched:
         tops = list(dict.fromkeys(f"{name.partition('/')[0]}{'/' * ('/' in name)}" for name in self.files))
         names = ", ".join(tops[:NAMES_SHOWN]) + (", …" if len(tops) > NAMES_SHOWN else "")
         new = "nothing new" if not self.copied else f"{len(self.copied)} new"
-        return f"{self.folder}: {_plural(len(self.files))}, {filesize.decimal(self.size)}, {new}: {names}"
+        return f"{self.folder}: {counted(len(self.files), 'file')}, {filesize.decimal(self.size)}, {new}: {names}"
 
 
 @click.command("fetch")
@@ -98,7 +98,7 @@ def copy_run(
     """Copy a run into a folder of its name.
 
     Files that are there with the size and the time that they have in the storage are left; others appear when they are
-    complete, with the storage's time.
+    complete, with that time. That of a file that a script wrote is when it did, wherever it is stored now.
 
     Args:
         cluster: Whose run it is.
@@ -115,14 +115,14 @@ def copy_run(
     storage = find_run(cluster, name)
     copied: list[str] = []
     for _ in range(ATTEMPTS):  # a run that is under way replaces its files
-        files, links = _files(storage)
+        files, links, written_at = _files(storage)
         wanted = {path: info for path, info in files.items() if _is_wanted(path, checkpoints, only)}
-        new = [path for path, info in wanted.items() if not _is_here(target / path, info)]
+        new = [path for path, info in wanted.items() if not _is_here(target / path, info, written_at.get(path))]
         if wanted and not new:
             break
         try:
             _check_room(target, sum(wanted[path].size for path in new))
-            _copy_all(storage, target, {path: wanted[path] for path in new})
+            _copy_all(storage, target, {path: wanted[path] for path in new}, written_at)
         except OSError as cause:
             raise _unreadable(storage, cause) from cause
         copied += new
@@ -135,10 +135,10 @@ def copy_run(
     return Fetched(target, here, list(dict.fromkeys(copied)), sum(wanted[path].size for path in here))
 
 
-def _files(storage: RunStorage) -> tuple[dict[str, FileInfo], dict[str, str]]:
-    """Return all files of a run by their paths in its folder, and the targets of its symbolic links.
+def _files(storage: RunStorage) -> tuple[dict[str, FileInfo], dict[str, str], dict[str, int]]:
+    """Return all files of a run by their paths in its folder, the targets of its symbolic links, and times (ns).
 
-    Files that its script wrote are those of the last snapshot.
+    Files that its script wrote are those of the last snapshot, and the times are theirs.
     """
     from pyarrow import fs
 
@@ -159,7 +159,8 @@ def _files(storage: RunStorage) -> tuple[dict[str, FileInfo], dict[str, str]]:
     kept = {f"{layout.FILES_FOLDER}/{name}": each for name, each in snapshot.files.items()}
     files = {each.path[start:]: each for each in found}
     files |= {path: stored[each.key] for path, each in kept.items() if each.key in stored}
-    return files, {path: each.link for path, each in kept.items() if each.link is not None}
+    links = {path: each.link for path, each in kept.items() if each.link is not None}
+    return files, links, {path: each.written_at for path, each in kept.items() if each.written_at and not each.is_log}
 
 
 def _stored(storage: RunStorage, snapshot: Snapshot) -> list[FileInfo]:
@@ -190,12 +191,12 @@ def _is_wanted(path: str, checkpoints: bool, only: Sequence[str]) -> bool:
     return not only or any(fnmatch(path, pattern) for pattern in only)
 
 
-def _is_here(file: Path, info: FileInfo) -> bool:
+def _is_here(file: Path, info: FileInfo, written_at: int | None) -> bool:
     try:
         found = file.stat()
     except OSError:
         return False
-    return found.st_size == info.size and found.st_mtime_ns >= (info.mtime_ns or 0)
+    return found.st_size == info.size and found.st_mtime_ns >= (written_at or info.mtime_ns or 0)
 
 
 def _check_room(target: Path, needed: int) -> None:
@@ -216,7 +217,7 @@ def make_folder(target: Path) -> None:
     target.mkdir(exist_ok=True)
 
 
-def _copy_all(storage: RunStorage, target: Path, files: dict[str, FileInfo]) -> None:
+def _copy_all(storage: RunStorage, target: Path, files: dict[str, FileInfo], written_at: dict[str, int]) -> None:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -228,7 +229,9 @@ def _copy_all(storage: RunStorage, target: Path, files: dict[str, FileInfo]) -> 
     ):
         task = bar.add_task(f"fetching {storage.run_name}", total=sum(info.size for info in files.values()))
         copies = [
-            pool.submit(_copy, storage, target / path, info, lambda size: bar.advance(task, size), stop)
+            pool.submit(
+                _copy, storage, target / path, info, written_at.get(path), lambda size: bar.advance(task, size), stop
+            )
             for path, info in files.items()
         ]
         try:
@@ -244,6 +247,7 @@ def _copy(
     storage: RunStorage,
     file: Path,
     info: FileInfo,
+    written_at: int | None,
     on_bytes: Callable[[int], object],
     stop: threading.Event,
 ) -> None:
@@ -260,7 +264,8 @@ def _copy(
             if found.size == info.size and found.mtime_ns <= info.mtime_ns:  # S3 lists fractions of seconds alone
                 break
             info = found
-        os.utime(part, ns=(info.mtime_ns, info.mtime_ns))
+        time = written_at or info.mtime_ns
+        os.utime(part, ns=(time, time))
         part.replace(file)
     except FileNotFoundError:
         if storage.exists(path):
@@ -281,7 +286,3 @@ def _copy_once(
 
 def _unreadable(storage: RunStorage, cause: OSError) -> Exception:
     return ResourceError(f"run {storage.run_name} can't be copied ({one_line(cause)}); the same command goes on")
-
-
-def _plural(files: int) -> str:
-    return "1 file" if files == 1 else f"{files} files"

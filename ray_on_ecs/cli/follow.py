@@ -15,7 +15,7 @@ from rich.status import Status
 from ray_on_ecs.cli.screen import note, out, show
 from ray_on_ecs.cluster.clusters import Cluster, Head
 from ray_on_ecs.cluster.jobs import UnreadLogs, driver_exit_status, follow_to_end, of_run, submitted, under_way
-from ray_on_ecs.errors import HeadGone, Interrupted, ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.errors import HeadGone, Interrupted, ResourceError, TrainingError, UsageError, counted, one_line
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.shown_log import Filter
 
@@ -183,7 +183,7 @@ def progress_words(status: dict[str, Any]) -> str:
     if status.get("loss") is not None:
         words.append(f"loss {status['loss']:.4f}")
     if status.get("workers"):
-        words.append(f"{status['workers']} workers")
+        words.append(counted(status["workers"], "worker"))
     if status.get("cost_usd") is not None:
         words.append(f"{status['cost_usd']:.2f} USD")
     return " · ".join(words)

@@ -163,6 +163,8 @@ def _run(
         work = _submission(defaults, given, recipe, command)
     name = work.run["run_name"]
     metadata = {**work.run, MAX_RESUBMISSIONS: str(max_resubmissions)}
+    if work.script and cluster.is_here:
+        _check_not_finished(cluster, name)
     with _ray(cluster, work, stays=detach) as is_local:
         if recipe and is_local:  # its relative paths are those of this folder
             work = replace(work, entrypoint=f"cd {shlex.quote(os.getcwd())} && {work.entrypoint}")
@@ -174,6 +176,14 @@ def _run(
     shows, stops = cluster.command(f"logs --follow {name}"), cluster.command(f"stop {name}")
     note(f"{shows} shows its log, {stops} stops it{' and Ray' if is_local else ''}")
     return 0
+
+
+def _check_not_finished(cluster: Cluster, name: str) -> None:
+    """Raise UsageError for a run that has its results: its job would, when Ray has started and has the code."""
+    from ray_on_ecs.run.results import check_not_finished
+
+    with contextlib.suppress(OSError):  # the job says what is wrong with the storage
+        check_not_finished(cluster.storage(name))
 
 
 @contextlib.contextmanager

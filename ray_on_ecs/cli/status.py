@@ -17,7 +17,7 @@ from ray_on_ecs.cluster.nodes import ALIVE, nodes
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import Scaling, Workers
 from ray_on_ecs.contract import HELPERS, INSTANCE_LABELS, NODE_GROUP_LABEL, ON_DEMAND, SPOT
-from ray_on_ecs.errors import ResourceError, TrainingError, one_line
+from ray_on_ecs.errors import ResourceError, TrainingError, counted, one_line
 
 T = TypeVar("T")
 Document = dict[str, Any]
@@ -219,7 +219,8 @@ def what_stops(
         down = f"go down to {scale['min']}" if scale["min"] else "stop"
         yield f"{kind} {down} after {scale['idle_minutes']} idle minutes{_ringing('idle', alarms)}"
     if scale["idle_minutes"] and scale["min"]:
-        yield f"nothing stops the last {scale['min']} {kind} until pulumi destroy, or {_setting(kind)}"
+        last = kind.removesuffix("s") if scale["min"] == 1 else f"{scale['min']} {kind}"
+        yield f"nothing stops the last {last} until pulumi destroy, or {_setting(kind)}"
 
 
 def _costing(usd: float | None) -> str:
@@ -303,7 +304,7 @@ def _use(members: Sequence[Document]) -> str:
 def _group_line(group: Document | None) -> str:
     if not group:
         return ""
-    line = f"asked for {group['desired']} workers, has {group['has']}"
+    line = f"asked for {counted(group['desired'], 'worker')}, has {group['has']}"
     return f"{line}; the last launch failed: {group['failure']}" if group["failure"] else line
 
 

@@ -20,7 +20,7 @@ from click.core import ParameterSource
 from ray_on_ecs.cluster import local_head
 from ray_on_ecs.cluster.s3_access import S3Access
 from ray_on_ecs.contract import DASHBOARD_URL
-from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, UsageError, one_line
+from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, UsageError, counted, one_line
 from ray_on_ecs.node import ports
 
 if TYPE_CHECKING:
@@ -377,7 +377,7 @@ class LocalCluster(Cluster):
         with local_head.lock():
             if not local_head.find():
                 cpus, needed = os.cpu_count() or 1, workers or DEFAULT_WORKERS
-                shared = f"; {needed} workers share {cpus} CPUs" if needed > cpus else ""
+                shared = f"; {needed} workers share {counted(cpus, 'CPU')}" if needed > cpus else ""
                 say(f"starting Ray on this machine{shared}")
                 local_head.start(max(cpus, needed))
         return True

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
+from ray_on_ecs.errors import counted
 from ray_on_ecs.node.errors import GpuError
 
 TIMEOUT_SECONDS = 120.0
@@ -41,7 +42,7 @@ def gpu_error(expected: int) -> str | None:
 
     found = torch.cuda.device_count()
     if found < expected:
-        return f"the task requested {expected} GPUs and has {found}"
+        return f"the task requested {counted(expected, 'GPU')} and has {found}"
     for index in range(expected):
         try:
             ones = torch.ones(SIDE, SIDE, device=f"cuda:{index}")

@@ -259,7 +259,7 @@ class Attempts:
     def _fit(self, folder: str, attempt: int) -> Any:
         settings = {**self.train_function.settings, "attempt": attempt}
         if self.allocation is None:
-            return self.train_function.function(settings)
+            return self.train_function.function({**settings, "is_waiting": self._program.is_waiting})
         result: Any = self._trainer(folder, settings, self.allocation).fit()
         return result.return_value
 
@@ -287,7 +287,7 @@ class Attempts:
             what = f"workers that were lost did not come back within {self.config.worker_timeout:g} s"
         else:
             what = (
-                f"the cluster has the {self.config.num_workers} workers' CPUs and GPUs, but they were not free within "
+                f"the cluster has the workers' CPUs and GPUs, but they were not free within "
                 f"{self.config.worker_timeout:.0f} s; wait for the other run to end, or ask for fewer workers"
             )
         return Failure(what, "no workers", where=str(error))

@@ -78,9 +78,7 @@ def store(config: ScriptConfig, storage: RunStorage, say: Callable[[str], None],
     folder, links = config.folder, links and storage.is_local
     results = Path(storage.base)  # that may lie in the folder with the code
     inside = (_literal(results.relative_to(folder)),) if storage.is_local and results.is_relative_to(folder) else ()
-    files = list_code(folder, config.include, (*config.exclude, *inside))
-    if inside:
-        files = replace(files, left_out=tuple(each for each in files.left_out if not _is(each, results, folder)))
+    files = list_code(folder, config.include, config.exclude, never=inside)
     for line in files.describe_left_out():
         say(line)
     large = tuple(each.name for each in files.files if links and each.size > LARGE_BYTES)
@@ -107,11 +105,6 @@ def store(config: ScriptConfig, storage: RunStorage, say: Callable[[str], None],
         left_out=tuple(each.name for each in largest[:MAX_NAMES]),
         revision=git["GIT_COMMIT"] + ("-dirty" if git["GIT_DIRTY"] == "1" else "") if git else None,
     )
-
-
-def _is(left_out: LeftOut, path: Path, folder: Path) -> bool:
-    """Return whether what is left out is this path."""
-    return folder / left_out.name.rstrip("/") == path
 
 
 def _by_size(left_out: LeftOut) -> int:

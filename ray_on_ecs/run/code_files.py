@@ -18,7 +18,7 @@ from ray_on_ecs.run.left_out import KINDS, LINK, LeftOut, count_bytes, describe,
 # Neither uploaded nor kept: it belongs to this machine, or is made again.
 NEVER = (".git", ".venv", "venv", "__pycache__", "node_modules", ".*_cache", "*.pyc")
 # Of these, what is worth a word: a script may miss it.
-NAMED = (".git", ".venv", "venv", "node_modules")
+NAMED = (".venv", "venv", "node_modules")
 MAX_BYTES = 2**30
 SHOWN = 3
 
@@ -51,25 +51,30 @@ class CodeFiles:
         return describe(self.left_out)
 
 
-def list_code(folder: Path, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> CodeFiles:
+def list_code(
+    folder: Path, include: Sequence[str] = (), exclude: Sequence[str] = (), never: Sequence[str] = ()
+) -> CodeFiles:
     """List the files of a folder that are uploaded.
 
     Args:
         folder: A user's folder, in a git repository or not.
         include: Patterns, as in .gitignore, that bring back what the ignore files leave out.
         exclude: Patterns that leave out more; they win.
+        never: Patterns of what is left out without a word.
 
     Raises:
         UsageError: Something can't be read.
     """
     top = os.path.realpath(folder)
-    listing = _Listing(top, from_options(include, top, "--include"), from_options(exclude, top, "--exclude"))
+    options = from_options(include, top, "--include"), from_options(exclude, top, "--exclude")
+    listing = _Listing(top, *options, from_options((*NEVER, *never), top, ""))
     listing.walk(top, Rules.above(top))
     if listing.unreadable:
         # If it were left out, the script would miss it, after the nodes have started.
         names = ", ".join(printable(name) for name in sorted(listing.unreadable)[:SHOWN])
+        entries = "1 entry" if len(listing.unreadable) == 1 else f"{len(listing.unreadable):,} entries"
         raise UsageError(
-            f"--working-dir: {folder} has {len(listing.unreadable):,} entries that you may not read, such as {names}; "
+            f"--working-dir: {folder} has {entries} that you may not read, such as {names}; "
             "all code is uploaded: make them readable, or leave them out by --exclude or .gitignore"
         )
     files = sorted(listing.files)
@@ -81,12 +86,12 @@ class _Listing:
     top: str
     include: Patterns
     exclude: Patterns
+    never: Patterns
     files: list[CodeFile] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.never = from_options(NEVER, self.top, "")
         self.named = from_options(NAMED, self.top, "")
 
     def walk(self, folder: str, rules: Rules, ignored: str = "", is_included: bool = False) -> None:
@@ -94,6 +99,7 @@ class _Listing:
         try:
             with os.scandir(folder) as found:
                 entries = list(found)
+            os.lstat(os.path.join(folder, "."))  # of a folder that is only readable, the names alone can be had
         except FileNotFoundError:  # deleted since its parent was read
             return
         except PermissionError:

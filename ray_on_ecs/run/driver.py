@@ -11,13 +11,14 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from ray_on_ecs.checkpoint.resume import FORMAT, write_settings
+from ray_on_ecs.checkpoint.resume import write_settings
 from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.run import code, inputs, program_resources, ray_cluster, results
 from ray_on_ecs.run.attempts import Attempts, TrainFunction, hold_run, wait_for_workers
 from ray_on_ecs.run.backend import ScriptBackend
 from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.failure_policy import Mark
+from ray_on_ecs.run.folder_scan import is_log
 from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.run.program import newest_checkpoint, run_program
 from ray_on_ecs.run.program_source import driver_reason, with_driver
@@ -33,9 +34,6 @@ from ray_on_ecs.tracking.run_record import SCRIPT, RunRecord
 from ray_on_ecs.tracking.snapshot import publish, read_snapshot
 from ray_on_ecs.tracking.storage import RunStorage
 
-# Files of these kinds are logs, and not progress: a run that can't work writes them, too.
-LOGS = (".log", ".txt", ".out", ".err")
-EVENTS = "events.out.tfevents"
 # A Ray program on a machine that gets no more nodes: its workers may wait for those before them.
 MIN_WAIT_SECONDS = 30.0
 
@@ -117,7 +115,7 @@ def newest_file(storage: RunStorage) -> tuple[str, datetime] | None:
     files = {
         name: kept.written_at
         for name, kept in read_snapshot(storage).files.items()
-        if kept.key and not kept.is_log and not name.endswith(LOGS) and EVENTS not in name
+        if kept.key and not kept.is_log and not is_log(name)
     }
     newest = max(files, key=lambda name: files[name], default=None)
     return (newest, datetime.fromtimestamp(files[newest] / 1e9, UTC)) if newest else None
@@ -133,23 +131,10 @@ def _prepare(config: ScriptConfig) -> tuple[ScriptConfig, RunStorage]:
     config = replace(config.resolve_defaults(), working_dir=str(config.folder))
     storage = RunStorage.open(config.storage_path, str(config.run_name))
     storage.check_writable()
-    _check_unfinished(storage)
+    results.check_not_finished(storage)
     if config.code is None:
         config = code.store(config, storage, print, links=True)
     return config, storage
-
-
-def _check_unfinished(storage: RunStorage) -> None:
-    settings = storage.read_json(layout.SETTINGS)
-    if settings is not None and (settings.get("format") != FORMAT or "command" not in settings["settings"]):
-        raise UsageError(
-            f"--run-name: run {storage.run_name!r} is no script's, or another version's; give another --run-name"
-        )
-    if storage.exists(layout.RESULT):
-        raise UsageError(
-            f"--run-name: run {storage.run_name!r} is finished, results in {storage.uri}; to run it again give another "
-            "--run-name, or delete that folder"
-        )
 
 
 def _begin(config: ScriptConfig, storage: RunStorage, allocation: WorkerAllocation | None) -> ScriptConfig:

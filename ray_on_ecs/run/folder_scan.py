@@ -13,9 +13,14 @@ from typing import NamedTuple
 
 import psutil
 
+from ray_on_ecs.errors import counted
+
 # Folders that hold nothing of a run, and core dumps.
 NEVER = re.compile(r"\.git|\.venv|venv|__pycache__|node_modules|\..*_cache")
 CORE_DUMP = re.compile(r"core(\.\d+)?")
+# Logs by their names, which a script that can't work writes, too; and others that are written until the run ends.
+LOGS, EVENTS = (".log", ".out", ".err", ".txt"), "events.out.tfevents"
+GROWING = (".jsonl", ".csv", ".wandb", "-wal", "-journal")
 # A folder with more entries than this is left out.
 MAX_ENTRIES = 10_000
 
@@ -62,12 +67,14 @@ class FolderScanner:
 
     Attributes:
         too_many: The folders that are left out because of their many entries; they are not listed again.
+        unreadable: The folders that the last scan had no permission to list.
     """
 
     def __init__(self, folder: Path, is_excluded: Callable[[str, bool], bool] = lambda name, is_folder: False) -> None:
         self.folder = folder
         self._is_excluded = is_excluded
         self.too_many: set[str] = set()
+        self.unreadable: set[str] = set()
 
     def scan(self) -> Scan:
         """Return the state of each file by its path in the folder.
@@ -76,6 +83,7 @@ class FolderScanner:
             OSError: The folder can't be listed.
         """
         found: Scan = {}
+        self.unreadable.clear()
         waiting = [""]
         while waiting:
             prefix = waiting.pop()
@@ -94,14 +102,26 @@ class FolderScanner:
     def _entries(self, prefix: str) -> list[os.DirEntry[str]]:
         entries = []
         # The script may have deleted it. Any other fault must not look as if all files in it were gone.
-        gone = suppress(FileNotFoundError, NotADirectoryError, PermissionError)
-        with gone, os.scandir(self.folder / prefix) as listed:
-            for entry in listed:
-                entries.append(entry)
-                if len(entries) > MAX_ENTRIES and prefix:
-                    self.too_many.add(prefix)
-                    return []
+        try:
+            with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.folder / prefix) as listed:
+                for entry in listed:
+                    entries.append(entry)
+                    if len(entries) > MAX_ENTRIES and prefix:
+                        self.too_many.add(prefix)
+                        return []
+        except PermissionError:
+            self.unreadable.add(prefix or "./")
         return entries
+
+
+def is_log(name: str) -> bool:
+    """Return whether a file is a log by its name."""
+    return name.endswith(LOGS) or os.path.basename(name).startswith(EVENTS)
+
+
+def grows(name: str) -> bool:
+    """Return whether a file is written until the run ends, by its name."""
+    return is_log(name) or name.endswith(GROWING)
 
 
 def open_for_writing(folder: Path, processes: Iterable[psutil.Process]) -> dict[str, bool]:
@@ -132,7 +152,7 @@ def fitting(files: Scan, max_bytes: float, max_files: int) -> tuple[set[str], li
     left_out: dict[str, str] = {}
     while (too_large := sizes.total() > max_bytes) or counts.total() > max_files:
         [(group, _)] = (sizes if too_large else counts).most_common(1)
-        left_out[group] = f"{group} ({counts.pop(group)} files, {sizes.pop(group) / 2**30:.1f} GiB)"
+        left_out[group] = f"{group} ({counted(counts.pop(group), 'file')}, {sizes.pop(group) / 2**30:.1f} GiB)"
     return {name for name in files if _group(name) not in left_out}, list(left_out.values())
 
 

@@ -7,9 +7,7 @@ thread of the driver: the run's folder, the metrics, the restarts and the ends a
 from __future__ import annotations
 
 import json
-import math
 import os
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from ray_on_ecs.config import JOB_VARIABLE
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.run import program_main, program_worker
 from ray_on_ecs.run.environment import CALLBACK_VARIABLES
-from ray_on_ecs.run.program_resources import LOOK_SECONDS, missing
 from ray_on_ecs.run.ray_private import CHANGE_FOLDER
 from ray_on_ecs.run.worker import Process, ScriptWorker, Settings
 from ray_on_ecs.run.worker_rank import WorkerRank
@@ -59,7 +56,6 @@ class RayProgram(ScriptWorker):
     """The run's driver in the place of a worker: it runs the program, which starts the workers."""
 
     _trials = ""
-    _looked_at, _waits = -math.inf, False
 
     @property
     def _argv(self) -> tuple[str, ...]:
@@ -102,15 +98,9 @@ class RayProgram(ScriptWorker):
 
     def _tell(self, process: Process) -> None:
         """Tell how the program is doing; one that waits, or whose workers compute without a word, does not hang."""
-        if self._config.hang_timeout is None or self._is_waiting():
+        if self._config.hang_timeout is None or self._settings["is_waiting"]():
             process.heard()
         super()._tell(process)
-
-    def _is_waiting(self) -> bool:
-        """Return whether the program waited for resources at the last look."""
-        if time.monotonic() - self._looked_at > LOOK_SECONDS:
-            self._looked_at, self._waits = time.monotonic(), bool(missing())
-        return self._waits
 
     def _write_metrics(self, is_last: bool = False) -> None:
         """Store the metrics, and the table of Ray Tune's trials."""

@@ -80,6 +80,10 @@ class ProgramWatch:
         with run_every(LOOK_SECONDS, self.look, "resources of the program"):
             yield
 
+    def is_waiting(self) -> bool:
+        """Return whether the program waited at the last look."""
+        return self.waits_since is not None
+
     def look(self) -> None:
         """Look once. A look that fails counts as one that finds nothing missing: the program may train."""
         try:

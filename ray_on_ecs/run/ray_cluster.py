@@ -24,7 +24,7 @@ from rich.markup import escape
 from ray_on_ecs.cluster_info import Workers, read_workers
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import HELPERS, INSTANCE_LABELS, NODE_GROUP_LABEL, WORKERS_PARAMETER_VARIABLE
-from ray_on_ecs.errors import ResourceError, UsageError
+from ray_on_ecs.errors import ResourceError, UsageError, counted
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.run import cluster_token
 from ray_on_ecs.run.ray_private import PREEMPTION_WATCHER, available_resources_per_node
@@ -394,8 +394,7 @@ def _nodes() -> list[Resources]:
 
 def _describe_resources(nodes: list[Resources]) -> str:
     cpus, gpus = (int(sum(node.get(kind, 0) for node in nodes)) for kind in ("CPU", "GPU"))
-    plural = "" if len(nodes) == 1 else "s"
-    return f"the cluster has {len(nodes)} node{plural} with {cpus} CPUs and {gpus} GPUs"
+    return f"the cluster has {counted(len(nodes), 'node')} with {counted(cpus, 'CPU')} and {counted(gpus, 'GPU')}"
 
 
 def failover_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.metrics import STEP
 from ray_on_ecs.tracking import layout
@@ -26,7 +27,7 @@ def write_results(
     Args:
         storage: The run's folder.
         config: The run's settings.
-        summary: What rank 0 returned: `hardware`, and `first_step_at`, when its script was started (Unix time).
+        summary: What rank 0 returned: `hardware`, and `started_at`, when its script was started (Unix time).
         cost: What its instances have cost, if that is known.
 
     Returns:
@@ -50,13 +51,27 @@ def write_results(
         "metrics": records[-1] if records else None,
         "hardware": summary["hardware"],
         "versions": versions(),
-        "times": run_times(summary["first_step_at"]),
+        "times": run_times("script_start", summary["started_at"]),
         "cost": cost,
         "config": config.to_dict(),
         "files": files,
     }
     storage.write_json(layout.RESULT, document)
     return document
+
+
+def check_not_finished(storage: RunStorage) -> None:
+    """Raise UsageError if a run has its results already, or is not a script's."""
+    settings = storage.read_json(layout.SETTINGS)
+    if settings is not None and (settings.get("format") != layout.FORMAT or "command" not in settings["settings"]):
+        raise UsageError(
+            f"--run-name: run {storage.run_name!r} is no script's, or another version's; give another --run-name"
+        )
+    if storage.exists(layout.RESULT):
+        raise UsageError(
+            f"--run-name: run {storage.run_name!r} is finished, results in {storage.uri}; to run it again give another "
+            "--run-name, or delete that folder"
+        )
 
 
 def metric_names(records: Sequence[dict[str, Any]]) -> list[str]:

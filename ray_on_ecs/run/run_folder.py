@@ -22,7 +22,16 @@ import psutil
 from ray_on_ecs import node_cache
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.node_folder import node_folder
-from ray_on_ecs.run.folder_scan import MAX_ENTRIES, FileState, FolderScanner, Scan, fitting, open_for_writing, state_of
+from ray_on_ecs.run.folder_scan import (
+    MAX_ENTRIES,
+    FileState,
+    FolderScanner,
+    Scan,
+    fitting,
+    grows,
+    open_for_writing,
+    state_of,
+)
 from ray_on_ecs.run.gitignore import from_options
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.snapshot import (
@@ -45,9 +54,6 @@ OVERDUE_SECONDS, LOOK_SECONDS, LOOKS = 15.0, 0.2, 10
 # A file that has changed in every scan for so long is a log. One that was held open meanwhile may be a checkpoint that
 # is being written: it has longer.
 RESTLESS_SECONDS, HELD_SECONDS = 30.0, 300.0
-# Files that are written until the run ends, by their names.
-LOGS = (".log", ".out", ".err", ".txt", ".jsonl", ".csv", ".wandb", "-wal", "-journal")
-LOG_PREFIX = "events.out.tfevents"
 LOG_SECONDS = 10.0
 MAX_FILES = 20_000
 UPLOADS_AT_ONCE = 8
@@ -310,11 +316,11 @@ class RunFolder:
         self._last = found
         self._changing_since = {name: self._changing_since.get(name, now) for name in changing}
         self._held_since = {name: self._held_since.get(name, now) for name in held}
-        self._changed_at |= dict.fromkeys(filter(_is_log, changing), now)
+        self._changed_at |= dict.fromkeys(filter(grows, changing), now)
         growing = {name for name, at in self._changed_at.items() if now - at < LOG_SECONDS}
         restless = {name for name, since in self._changing_since.items() if now - since >= RESTLESS_SECONDS}
         long_held = {name for name, since in self._held_since.items() if now - since >= HELD_SECONDS}
-        appended = {name for name, is_appended in held.items() if is_appended or _is_log(name)}
+        appended = {name for name, is_appended in held.items() if is_appended or grows(name)}
         logs = (appended | growing | long_held | (restless - held.keys())) & found.keys()
         return logs, (held.keys() & found.keys()) - logs
 
@@ -334,7 +340,8 @@ class RunFolder:
                 return False
         self.failed = failed
         too_many = [f"{folder} (more than {MAX_ENTRIES:,} entries)" for folder in sorted(self._scanner.too_many)]
-        self.part = Part(number, {**old, **links, **stored}, found, (*too_many, *left_out))
+        unreadable = [f"{folder} (no permission to read it)" for folder in sorted(self._scanner.unreadable)]
+        self.part = Part(number, {**old, **links, **stored}, found, (*too_many, *unreadable, *left_out))
         return True
 
     @contextmanager
@@ -420,10 +427,6 @@ def _runs(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
-
-
-def _is_log(name: str) -> bool:
-    return name.endswith(LOGS) or os.path.basename(name).startswith(LOG_PREFIX)
 
 
 def _are_as(states: Scan, paths: Mapping[str, Path]) -> bool:

@@ -31,6 +31,8 @@ LEAVE_SECONDS = 2.0
 # A rank that left with 0 so much before the others failed is named with them.
 EARLY_SECONDS = 0.5
 SILENT_SECONDS = 600.0
+# Files in a hint.
+MAX_HINTS = 3
 
 
 @dataclass(frozen=True)
@@ -240,11 +242,15 @@ class ScriptGroup:
 
 
 def missed(text: str, left_out: Sequence[str]) -> str:
-    """Return a hint if a script's last words name a file that was left out of the upload, else nothing."""
+    """Return a hint if a script's last words name files that were left out of the upload, else nothing."""
     if "No such file" not in text and "not found" not in text:
         return ""
-    found = next((name for name in left_out if re.search(rf"(?<![\w.-]){re.escape(name)}", text)), None)
-    return "" if found is None else f"; {found} was left out of the upload, and --include '{found}' brings it"
+    found = [name for name in left_out if re.search(rf"(?<![\w.-]){re.escape(name)}", text)][:MAX_HINTS]
+    if not found:
+        return ""
+    was, it = ("was", "it") if len(found) == 1 else ("were", "them")
+    flags = " ".join(f"--include '{name}'" for name in found)
+    return f"; {', '.join(found)} {was} left out of the upload, and {flags} brings {it}"
 
 
 def denied(text: str, config: ScriptConfig) -> str:

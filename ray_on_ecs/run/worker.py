@@ -10,11 +10,11 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import psutil
 import ray
@@ -67,6 +67,7 @@ class Settings(TypedDict):
     is_one_node: bool
     inputs: dict[str, str]
     attempt: int
+    is_waiting: NotRequired[Callable[[], bool]]  # whether a Ray program waits for its workers
 
 
 def run_script(settings: Settings) -> dict[str, Any]:
@@ -166,7 +167,7 @@ class ScriptWorker:
                 self._reset_folder()
             has_reset = False
             self._run_once(generation)
-        return {"hardware": self._hardware(), "first_step_at": self._first_started_at} if self._rank == 0 else {}
+        return {"hardware": self._hardware(), "started_at": self._first_started_at} if self._rank == 0 else {}
 
     def _install_packages(self) -> str:
         """Return a Python interpreter with the packages of --requirements, in the versions that all workers have."""

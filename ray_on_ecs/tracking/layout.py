@@ -1,4 +1,7 @@
-"""The names of the files and folders in a run's folder."""
+"""The names of the files and folders in a run's folder, and its format."""
+
+# The format of the folder, the settings and the checkpoints included; a run of another one is refused.
+FORMAT = 1
 
 SETTINGS = "config.json"
 METRICS = "metrics.jsonl"

@@ -23,6 +23,7 @@ from ray_on_ecs.tracking.storage import RunStorage
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 LOG_LINES = 100
 LOG_BYTES = 2**18
+MAX_TRIALS = 20
 # Escape sequences of a terminal, and other characters that no page may have.
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 # Metrics of an epoch with a name of their own in the table; others are shown by their own names.
@@ -137,6 +138,7 @@ def render(documents: Documents) -> str:
         rows=rows,
         best=best,
         trials=_trials(documents.trials or {}),
+        more_trials=max(len(documents.trials or {}) - MAX_TRIALS, 0),
         changed=changed,
         defaults=defaults,
         sections=[each for each in _sections(documents) if each[1]],
@@ -253,7 +255,10 @@ def _table(documents: Documents) -> tuple[Sequence[str], Sequence[Sequence[str]]
 
 
 def _trials(trials: Document) -> Sequence[Sequence[str]]:
-    """Return a table of the trials of Ray Tune: its headings, and a row for each trial; nothing if there are none."""
+    """Return a table of the first trials of Ray Tune: its headings, and their rows; nothing if there are none.
+
+    Which are the best only the program knows: Ray Tune does not tell its callbacks the metric.
+    """
     parameters = list(dict.fromkeys(name for each in trials.values() for name in each["config"]))
     metrics = list(dict.fromkeys(name for each in trials.values() for name in each["metrics"]))
     rows = [
@@ -263,7 +268,7 @@ def _trials(trials: Document) -> Sequence[Sequence[str]]:
             *("" if name not in each["config"] else _shown(each["config"][name]) for name in parameters),
             *("" if name not in each["metrics"] else _shown(each["metrics"][name]) for name in metrics),
         ]
-        for trial, each in trials.items()
+        for trial, each in [*trials.items()][:MAX_TRIALS]
     ]
     return [["trial", "status", *map(_words, (*parameters, *metrics))], *rows] if rows else []
 

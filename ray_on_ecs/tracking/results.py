@@ -42,20 +42,21 @@ def _cuda_of_torch() -> str | None:
     return runpy.run_path(str(metadata.distribution("torch").locate_file("torch/version.py")))["cuda"]
 
 
-def run_times(first_step: float | None) -> dict[str, Any]:
+def run_times(event: str, at: float | None) -> dict[str, Any]:
     """Return the times of this command, from the start of its process.
 
     Args:
-        first_step: When the first step was done, or a script was started (Unix time), or None.
+        event: What ends the preparations: `first_step` of a recipe, `script_start` of a script.
+        at: When that was (Unix time), or None.
     """
     started = psutil.Process().create_time()
     finished = time.time()
     return {
         "started": _iso(started),
-        "first_step": _iso(first_step) if first_step else None,
+        event: _iso(at) if at else None,
         "finished": _iso(finished),
         "total_seconds": finished - started,
-        "to_first_step_seconds": first_step - started if first_step else None,
+        f"to_{event}_seconds": at - started if at else None,
     }
 
 

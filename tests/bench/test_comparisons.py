@@ -20,6 +20,20 @@ def ours(*accuracies: float) -> list[dict[str, Any]]:
     return [{"train_seconds": 4.0, "test_seconds": 1.0, "test_accuracy": each} for each in accuracies]
 
 
+def test_the_reference_s_epochs_are_read_from_its_log() -> None:
+    worker = "\x1b[36m(RayTrainWorker pid=71)\x1b[0m"
+    printed = (
+        f"{worker} [Epoch 0 | CPU: Process rank 0 | Batchsize: 128 | Steps: 47 | Total epoch time: 20.1]\n"
+        f"{worker} epoch 0, train_loss 0.81, loss 0.6, accuracy 0.7855, seconds 21.25\n"
+        f"{worker} epoch 1, train_loss 0.51, loss 1.2e-05, accuracy 1, seconds 102\n"
+        "Result(metrics={'epoch': 1, 'accuracy': 1.0, 'seconds': 102.0}, path='/tmp')\n"
+    )
+    assert time_to_accuracy.read_epochs(printed) == [
+        {"seconds": 21.25, "test_accuracy": 0.7855},
+        {"seconds": 102.0, "test_accuracy": 1.0},
+    ]
+
+
 def test_the_goal_is_the_mean_of_the_reference_s_final_accuracies() -> None:
     found = time_to_accuracy.compare(
         [reference(0.5, 0.9, 0.8), reference(0.5, 0.6, 0.7)], [ours(0.74, 0.76), ours(0.8, 0.9)]

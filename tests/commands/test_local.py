@@ -66,6 +66,10 @@ def test_ray_ends_with_the_run_that_it_was_started_for(laptop: Start, home: Path
     assert ray
     assert have_ended(ray)
     assert not list((home / ".ray-on-ecs").glob("*.json"))
+    again = laptop("run", "--local", "--run-name", "first", "train.py")
+    out, err = again.communicate(timeout=SECONDS)
+    assert again.returncode == 2
+    assert err.startswith("ray-on-ecs: --run-name: run 'first' is finished"), "before Ray is started"
 
 
 def test_ctrl_c_stops_the_run_and_ray(laptop: Start, home: Path, tmp_path: Path) -> None:

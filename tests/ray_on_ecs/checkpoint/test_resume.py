@@ -9,7 +9,6 @@ import torch
 
 from ray_on_ecs.checkpoint.manager import CheckpointManager
 from ray_on_ecs.checkpoint.resume import (
-    FORMAT,
     check_not_finished,
     check_settings_unchanged,
     keep_device,
@@ -17,6 +16,7 @@ from ray_on_ecs.checkpoint.resume import (
     write_settings,
 )
 from ray_on_ecs.errors import UsageError
+from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.storage import RunStorage
 from training.recipes.images.config import ImageConfig
 from training.recipes.images.dataset import Dataset, Split
@@ -93,7 +93,7 @@ def test_a_run_of_another_recipe_is_refused_without_that_one_s_settings(
         check_settings_unchanged(language, storage)
 
 
-@pytest.mark.parametrize("number", [None, FORMAT + 1])
+@pytest.mark.parametrize("number", [None, layout.FORMAT + 1])
 def test_a_folder_of_another_format_is_refused_in_a_line(
     settings: ImageConfig, storage: RunStorage, number: int | None
 ) -> None:

@@ -133,6 +133,23 @@ def test_torchrun_s_flags_are_accepted_and_explained(
     assert capsys.readouterr().err.splitlines()[0] == line
 
 
+def test_a_finished_run_is_refused_before_ray_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    [port] = free_ports(1)
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"127.0.0.1:{port}")
+    typed = ["run", "--local", "--run-name", "first", "--storage-path", "results", "train.py"]
+    assert main(typed) == 3, "no Ray answers"
+    result = tmp_path / "results" / "first" / "result.json"
+    result.parent.mkdir(parents=True)
+    result.write_text("{}")
+    capsys.readouterr()
+    assert main(typed) == 2
+    assert capsys.readouterr().err.startswith("ray-on-ecs: --run-name: run 'first' is finished, results in ")
+
+
 def test_a_wrong_word_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trian"]) == 2
     assert capsys.readouterr().err == "ray-on-ecs: No such command 'trian'. (see ray-on-ecs --help)\n"

@@ -11,6 +11,7 @@ import pytest
 from ray_on_ecs.cli.fetch import fetch_run
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster.clusters import LocalCluster
+from ray_on_ecs.tracking.snapshot import KeptFile, Snapshot, publish, write_snapshot
 from tests.aws import BUCKET
 from tests.ray_on_ecs.cli.folders import Folders
 
@@ -69,6 +70,20 @@ def test_the_second_time_only_what_is_new_is_copied(folders: Folders, capsys: py
     Path("runs/first/curves.png").write_bytes(b"cut")
     assert set(fetched(capsys, "first")["copied"]) == {"model.pt", "curves.png"}
     assert Path("runs/first/model.pt").read_bytes() == b"new"
+
+
+def test_a_file_that_is_brought_to_its_place_is_not_copied_again(
+    folders: Folders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage, key = folders.of("first"), "versions/0-1-a/a.part"
+    storage.write(key, "another content")
+    write_snapshot(storage, Snapshot({"a.part": KeptFile(key, 15, written_at=1_700_000_000_123_456_789)}))
+    assert "files/a.part" in fetched(capsys, "first")["copied"]
+    storage.delete("files/a.part")  # on a disk, it is not another snapshot's
+    publish(storage)
+    assert not storage.exists(key)
+    assert fetched(capsys, "first")["copied"] == []
+    assert Path("runs/first/files/a.part").read_text() == "another content"
 
 
 def test_a_file_has_the_storages_time_so_a_laptop_whose_clock_is_behind_copies_it_once(folders: Folders) -> None:

@@ -67,7 +67,7 @@ def test_idle_workers_say_when_they_stop(stack: Laptop) -> None:
     stack.put_alarm("idle", "ALARM")
     assert shown(stack.run("status"))["stops"] == (
         "workers go down to 1 after 60 idle minutes (that has been so for 0 min: they are being stopped); "
-        "nothing stops the last 1 workers until pulumi destroy, or pulumi config set minWorkers 0 and pulumi up"
+        "nothing stops the last worker until pulumi destroy, or pulumi config set minWorkers 0 and pulumi up"
     )
 
 

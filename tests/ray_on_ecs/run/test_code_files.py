@@ -168,7 +168,6 @@ def test_left_out_is_named_with_its_size(tmp_path: Path) -> None:
     write(tmp_path, ".git/objects/a", ".git/b", "web/node_modules/x", "a/.venv/x", "a/__pycache__/x.pyc", "a/x.pyc")
     write(tmp_path, "data/a/b", "data/c", "a/w.bin", "t.py", "u.py", "data/.git/x", "a/empty/.git/x")
     assert list_code(tmp_path, ["/data/c"], ["u.py"]).left_out == (
-        LeftOut(".git", 6, ""),
         LeftOut("a/.venv", 3, ""),
         LeftOut("a/empty/", 3, ".gitignore", is_ignored=True),
         LeftOut("a/w.bin", 3, ".gitignore", is_ignored=True),
@@ -181,13 +180,13 @@ def test_left_out_is_named_with_its_size(tmp_path: Path) -> None:
 def test_lines_for_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(left_out, "MAX_COUNTED", 3)
     write(tmp_path, ".gitignore", content=b"data/\n*.bin\n")
-    write(tmp_path, ".git/a", content=bytes(38 * 2**20))
+    write(tmp_path, ".venv/a", content=bytes(38 * 2**20))
     write(tmp_path, "data/a", "data/b", "data/c", "data/d", content=bytes(700))
     write(tmp_path, "1.bin", "2.bin", "3\n.bin")
     os.mkfifo(tmp_path / "p")
     code = list_code(tmp_path)
     assert code.describe_left_out() == [
-        "left out: .git (38 MiB), data/ (more than 2.1 KiB, .gitignore), 1.bin (3 bytes, .gitignore) and 2 more",
+        "left out: .venv (38 MiB), data/ (more than 2.1 KiB, .gitignore), 1.bin (3 bytes, .gitignore) and 2 more",
         "left out: p (0 bytes, a pipe)",
     ]
     assert list_code(write(tmp_path / "other", "t.py")).describe_left_out() == []
@@ -260,6 +259,20 @@ def test_unreadable_entries_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
         "make them readable, or leave them out by --exclude or .gitignore"
     )
     assert names_of(tmp_path, [], ["/a", "secret"]) == ["c.py"]
+
+
+def test_a_folder_whose_files_can_t_be_reached_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "listed/x", "c.py")
+
+    def lstat(path: Any) -> Any:
+        if str(path).startswith(f"{tmp_path}/listed/"):
+            raise PermissionError(path)
+        return status_of(path)
+
+    status_of = os.lstat  # root may reach all
+    monkeypatch.setattr("os.lstat", lstat)
+    with pytest.raises(UsageError, match="has 1 entry that you may not read, such as listed;"):
+        list_code(tmp_path)
 
 
 def test_too_much_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from ray_on_ecs.run import folder_scan
-from ray_on_ecs.run.folder_scan import FileState, FolderScanner, fitting, open_for_writing, state_of
+from ray_on_ecs.run.folder_scan import FileState, FolderScanner, fitting, grows, is_log, open_for_writing, state_of
 from tests.run_folders import write
 
 
@@ -81,6 +82,29 @@ def test_a_folder_with_many_entries_is_named(tmp_path: Path, monkeypatch: pytest
     scanner = FolderScanner(tmp_path)
     assert scanner.scan().keys() == {"0", "1", "2", "3", "few/0", "few/1", "few/2"}
     assert scanner.too_many == {"deep/many/"}
+
+
+def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {"a": "1", "deep/secret/b": "2"})
+    scanner, list_folder = FolderScanner(tmp_path), os.scandir  # root may read all
+
+    def scandir(path: Path) -> Any:
+        if path.name == "secret":
+            raise PermissionError(path)
+        return list_folder(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", scandir)
+        assert scanner.scan().keys() == {"a"}
+        assert scanner.unreadable == {"deep/secret/"}
+    assert scanner.scan().keys() == {"a", "deep/secret/b"}
+    assert not scanner.unreadable
+
+
+def test_logs_by_their_names() -> None:
+    names = ("train.log", "runs/events.out.tfevents.17.host", "model.pt", "metrics.csv", "db-wal")
+    assert [is_log(name) for name in names] == [True, True, False, False, False]
+    assert [grows(name) for name in names] == [True, True, False, True, True]
 
 
 def test_a_fault_does_not_look_like_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

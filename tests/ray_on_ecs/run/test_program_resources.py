@@ -55,6 +55,7 @@ def test_a_wait_has_a_limit(clock: Clock) -> None:
     program.watch.look()
     clock.now += 9
     assert program.watch.shortage(10) is None
+    assert program.watch.is_waiting()
     clock.now += 1
     line = program.watch.shortage(10)
     assert line == (
@@ -64,6 +65,7 @@ def test_a_wait_has_a_limit(clock: Clock) -> None:
     program.needs = Counter()
     program.watch.look()
     assert program.watch.shortage(10) is None
+    assert not program.watch.is_waiting()
 
 
 def test_a_look_that_fails_ends_no_program(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:

@@ -424,7 +424,7 @@ def test_what_exceeds_a_limit_is_named(storage: RunStorage, start: Start, monkey
     write(first.folder, {"data/large": "1" * 101, "model.pt": "1", **{f"many/{n}": "1" for n in range(4)}})
     first.settle()
     assert in_manifest(storage) == {"model.pt": "1"}
-    left_out = ("many/ (more than 10,000 entries)", "data/ (1 files, 0.0 GiB)")
+    left_out = ("many/ (more than 10,000 entries)", "data/ (1 file, 0.0 GiB)")
     assert read_snapshot(storage).left_out == left_out
     assert first.nodes[0].part.number == 1, "it is stored once"
     (first.folder / "model.pt").unlink()

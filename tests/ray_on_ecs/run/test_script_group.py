@@ -301,6 +301,14 @@ def test_a_file_that_was_left_out_is_named(text: str, hint: str | None) -> None:
     assert missed(text, ["data/", "weights.pt"]) == said
 
 
+def test_a_few_files_that_were_left_out_are_named() -> None:
+    names = ["a.bin", "b.bin", "c.bin", "d.bin"]
+    assert missed("OSError: b.bin and a.bin: not found", names) == (
+        "; a.bin, b.bin were left out of the upload, and --include 'a.bin' --include 'b.bin' brings them"
+    )
+    assert "c.bin were left" in missed(f"{' '.join(names)}: No such file", names)
+
+
 @pytest.mark.parametrize(
     ("text", "storage", "said"),
     [

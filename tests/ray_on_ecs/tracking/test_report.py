@@ -232,4 +232,12 @@ def test_the_trials_of_ray_tune_are_a_table() -> None:
     cells = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", table)
     assert cells[:5] == ["trial", "status", "lr", "depth", "loss"]
     assert cells[5:15] == ["a_0", "terminated", "0.1", "", "0.25", "a_1", "error", "0.2", "3", ""]
+    assert "more in trials.json" not in page
     assert "Trials" not in render(Documents("mine", "results/mine"))
+
+
+def test_of_many_trials_the_first_are_shown() -> None:
+    trials = {f"trial_{n}": {"status": "TERMINATED", "config": {}, "metrics": {"loss": n}} for n in range(23)}
+    page = render(Documents("mine", "results/mine", trials=trials))
+    assert page.count("trial_") == 20
+    assert "and 3 more in trials.json" in page

@@ -34,7 +34,7 @@ def test_a_manifest_is_read_as_written(storage: RunStorage) -> None:
         "link": KeptFile(link=os.fsdecode(b"\xe9")),
         "empty": KeptFile(link=""),
     }
-    snapshot = Snapshot(files, ("data/ (1 files)",), "files/code")
+    snapshot = Snapshot(files, ("data/ (1 file)",), "files/code")
     assert read_snapshot(storage) == Snapshot()
     write_snapshot(storage, snapshot)
     assert read_snapshot(storage) == snapshot

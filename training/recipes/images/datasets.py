@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from ray_on_ecs.errors import UsageError
+from ray_on_ecs.errors import UsageError, counted
 from training.engine.feed import Feed, in_threads
 from training.recipes.images import files
 from training.recipes.images.config import FOLDER, MIN_STEPS_PER_EPOCH, ImageConfig
@@ -100,9 +100,8 @@ def describe_folder(config: ImageConfig) -> str:
     steps, left_out = divmod(len(found.train), images)
     if not 0 < steps < MIN_STEPS_PER_EPOCH:
         return line
-    plural = "" if steps == 1 else "s"
     return (
-        f"{line}; an epoch has only {steps} step{plural} of {images} images, and leaves {left_out} out: a smaller "
+        f"{line}; an epoch has only {counted(steps, 'step')} of {images} images, and leaves {left_out} out: a smaller "
         "--batch-size makes more"
     )
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ray_on_ecs.errors import UsageError
+from ray_on_ecs.errors import UsageError, counted
 from training.engine import random_state
 from training.engine.feed import Feed, in_threads
 from training.recipes.images.augment import Augmentation
@@ -114,10 +114,10 @@ class BatchLoader:
                 f"{samples} training images"
             )
         if samples < self.global_batch:
+            workers = counted(self.microbatches, "worker")
             raise UsageError(
-                f"--batch-size: {self.batch_size} on each of {self.microbatches} workers is {self.global_batch} images "
-                f"per step, and the training set has {samples}; use {samples // self.microbatches} or less, or fewer "
-                "workers"
+                f"--batch-size: {self.batch_size} on each of {workers} is {self.global_batch} images per step, and the "
+                f"training set has {samples}; use {samples // self.microbatches} or less, or fewer workers"
             )
 
     def _slice(self, step: int, microbatch: int) -> slice:

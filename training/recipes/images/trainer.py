@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import get_total_norm
 
 from ray_on_ecs.checkpoint.trainer import TrainerState
-from ray_on_ecs.errors import UsageError
+from ray_on_ecs.errors import UsageError, counted
 from training.engine import ddp, optim, random_state
 from training.engine.agreement import is_alike
 from training.engine.compiler import check_compiler
@@ -238,8 +238,9 @@ class ImageTrainer(EpochTrainer):
             isinstance(module, SyncBatchNorm) for module in model.modules()
         ):
             raise UsageError(
-                f"--num-workers: {self.config.num_workers} trains on {self.world_size} workers now, and this model's "
-                f"SyncBatchNorm needs all {self.batches.microbatches} at once; give a fixed number of workers"
+                f"--num-workers: {self.config.num_workers} trains on {counted(self.world_size, 'worker')} now, and "
+                f"this model's SyncBatchNorm needs all {self.batches.microbatches} at once; give a fixed number of "
+                "workers"
             )
         model = model.to(self.device)
         for tensor in (*model.parameters(), *model.buffers()):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ray_on_ecs.errors import UsageError
+from ray_on_ecs.errors import UsageError, counted
 from training.engine import random_state
 from training.engine.feed import in_threads
 from training.recipes.language.corpus import Corpus
@@ -139,7 +139,7 @@ class SequenceLoader:
             raise UsageError(f"--corpus: {self.corpus.name} has no two test tokens; raise --test-fraction")
         if self.steps < 1:
             raise UsageError(
-                f"--global-batch: a step is {self.step_sequences} sequences of {self.context} tokens, and "
+                f"--global-batch: a step is {counted(self.step_sequences, 'sequence')} of {self.context} tokens, and "
                 f"{self.corpus.name} has {len(self.corpus.train):,} tokens to train on; give a smaller --global-batch, "
                 "--batch-size or --context, or more text"
             )
