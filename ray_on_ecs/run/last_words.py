@@ -14,6 +14,8 @@ EXCEPTION = re.compile(r"([^\W\d][\w.]*)(: |$)")
 NAMED_ERROR = re.compile(r"([\w.]*(?:Error|Exception|Interrupt))(: |$)")
 # Errors of Ray that report an error in another process.
 OF_RAY = ("ray.exceptions.", "ray.train.", "ray.tune.")
+# How their lines on a process or a node that is gone begin; the last one says why.
+LOST = "The actor "
 FRAME = re.compile(r'^\s+File "(.+)", line (\d+)(?:, in | in |$)(.*)')
 TRACEBACK = "Traceback (most recent call last)"
 # How faulthandler begins; the frames of each thread, and a list of extension modules, follow.
@@ -66,9 +68,21 @@ def _exception(said: list[str]) -> LastWords | None:
         if found := EXCEPTION.match(line):
             if found[1].startswith(OF_RAY):  # which has the error of the actor or task below it
                 causes = [(at, text, cause) for at, text in after[1:] if (cause := NAMED_ERROR.match(text))]
-                number, line, found = causes[-1] if causes else (number, line, found)
-            return LastWords(line, found[1], _place(block[:number]))
+                if not causes and (lost := [text for _, text in after[1:] if text.startswith(LOST)]):
+                    return LastWords(f"{found[1]}: {lost[-1]}", found[1], _place(block[:number]))
+                number, _, found = causes[-1] if causes else (number, line, found)
+            return LastWords(_sentence(block[number:]), found[1], _place(block[:number]))
     return LastWords(after[0][1]) if after else None
+
+
+def _sentence(lines: Sequence[str]) -> str:
+    """Return the first line, and those that follow while it ends with a colon, which says nothing by itself."""
+    text, *rest = lines
+    for line in rest:
+        if not text.endswith(":"):
+            break
+        text = f"{text} {line.strip()}"
+    return text
 
 
 def _crash(said: list[str]) -> LastWords | None:

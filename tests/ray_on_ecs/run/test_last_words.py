@@ -25,6 +25,30 @@ OSError: ACCESS_DENIED during PutObject
 (RayTrainWorker pid=7) INFO: ended
 """
 
+# As Ray Train reports a worker's process or node that is gone.
+LOST = """Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+ray.train.WorkerGroupError: Training failed due to worker errors:
+[Rank 0 Error Snippet]:
+A worker health check failed.
+Worker info: Worker(
+  actor=Actor(RayTrainWorker, 55ac),
+)
+The actor died unexpectedly before finishing this task.
+\tclass_name: RayTrainWorker
+The actor is dead because its worker process has died. Some common causes include: the OOM killer
+"""
+LOST_TEXT = (
+    "ray.train.WorkerGroupError: The actor is dead because its worker process has died. "
+    "Some common causes include: the OOM killer"
+)
+LOADING = """Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+RuntimeError: Error(s) in loading state_dict for Linear:
+\tsize mismatch for bias: torch.Size([2])
+"""
+LOADING_TEXT = "RuntimeError: Error(s) in loading state_dict for Linear: size mismatch for bias: torch.Size([2])"
+
 
 @pytest.mark.parametrize(
     ("output", "status", "expected"),
@@ -35,6 +59,8 @@ OSError: ACCESS_DENIED during PutObject
             1,
             LastWords("ray.exceptions.RayError: lost", "ray.exceptions.RayError", "a.py:9"),
         ),
+        (LOST, 1, LastWords(LOST_TEXT, "ray.train.WorkerGroupError", "train.py:9")),
+        (LOADING, 1, LastWords(LOADING_TEXT, "RuntimeError", "train.py:9")),
         (TORCH, 1, LastWords("ValueError: this is broken", "ValueError", "train.py:3")),
         (
             TORCH,
@@ -50,7 +76,18 @@ OSError: ACCESS_DENIED during PutObject
         ("Traceback (most recent call last):\n  File", 1, LastWords("File")),
         ("", 1, LastWords()),
     ],
-    ids=["Ray's of another process", "Ray's own", "exception", "signal", "mixed", "neither", "cut", "nothing"],
+    ids=[
+        "Ray's of another process",
+        "Ray's own",
+        "a lost worker",
+        "a colon",
+        "exception",
+        "signal",
+        "mixed",
+        "neither",
+        "cut",
+        "nothing",
+    ],
 )
 def test_the_last_words_say_why_it_ended(output: str, status: int, expected: LastWords) -> None:
     assert read(output.splitlines(keepends=True), status) == expected
