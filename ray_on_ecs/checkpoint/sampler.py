@@ -74,7 +74,7 @@ class DistributedSampler(Sampler[int]):
                 f"global_batch_size: {global_batch_size} must be at least {self.world_size}, the number of ranks, and "
                 f"at most {self._samples}, the number of samples"
             )
-        return GlobalBatches(self, global_batch_size)
+        return GlobalBatches(self, self._samples, global_batch_size)
 
     def __iter__(self) -> Iterator[int]:
         """Yield the rest of this rank's indices; the epoch's first ones fill up the last round."""
@@ -88,8 +88,8 @@ class DistributedSampler(Sampler[int]):
         yield from rest[self.rank :: self.world_size]
 
     def __len__(self) -> int:
-        """Return the number of indices that a rank has left."""
-        return -(-max(self._samples - self.position, 0) // self.world_size)
+        """Return the number of a rank's indices in a whole epoch, also in the middle of one."""
+        return -(-self._samples // self.world_size)
 
     def order(self) -> list[int]:
         """Return the order of the whole epoch, the same on all ranks."""
@@ -124,8 +124,9 @@ class GlobalBatches(Sampler[list[int]]):
     A last batch that is not full is left out. The share of a rank is every n-th sample of the batch.
     """
 
-    def __init__(self, sampler: DistributedSampler, size: int) -> None:
+    def __init__(self, sampler: DistributedSampler, samples: int, size: int) -> None:
         self._sampler = sampler
+        self._samples = samples
         self._size = size
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -136,5 +137,5 @@ class GlobalBatches(Sampler[list[int]]):
             yield rest[first + self._sampler.rank : first + self._size : self._sampler.world_size]
 
     def __len__(self) -> int:
-        """Return the number of global batches that are left."""
-        return len(self._sampler.remaining()) // self._size
+        """Return the number of global batches in a whole epoch, also in the middle of one."""
+        return self._samples // self._size

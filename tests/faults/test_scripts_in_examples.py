@@ -56,6 +56,15 @@ SCRIPTS = {
     "accelerate_loop.py": Example(
         needs("accelerate"), ("--epochs=40",), "epoch 5:", "resuming at epoch", "epoch 39:", "files/newest"
     ),
+    "ddp_checkpointer.py": Example(
+        (),
+        ("--epochs=40",),
+        "epoch 5:",
+        "resuming at epoch",
+        "epoch 39:",
+        "model.safetensors",
+        stored="/checkpoint.json",
+    ),
     "lightning_fit.py": Example(
         needs("lightning"), ("--epochs=40",), "epoch 5:", "resuming at epoch", "epoch 39:", "files/last.ckpt"
     ),
