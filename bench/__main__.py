@@ -18,6 +18,7 @@ from rich.console import Console
 
 from bench import (
     ablations,
+    checkpointer,
     checkpointing,
     data_loading,
     fashion_variant,
@@ -85,6 +86,7 @@ BENCHMARKS: dict[str, Callable[[Bench], Iterable[Comparison]]] = {
     "scaling": scaling.measure,
     "startup": startup.measure,
     "checkpointing": checkpointing.measure,
+    "checkpointer": checkpointer.measure,
     "ablations": ablations.measure,
     "helpers": helpers.measure,
     "gpu": gpu.measure,

@@ -236,6 +236,11 @@ class Checkpointer:
         """
         self._take({})
 
+    def wait(self) -> bool:
+        """Wait until the last checkpoint is stored; returns whether it could be."""
+        self._save.wait()
+        return self._save.error is None
+
     def load_best(self) -> bool:
         """Load the model's weights of the best checkpoint by `keep_best`; returns False if there is none."""
         self._save.wait()

@@ -12,10 +12,10 @@ from typing import Any, Literal, TypedDict
 
 from ray_on_ecs.checkpoint.manifest import FileRecord
 from ray_on_ecs.filesystem import short_reason
+from ray_on_ecs.tracking.layout import MANIFEST
 from ray_on_ecs.tracking.storage import RunStorage
 
 PREFIX = "step-"
-MANIFEST = "checkpoint.json"
 FORMAT = 1
 
 BestMode = Literal["min", "max"]

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 from ray_on_ecs.errors import UsageError
+from ray_on_ecs.tracking.layout import CHECKPOINTS_FOLDER
 from ray_on_ecs.tracking.storage import RunStorage
 
 # The run's folder in the storage, set by the runner.
 RUN_VARIABLE = "RUN_URI"
-DEFAULT_FOLDER = "checkpoints"
 
 
 def open_folder(folder: str | os.PathLike[str] | None) -> RunStorage:
@@ -19,7 +19,7 @@ def open_folder(folder: str | os.PathLike[str] | None) -> RunStorage:
     Raises:
         ValueError: It can't be used.
     """
-    return _open(_in_run(DEFAULT_FOLDER) if folder is None else os.fspath(folder), "folder")
+    return _open(_in_run(CHECKPOINTS_FOLDER) if folder is None else os.fspath(folder), "folder")
 
 
 def open_file(path: str | os.PathLike[str]) -> tuple[RunStorage, str]:

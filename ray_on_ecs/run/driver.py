@@ -20,7 +20,7 @@ from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.failure_policy import Mark
 from ray_on_ecs.run.folder_scan import is_log
 from ray_on_ecs.run.instance_hours import InstanceHours
-from ray_on_ecs.run.program import newest_checkpoint, run_program
+from ray_on_ecs.run.program import newest_of_program, run_program
 from ray_on_ecs.run.program_source import driver_reason, with_driver
 from ray_on_ecs.run.ray_cluster import WorkerAllocation
 from ray_on_ecs.run.ray_private import CHANGE_FOLDER, PREEMPTION_WATCHER, draining_nodes
@@ -73,7 +73,7 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
             "inputs": found,
         }
 
-        newest_stored = newest_checkpoint if config.driver else newest_file
+        newest_stored = newest_of_program if config.driver else newest_of_script
 
         def mark() -> Mark:
             step = monitor.progress.total_steps if monitor.progress else None
@@ -110,7 +110,24 @@ def _publish(storage: RunStorage, console: Console) -> None:
         console.print(escape(line), soft_wrap=True)
 
 
-def newest_file(storage: RunStorage) -> tuple[str, datetime] | None:
+def newest_of_script(storage: RunStorage) -> tuple[str, datetime] | None:
+    """Return the name and time of the newest file of the last snapshot or of the newest checkpoint, or None."""
+    stored = [each for each in (_newest_file(storage), _newest_checkpoint(storage)) if each]
+    return max(stored, key=lambda each: each[1], default=None)
+
+
+def _newest_checkpoint(storage: RunStorage) -> tuple[str, datetime] | None:
+    """Return the name and time of the newest complete checkpoint of a Checkpointer."""
+    complete = {
+        name.removesuffix(f"/{layout.MANIFEST}"): found.mtime
+        for name, found in storage.files(layout.CHECKPOINTS_FOLDER).items()
+        if name.endswith(f"/{layout.MANIFEST}") and found.mtime
+    }
+    newest = max(complete, default=None)
+    return (f"{layout.CHECKPOINTS_FOLDER}/{newest}", complete[newest].astimezone(UTC)) if newest else None
+
+
+def _newest_file(storage: RunStorage) -> tuple[str, datetime] | None:
     """Return the name and time of the newest file of the last snapshot that is not a log, or None."""
     files = {
         name: kept.written_at

@@ -41,7 +41,7 @@ def run_program(settings: Settings) -> dict[str, Any]:
         return worker.run()
 
 
-def newest_checkpoint(storage: RunStorage) -> tuple[str, datetime] | None:
+def newest_of_program(storage: RunStorage) -> tuple[str, datetime] | None:
     """Return the name and time of the newest file of a checkpoint that Ray Train or Ray Tune has stored, or None."""
     files = {
         name: found.mtime

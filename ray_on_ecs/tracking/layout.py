@@ -32,8 +32,11 @@ FILES_FOLDER = "files"
 VERSIONS_FOLDER = "versions"
 PARTS_FOLDER = "parts"
 
-# A checkpoint is a folder `checkpoint_<step>` of torch.distributed.checkpoint: a file from each rank, METADATA and,
-# written last, a MANIFEST.
+# The checkpoints of a script's Checkpointer, each a folder `step-<number>` with a MANIFEST.
+CHECKPOINTS_FOLDER = "checkpoints"
+
+# A recipe's checkpoint is a folder `checkpoint_<step>` of torch.distributed.checkpoint: a file from each rank, METADATA
+# and, written last, a MANIFEST.
 CHECKPOINT_PREFIX = "checkpoint_"
 METADATA = ".metadata"
 MANIFEST = "checkpoint.json"

@@ -115,7 +115,7 @@ def train(
     if end is None:
         checkpoint.close()
     else:
-        checkpoint._save.wait()  # the process is killed after the save, not in it
+        checkpoint.wait()  # the process is killed after the save, not in it
     full = get_model_state_dict(network, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if ranks > 1:
         dist.barrier()

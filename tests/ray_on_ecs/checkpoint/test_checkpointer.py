@@ -155,7 +155,7 @@ def test_the_last_checkpoints_and_the_best_are_kept(model: nn.Linear, tmp_path: 
         with torch.no_grad():
             model.weight.fill_(accuracy)
         checkpoint.end_epoch(accuracy=accuracy)
-        checkpoint._save.wait()
+        checkpoint.wait()
     assert names(tmp_path) == ["step-000000002", "step-000000004", "step-000000005"], "the earlier one of two"
     assert checkpoint.load_best()
     assert model.weight[0, 0].item() == pytest.approx(0.9)

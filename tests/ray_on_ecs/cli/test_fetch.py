@@ -16,7 +16,11 @@ from tests.aws import BUCKET
 from tests.ray_on_ecs.cli.folders import Folders
 
 RESULTS = {"config.json", "metrics.jsonl", "result.json", "curves.png", "model.pt", "best/model.pt", "files/a.part"}
-CHECKPOINT = {"checkpoint_00000010/__0_0.distcp", "checkpoint_00000010/.metadata"}
+CHECKPOINT = {
+    "checkpoint_00000010/__0_0.distcp",
+    "checkpoint_00000010/.metadata",
+    "checkpoints/step-000000010/.metadata",
+}
 
 
 @pytest.fixture(params=["folder", "s3"])
