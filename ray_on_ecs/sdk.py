@@ -51,6 +51,14 @@ def progress(step: int) -> None:
         _write({STEP: _step if _is_rank_0() else None})
 
 
+def alive() -> None:
+    """Report that this process is alive while it makes no steps, as while it stores or reads a checkpoint."""
+    global _reported_at
+    if time.monotonic() - _reported_at >= PROGRESS_SECONDS:
+        _reported_at = time.monotonic()
+        _write({STEP: None})
+
+
 def log(**values: float) -> None:
     """Log metrics of the step that was reported last; those of rank 0 are kept.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 from torch.distributed.checkpoint.storage import WriteResult
 
+from ray_on_ecs import sdk
 from ray_on_ecs.checkpoint.collectives import Collectives
 from ray_on_ecs.checkpoint.dcp import Writer
 from ray_on_ecs.checkpoint.index import CheckpointIndex
@@ -17,6 +19,9 @@ from ray_on_ecs.checkpoint.staging import Copy
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.filesystem import short_reason
 from ray_on_ecs.tracking.storage import RunStorage
+
+# While a training waits for a save, it says so often that it is alive.
+ALIVE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -70,9 +75,13 @@ class BackgroundSave:
 
     def wait(self, deadline: float | None = None) -> bool:
         """Wait until nothing is being stored, or until a time (Unix time); returns whether nothing is."""
-        if self._thread is not None:
-            self._thread.join(None if deadline is None else max(deadline - time.time(), 0.0))
-        return not self.is_busy
+        while self._thread is not None and self._thread.is_alive():
+            left = math.inf if deadline is None else deadline - time.time()
+            if left <= 0:
+                return False
+            self._thread.join(min(left, ALIVE_SECONDS))
+            sdk.alive()
+        return True
 
     def _run(self, copy: Copy, number: int) -> None:
         began = time.monotonic()

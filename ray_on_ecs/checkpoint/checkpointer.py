@@ -171,7 +171,7 @@ class Checkpointer:
         replay(self._model, manifest["gradients"])
         fault = None
         try:
-            self._state.restore(Reader(self._storage, name), manifest["world_size"])
+            self._state.restore(Reader(self._storage, name, sdk.alive), manifest["world_size"])
         except ValueError as cause:
             fault = one_line(cause)
         if fault := self._ranks.first(fault):
@@ -247,7 +247,7 @@ class Checkpointer:
         best = self._ranks.broadcast(self._index.best if self._index else None)
         if best is None:
             return False
-        self._state.load_model(Reader(self._storage, best[0]))
+        self._state.load_model(Reader(self._storage, best[0], sdk.alive))
         return True
 
     def export(self, path: str | os.PathLike[str]) -> None:
@@ -347,7 +347,7 @@ class Checkpointer:
         while found := ranks.broadcast(self._index.newest if self._index else None):
             name, manifest = found
             files = sorted(manifest["files"])[ranks.rank :: ranks.world_size]
-            fault = ranks.first(find_fault(self._storage, name, manifest["files"], files, lambda: None))
+            fault = ranks.first(find_fault(self._storage, name, manifest["files"], files, sdk.alive))
             if fault is None:
                 return found
             self._say(f"warning: {self.uri}/{name} is damaged ({fault}); the checkpoint before it is used")

@@ -13,6 +13,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from ray_on_ecs import sdk
 from ray_on_ecs.checkpoint.collectives import Collectives
 from ray_on_ecs.filesystem import short_reason
 from ray_on_ecs.tracking.storage import RunStorage
@@ -47,6 +48,7 @@ def export_weights(
         mine: dict[str, Tensor] = {}
         for number, keys in enumerate(files[first : first + ranks.world_size]):
             for key in keys:
+                sdk.alive()
                 whole = _whole(tensors[key])  # by all ranks
                 if number == ranks.rank:
                     mine[key] = whole.detach().cpu().contiguous()

@@ -12,10 +12,13 @@ import torch
 from torch import nn
 
 from ray_on_ecs import Checkpointer, DistributedSampler, sdk
+from ray_on_ecs.checkpoint import background
 from ray_on_ecs.checkpoint.checkpointer import ResumeError
+from ray_on_ecs.checkpoint.index import CheckpointIndex
 from ray_on_ecs.checkpoint.staging import DivergedError
 from tests.ray_on_ecs.checkpoint.loop import ENDED, STEPS, STEPS_PER_EPOCH, train
 from tests.training.ranks import Ranks
+from tests.waiting import until
 
 State = dict[str, Any]
 
@@ -334,3 +337,23 @@ def test_a_storage_that_fails_ends_no_training_but_its_end(
     assert "step-000000001 could not be stored (" in capsys.readouterr().out
     with pytest.raises(OSError, match="the last checkpoint could not be stored in "):
         checkpoint.close()
+
+
+def test_a_training_that_waits_for_its_storage_says_that_it_is_alive(
+    model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(background, "ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(sdk, "PROGRESS_SECONDS", 0.0)
+    reports = tmp_path / sdk.REPORTS
+    checkpoint = Checkpointer(tmp_path / "checkpoints", model=model)
+    commit = CheckpointIndex.commit
+
+    def slow(*arguments: Any) -> None:
+        until(lambda: reports.exists() and len(reports.read_text().splitlines()) > 3)
+        commit(*arguments)
+
+    monkeypatch.setattr(CheckpointIndex, "commit", slow)
+    checkpoint.save()
+    assert checkpoint.wait()
+    assert {json.loads(line)["step"] for line in reports.read_text().splitlines()} == {None}
