@@ -129,6 +129,9 @@ class Checkpointer:
         if self._ranks.rank == 0:
             self._index = CheckpointIndex(self._storage, keep_last, keep_best, best_mode, self._say)
         self._save = BackgroundSave(self._ranks, self._storage, self._index, self._say)
+        self._samplers = [each for each in self._extra.values() if isinstance(each, DistributedSampler)]
+        if any(each.world_size != self._ranks.world_size for each in self._samplers):
+            raise ValueError("state: make the DistributedSampler after init_process_group; it has all samples now")
         self._pace = Pace()
         self._order = GradientOrder(model)
         self._metrics: Mapping[str, Any] = {}
@@ -179,7 +182,7 @@ class Checkpointer:
         self.step = self._saved_step = manifest["step"]
         self.epoch = manifest["epoch"]
         if manifest["world_size"] == self._ranks.world_size:
-            for sampler in self._samplers():
+            for sampler in self._samplers:
                 sampler.restore_random(partial(random_state.restore, random_state.capture()))
         self._order.set(manifest["gradients"])
         self._taken_at = time.monotonic()
@@ -195,9 +198,12 @@ class Checkpointer:
 
         Raises:
             DivergedError: A weight is not finite at a save.
+            ValueError: There is a sampler, and no number of samples.
         """
+        if self._samplers and samples < 1:
+            raise ValueError(f"samples: {samples}; give the samples that all ranks have used, which a sampler counts")
         self.step += 1
-        for sampler in self._samplers():
+        for sampler in self._samplers:
             sampler.position += samples
         sdk.progress(self.step)
         self._metrics = metrics
@@ -215,7 +221,9 @@ class Checkpointer:
             DivergedError: A weight is not finite.
         """
         self.epoch += 1
-        for sampler in self._samplers():
+        for sampler in self._samplers:
+            if sampler.counts_one_rank():
+                self._say("warning: after_step has counted the samples of one rank; give those of all ranks")
             sampler.set_epoch(self.epoch)
         values = {name: _number(value) for name, value in metrics.items()}
         if values:
@@ -285,9 +293,6 @@ class Checkpointer:
         if export is not None and not self.should_stop:
             self.export(export)
         self._close()
-
-    def _samplers(self) -> list[DistributedSampler]:
-        return [each for each in self._extra.values() if isinstance(each, DistributedSampler)]
 
     def _is_unsaved(self) -> bool:
         return self._saved_step != self.step or self._save.error is not None

@@ -47,6 +47,10 @@ class DistributedSampler(Sampler[int]):
         if epoch != self.epoch:
             self.epoch, self.position = epoch, 0
 
+    def counts_one_rank(self) -> bool:
+        """Return whether, at the end of an epoch, the position seems to be that of one rank instead of all."""
+        return abs(self.position * self.world_size - self._samples) < abs(self.position - self._samples)
+
     def restore_random(self, restore: Callable[[], None]) -> None:
         """Restore the random numbers once more when a loader goes on within the epoch.
 

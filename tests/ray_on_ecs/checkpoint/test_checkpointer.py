@@ -357,3 +357,16 @@ def test_a_training_that_waits_for_its_storage_says_that_it_is_alive(
     checkpoint.save()
     assert checkpoint.wait()
     assert {json.loads(line)["step"] for line in reports.read_text().splitlines()} == {None}
+
+
+def test_samples_that_are_not_counted_are_an_error(model: nn.Linear, tmp_path: Path) -> None:
+    checkpoint = Checkpointer(tmp_path, model=model, state={"sampler": DistributedSampler(range(4))})
+    with pytest.raises(ValueError, match="samples: 0; give the samples that all ranks have used"):
+        checkpoint.after_step()
+
+
+def test_a_sampler_that_does_not_know_the_ranks_is_an_error(model: nn.Linear, tmp_path: Path) -> None:
+    sampler = DistributedSampler(range(4))
+    sampler.world_size = 2
+    with pytest.raises(ValueError, match="make the DistributedSampler after init_process_group"):
+        Checkpointer(tmp_path, model=model, state={"sampler": sampler})
