@@ -37,7 +37,9 @@ def save(number, frame):
     sys.exit(0)
 
 signal.signal(signal.SIGTERM, save)
-(folder / f"begun-{rank}-{restart}").write_text(str(os.getpid()))
+part = folder / f"{rank}-{restart}.part"
+part.write_text(str(os.getpid()))
+part.rename(folder / f"begun-{rank}-{restart}")
 cause = sys.argv[1]
 while not all((folder / f"begun-{each}-{restart}").exists() for each in range(2)):
     time.sleep(0.05)
