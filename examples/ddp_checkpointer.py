@@ -26,6 +26,8 @@ def main() -> None:
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     rank, local_rank = dist.get_rank(), int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
     torch.manual_seed(0)
     inputs = torch.linspace(-3, 3, 4096).unsqueeze(1)
@@ -41,18 +43,18 @@ def main() -> None:
         print(f"rank {rank}: resuming at epoch {checkpoint.epoch}")
 
     while checkpoint.epoch < epochs and not checkpoint.should_stop:
-        total = torch.zeros((), device=device)
-        for x, y in loader:
+        total, batches = torch.zeros((), device=device), 1
+        for batches, (x, y) in enumerate(loader, start=1):
             loss = nn.functional.mse_loss(model(x.to(device)), y.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             total += loss.detach()
-            if checkpoint.after_step(samples=len(x) * dist.get_world_size()):
+            if checkpoint.after_step(samples=len(x) * checkpoint.world_size):
                 break  # a node is being reclaimed, and all is saved
         else:
             dist.all_reduce(total)
-            mean = total.item() / len(loader) / dist.get_world_size()
+            mean = total.item() / batches / checkpoint.world_size
             if rank == 0:
                 print(f"epoch {checkpoint.epoch}: loss {mean:.4f}")
             checkpoint.end_epoch(loss=mean)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -20,8 +19,8 @@ from ray_on_ecs.errors import one_line
 from ray_on_ecs.filesystem import short_reason
 from ray_on_ecs.tracking.storage import RunStorage
 
-# While a training waits for a save, it says so often that it is alive.
-ALIVE_SECONDS = 5.0
+# A write that is under way may take this long.
+GIVE_UP_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,7 @@ class BackgroundSave:
         self._say = say
         self._thread: threading.Thread | None = None
         self._number = 0
+        self._is_given_up = threading.Event()
         self.error: str | None = None
         self.seconds = 0.0
 
@@ -75,22 +75,24 @@ class BackgroundSave:
 
     def wait(self, deadline: float | None = None) -> bool:
         """Wait until nothing is being stored, or until a time (Unix time); returns whether nothing is."""
-        while self._thread is not None and self._thread.is_alive():
-            left = math.inf if deadline is None else deadline - time.time()
-            if left <= 0:
-                return False
-            self._thread.join(min(left, ALIVE_SECONDS))
-            sdk.alive()
-        return True
+        if self._thread is not None:
+            self._thread.join(None if deadline is None else max(deadline - time.time(), 0.0))
+        return not self.is_busy
+
+    def give_up(self) -> None:
+        """End what is being stored: Python can't end while PyTorch writes in a thread."""
+        self._is_given_up.set()
+        self._ranks.stop_waiting()
+        self.wait(time.time() + GIVE_UP_SECONDS)
 
     def _run(self, copy: Copy, number: int) -> None:
         began = time.monotonic()
         try:
             self.error = self._store(copy, number)
-        except OSError as cause:  # rank 0 is gone
-            self.error = one_line(cause)
+        except Exception as cause:  # rank 0 is gone, or the process ends; an exception would be lost with the thread
+            self.error = _reason(cause)
         self.seconds = time.monotonic() - began
-        if self.error:
+        if self.error and not self._is_given_up.is_set():
             self._say(f"{copy.name} could not be stored ({self.error}); training continues")
 
     def _store(self, copy: Copy, number: int) -> str | None:
@@ -111,11 +113,17 @@ class BackgroundSave:
         try:
             if self._index is not None:
                 self._index.begin(copy.name)
-            writer = Writer(self._storage, copy.name)
+            writer = Writer(self._storage, copy.name, self._beat)
             results = writer.write_data(copy.plan, copy.planner).value()
-        except Exception as cause:  # an exception would be lost with the thread
+        except Exception as cause:  # the other ranks must hear of it
             return _reason(cause)
         return Part(writer.files, results)
+
+    def _beat(self) -> None:
+        """Say that this process is alive, or end a write that has been given up."""
+        if self._is_given_up.is_set():
+            raise OSError("the process ends")
+        sdk.alive()
 
     def _commit(self, copy: Copy, parts: list[Part | str], index: CheckpointIndex) -> str | None:
         """Make a checkpoint of all parts; returns the reason if that fails."""

@@ -6,6 +6,7 @@ continues. Rank 0 decides about once per second, and the ranks agree by a proces
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import sys
@@ -21,7 +22,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ray_on_ecs import sdk
-from ray_on_ecs.checkpoint import random_state
 from ray_on_ecs.checkpoint.background import BackgroundSave
 from ray_on_ecs.checkpoint.collectives import Collectives
 from ray_on_ecs.checkpoint.dcp import Reader
@@ -85,6 +85,7 @@ class Checkpointer:
     Attributes:
         step: Optimizer steps that are done.
         epoch: Epochs that are done.
+        world_size: The number of ranks.
         should_stop: Whether the training has to end now, because nodes are being reclaimed.
         uri: The folder of the checkpoints.
         blocked_seconds: The time for which checkpoints have held up the training.
@@ -124,6 +125,7 @@ class Checkpointer:
         self._every_steps = every_steps
         self._storage = open_folder(folder)
         self._ranks = Collectives()
+        self.world_size = self._ranks.world_size
         self._state = TrainingState(model, optimizer, self._extra, self._ranks.rank, self._ranks.world_size)
         self._index: CheckpointIndex | None = None
         if self._ranks.rank == 0:
@@ -135,6 +137,11 @@ class Checkpointer:
         self._pace = Pace()
         self._order = GradientOrder(model)
         self._metrics: Mapping[str, Any] = {}
+        # A training that does not resume would have its checkpoints deleted as older than these.
+        self._must_resume = self._ranks.broadcast(self._index is not None and self._index.newest is not None)
+        self._epoch_metrics: tuple[int, dict[str, float]] = (-1, {})
+        self._is_due = False
+        self._has_other_weights = False
         self._saved_step = 0
         self._taken_at = time.monotonic()
         self._is_closed = False
@@ -144,6 +151,7 @@ class Checkpointer:
         self.uri = self._storage.uri
         self.blocked_seconds = 0.0
         sdk.register_checkpointer()
+        atexit.register(self._leave)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -151,11 +159,10 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
+        if kind is None or (isinstance(error, SystemExit) and not error.code):
             self.close()
         else:
-            self._save.wait(time.time() + LAST_SECONDS)
-            self._close()
+            self._leave()
 
     def resume(self) -> bool:
         """Continue from the newest complete checkpoint; returns False if there is none.
@@ -166,12 +173,13 @@ class Checkpointer:
             ResumeError: The checkpoint is of other settings, of another model or of other data.
             OSError: It can't be read.
         """
-        if (found := self._find()) is None:
+        found = self._find()
+        self._must_resume = False
+        if found is None:
             return False
         name, manifest = found
-        if changed := differences(manifest["config"], self._config):
+        if changed := self._ranks.broadcast(differences(manifest["config"], self._config)):
             self._refuse(f"{self.uri} has checkpoints of other settings: {changed}; give the same, or another run name")
-        replay(self._model, manifest["gradients"])
         fault = None
         try:
             self._state.restore(Reader(self._storage, name, sdk.alive), manifest["world_size"])
@@ -179,11 +187,12 @@ class Checkpointer:
             fault = one_line(cause)
         if fault := self._ranks.first(fault):
             self._refuse(f"{self.uri}/{name} does not fit: {fault}; use the script that saved it, or another run name")
+        replay(self._model, manifest["gradients"])
         self.step = self._saved_step = manifest["step"]
         self.epoch = manifest["epoch"]
         if manifest["world_size"] == self._ranks.world_size:
             for sampler in self._samplers:
-                sampler.restore_random(partial(random_state.restore, random_state.capture()))
+                sampler.restore_random(partial(self._state.restore_random, self._state.random()))
         self._order.set(manifest["gradients"])
         self._taken_at = time.monotonic()
         self._say(f"resuming after step {self.step} ({self.epoch} epochs) from {self.uri}/{name}")
@@ -198,15 +207,17 @@ class Checkpointer:
 
         Raises:
             DivergedError: A weight is not finite at a save.
-            ValueError: There is a sampler, and no number of samples.
+            ValueError: There is a sampler, and no number of samples; or there are checkpoints, and no call of `resume`.
         """
         if self._samplers and samples < 1:
             raise ValueError(f"samples: {samples}; give the samples that all ranks have used, which a sampler counts")
+        if self._must_resume:
+            raise ValueError(f"{self.uri} has checkpoints: call resume() first, or give another folder or run name")
         self.step += 1
         for sampler in self._samplers:
             sampler.position += samples
         sdk.progress(self.step)
-        self._metrics = metrics
+        self._metrics = {name: _detached(value) for name, value in metrics.items()}
         is_step = self._every_steps is not None and self.step % self._every_steps == 0
         if self._pace.is_due() or is_step:
             self._poll(is_step)
@@ -215,7 +226,7 @@ class Checkpointer:
     def end_epoch(self, **metrics: Any) -> None:
         """End an epoch: its metrics are logged, and a checkpoint is saved.
 
-        If one is being stored, it is saved later, unless it is the best one by `keep_best`.
+        If one is being stored, it is saved after a later step, unless it is the best one by `keep_best`.
 
         Raises:
             DivergedError: A weight is not finite.
@@ -230,11 +241,11 @@ class Checkpointer:
             sdk.log(**values)
         if self._keep_best and values and self._keep_best not in values:
             raise ValueError(f"keep_best: there is no {self._keep_best!r} among the metrics {', '.join(values)}")
-        saves = False
-        if self._index is not None:
-            saves = not self._save.is_busy or self._index.is_best(values)
-        if self._ranks.broadcast(saves):
-            self._take(values)
+        self._epoch_metrics = (self.step, {name: value for name, value in values.items() if math.isfinite(value)})
+        is_wanted = self._index is not None and (not self._save.is_busy or self._index.is_best(values))
+        self._is_due = not self._ranks.broadcast(is_wanted)
+        if not self._is_due:
+            self._take()
 
     def save(self) -> None:
         """Save now; it is stored while training continues.
@@ -242,7 +253,7 @@ class Checkpointer:
         Raises:
             DivergedError: A weight is not finite.
         """
-        self._take({})
+        self._take()
 
     def wait(self) -> bool:
         """Wait until the last checkpoint is stored; returns whether it could be."""
@@ -250,12 +261,19 @@ class Checkpointer:
         return self._save.error is None
 
     def load_best(self) -> bool:
-        """Load the model's weights of the best checkpoint by `keep_best`; returns False if there is none."""
-        self._save.wait()
+        """Load the model's weights of the best checkpoint by `keep_best`; returns False if there is none.
+
+        The last state is stored before. A training that goes on from these weights can't be resumed exactly.
+
+        Raises:
+            OSError: The last state can't be stored, or the best one can't be read.
+        """
+        self._store_last()
         best = self._ranks.broadcast(self._index.best if self._index else None)
         if best is None:
             return False
         self._state.load_model(Reader(self._storage, best[0], sdk.alive))
+        self._has_other_weights = True
         return True
 
     def export(self, path: str | os.PathLike[str]) -> None:
@@ -263,7 +281,7 @@ class Checkpointer:
 
         Args:
             path: A file, also `s3://bucket/key`; a relative path is in the run's folder in the storage, and outside a
-                run in the working directory. A model of more than 5 GB becomes several files and an index, as
+                run in the working directory. A model of more than 2 GB becomes several files and an index, as
                 Hugging Face's libraries read it.
 
         Raises:
@@ -281,18 +299,23 @@ class Checkpointer:
         """
         if self._is_closed:
             return
+        if not self._has_other_weights:
+            self._store_last()
+        if export is not None and not self.should_stop:
+            self.export(export)
+        self._close()
+
+    def _store_last(self) -> None:
+        """Store the state, in some attempts; OSError if that fails, unless the training has to stop."""
         for _ in range(LAST_ATTEMPTS):
             self._save.wait()
             if not self._ranks.broadcast(self._is_unsaved()) or self.should_stop:
                 break
-            self._take({})
+            self._take()
         self._save.wait()
         error = self._ranks.broadcast(self._save.error)
         if error and not self.should_stop:
             raise OSError(f"the last checkpoint could not be stored in {self.uri}: {error}")
-        if export is not None and not self.should_stop:
-            self.export(export)
-        self._close()
 
     def _is_unsaved(self) -> bool:
         return self._saved_step != self.step or self._save.error is not None
@@ -307,14 +330,15 @@ class Checkpointer:
         if decision.deadline is not None:
             self._stop(decision.deadline)
         elif decision.saves:
-            self._take({})
+            self._take()
 
     def _decide(self, left: list[float], is_step: bool) -> _Decision:
         """Decide on rank 0, which has the seconds that each rank's node has left."""
         elapsed = time.monotonic() - self._taken_at
         is_time = elapsed >= self._every_seconds or (self._save.error is not None and elapsed >= RETRY_SECONDS)
         deadline = None if math.isinf(min(left)) else time.time() + min(left)
-        return _Decision(self._pace.next_interval(), is_step or (is_time and not self._save.is_busy), deadline)
+        saves = is_step or ((is_time or self._is_due) and not self._save.is_busy)
+        return _Decision(self._pace.next_interval(), saves, deadline)
 
     def _stop(self, deadline: float) -> None:
         """Save before nodes are reclaimed."""
@@ -323,11 +347,11 @@ class Checkpointer:
             has_ended = self._save.wait(deadline)
             if not self._ranks.broadcast(has_ended and self._is_unsaved() and time.time() < deadline):
                 break
-            self._take({})
+            self._take()
         self._save.wait(deadline)
         self.should_stop = True
 
-    def _take(self, metrics: dict[str, float]) -> None:
+    def _take(self) -> None:
         """Copy the state into host memory, and start to store it."""
         began = time.monotonic()
         self._save.wait()
@@ -335,14 +359,14 @@ class Checkpointer:
             "format": FORMAT,
             "step": self.step,
             "epoch": self.epoch,
-            "metrics": {name: value for name, value in metrics.items() if math.isfinite(value)},
+            "metrics": self._epoch_metrics[1] if self._epoch_metrics[0] == self.step else {},
             "world_size": self._ranks.world_size,
             "config": self._config,
-            "gradients": self._order.names,
+            "gradients": list(self._order.names),
             "files": {},
         }
-        self._save.start(take_copy(self._state, manifest, self._ranks))
-        self._saved_step = self.step
+        self._save.start(take_copy(self._state, manifest, self._ranks, self._index))
+        self._saved_step, self._is_due = self.step, False
         self._taken_at = time.monotonic()
         self.blocked_seconds += self._taken_at - began
 
@@ -366,7 +390,15 @@ class Checkpointer:
             sdk.log(**{name: _number(value) for name, value in self._metrics.items()})
         self._metrics = {}
 
+    def _leave(self) -> None:
+        """Give the save in progress some seconds, and end it: the script has failed, or has not called `close`."""
+        if not self._is_closed:
+            if not self._save.wait(time.time() + LAST_SECONDS):
+                self._save.give_up()
+            self._close()
+
     def _close(self) -> None:
+        atexit.unregister(self._leave)
         self._is_closed = True
         self._order.stop()
         self._ranks.close()
@@ -383,4 +415,9 @@ class Checkpointer:
 
 def _number(value: Any) -> float:
     """Return a number, or a tensor of one number, which waits for its device."""
-    return float(value.detach() if isinstance(value, Tensor) else value)
+    return float(_detached(value))
+
+
+def _detached(value: Any) -> Any:
+    """Return a tensor without its graph, which would keep the step's activations."""
+    return value.detach() if isinstance(value, Tensor) else value

@@ -88,6 +88,10 @@ class Collectives:
             raise OSError("rank 0 can't be reached") from cause
         return value
 
+    def stop_waiting(self) -> None:
+        """End what threads still wait for."""
+        self._closed.set()
+
     def close(self) -> None:
         """End what threads still wait for, and the process group."""
         self._closed.set()

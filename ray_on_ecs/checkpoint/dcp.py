@@ -36,9 +36,10 @@ class StagingPlanner(DefaultSavePlanner):
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         """Copy the plan's tensors."""
         plan = super().finish_plan(new_plan)
+        self._devices: set[torch.device] = set()
         self._staged = {item.index: self._copy(item) for item in plan.items}
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # for the copies
+        for device in self._devices:  # until the copies are there
+            torch.cuda.synchronize(device)
         self.state_dict = {}
         return plan
 
@@ -51,21 +52,22 @@ class StagingPlanner(DefaultSavePlanner):
         if not isinstance(data, torch.Tensor):
             return data
         if data.is_cuda and torch.cuda.is_available():  # all copies at once, at the speed of pinned memory
+            self._devices.add(data.device)
             return torch.empty_like(data, device="cpu", pin_memory=True).copy_(data.detach(), non_blocking=True)
         return data.detach().to("cpu", copy=True)
 
 
 class Writer(FileSystemWriter):
-    """Writes a checkpoint's folder.
+    """Writes a checkpoint's folder, with a heartbeat for each write, which may end it by an OSError.
 
     Attributes:
         files: The files that it has written, by name.
     """
 
-    def __init__(self, storage: RunStorage, folder: str) -> None:
+    def __init__(self, storage: RunStorage, folder: str, heartbeat: Heartbeat = lambda: None) -> None:
         super().__init__(folder, sync_files=False, per_thread_copy_ahead=0)  # the copies are there
         self.files: dict[str, FileRecord] = {}
-        self.fs = _Folder(storage, lambda: None, self.files)
+        self.fs = _Folder(storage, heartbeat, self.files)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the metadata: which file holds what.
@@ -135,7 +137,7 @@ class _Folder(FileSystem):
                 yield io.BufferedReader(_Chunks(file, self._heartbeat), CHUNK_BYTES)
             return
         with self._storage.open_writer(str(path)) as file:
-            stream = _Hashed(file)
+            stream = _Hashed(file, self._heartbeat)
             yield stream
         self._files[Path(path).name] = stream.record()
 
@@ -164,8 +166,9 @@ class _Chunks(io.RawIOBase):
 class _Hashed(io.RawIOBase):
     """A file to write, whose bytes are counted and hashed on their way."""
 
-    def __init__(self, file: NativeFile) -> None:
+    def __init__(self, file: NativeFile, heartbeat: Heartbeat) -> None:
         self._file = file
+        self._heartbeat = heartbeat
         self._bytes = 0
         self._hash = hashlib.sha256()
 
@@ -176,6 +179,7 @@ class _Hashed(io.RawIOBase):
         return self._bytes
 
     def write(self, data: Any, /) -> int:
+        self._heartbeat()
         self._file.write(data)
         self._hash.update(data)
         size = memoryview(data).nbytes

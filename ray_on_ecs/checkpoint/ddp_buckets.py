@@ -2,12 +2,13 @@
 
 DDP groups gradients into buckets, and after its first step groups them again in the order in which they were ready. On
 three or more ranks the buckets decide in which order numbers are added, and so the last digit. A process that resumes
-would use the first buckets for one more step: it is given the order before it loads the checkpoint.
+would use the first buckets for one more step: it is given the order first.
 https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
+
+from ray_on_ecs.checkpoint.modules import plain_name, without_compile
 
 
 class GradientOrder:
@@ -29,22 +32,21 @@ class GradientOrder:
 
     def __init__(self, model: nn.Module) -> None:
         self.names: list[str] = []
-        self._handles: list[RemovableHandle] = []
-        if isinstance(model, DistributedDataParallel) and not model.find_unused_parameters:
-            for name, parameter in model.module.named_parameters():
-                if parameter.requires_grad:
-                    hook = partial(self._note, name)
-                    self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(partial(self._note, name))
+            for name, parameter in _ordered(model).items()
+        ]
 
-    def set(self, names: list[str]) -> None:
+    def set(self, names: Sequence[str]) -> None:
         """Take over the order of an earlier process, if it knew one."""
         if names:
             self.stop()
-            self.names = names
+            self.names = list(names)
 
     def stop(self) -> None:
         """Take the hooks away."""
-        for handle in self._handles:
+        handles: list[RemovableHandle] = self._handles
+        for handle in handles:
             handle.remove()
         self._handles = []
 
@@ -55,23 +57,40 @@ class GradientOrder:
             self.names.append(name)
 
 
-def replay(model: nn.Module, names: list[str]) -> None:
+def replay(model: nn.Module, names: Sequence[str]) -> None:
     """Let DDP see gradients in an order, by a backward pass through a sum of its parameters; deletes all gradients.
 
     Args:
         model: The module under DDP, before its first step; nothing is done with another one.
-        names: The parameters' names in the order.
+        names: The parameters' names in the order; nothing is done unless these are all that are trained.
     """
-    if not names or not isinstance(model, DistributedDataParallel):
+    parameters = _ordered(model)
+    if not names or parameters.keys() != set(names):
         return
-    module = cast(nn.Module, model.module)
-    model.module = _Sum([module.get_parameter(name) for name in names])
+    ddp = cast(DistributedDataParallel, without_compile(model))
+    module = ddp.module
+    ddp.module = _Sum([parameters[name] for name in names])
     try:
-        model().backward()
+        ddp().backward()
     finally:
-        model.module = module
-    for parameter in module.parameters():
+        ddp.module = module
+    for parameter in parameters.values():
         parameter.grad = None
+
+
+def _ordered(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that are trained, by name, if the order of their gradients decides on DDP's buckets.
+
+    It does not with unused parameters to be found; a static graph takes more than the order from its first step, and
+    sparse gradients have a bucket for themselves.
+    """
+    ddp = without_compile(model)
+    if not isinstance(ddp, DistributedDataParallel) or ddp.find_unused_parameters or ddp.static_graph:
+        return {}
+    if any(getattr(each, "sparse", False) for each in ddp.modules()):
+        return {}
+    module = cast(nn.Module, ddp.module)
+    return {plain_name(name): each for name, each in module.named_parameters() if each.requires_grad}
 
 
 class _Sum(nn.Module):

@@ -6,7 +6,7 @@ https://huggingface.co/docs/safetensors
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 
 from safetensors.torch import save
@@ -15,11 +15,12 @@ from torch.distributed.tensor import DTensor
 
 from ray_on_ecs import sdk
 from ray_on_ecs.checkpoint.collectives import Collectives
+from ray_on_ecs.checkpoint.modules import plain_name
 from ray_on_ecs.filesystem import short_reason
 from ray_on_ecs.tracking.storage import RunStorage
 
 # Of one file; each rank has one of them in memory at a time.
-FILE_BYTES = 5 * 10**9
+FILE_BYTES = 2 * 10**9
 
 
 def export_weights(
@@ -51,15 +52,16 @@ def export_weights(
                 sdk.alive()
                 whole = _whole(tensors[key])  # by all ranks
                 if number == ranks.rank:
-                    mine[key] = whole.detach().cpu().contiguous()
+                    # On a CPU two buffers may share their memory, which a file can't.
+                    mine[plain_name(key)] = whole.detach().to("cpu", copy=True).contiguous()
         if mine and fault is None:
-            fault = _write(storage, names[first + ranks.rank], save(mine, metadata={"format": "pt"}))
+            fault = _write(storage, names[first + ranks.rank], lambda mine=mine: save(mine, metadata={"format": "pt"}))
     if ranks.rank == 0 and len(files) > 1:
         index = {
             "metadata": {"total_size": sum(_bytes(each) for each in tensors.values())},
-            "weight_map": {key: names[number] for number, keys in enumerate(files) for key in keys},
+            "weight_map": {plain_name(key): names[number] for number, keys in enumerate(files) for key in keys},
         }
-        fault = fault or _write(storage, f"{name}.index.json", json.dumps(index, indent=2).encode())
+        fault = fault or _write(storage, f"{name}.index.json", lambda: json.dumps(index, indent=2).encode())
     faults = ranks.gather(fault)
     if found := ranks.broadcast(next((each for each in faults if each), None)):
         raise OSError(f"the weights could not be written to {storage.uri}/{name}: {found}")
@@ -107,10 +109,10 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _write(storage: RunStorage, name: str, content: bytes) -> str | None:
-    """Write a file; returns the reason if that fails."""
+def _write(storage: RunStorage, name: str, content: Callable[[], bytes]) -> str | None:
+    """Write a file; returns the reason if that fails, which the other ranks must hear."""
     try:
-        storage.write(name, content)
-    except OSError as cause:
+        storage.write(name, content())
+    except Exception as cause:
         return short_reason(cause)
     return None

@@ -1,11 +1,13 @@
 """Checkpoint index: atomic commit, discovery and retention.
 
-A checkpoint is a folder `step-<number>`. It is complete once it has its manifest, `checkpoint.json`, which is written
-last and has the size and SHA-256 of each file. One without manifest is absent; it is deleted after the next commit.
+A checkpoint is a folder `step-<number>`, the second one after a step `step-<number>-1`. It is complete once it has its
+manifest, `checkpoint.json`, which is written last and has the size and SHA-256 of each file. One without manifest is
+absent; it is deleted after the next commit.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict
@@ -43,11 +45,6 @@ class Manifest(TypedDict):
     config: dict[str, Any]
     gradients: list[str]
     files: dict[str, FileRecord]
-
-
-def folder_name(step: int) -> str:
-    """Return the folder of the checkpoint after a step."""
-    return f"{PREFIX}{step:09d}"
 
 
 class CheckpointIndex:
@@ -100,6 +97,12 @@ class CheckpointIndex:
         known = self._score(best[1]["metrics"]) if best else None
         return score is not None and (known is None or score > known)
 
+    def new_name(self, step: int) -> str:
+        """Return a folder for another checkpoint after a step; one that is complete stays so until the commit."""
+        known = {*self._complete, *self._incomplete}
+        names = (f"{PREFIX}{step:09d}{f'-{number}' if number else ''}" for number in itertools.count())
+        return next(name for name in names if name not in known)
+
     def commit(self, name: str, manifest: Manifest) -> None:
         """Make a checkpoint complete, and delete those that need not be kept.
 
@@ -116,13 +119,8 @@ class CheckpointIndex:
         self._prune()
 
     def begin(self, name: str) -> None:
-        """Begin to write a checkpoint: one of this name is absent until the commit.
-
-        Raises:
-            OSError: The storage can't be reached.
-        """
-        self.discard(name)
-        self._storage.delete(f"{name}/{MANIFEST}")
+        """Note that a checkpoint is being written: until the commit it is absent."""
+        self._incomplete.add(name)
 
     def discard(self, name: str) -> None:
         """Pass over a damaged checkpoint; it is deleted after the next commit."""
@@ -153,4 +151,6 @@ class CheckpointIndex:
             manifest = json.loads(self._storage.read(f"{name}/{MANIFEST}"))
         except (FileNotFoundError, ValueError):
             return None
-        return manifest if isinstance(manifest, dict) and manifest.get("files") else None
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+            return None
+        return manifest if manifest.keys() >= Manifest.__annotations__.keys() else None

@@ -14,12 +14,14 @@ RUN_VARIABLE = "RUN_URI"
 
 
 def open_folder(folder: str | os.PathLike[str] | None) -> RunStorage:
-    """Return a folder, `checkpoints` in the run's folder in the storage by default; nothing is created.
+    """Return a folder, by default `checkpoints`; a relative path is in the run's folder in the storage.
+
+    Nothing is created.
 
     Raises:
         ValueError: It can't be used.
     """
-    return _open(_in_run(CHECKPOINTS_FOLDER) if folder is None else os.fspath(folder), "folder")
+    return _open(_in_run(CHECKPOINTS_FOLDER if folder is None else os.fspath(folder)), "folder")
 
 
 def open_file(path: str | os.PathLike[str]) -> tuple[RunStorage, str]:
@@ -29,11 +31,12 @@ def open_file(path: str | os.PathLike[str]) -> tuple[RunStorage, str]:
         ValueError: It can't be used.
     """
     folder, _, name = _in_run(os.fspath(path)).rpartition("/")
-    return _open(folder, "export"), name
+    return _open(folder or "/.", "export"), name
 
 
 def _in_run(path: str) -> str:
     """Return a path in the run's folder in the storage; outside a run, in the working directory."""
+    path = path if "://" in path else os.path.expanduser(path)
     if "://" in path or os.path.isabs(path):
         return path
     return f"{os.environ.get(RUN_VARIABLE) or Path.cwd()}/{path}"

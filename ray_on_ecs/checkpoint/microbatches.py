@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from ray_on_ecs.checkpoint.modules import without_compile
+
 
 def microbatches(
     batch: Any, global_batch_size: int, *, size: int | None = None, model: nn.Module | None = None
@@ -24,11 +26,12 @@ def microbatches(
     Args:
         batch: The share: a tensor, or a tuple, list or dictionary of tensors of equal length.
         global_batch_size: Samples of the step on all ranks.
-        size: The most samples that fit into a forward pass; without it there is one part.
+        size: The most samples of a part, one more where the shares differ; without it there is one part.
         model: The DDP or FSDP2 module, whose gradients are then exchanged with the last part alone.
 
     Raises:
         ValueError: The batch is not a rank's share of such a global batch.
+        TypeError: It has something else than tensors.
     """
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     least, most = global_batch_size // world_size, -(-global_batch_size // world_size)
@@ -45,8 +48,10 @@ def microbatches(
 
 
 def _length(batch: Any) -> int:
-    while not isinstance(batch, Tensor):
+    while isinstance(batch, Mapping | list | tuple):
         batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
+    if not isinstance(batch, Tensor):
+        raise TypeError(f"batch: a {type(batch).__name__} can't be divided; give tensors alone")
     return len(batch)
 
 
@@ -55,12 +60,15 @@ def _part(batch: Any, number: int, parts: int) -> Any:
         return batch.tensor_split(parts)[number]
     if isinstance(batch, Mapping):
         return {name: _part(value, number, parts) for name, value in batch.items()}
+    if not isinstance(batch, list | tuple):
+        raise TypeError(f"batch: a {type(batch).__name__} can't be divided; give tensors alone")
     return tuple(_part(value, number, parts) for value in batch)
 
 
 @contextmanager
 def _without_sync(model: nn.Module | None) -> Generator[None]:
     """Accumulate gradients on each rank, as DDP's `no_sync` and FSDP2's `set_requires_gradient_sync` do."""
+    model = None if model is None else without_compile(model)
     if isinstance(model, DistributedDataParallel):
         with model.no_sync():
             yield

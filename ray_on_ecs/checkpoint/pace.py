@@ -16,18 +16,19 @@ class Pace:
 
     def __init__(self) -> None:
         self.steps = 1
-        self._interval = 1
+        self._since = 0
         self._polled_at = time.monotonic()
 
     def is_due(self) -> bool:
         """Count a step, and return whether the ranks poll after it."""
         self.steps -= 1
+        self._since += 1
         return self.steps <= 0
 
     def next_interval(self) -> int:
         """Return the steps to the next poll, on rank 0, from the time that those since the last one took."""
         now = time.monotonic()
-        wanted = self._interval * POLL_SECONDS / max(now - self._polled_at, 1e-6)
-        self._interval = max(1, min(2 * self._interval, round(wanted)))
-        self._polled_at = now
-        return self._interval
+        wanted = self._since * POLL_SECONDS / max(now - self._polled_at, 1e-6)
+        interval = max(1, min(2 * self._since, round(wanted)))
+        self._polled_at, self._since = now, 0
+        return interval

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 
-def capture() -> dict[str, Any]:
-    """Return the states of all generators, that of the process's own accelerator included."""
+def capture(devices: Iterable[torch.device] = ()) -> dict[str, Any]:
+    """Return the states of all generators, on the CPU and on some CUDA devices."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
+    state["cuda"] = [torch.cuda.get_rng_state(device) for device in devices]
     if numpy := sys.modules.get("numpy"):
         state["numpy"] = numpy.random.get_state()
     return state
 
 
-def restore(state: dict[str, Any]) -> None:
-    """Set the generators to captured states."""
+def restore(state: dict[str, Any], devices: Iterable[torch.device] = ()) -> None:
+    """Set the generators to captured states, those of the devices in the same order."""
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+    for device, each in zip(devices, state["cuda"], strict=False):
+        torch.cuda.set_rng_state(each, device)
     if "numpy" in state:
         import numpy as np
 

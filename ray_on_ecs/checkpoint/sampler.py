@@ -58,11 +58,21 @@ class DistributedSampler(Sampler[int]):
         """
         self._restore = restore if self.position else None
 
-    def begin(self) -> None:
-        """Begin to yield indices."""
+    def begin(self, least: int = 1) -> list[int]:
+        """Return the indices that are left of the epoch.
+
+        Raises:
+            RuntimeError: There are fewer than the least number for the second time: a loop would go on for ever.
+        """
         if self._restore:
             self._restore()
         self._restore = None
+        rest = self.remaining()
+        has_ended = len(rest) < least
+        if has_ended and self._ended == self.epoch:
+            raise RuntimeError(f"epoch {self.epoch} has no samples left; call end_epoch() or set_epoch() after each")
+        self._ended = self.epoch if has_ended else None
+        return rest
 
     def batches(self, global_batch_size: int) -> GlobalBatches:
         """Return a `batch_sampler` for a DataLoader: this rank's share of each global batch.
@@ -82,13 +92,10 @@ class DistributedSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """Yield the rest of this rank's indices; the epoch's first ones fill up the last round."""
-        self.begin()
-        rest = self.remaining()
-        if not rest and self._ended == self.epoch:
-            raise RuntimeError(f"epoch {self.epoch} has no samples left; call end_epoch() or set_epoch() after each")
-        self._ended = None if rest else self.epoch
+        rest = self.begin()
         missing = -len(rest) % self.world_size
-        rest += (self.order() if missing else [])[:missing]
+        if missing:
+            rest += (self.order() * self.world_size)[:missing]
         yield from rest[self.rank :: self.world_size]
 
     def __len__(self) -> int:
@@ -135,8 +142,7 @@ class GlobalBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the rest of the epoch's shares."""
-        self._sampler.begin()
-        rest = self._sampler.remaining()
+        rest = self._sampler.begin(self._size)
         for first in range(0, len(rest) - self._size + 1, self._size):
             yield rest[first + self._sampler.rank : first + self._size : self._sampler.world_size]
 

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 from ray_on_ecs.checkpoint.collectives import Collectives
 from ray_on_ecs.checkpoint.dcp import StagingPlanner
-from ray_on_ecs.checkpoint.index import Manifest, folder_name
+from ray_on_ecs.checkpoint.index import CheckpointIndex, Manifest
 from ray_on_ecs.checkpoint.state import TrainingState
 
 
@@ -42,8 +42,8 @@ class Copy:
     manifest: Manifest
 
 
-def take_copy(state: TrainingState, manifest: Manifest, ranks: Collectives) -> Copy:
-    """Copy the state; all ranks must call it.
+def take_copy(state: TrainingState, manifest: Manifest, ranks: Collectives, index: CheckpointIndex | None) -> Copy:
+    """Copy the state; all ranks must call it, rank 0 with the index of the checkpoints.
 
     Raises:
         DivergedError: A weight is not finite.
@@ -52,14 +52,17 @@ def take_copy(state: TrainingState, manifest: Manifest, ranks: Collectives) -> C
     planner.set_up_planner(state.collect(), is_coordinator=ranks.rank == 0)
     plans: list[Any] = ranks.gather((planner.create_local_plan(), state.is_finite()))
     metadata = None
-    if ranks.rank == 0:
+    if index is not None:
         if wrong := [rank for rank, (_, is_finite) in enumerate(plans) if not is_finite]:
             plans = [wrong] * len(plans)
         else:
             plans, metadata = planner.create_global_plan([plan for plan, _ in plans])
             plans = FileSystemWriter("").prepare_global_plan(plans)  # which names the files
+            name = index.new_name(manifest["step"])
+            plans = [(name, plan) for plan in plans]
     plan = ranks.scatter(plans)
     if isinstance(plan, list):
         step = manifest["step"]
         raise DivergedError(f"weights of rank {plan[0]} are not finite after step {step}; they are not saved")
-    return Copy(folder_name(manifest["step"]), planner.finish_plan(plan), planner, metadata, manifest)
+    name, plan = plan
+    return Copy(name, planner.finish_plan(plan), planner, metadata, manifest)

@@ -7,23 +7,20 @@ else, as schedules, samplers and random numbers, is the rank's own value.
 from __future__ import annotations
 
 import io
-import re
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ray_on_ecs.checkpoint import dcp, random_state
 from ray_on_ecs.checkpoint.dcp import Reader
+from ray_on_ecs.checkpoint.modules import plain_name, unwrapped
 
-# Parts of a parameter's name that torch.compile and activation checkpointing add.
-WRAPPERS = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.")
 MODEL, OPTIMIZER = "model", "optimizer"
 RANKS = "ranks"
 
@@ -66,7 +63,7 @@ class TrainingState:
             if any(isinstance(part, FullyShardedDataParallel) for part in each.modules()):
                 raise TypeError(f"{name}: FullyShardedDataParallel is not supported; shard it by fully_shard (FSDP2)")
         self._names = {
-            id(parameter): f"{prefix}.{WRAPPERS.sub('', name)}"
+            id(parameter): _full(prefix, name)
             for prefix, module in reversed(self._modules.items())
             for name, parameter in module.named_parameters()
         }
@@ -82,8 +79,9 @@ class TrainingState:
         return {name: value for name, value in self._entries() if isinstance(value, Tensor)}
 
     def is_finite(self) -> bool:
-        """Return whether all weights of this rank are finite numbers."""
-        weights = [_local(value) for value in self.weights().values() if value.is_floating_point()]
+        """Return whether all parameters of this rank are finite numbers; a buffer may be a mask of infinities."""
+        parameters = [each for module in self._modules.values() for each in module.parameters()]
+        weights = [_local(each.detach()) for each in parameters if each.is_floating_point()]
         checks = [weight.isfinite().all() for weight in weights]
         return not checks or bool(torch.stack([check.to(checks[0].device) for check in checks]).all())
 
@@ -108,6 +106,7 @@ class TrainingState:
             "buffers": {name: buffer.cpu() for name, buffer in self._buffers()} if self._world_size > 1 else {},
             "optimizers": {
                 prefix: {
+                    "class": type(optimizer).__name__,
                     "groups": self._groups(optimizer),
                     "values": {
                         self._names[id(parameter)]: {k: v for k, v in state.items() if not isinstance(v, Tensor)}
@@ -117,8 +116,16 @@ class TrainingState:
                 for prefix, optimizer in self._optimizers.items()
             },
             "state": {name: each.state_dict() for name, each in self._others.items()},
-            "random": random_state.capture(),
+            "random": self.random(),
         }
+
+    def random(self) -> dict[str, Any]:
+        """Return the states of the random number generators, those of the model's devices included."""
+        return random_state.capture(self._devices())
+
+    def restore_random(self, state: Mapping[str, Any]) -> None:
+        """Set the random number generators to a state."""
+        random_state.restore(dict(state), self._devices())
 
     def restore(self, reader: Reader, world_size: int) -> None:
         """Continue where a checkpoint was taken; each rank reads what it needs by itself.
@@ -143,7 +150,7 @@ class TrainingState:
         if is_same:
             for name, buffer in self._buffers():
                 buffer.copy_(values["buffers"].get(name, buffer))
-            random_state.restore(values["random"])
+            self.restore_random(values["random"])
 
     def targets(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         """Return tensors to load a checkpoint into: the modules' own, and new ones for the optimizers.
@@ -155,7 +162,7 @@ class TrainingState:
             ValueError: It is of another model.
         """
         tensors: dict[str, Any] = self.weights()
-        self._check_weights(saved, tensors)
+        self._check_weights(saved, tensors, self._modules)
         for prefix in self._optimizers:
             tensors |= self._targets(prefix, saved)
         return tensors
@@ -178,8 +185,15 @@ class TrainingState:
             ValueError: They are of another model.
         """
         loaded: dict[str, Any] = {name: value for name, value in self.weights().items() if name.startswith(f"{MODEL}.")}
-        self._check_weights(reader.read_metadata().state_dict_metadata, loaded)
+        self._check_weights(reader.read_metadata().state_dict_metadata, loaded, [MODEL])
         dcp.load(loaded, reader)
+        own = self.module.state_dict()
+        self.module.load_state_dict({name: loaded.get(_full(MODEL, name), value) for name, value in own.items()})
+
+    def _devices(self) -> list[torch.device]:
+        """Return the CUDA devices of the model, in order."""
+        found = {parameter.device for parameter in self.module.parameters() if parameter.is_cuda}
+        return sorted(found if torch.cuda.is_available() else (), key=lambda device: device.index or 0)
 
     def _entries(self) -> Iterator[tuple[str, Any]]:
         for prefix, module in self._modules.items():
@@ -228,19 +242,24 @@ class TrainingState:
         names = [name for group in saved["groups"] for name in group["params"]]
         numbers = {name: number for number, name in enumerate(names)}
         groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in saved["groups"]]
-        optimizer.load_state_dict(
-            {"state": {numbers[name]: each for name, each in state.items()}, "param_groups": groups}
-        )
+        numbered = {numbers[name]: each for name, each in state.items()}
+        optimizer.load_state_dict({"state": numbered, "param_groups": groups})
+        # PyTorch has cast them to the dtype of the parameters.
+        for parameter, loaded in optimizer.state.items():
+            for key, value in state.get(self._names[id(parameter)], {}).items():
+                if isinstance(value, Tensor) and loaded[key].dtype != value.dtype:
+                    loaded[key] = value.to(loaded[key].device)
 
-    def _check_weights(self, saved: Mapping[str, Any], own: Mapping[str, Tensor]) -> None:
+    def _check_weights(self, saved: Mapping[str, Any], own: Mapping[str, Tensor], prefixes: Iterable[str]) -> None:
         """Raise ValueError unless a checkpoint has these weights and no other ones of the same modules."""
-        theirs = {name: tuple(each.size) for name, each in saved.items() if isinstance(each, TensorStorageMetadata)}
-        mine = {name: tuple(each.shape) for name, each in own.items()}
-        for name, shape in mine.items():
-            if theirs.get(name) != shape:
-                raise ValueError(f"{name} has shape {shape}, and in the checkpoint {theirs.get(name, 'it is missing')}")
-        prefixes = tuple(f"{prefix}." for prefix in self._modules)
-        if unknown := [name for name in theirs if name.startswith(prefixes) and name not in mine]:
+        found = {name: each for name, each in saved.items() if isinstance(each, TensorStorageMetadata)}
+        theirs = {name: f"{each.properties.dtype} {tuple(each.size)}" for name, each in found.items()}
+        mine = {name: f"{each.dtype} {tuple(each.shape)}" for name, each in own.items()}
+        for name, form in mine.items():
+            if theirs.get(name) != form:
+                raise ValueError(f"{name} is {form}, and in the checkpoint {theirs.get(name, 'it is missing')}")
+        heads = tuple(f"{prefix}." for prefix in prefixes)
+        if unknown := [name for name in theirs if name.startswith(heads) and name not in mine]:
             raise ValueError(f"the checkpoint has {unknown[0]}, and the model has not")
 
     def _check_values(self, own: Mapping[str, Any], is_same: bool) -> None:
@@ -249,6 +268,8 @@ class TrainingState:
             if own[kind].keys() != mine.keys():
                 raise ValueError(f"the checkpoint has the {kind} {_listed(own[kind])}, and this script {_listed(mine)}")
         for prefix, optimizer in self._optimizers.items():
+            if (name := type(optimizer).__name__) != (before := own["optimizers"][prefix]["class"]):
+                raise ValueError(f"{prefix} was of class {before}, and is of class {name} now")
             theirs = [group["params"] for group in own["optimizers"][prefix]["groups"]]
             if theirs != [group["params"] for group in self._groups(optimizer)]:
                 raise ValueError(f"{prefix} has other groups of parameters than the checkpoint")
@@ -257,19 +278,8 @@ class TrainingState:
                 raise ValueError(f"{name} is a StatefulDataLoader, which can't go on with another number of ranks")
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
-    """Return a module without DDP and torch.compile."""
-    while True:
-        if isinstance(module, DistributedDataParallel):
-            module = cast(nn.Module, module.module)
-        elif isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
-            module = inner
-        else:
-            return module
-
-
 def _full(prefix: str, name: str) -> str:
-    return f"{prefix}.{WRAPPERS.sub('', name)}"
+    return f"{prefix}.{plain_name(name)}"
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -2,6 +2,9 @@
 
 import json
 import math
+import subprocess
+import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -12,13 +15,12 @@ import torch
 from torch import nn
 
 from ray_on_ecs import Checkpointer, DistributedSampler, sdk
-from ray_on_ecs.checkpoint import background
+from ray_on_ecs.checkpoint import pace
 from ray_on_ecs.checkpoint.checkpointer import ResumeError
-from ray_on_ecs.checkpoint.index import CheckpointIndex
+from ray_on_ecs.checkpoint.dcp import Writer
 from ray_on_ecs.checkpoint.staging import DivergedError
 from tests.ray_on_ecs.checkpoint.loop import ENDED, STEPS, STEPS_PER_EPOCH, train
 from tests.training.ranks import Ranks
-from tests.waiting import until
 
 State = dict[str, Any]
 
@@ -206,7 +208,16 @@ class StatefulDataLoader(Counter):
 @pytest.mark.parametrize(
     ("model", "state", "named"),
     [
-        (nn.Linear(3, 2), {"counter": Counter()}, "model.weight has shape (2, 3), and in the checkpoint (2, 2)"),
+        (
+            nn.Linear(3, 2),
+            {"counter": Counter()},
+            "model.weight is torch.float32 (2, 3), and in the ch",
+        ),
+        (
+            nn.Linear(2, 2).bfloat16(),
+            {"counter": Counter()},
+            "model.weight is torch.bfloat16 (2, 2), and in",
+        ),
         (nn.Linear(2, 2, bias=False), {"counter": Counter()}, "the checkpoint has model.bias, and the model has not"),
         (nn.Linear(2, 2), {}, "the checkpoint has the state state.counter, and this script nothing"),
         (
@@ -215,7 +226,7 @@ class StatefulDataLoader(Counter):
             "the checkpoint has the state state.counter, and this script state.counter, state.sampler",
         ),
     ],
-    ids=["shape", "name", "less", "more"],
+    ids=["shape", "dtype", "name", "less", "more"],
 )
 def test_a_checkpoint_of_another_training_is_refused_in_one_line(
     model: nn.Module, state: State, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -339,24 +350,16 @@ def test_a_storage_that_fails_ends_no_training_but_its_end(
         checkpoint.close()
 
 
-def test_a_training_that_waits_for_its_storage_says_that_it_is_alive(
+def test_a_training_that_stores_a_checkpoint_says_that_it_is_alive(
     model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(background, "ALIVE_SECONDS", 0.01)
     monkeypatch.setattr(sdk, "PROGRESS_SECONDS", 0.0)
-    reports = tmp_path / sdk.REPORTS
     checkpoint = Checkpointer(tmp_path / "checkpoints", model=model)
-    commit = CheckpointIndex.commit
-
-    def slow(*arguments: Any) -> None:
-        until(lambda: reports.exists() and len(reports.read_text().splitlines()) > 3)
-        commit(*arguments)
-
-    monkeypatch.setattr(CheckpointIndex, "commit", slow)
     checkpoint.save()
     assert checkpoint.wait()
-    assert {json.loads(line)["step"] for line in reports.read_text().splitlines()} == {None}
+    reports = [json.loads(line) for line in (tmp_path / sdk.REPORTS).read_text().splitlines()]
+    assert {each["step"] for each in reports} == {None}
 
 
 def test_samples_that_are_not_counted_are_an_error(model: nn.Linear, tmp_path: Path) -> None:
@@ -370,3 +373,164 @@ def test_a_sampler_that_does_not_know_the_ranks_is_an_error(model: nn.Linear, tm
     sampler.world_size = 2
     with pytest.raises(ValueError, match="make the DistributedSampler after init_process_group"):
         Checkpointer(tmp_path, model=model, state={"sampler": sampler})
+
+
+def test_a_training_that_does_not_resume_leaves_the_checkpoints_alone(model: nn.Linear, tmp_path: Path) -> None:
+    save(tmp_path, model=model)
+    other = Checkpointer(tmp_path, model=model)
+    with pytest.raises(ValueError, match=r"has checkpoints: call resume\(\) first"):
+        other.after_step()
+    assert names(tmp_path) == ["step-000000000"]
+
+
+def test_the_last_state_is_stored_before_the_best_weights_are_loaded(model: nn.Linear, tmp_path: Path) -> None:
+    checkpoint = Checkpointer(tmp_path, model=model, keep_best="loss", every_seconds=None)
+    for weight in (1.0, 2.0):
+        checkpoint.after_step()
+        with torch.no_grad():
+            model.weight.fill_(weight)
+        if weight == 1.0:
+            checkpoint.end_epoch(loss=0.0)
+    assert checkpoint.load_best()
+    checkpoint.close()
+    assert Checkpointer(tmp_path, model=model).resume()
+    assert model.weight[0, 0].item() == 2.0
+
+
+def test_another_save_after_the_step_of_the_best_epoch_has_its_metrics(model: nn.Linear, tmp_path: Path) -> None:
+    checkpoint = Checkpointer(tmp_path, model=model, keep_last=1, keep_best="loss")
+    checkpoint.after_step()
+    checkpoint.end_epoch(loss=0.5)
+    checkpoint.wait()
+    assert names(tmp_path) == ["step-000000001"]
+    checkpoint.save()
+    checkpoint.wait()
+    assert names(tmp_path) == ["step-000000001", "step-000000001-1"], "the first stays complete meanwhile"
+    assert checkpoint.load_best()
+
+
+def test_an_epoch_that_ends_during_a_save_is_saved_after_it(
+    model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    write = Writer.write_data
+
+    def held(*arguments: Any) -> Any:
+        assert goes_on.wait(60)
+        return write(*arguments)
+
+    monkeypatch.setattr(Writer, "write_data", held)
+    monkeypatch.setattr(pace, "POLL_SECONDS", 0.0)
+    checkpoint = Checkpointer(tmp_path, model=model, every_seconds=None)
+    checkpoint.after_step()
+    checkpoint.end_epoch()
+    checkpoint.after_step()
+    checkpoint.end_epoch()
+    goes_on.set()
+    checkpoint.wait()
+    checkpoint.after_step()
+    checkpoint.wait()
+    assert names(tmp_path) == ["step-000000001", "step-000000003"]
+
+
+def settings_of_rank(rank: int, ranks: int, folder: Path) -> bool:
+    checkpoint = Checkpointer(folder, model=nn.Linear(2, 2), config={"device": f"cuda:{rank}"})
+    resumed = checkpoint.resume()
+    checkpoint.save()
+    checkpoint.close()
+    return resumed
+
+
+def test_settings_that_differ_between_the_ranks_are_those_of_rank_0(on_ranks: Ranks, tmp_path: Path) -> None:
+    assert on_ranks(2, settings_of_rank, tmp_path) == [False, False]
+    assert on_ranks(2, settings_of_rank, tmp_path) == [True, True]
+
+
+def test_settings_of_any_kind_are_compared(model: nn.Linear, tmp_path: Path) -> None:
+    config = {"clip": math.inf, "main": save, "of": Counter(), "parts": {"b", "a"}, "nested": {"path": tmp_path}}
+    save(tmp_path, model=model, config=config)
+    assert Checkpointer(tmp_path, model=model, config={**config, "of": Counter()}).resume()
+
+
+class Masked(nn.Linear):
+    """A layer with a buffer of infinities, as a causal mask is."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.register_buffer("mask", torch.full((2, 2), -math.inf))
+
+
+def test_a_mask_of_infinities_is_saved(tmp_path: Path) -> None:
+    save(tmp_path, model=Masked())
+    assert Checkpointer(tmp_path, model=Masked()).resume()
+
+
+def test_the_best_weights_are_loaded_beside_other_modules(model: nn.Linear, tmp_path: Path) -> None:
+    checkpoint = Checkpointer(tmp_path, model=model, state={"critic": nn.Linear(2, 1)}, keep_best="loss")
+    checkpoint.after_step()
+    checkpoint.end_epoch(loss=1.0)
+    assert checkpoint.load_best()
+
+
+class WideState(torch.optim.SGD):
+    """An optimizer with a state in fp32 for parameters in bf16."""
+
+    def step(self, closure: Any = None) -> None:  # ty: ignore[incompatible-method-override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["master"] = torch.full_like(parameter, 1 / 3, dtype=torch.float32)
+
+
+def test_an_optimizers_state_keeps_its_dtype(tmp_path: Path) -> None:
+    def build() -> tuple[nn.Linear, WideState]:
+        model = nn.Linear(2, 2).bfloat16()
+        return model, WideState(model.parameters(), lr=0.1)
+
+    model, optimizer = build()
+    optimizer.step()
+    save(tmp_path, model=model, optimizer=optimizer)
+    model, optimizer = build()
+    assert Checkpointer(tmp_path, model=model, optimizer=optimizer).resume()
+    assert {each["master"][0].flatten()[0].item() for each in optimizer.state.values()} == {torch.tensor(1 / 3).item()}
+
+
+def test_another_optimizer_is_refused(model: nn.Linear, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(tmp_path, model=model, optimizer=torch.optim.SGD(model.parameters()))
+    with pytest.raises(ResumeError):
+        Checkpointer(tmp_path, model=model, optimizer=torch.optim.AdamW(model.parameters())).resume()
+    assert "optimizer was of class SGD, and is of class AdamW now" in capsys.readouterr().err
+
+
+def test_many_saves_by_steps_keep_the_polls_a_second_apart() -> None:
+    found = pace.Pace()
+    for _ in range(3000):
+        found.is_due()
+        found.steps = found.next_interval()
+    assert found.steps <= 2
+
+
+# Ends while its checkpoint is being stored.
+ENDS = """
+import sys, threading, torch
+from ray_on_ecs import Checkpointer
+from ray_on_ecs.checkpoint import checkpointer, dcp
+
+checkpointer.LAST_SECONDS = 0.1
+begun = threading.Event()
+
+def slow(self, data):
+    begun.set()
+    while True:
+        self._heartbeat()
+
+dcp._Hashed.write = slow
+checkpoint = Checkpointer(sys.argv[1], model=torch.nn.Linear(2, 2))
+checkpoint.save()
+begun.wait()
+sys.exit(3)
+"""
+
+
+def test_a_script_that_ends_during_a_save_has_its_own_exit_status(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 3, done.stderr

@@ -61,6 +61,12 @@ def test_a_batch_of_any_form_is_split(batch: Any) -> None:
     assert first.tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("batch", ["text", {"text": ["a", "b"], "x": torch.arange(2)}, [torch.arange(2), None]])
+def test_a_batch_of_something_else_is_refused(batch: Any) -> None:
+    with pytest.raises(TypeError, match="can't be divided; give tensors alone"):
+        list(microbatches(batch, 2))
+
+
 def test_a_batch_that_is_not_a_share_is_refused() -> None:
     with pytest.raises(ValueError, match="batch: 3 samples are not a rank's share of 8 on 1 ranks, which is 8"):
         list(microbatches(torch.arange(3), 8))

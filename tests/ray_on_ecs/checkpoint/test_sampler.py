@@ -87,6 +87,18 @@ def test_a_global_batch_is_the_same_on_any_number_of_ranks(ranks: int) -> None:
     assert batches == [set(order[8 * step : 8 * step + 8]) for step in range(3)]
 
 
+def test_global_batches_without_the_end_of_the_epoch_are_an_error_and_not_a_loop_for_ever() -> None:
+    made = sampler(20)
+    made.position = 16
+    assert list(made.batches(8)) == []
+    with pytest.raises(RuntimeError, match="epoch 0 has no samples left"):
+        list(made.batches(8))
+
+
+def test_a_data_set_that_is_smaller_than_the_number_of_ranks_is_repeated() -> None:
+    assert [len(list(sampler(2, rank, 5))) for rank in range(5)] == [1] * 5
+
+
 def test_global_batches_go_on_from_a_position() -> None:
     made = sampler(24)
     whole = list(made.batches(8))

@@ -1,0 +1,31 @@
+"""Modules and their names without what DDP, torch.compile and activation checkpointing add."""
+
+from __future__ import annotations
+
+import re
+from typing import cast
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+WRAPPERS = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.")
+
+
+def without_compile(module: nn.Module) -> nn.Module:
+    """Return a module without torch.compile."""
+    while isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
+        module = inner
+    return module
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return a module without DDP and torch.compile."""
+    module = without_compile(module)
+    if isinstance(module, DistributedDataParallel):
+        return without_compile(cast(nn.Module, module.module))
+    return module
+
+
+def plain_name(name: str) -> str:
+    """Return a parameter's name without the parts that wrappers add."""
+    return WRAPPERS.sub("", name)
