@@ -43,18 +43,18 @@ def main() -> None:
         print(f"rank {rank}: resuming at epoch {checkpoint.epoch}")
 
     while checkpoint.epoch < epochs and not checkpoint.should_stop:
-        total, batches = torch.zeros((), device=device), 1
-        for batches, (x, y) in enumerate(loader, start=1):
+        total = torch.zeros(2, device=device)  # of losses, and of batches
+        for x, y in loader:
             loss = nn.functional.mse_loss(model(x.to(device)), y.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            total += loss.detach()
+            total += torch.stack((loss.detach(), torch.ones_like(loss)))
             if checkpoint.after_step(samples=len(x) * checkpoint.world_size):
                 break  # a node is being reclaimed, and all is saved
         else:
             dist.all_reduce(total)
-            mean = total.item() / batches / checkpoint.world_size
+            mean = (total[0] / total[1].clamp(min=1)).item()
             if rank == 0:
                 print(f"epoch {checkpoint.epoch}: loss {mean:.4f}")
             checkpoint.end_epoch(loss=mean)
