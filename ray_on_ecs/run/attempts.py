@@ -266,7 +266,8 @@ class Attempts:
     def _decider(self, policy: FailurePolicy) -> Decider:
         def decide(failure: Failure) -> None:
             self.monitor.poll()
-            self._decide(policy, failure)
+            is_reclaimed = self.allocation is None and failure.kind == "failed" and self._program.was_reclaimed()
+            self._decide(policy, RECLAIMED if is_reclaimed else failure)
 
         def store_stacks(stacks: dict[int, str]) -> str:
             try:

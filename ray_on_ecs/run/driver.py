@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ray_on_ecs.checkpoint.resume import write_settings
-from ray_on_ecs.errors import UsageError, one_line
+from ray_on_ecs.errors import UsageError, counted, one_line
 from ray_on_ecs.run import code, inputs, program_resources, ray_cluster, results
 from ray_on_ecs.run.attempts import Attempts, TrainFunction, hold_run, wait_for_workers
 from ray_on_ecs.run.backend import ScriptBackend
@@ -96,6 +96,7 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
         _publish(storage, console)
         document = results.write_results(storage, config, summary, cost_of(attempts.instance_hours.by_kind))
         _print_summary(document, console)
+        _print_failed_trials(storage, console)
     return document
 
 
@@ -184,6 +185,14 @@ def _print_summary(document: dict[str, Any], console: Console) -> None:
     console.print(line, highlight=False, soft_wrap=True)
     files: Sequence[str] = [layout.RESULT, *document["files"].values()]
     console.print(f"results in {document['storage_path']}: {', '.join(files)}", highlight=False, soft_wrap=True)
+
+
+def _print_failed_trials(storage: RunStorage, console: Console) -> None:
+    """Say how many trials of Ray Tune have failed in a program that has ended well, if any have."""
+    trials = storage.read_json(layout.TRIALS) or {}
+    if failed := sum(each["status"] == "ERROR" for each in trials.values()):
+        where = f"{layout.TRIALS} says which, and error.txt in a trial's folder why"
+        console.print(f"{failed} of {counted(len(trials), 'trial')} failed: {where}", highlight=False, soft_wrap=True)
 
 
 def _metric(name: str, value: float | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,11 +17,13 @@ from rich.console import Console
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.run.ray_cluster import describe_nodes, failover_of, instances_of, other_jobs_wait, placement_groups
-from ray_on_ecs.run.ray_private import actors_of, jobs_of
+from ray_on_ecs.run.ray_private import actors_of, draining_nodes, jobs_of
 from ray_on_ecs.run.zone_failover import ZoneFailover
 from ray_on_ecs.tracking.cost import InstanceKind
 
 LOOK_SECONDS = 5.0
+# A program that fails so soon after one of its nodes was draining has failed for that.
+RECLAIMED_SECONDS = 180.0
 # CPUs and GPUs by their names; a part of one is a number below 1.
 Needs = Counter[Any]
 WAITING = ("PENDING", "RESCHEDULING")
@@ -30,9 +32,17 @@ WAITING = ("PENDING", "RESCHEDULING")
 def instances() -> Counter[InstanceKind]:
     """Return the number of instances of each kind on which the program has places or actors; none if Ray is away."""
     try:
-        return instances_of(_nodes(_jobs()))
+        return instances_of(nodes())
     except (RayError, RuntimeError, ValueError):
         return Counter()
+
+
+def nodes() -> set[str]:
+    """Return the IDs of the nodes on which the program has places or actors; none if Ray is away."""
+    try:
+        return _nodes(_jobs())
+    except (RayError, RuntimeError, ValueError):
+        return set()
 
 
 def missing() -> Needs:
@@ -51,12 +61,14 @@ def missing() -> Needs:
 
 
 class ProgramWatch:
-    """Looks at what a program waits for, and moves the workers to another zone where EC2 has none in theirs.
+    """Looks at what a program waits for, and at its nodes; moves the workers to another zone if EC2 has none in theirs.
 
     Args:
         on_wait: Told when the program begins to wait, and with nothing when it has what it needs.
         console: Shows what EC2 lacks.
         wanted: Returns what the program waits for.
+        nodes: Returns the nodes on which it has workers.
+        draining: Returns the nodes that are being reclaimed.
 
     Attributes:
         waits_since: When the present wait began (`time.monotonic`), or None.
@@ -67,8 +79,13 @@ class ProgramWatch:
         on_wait: Callable[[Needs], None],
         console: Console,
         wanted: Callable[[], Needs] = missing,
+        nodes: Callable[[], Collection[str]] = nodes,
+        draining: Callable[[], Collection[str]] = draining_nodes,
     ) -> None:
         self._on_wait, self._console, self._wanted = on_wait, console, wanted
+        self._find_nodes, self._find_draining = nodes, draining
+        self._nodes: Collection[str] = ()
+        self._reclaimed_at = -math.inf
         self._before: Needs = Counter()
         self._told: Needs = Counter()
         self._failover: ZoneFailover | None = None
@@ -92,7 +109,20 @@ class ProgramWatch:
             self.waits_since = None
             print(f"ray-on-ecs: what the program waits for is not known ({one_line(cause)})", flush=True)
 
+    def was_reclaimed(self) -> bool:
+        """Return whether the program's nodes are being reclaimed, or were a short while ago; says so once for each."""
+        self._look_at_nodes()
+        is_recent = time.monotonic() - self._reclaimed_at < RECLAIMED_SECONDS
+        self._nodes, self._reclaimed_at = (), -math.inf
+        return is_recent
+
+    def _look_at_nodes(self) -> None:
+        self._nodes = self._find_nodes() or self._nodes  # none while it starts workers, and when it has ended
+        if not set(self._find_draining()).isdisjoint(self._nodes):
+            self._reclaimed_at = time.monotonic()
+
     def _look(self) -> None:
+        self._look_at_nodes()
         now = self._wanted()
         if not now:
             self.waits_since = self._failover = None

@@ -1,4 +1,4 @@
-"""The wait of a Ray program for its workers: it is told once, and has a limit."""
+"""The nodes of a Ray program: the wait for them is told once, and has a limit; those that go excuse a failure."""
 
 from collections import Counter
 from typing import Any
@@ -27,7 +27,11 @@ class Program:
     def __init__(self) -> None:
         self.needs: Any = Counter()
         self.told: list[Any] = []
-        self.watch = ProgramWatch(self.told.append, Console(quiet=True), self._read)
+        self.nodes: set[str] = set()
+        self.draining: set[str] = set()
+        self.watch = ProgramWatch(
+            self.told.append, Console(quiet=True), self._read, lambda: self.nodes, lambda: self.draining
+        )
 
     def _read(self) -> Any:
         if isinstance(self.needs, Exception):
@@ -78,6 +82,38 @@ def test_a_look_that_fails_ends_no_program(clock: Clock, capsys: pytest.CaptureF
     clock.now += 1000
     assert program.watch.shortage(10) is None, "it may train"
     assert "the GCS is away" in capsys.readouterr().out
+
+
+def test_a_failure_soon_after_an_own_node_was_draining_is_excused_once(clock: Clock) -> None:
+    program = Program()
+    program.nodes, program.draining = {"a", "b"}, {"b"}
+    program.watch.look()
+    program.nodes, program.draining = set(), set()  # the node is gone, and the program with it
+    program.watch.look()
+    clock.now += 100
+    assert program.watch.was_reclaimed()
+    assert not program.watch.was_reclaimed()
+
+
+def test_a_program_that_ends_before_the_next_look_is_excused(clock: Clock) -> None:
+    program = Program()
+    program.nodes = {"a", "b"}
+    program.watch.look()
+    program.nodes, program.draining = set(), {"b"}
+    assert program.watch.was_reclaimed()
+    assert not program.watch.was_reclaimed(), "the next program is elsewhere"
+
+
+def test_a_failure_long_after_or_beside_a_draining_node_counts(clock: Clock) -> None:
+    program = Program()
+    program.nodes, program.draining = {"a"}, {"another's"}
+    program.watch.look()
+    assert not program.watch.was_reclaimed()
+    program.draining = {"a"}
+    program.watch.look()
+    program.nodes, program.draining = {"c"}, set()
+    clock.now += 200
+    assert not program.watch.was_reclaimed()
 
 
 @pytest.mark.parametrize(

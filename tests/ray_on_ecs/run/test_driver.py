@@ -1,0 +1,32 @@
+"""The last lines of a run."""
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ray_on_ecs.run import driver
+from ray_on_ecs.tracking import layout
+from ray_on_ecs.tracking.storage import RunStorage
+
+
+@pytest.mark.parametrize(
+    ("statuses", "said"),
+    [
+        ((), ""),
+        (("TERMINATED",), ""),
+        (
+            ("ERROR", "TERMINATED", "ERROR"),
+            "2 of 3 trials failed: trials.json says which, and error.txt in a trial's folder why\n",
+        ),
+    ],
+    ids=["no sweep", "all well", "failed"],
+)
+def test_failed_trials_are_counted_in_the_last_line(
+    statuses: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage = RunStorage.open(str(tmp_path), "sweep")
+    if statuses:
+        storage.write_json(layout.TRIALS, {str(number): {"status": each} for number, each in enumerate(statuses)})
+    driver._print_failed_trials(storage, Console(width=40))
+    assert capsys.readouterr().out == said
