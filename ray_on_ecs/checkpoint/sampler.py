@@ -54,11 +54,20 @@ class DistributedSampler(Sampler[int]):
         """
         self._restore = restore if self.position else None
 
-    def begin(self) -> None:
-        """Begin to yield indices."""
+    def begin(self, size: int = 1) -> list[int]:
+        """Begin to yield indices, and return those of the epoch that no rank has used.
+
+        Raises:
+            RuntimeError: They are fewer than `size`, and were so the last time.
+        """
         if self._restore:
             self._restore()
         self._restore = None
+        rest = self.remaining()
+        if len(rest) < size and self._ended == self.epoch:
+            raise RuntimeError(f"epoch {self.epoch} has no samples left; call end_epoch() or set_epoch() after each")
+        self._ended = self.epoch if len(rest) < size else None
+        return rest
 
     def batches(self, global_batch_size: int) -> GlobalBatches:
         """Return a `batch_sampler` for a DataLoader: this rank's share of each global batch.
@@ -78,11 +87,7 @@ class DistributedSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """Yield the rest of this rank's indices; the epoch's first ones fill up the last round."""
-        self.begin()
-        rest = self.remaining()
-        if not rest and self._ended == self.epoch:
-            raise RuntimeError(f"epoch {self.epoch} has no samples left; call end_epoch() or set_epoch() after each")
-        self._ended = None if rest else self.epoch
+        rest = self.begin()
         missing = -len(rest) % self.world_size
         rest += (self.order() if missing else [])[:missing]
         yield from rest[self.rank :: self.world_size]
@@ -131,8 +136,7 @@ class GlobalBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the rest of the epoch's shares."""
-        self._sampler.begin()
-        rest = self._sampler.remaining()
+        rest = self._sampler.begin(self._size)
         for first in range(0, len(rest) - self._size + 1, self._size):
             yield rest[first + self._sampler.rank : first + self._size : self._sampler.world_size]
 

@@ -50,13 +50,15 @@ def test_an_epoch_begins_at_its_start_and_goes_on_where_it_was() -> None:
     assert made.position == 0
 
 
-def test_a_second_pass_without_the_end_of_the_epoch_is_an_error_and_not_a_loop_for_ever() -> None:
+@pytest.mark.parametrize("batch", [1, 3], ids=["sampler", "batches"])
+def test_a_second_pass_without_the_end_of_the_epoch_is_an_error_and_not_a_loop_for_ever(batch: int) -> None:
     made = sampler(4)
-    for _ in DataLoader(TensorDataset(torch.arange(4)), sampler=made):
-        made.position += 1
-    assert list(made) == [], "an epoch that was cut before its test has no samples left"
+    order = made if batch == 1 else made.batches(batch)
+    for _ in order:
+        made.position += batch
+    assert list(order) == [], "an epoch that was cut before its test has no samples left"
     with pytest.raises(RuntimeError, match=r"epoch 0 has no samples left; call end_epoch\(\) or set_epoch\(\)"):
-        list(made)
+        list(order)
 
 
 @pytest.mark.parametrize(
