@@ -178,6 +178,7 @@ class Checkpointer:
             self._refuse(f"{self.uri}/{name} does not fit: {fault}; use the script that saved it, or another run name")
         self.step = self._saved_step = manifest["step"]
         self.epoch = manifest["epoch"]
+        sdk.progress(self.step)  # an epoch whose last step was saved ends without another step
         if manifest["world_size"] == self._ranks.world_size:
             for sampler in self._samplers():
                 sampler.restore_random(partial(random_state.restore, random_state.capture()))
@@ -195,9 +196,13 @@ class Checkpointer:
 
         Raises:
             DivergedError: A weight is not finite at a save.
+            ValueError: There is a sampler, and no samples: a resume would begin its epoch again.
         """
+        samplers = self._samplers()
+        if samplers and samples < 1:
+            raise ValueError(f"samples must be those that all ranks used in this step, not {samples}")
         self.step += 1
-        for sampler in self._samplers():
+        for sampler in samplers:
             sampler.position += samples
         sdk.progress(self.step)
         self._metrics = metrics

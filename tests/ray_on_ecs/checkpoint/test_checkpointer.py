@@ -293,6 +293,12 @@ def test_a_wrong_argument_is_named(
     assert named in str(found.value)
 
 
+def test_a_step_of_a_sampler_without_samples_is_an_error(model: nn.Linear, tmp_path: Path) -> None:
+    checkpoint = Checkpointer(tmp_path, model=model, state={"sampler": DistributedSampler(range(4))})
+    with pytest.raises(ValueError, match="samples must be those that all ranks used in this step, not 0"):
+        checkpoint.after_step(loss=0.5)
+
+
 def test_a_launcher_without_process_group_is_named(
     model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,6 +328,24 @@ def test_metrics_and_steps_reach_the_run(model: nn.Linear, tmp_path: Path, monke
     reports = [json.loads(line) for line in (tmp_path / sdk.REPORTS).read_text().splitlines()]
     assert [each["values"] for each in reports if "values" in each] == [{"loss": 0.5}, {"val_loss": 0.25}]
     assert {each["step"] for each in reports} == {1}
+
+
+def test_an_epoch_that_ends_right_after_a_resume_has_its_step(
+    model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpointer(tmp_path / "checkpoints", model=model)
+    checkpoint.after_step()
+    checkpoint.close()
+    monkeypatch.setattr(sdk, "_step", None)  # as in a new process
+    monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
+    checkpoint = Checkpointer(tmp_path / "checkpoints", model=model)
+    checkpoint.resume()
+    checkpoint.end_epoch(val_loss=0.25)
+    checkpoint.close()
+    assert json.loads((tmp_path / sdk.REPORTS).read_text().splitlines()[-1]) == {
+        "step": 1,
+        "values": {"val_loss": 0.25},
+    }
 
 
 def test_a_storage_that_fails_ends_no_training_but_its_end(
