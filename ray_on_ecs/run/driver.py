@@ -6,11 +6,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
+from ray_on_ecs.checkpoint.index import MANIFEST
+from ray_on_ecs.checkpoint.location import DEFAULT_FOLDER
 from ray_on_ecs.checkpoint.resume import write_settings
 from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.run import code, inputs, program_resources, ray_cluster, results
@@ -81,7 +84,7 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
             return Mark(step or None, found and found[1].timestamp())
 
         def newest() -> str | None:
-            found = newest_stored(storage)
+            found = newest_of_checkpointer(storage) or newest_stored(storage)
             return found and f"{found[0]} of {found[1].isoformat(timespec='milliseconds')}"
 
         def scripts(decider: Decider) -> ScriptGroup:
@@ -119,6 +122,13 @@ def newest_file(storage: RunStorage) -> tuple[str, datetime] | None:
     }
     newest = max(files, key=lambda name: files[name], default=None)
     return (newest, datetime.fromtimestamp(files[newest] / 1e9, UTC)) if newest else None
+
+
+def newest_of_checkpointer(storage: RunStorage) -> tuple[str, datetime] | None:
+    """Return the name and time of the newest complete checkpoint that a script's Checkpointer has stored, or None."""
+    files = storage.files(DEFAULT_FOLDER)
+    newest = max((name for name in files if name.endswith(f"/{MANIFEST}")), default=None)
+    return (f"{DEFAULT_FOLDER}/{Path(newest).parent}", files[newest].mtime.astimezone(UTC)) if newest else None
 
 
 def _prepare(config: ScriptConfig) -> tuple[ScriptConfig, RunStorage]:
