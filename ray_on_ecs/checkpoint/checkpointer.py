@@ -214,7 +214,7 @@ class Checkpointer:
     def end_epoch(self, **metrics: Any) -> None:
         """End an epoch: its metrics are logged, and a checkpoint is saved.
 
-        If one is being stored, it is saved later, unless it is the best one by `keep_best`.
+        If one is being stored, it is saved after that, unless it is the best one by `keep_best`.
 
         Raises:
             DivergedError: A weight is not finite.
@@ -232,6 +232,8 @@ class Checkpointer:
             saves = not self._save.is_busy or self._index.is_best(values)
         if self._ranks.broadcast(saves):
             self._take(values)
+        else:
+            self._taken_at = -math.inf  # the first poll after that save
 
     def save(self) -> None:
         """Save now; it is stored while training continues.

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ray_on_ecs import Checkpointer, DistributedSampler, sdk
+from ray_on_ecs.checkpoint.background import BackgroundSave
 from ray_on_ecs.checkpoint.checkpointer import ResumeError
 from ray_on_ecs.checkpoint.staging import DivergedError
 from tests.ray_on_ecs.checkpoint.loop import ENDED, STEPS, STEPS_PER_EPOCH, train
@@ -159,6 +160,22 @@ def test_the_last_checkpoints_and_the_best_are_kept(model: nn.Linear, tmp_path: 
     assert names(tmp_path) == ["step-000000002", "step-000000004", "step-000000005"], "the earlier one of two"
     assert checkpoint.load_best()
     assert model.weight[0, 0].item() == pytest.approx(0.9)
+    checkpoint.close()
+
+
+def test_an_epoch_that_ends_during_a_save_is_saved_after_it(
+    model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpointer(tmp_path / "checkpoints", model=model, every_seconds=None)
+    with monkeypatch.context() as during:
+        during.setattr(BackgroundSave, "is_busy", True)
+        checkpoint.after_step()
+        checkpoint.end_epoch()
+    assert not (tmp_path / "checkpoints").exists()
+    checkpoint.after_step()
+    checkpoint.after_step()
+    checkpoint._save.wait()
+    assert names(tmp_path / "checkpoints") == ["step-000000003"]
     checkpoint.close()
 
 
