@@ -15,6 +15,7 @@ from ray_on_ecs import Checkpointer, DistributedSampler, sdk
 from ray_on_ecs.checkpoint.background import BackgroundSave
 from ray_on_ecs.checkpoint.checkpointer import ResumeError
 from ray_on_ecs.checkpoint.staging import DivergedError
+from ray_on_ecs.run.metrics import MetricsLog
 from tests.ray_on_ecs.checkpoint.loop import ENDED, STEPS, STEPS_PER_EPOCH, train
 from tests.training.ranks import Ranks
 
@@ -363,6 +364,21 @@ def test_an_epoch_that_ends_right_after_a_resume_has_its_step(
         "step": 1,
         "values": {"val_loss": 0.25},
     }
+
+
+def test_a_resume_reports_the_epoch_of_its_checkpoint_again(
+    model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpointer(tmp_path / "checkpoints", model=model)
+    checkpoint.after_step()
+    checkpoint.end_epoch(val_loss=0.25)
+    checkpoint.close()
+    monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
+    Checkpointer(tmp_path / "checkpoints", model=model).resume()
+    log = MetricsLog({})
+    for line in (tmp_path / sdk.REPORTS).read_text().splitlines():
+        log.take_report(json.loads(line))
+    assert [(each["step"], each["val_loss"]) for each in log.records] == [(1, 0.25)]
 
 
 def test_a_storage_that_fails_ends_no_training_but_its_end(
