@@ -190,6 +190,9 @@ class Checkpointer:
         replay(self._model, manifest["gradients"])
         self.step = self._saved_step = manifest["step"]
         self.epoch = manifest["epoch"]
+        sdk.progress(self.step)  # an epoch whose last step was saved ends without another step
+        if manifest["metrics"] and self._ranks.rank == 0:  # which a lost node may not have stored
+            sdk.write_report(self.step, manifest["metrics"], again=True)
         if manifest["world_size"] == self._ranks.world_size:
             for sampler in self._samplers:
                 sampler.restore_random(partial(self._state.restore_random, self._state.random()))

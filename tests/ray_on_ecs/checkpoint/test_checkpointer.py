@@ -19,6 +19,7 @@ from ray_on_ecs.checkpoint import pace
 from ray_on_ecs.checkpoint.checkpointer import ResumeError
 from ray_on_ecs.checkpoint.dcp import Writer
 from ray_on_ecs.checkpoint.staging import DivergedError
+from ray_on_ecs.run.metrics import MetricsLog
 from tests.ray_on_ecs.checkpoint.loop import ENDED, STEPS, STEPS_PER_EPOCH, train
 from tests.training.ranks import Ranks
 
@@ -534,3 +535,34 @@ sys.exit(3)
 def test_a_script_that_ends_during_a_save_has_its_own_exit_status(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", ENDS, str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 3, done.stderr
+
+
+def test_an_epoch_that_ends_right_after_a_resume_has_its_step(
+    model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpointer(tmp_path / "checkpoints", model=model)
+    checkpoint.after_step()
+    checkpoint.close()
+    monkeypatch.setattr(sdk, "_step", None)  # as in a new process
+    monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
+    checkpoint = Checkpointer(tmp_path / "checkpoints", model=model)
+    checkpoint.resume()
+    checkpoint.end_epoch(val_loss=0.25)
+    checkpoint.close()
+    reports = [json.loads(line) for line in (tmp_path / sdk.REPORTS).read_text().splitlines()]
+    assert {"step": 1, "values": {"val_loss": 0.25}} in reports
+
+
+def test_a_resume_reports_the_epoch_of_its_checkpoint_again(
+    model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpointer(tmp_path / "checkpoints", model=model)
+    checkpoint.after_step()
+    checkpoint.end_epoch(val_loss=0.25)
+    checkpoint.close()
+    monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
+    Checkpointer(tmp_path / "checkpoints", model=model).resume()
+    log = MetricsLog({})
+    for line in (tmp_path / sdk.REPORTS).read_text().splitlines():
+        log.take_report(json.loads(line))
+    assert [(each["step"], each["val_loss"]) for each in log.records] == [(1, 0.25)]
