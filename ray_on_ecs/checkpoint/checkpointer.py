@@ -190,6 +190,7 @@ class Checkpointer:
         replay(self._model, manifest["gradients"])
         self.step = self._saved_step = manifest["step"]
         self.epoch = manifest["epoch"]
+        self._epoch_metrics = (self.step, manifest["metrics"])
         sdk.progress(self.step)  # an epoch whose last step was saved ends without another step
         if manifest["metrics"] and self._ranks.rank == 0:  # which a lost node may not have stored
             sdk.write_report(self.step, manifest["metrics"], again=True)

@@ -128,10 +128,15 @@ class CheckpointIndex:
         self._incomplete.add(name)
 
     def _prune(self) -> None:
-        """Delete what is incomplete, and what is neither among the newest nor the best; or else the next time."""
-        best = self.best
-        old = [name for name in sorted(self._complete)[: -self._keep_last] if best is None or name != best[0]]
-        for name in [*sorted(self._incomplete), *old]:
+        """Delete what is incomplete, and what is neither among the newest nor the best; or else the next time.
+
+        Of several after one step the last one stays.
+        """
+        last = {self._complete[name]["step"]: name for name in sorted(self._complete)}
+        kept = set(list(last.values())[-self._keep_last :])
+        if best := self.best:
+            kept.add(last[best[1]["step"]])
+        for name in sorted({*self._incomplete, *self._complete} - kept):
             try:
                 self._storage.delete(f"{name}/{MANIFEST}")  # first: one that is half deleted is absent
                 self._storage.delete_folder(name)

@@ -188,5 +188,5 @@ def test_a_torn_checkpoint_is_passed_over(run: TabularRun, s3_client: Any, undis
     run.start()
     run.finish(undisturbed)
     assert f"{torn} is damaged (__1_0.distcp has " in run.log
-    step = int(older[-9:])
+    step = int(older.rpartition("/")[2].split("-")[1])
     assert run.said("begins") == {(0, 0), (1, 0), (0, step), (1, step)}

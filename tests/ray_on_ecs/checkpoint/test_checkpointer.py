@@ -406,8 +406,13 @@ def test_another_save_after_the_step_of_the_best_epoch_has_its_metrics(model: nn
     assert names(tmp_path) == ["step-000000001"]
     checkpoint.save()
     checkpoint.wait()
-    assert names(tmp_path) == ["step-000000001", "step-000000001-1"], "the first stays complete meanwhile"
+    assert names(tmp_path) == ["step-000000001-1"], "the first stays until this one is complete"
     assert checkpoint.load_best()
+    checkpoint.close()
+    again = Checkpointer(tmp_path, model=model, keep_last=1, keep_best="loss")
+    again.resume()
+    again.save()
+    assert again.load_best()
 
 
 def test_an_epoch_that_ends_during_a_save_is_saved_after_it(
