@@ -26,6 +26,7 @@ from bench import (
     gradient_traffic,
     harness,
     helpers,
+    preprocess,
     report,
     scaling,
     startup,
@@ -89,6 +90,7 @@ BENCHMARKS: dict[str, Callable[[Bench], Iterable[Comparison]]] = {
     "checkpointer": checkpointer.measure,
     "ablations": ablations.measure,
     "helpers": helpers.measure,
+    "preprocess": preprocess.measure,
     "gpu": gpu.measure,
 }
 

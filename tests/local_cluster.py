@@ -107,9 +107,9 @@ class LocalCluster:
                 each.wait()
         self._folder.cleanup()
 
-    def add_worker(self) -> subprocess.Popen[bytes]:
+    def add_worker(self, cpus: int = 1) -> subprocess.Popen[bytes]:
         """Start another worker node; two that started at once would choose the same name for a socket."""
-        worker = self._start_node(f"--address={HOST}:{self.port}", "--num-cpus=1")
+        worker = self._start_node(f"--address={HOST}:{self.port}", f"--num-cpus={cpus}")
         self.workers.append(worker)
         return worker
 

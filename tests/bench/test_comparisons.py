@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bench import checkpointing, gpu, gradient_traffic, report, scaling, time_to_accuracy
+from bench import checkpointer, checkpointing, gpu, gradient_traffic, preprocess, report, scaling, time_to_accuracy
 from bench.harness import BenchmarkError
 from bench.report import Comparison
 
@@ -125,3 +125,18 @@ def test_a_save_longer_than_half_an_epoch_leaves_no_steps_to_compare_with() -> N
 def test_a_result_names_the_cpu_even_if_the_cloud_hides_its_name() -> None:
     info = {"model name": "Intel(R) Xeon(R) Processor", "cpu family": "6", "model": "143"}
     assert report.cpu_model(info) == "Intel(R) Xeon(R) Processor, family 6 model 143"
+
+
+def test_the_speeds_of_the_preparing_program_are_read_from_its_log() -> None:
+    printed = (
+        "(RayTrainWorker pid=7) epoch 0: loss 1.0986, 384 images, 34.5 a second, prepared on {'127.0.0.2': 384}\n"
+        "(RayTrainWorker pid=7) epoch 2: loss 0.2, 384 images, 120.0 a second, prepared on {'127.0.0.3': 384}\n"
+    )
+    assert preprocess.read_speeds(printed) == [34.5, 120.0]
+
+
+def test_a_checkpoint_is_compared_round_by_round() -> None:
+    seconds = {checkpointer.OURS: [1.0, 1.0, 9.0], checkpointer.TO_DISK: [2.0, 4.0, 3.0]}
+    found = checkpointer.compare(checkpointer.TO_DISK, seconds)
+    assert found.ratio == 0.5
+    assert found.reached
