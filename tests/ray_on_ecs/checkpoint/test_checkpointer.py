@@ -336,7 +336,7 @@ def test_metrics_and_steps_reach_the_run(model: nn.Linear, tmp_path: Path, monke
     checkpoint.close()
     reports = [json.loads(line) for line in (tmp_path / sdk.REPORTS).read_text().splitlines()]
     assert [each["values"] for each in reports if "values" in each] == [{"loss": 0.5}, {"val_loss": 0.25}]
-    assert {each["step"] for each in reports} == {1}
+    assert {each["step"] for each in reports} - {None} == {1}, "None only says that it is alive"
 
 
 def test_a_storage_that_fails_ends_no_training_but_its_end(
