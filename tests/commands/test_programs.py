@@ -74,6 +74,7 @@ def test_a_mistake_is_one_line_and_status_2(
     assert printed.count("\n") == 1, printed
 
 
+@pytest.mark.fault
 def test_a_killed_ddp_resumes_in_the_bucket(variables: dict[str, str], s3_client: Any, tmp_path: Path) -> None:
     def finished_epochs() -> list[Any]:
         found = s3_client.list_objects_v2(Bucket=BUCKET, Prefix="killed/checkpoint_manager_snapshot.json")
