@@ -19,7 +19,8 @@ from tests.disturbed_run import END_SECONDS
 from tests.local_cluster import LocalCluster, command_line, kill, kill_tree
 from tests.waiting import until
 
-# A classifier of a table by DDP, 4 epochs of 12 steps; the global batch is the same on any number of ranks.
+# A classifier of a table by DDP, 4 epochs of 12 steps; the global batch is the same on any number of ranks. Its second
+# half waits until a file is gone, or its node is being reclaimed.
 SCRIPT = """
 import os, time
 import torch
@@ -27,7 +28,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
-from ray_on_ecs import Checkpointer, DistributedSampler
+from ray_on_ecs import Checkpointer, DistributedSampler, seconds_left
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -51,7 +52,8 @@ while checkpoint.epoch < 4 and not checkpoint.should_stop:
         loss.backward()
         optimizer.step()
         schedule.step()
-        time.sleep(float(os.environ.get("PAUSE", 0)))
+        while checkpoint.step >= 24 and os.path.exists(os.environ.get("HOLD", "")) and seconds_left() == float("inf"):
+            time.sleep(0.1)
         if checkpoint.after_step(samples=64, loss=loss):
             break
     else:
@@ -86,16 +88,30 @@ class TabularRun:
 
     def __init__(self, cluster: LocalCluster, folder: Path, client: Any, workers: str) -> None:
         self._cluster, self._client, self._prefix = cluster, client, f"tabular/{folder.name}/"
-        self._log, code = folder / "log", folder / "code"
+        self._log, self._hold, code = folder / "log", folder / "hold", folder / "code"
+        self._hold.touch()
         code.mkdir()
         (code / NAME).write_text(SCRIPT)
         storage = ("--storage-path", f"s3://{BUCKET}/tabular", "--run-name", folder.name, "--max-restarts", "1")
-        self._flags = (*storage, "--num-workers", workers, "--working-dir", str(code), "--env", "PAUSE=0.25", NAME)
+        self._flags = (
+            *storage,
+            "--num-workers",
+            workers,
+            "--working-dir",
+            str(code),
+            "--env",
+            f"HOLD={self._hold}",
+            NAME,
+        )
         self.start()
 
     def start(self) -> None:
         with self._log.open("ab") as log:
             self.command = self._cluster.start_training(*self._flags, log=log, module="ray_on_ecs.run")
+
+    def go_on(self) -> None:
+        """Let the script train to its end."""
+        self._hold.unlink()
 
     @property
     def log(self) -> str:
@@ -140,7 +156,7 @@ def run(cluster: LocalCluster, tmp_path: Path, s3_client: Any, request: pytest.F
     cluster.replace_ended()
     run = TabularRun(cluster, tmp_path, s3_client, getattr(request, "param", "2"))
     try:
-        run.wait_for(lambda: len(run.checkpoints) > 1)
+        run.wait_for(lambda: any("step-000000024" in each for each in run.checkpoints))
         yield run
     finally:
         kill_tree(run.command.pid)
@@ -149,6 +165,8 @@ def run(cluster: LocalCluster, tmp_path: Path, s3_client: Any, request: pytest.F
 
 def test_a_reclaimed_node_costs_no_step(run: TabularRun, cluster: LocalCluster, undisturbed: dict[str, Tensor]) -> None:
     cluster.workers[0].send_signal(signal.SIGTERM)
+    run.wait_for(lambda: run.said("stops"))
+    run.go_on()
     run.finish(undisturbed)
     stopped = run.said("stops")  # SIGTERM would have ended a rank before it said so
     steps = {step for _, step in stopped}
@@ -164,6 +182,7 @@ def test_a_killed_rank_goes_on_with_the_same_weights(
     for each in cluster.worker_processes(cluster.workers[1], NAME):
         if "supervisor.py" not in command_line(each):
             kill(each.pid)
+    run.go_on()
     run.finish(undisturbed)
     resumed = {step for _, step in run.said("begins")} - {0}
     assert len(resumed) == 1
@@ -176,6 +195,7 @@ def test_an_elastic_run_goes_on_with_close_weights(
 ) -> None:
     kill_tree(cluster.workers[0].pid)
     run.wait_for(lambda: re.search(r"rank 0 begins at step [1-9]\d*, 1 workers", run.log))
+    run.go_on()
     run.finish(undisturbed, 1e-5)
 
 
@@ -185,6 +205,7 @@ def test_a_torn_checkpoint_is_passed_over(run: TabularRun, s3_client: Any, undis
     older, torn = run.checkpoints[-2:]
     part = {"Bucket": BUCKET, "Key": f"{torn}/__1_0.distcp"}
     s3_client.put_object(**part, Body=s3_client.get_object(**part)["Body"].read()[:-100])
+    run.go_on()
     run.start()
     run.finish(undisturbed)
     assert f"{torn} is damaged (__1_0.distcp has " in run.log
