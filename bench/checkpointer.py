@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -40,7 +40,7 @@ def measure(bench: Bench) -> list[Comparison]:
 def compare(other: str, seconds: dict[str, list[float]]) -> Comparison:
     """Compare the times for which the loop was blocked, round by round."""
     ratios = [ours / theirs for ours, theirs in zip(seconds[OURS], seconds[other], strict=True)]
-    ratio = sorted(ratios)[len(ratios) // 2]
+    ratio = statistics.median(ratios)
     return Comparison(
         name=f"A checkpoint's blocked time, of that of {other}",
         reference=f"{spread([1000 * each for each in seconds[other]])} ms",
@@ -79,17 +79,11 @@ def _save(config: ImageConfig, dataset: Dataset, endpoint: str) -> dict[str, lis
             bucket.write("checkpoint.pt", content.getvalue())
         dist.barrier()
 
-    def ours() -> None:
-        checkpoint.save()
-
-    def recipes() -> None:
-        manager.save()
-
     storage = RunStorage.open(config.storage_path, str(config.run_name))
-    ways: dict[str, Callable[[], None]] = {OURS: ours, TO_DISK: to_disk, TO_BUCKET: to_bucket, RECIPES: recipes}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    seconds: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder, CheckpointManager(trainer, storage, config, score="loss") as manager:
         manager.resume()
+        ways = {OURS: checkpoint.save, TO_DISK: to_disk, TO_BUCKET: to_bucket, RECIPES: manager.save}
         for _ in range(ROUNDS + 1):
             for name, save in ways.items():
                 step()
@@ -98,7 +92,7 @@ def _save(config: ImageConfig, dataset: Dataset, endpoint: str) -> dict[str, lis
                 dist.barrier()
                 began = time.perf_counter()
                 save()
-                seconds[name].append(time.perf_counter() - began)
+                seconds.setdefault(name, []).append(time.perf_counter() - began)
                 checkpoint.wait()
                 while manager.save_in_progress:
                     time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What CPU workers save a training whose images take longer to prepare than to train on: training/preprocess.py.
+"""The gain from CPU workers when preparing images takes longer than training on them: training/preprocess.py.
 
 The node that trains has one core, and so has the CPU worker beside it. Ray Data prepares the images on the one or on
 the other; nothing else differs.

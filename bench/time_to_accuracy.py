@@ -17,7 +17,7 @@ TARGET = 3
 FLAGS = ("--num-workers", "2", "--epochs", "3")
 REFERENCE = "training/ray_train_ddp.py"
 REFERENCE_FLAGS = ("--num-workers", "2", "--no-use-gpu", "--epochs", "10")
-# What it prints after each epoch.
+# The line that it prints after each epoch.
 EPOCH = re.compile(r"epoch \d+, .*accuracy ([\d.e-]+), seconds ([\d.e+]+)")
 
 

@@ -1,4 +1,4 @@
-"""A callback for Hugging Face's Trainer, whose checkpoints stay its own."""
+"""A callback for Hugging Face's Trainer, which saves its own checkpoints."""
 
 from __future__ import annotations
 

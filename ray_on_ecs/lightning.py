@@ -1,4 +1,4 @@
-"""A callback for Lightning, whose checkpoints stay its own."""
+"""A callback for Lightning, which saves its own checkpoints."""
 
 from __future__ import annotations
 

@@ -44,8 +44,7 @@ class BackgroundSave:
         say: Prints a line on rank 0.
 
     Attributes:
-        error: Why the last copy could not be stored, or None.
-        seconds: The time that it took, successful or not.
+        error: The reason if the last copy could not be stored, else None.
     """
 
     def __init__(
@@ -59,11 +58,10 @@ class BackgroundSave:
         self._number = 0
         self._is_given_up = threading.Event()
         self.error: str | None = None
-        self.seconds = 0.0
 
     @property
     def is_busy(self) -> bool:
-        """Whether a copy is being stored."""
+        """True while a copy is being stored."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, copy: Copy) -> None:
@@ -86,12 +84,10 @@ class BackgroundSave:
         self.wait(time.time() + GIVE_UP_SECONDS)
 
     def _run(self, copy: Copy, number: int) -> None:
-        began = time.monotonic()
         try:
             self.error = self._store(copy, number)
         except Exception as cause:  # rank 0 is gone, or the process ends; an exception would be lost with the thread
             self.error = _reason(cause)
-        self.seconds = time.monotonic() - began
         if self.error and not self._is_given_up.is_set():
             self._say(f"{copy.name} could not be stored ({self.error}); training continues")
 
@@ -142,6 +138,6 @@ class BackgroundSave:
 
 
 def _reason(cause: Exception) -> str:
-    """Say why a write failed; PyTorch turns errors of the stream into its own."""
+    """Return the reason of a failed write. PyTorch raises RuntimeError for errors of the stream."""
     kind = "" if isinstance(cause, OSError | RuntimeError) else f"{type(cause).__name__}: "
     return one_line(f"{kind}{short_reason(cause)}")

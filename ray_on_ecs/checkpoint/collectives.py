@@ -94,6 +94,6 @@ class Collectives:
 
     def close(self) -> None:
         """End what threads still wait for, and the process group."""
-        self._closed.set()
+        self.stop_waiting()
         if self._group:
             dist.destroy_process_group(self._group)

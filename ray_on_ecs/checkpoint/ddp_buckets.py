@@ -32,7 +32,7 @@ class GradientOrder:
 
     def __init__(self, model: nn.Module) -> None:
         self.names: list[str] = []
-        self._handles = [
+        self._handles: list[RemovableHandle] = [
             parameter.register_post_accumulate_grad_hook(partial(self._note, name))
             for name, parameter in _ordered(model).items()
         ]
@@ -45,8 +45,7 @@ class GradientOrder:
 
     def stop(self) -> None:
         """Take the hooks away."""
-        handles: list[RemovableHandle] = self._handles
-        for handle in handles:
+        for handle in self._handles:
             handle.remove()
         self._handles = []
 

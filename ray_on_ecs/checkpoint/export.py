@@ -29,7 +29,7 @@ def export_weights(
     """Write a module's state_dict; all ranks must call it.
 
     Rank r writes every n-th file. For each round of files, all ranks gather the tensors of the round, and each keeps
-    those of its own file. Several files are `model-00001-of-00003.safetensors` and so on, with an index.
+    those of the file that it writes. Several files are `model-00001-of-00003.safetensors` and so on, with an index.
 
     Args:
         module: The module, also under FSDP2.
@@ -62,8 +62,7 @@ def export_weights(
             "weight_map": {plain_name(key): names[number] for number, keys in enumerate(files) for key in keys},
         }
         fault = fault or _write(storage, f"{name}.index.json", lambda: json.dumps(index, indent=2).encode())
-    faults = ranks.gather(fault)
-    if found := ranks.broadcast(next((each for each in faults if each), None)):
+    if found := ranks.first(fault):
         raise OSError(f"the weights could not be written to {storage.uri}/{name}: {found}")
 
 

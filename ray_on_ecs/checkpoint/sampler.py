@@ -23,7 +23,7 @@ class DistributedSampler(Sampler[int]):
     Args:
         dataset: The data set, or anything of that length.
         seed: Seed of the order, the same on all ranks.
-        shuffle: Shuffle anew in each epoch; otherwise the order is that of the data set.
+        shuffle: Shuffle again in each epoch; otherwise keep the order of the data set.
 
     Attributes:
         rank: This process among all.

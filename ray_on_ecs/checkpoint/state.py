@@ -201,7 +201,7 @@ class TrainingState:
                 yield _full(prefix, name), value
 
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the buffers of a state_dict, of which each rank may have its own values."""
+        """Yield the buffers of a state_dict, whose values may differ between the ranks."""
         stored = self.weights().keys()
         for prefix, module in self._modules.items():
             for name, buffer in module.named_buffers():
