@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -96,7 +97,9 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
         _publish(storage, console)
         document = results.write_results(storage, config, summary, cost_of(attempts.instance_hours.by_kind))
         _print_summary(document, console)
-        _print_failed_trials(storage, console)
+        if config.driver:
+            with suppress(OSError, UsageError):  # the run has finished, and has its results
+                _print_failed_trials(storage, console)
     return document
 
 
