@@ -15,7 +15,7 @@ from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import INSTANCE_FILE
 from tests.containers.engine import Engine, arguments
 from tests.local_cluster import BUSY_MACHINE
-from tests.waiting import until
+from tests.waiting import LIMIT_SECONDS, until
 
 ROOT = Path(__file__).parents[2]
 HEAD_HOST = "head.ray.internal"
@@ -238,18 +238,24 @@ class Cluster:
         while len(self.workers) < 2:
             self.start_worker()
 
-    def settle(self, seconds: float = 180) -> None:
+    def settle(self, seconds: float = LIMIT_SECONDS) -> None:
         """Replace what has ended until a head and two workers are well, and the head knows just these."""
-        self.until(lambda: all(map(self.is_well, self.names)) and len(self.nodes()) == 3, seconds)
 
-    def until(self, condition: Callable[[], Any], seconds: float) -> Any:
+        def why() -> str:
+            ill = [name for name in self.names if not self.is_well(name)]
+            logs = "\n".join(f"{name}:\n{self.engine.logs(name)[-2000:]}" for name in ill)
+            return f"not well: {ill}; nodes: {[] if self.head in ill else self.nodes()}\n{logs}"
+
+        self.until(lambda: all(map(self.is_well, self.names)) and len(self.nodes()) == 3, seconds, why)
+
+    def until(self, condition: Callable[[], Any], seconds: float, why: Callable[[], str] = str) -> Any:
         """Wait for a condition while what ends is replaced."""
 
         def replaced_and_true() -> Any:
             self.replace_stopped()
             return condition()
 
-        return until(replaced_and_true, seconds)
+        return until(replaced_and_true, seconds, why)
 
     def is_running(self, name: str) -> bool:
         """Whether a container is there and runs."""
