@@ -459,7 +459,9 @@ def test_nothing_lets_the_internet_in(stack: Cloud) -> None:
 
 def test_training_finds_its_gpus_and_its_bucket(stack: Cloud) -> None:
     head = environment(stack, HEAD_TASK)
-    assert "ray-on-ecs run --recipe images --num-workers 2" in stack.exports["train_command"], "one worker for each GPU"
+    assert "ray-on-ecs run --num-workers 2 image_classifier.py" in stack.exports["train_command"], (
+        "one worker for each GPU"
+    )
     assert head["RAY_ON_ECS_STORAGE_PATH"] == "s3://training-bucket/runs", "the task's role allows this prefix alone"
     assert environment(stack, WORKER_TASK)["RAY_HEAD_HOST"] == "head.ray-on-ecs-ray-dev-c0ffee.internal"
 

@@ -11,14 +11,14 @@ from ray_on_ecs.contract import DASHBOARD_PORT, HEAD_CONTAINER, HEAD_SHELL, SHEL
 
 
 def train(region: str, gpus: int, instance_id: str) -> str:
-    """Submit the training job on the head, as soon as it is well, and follow its log.
+    """Submit the image classifier of the image's working directory as soon as the head is well, and follow its log.
 
     The job outlives a dropped connection, and the same command with the name of its run follows it again. It waits for
     a worker on each of the stack's GPUs, as instances that still pull the image are not in the cluster yet.
     """
     workers = f" --num-workers {gpus}" if gpus else ""
     wait = f'while c=$({HEAD_CONTAINER}); [ -z "$c" ]; do echo waiting for the Ray head to start; sleep 10; done'
-    submit = f"sudo docker exec -it $c ray-on-ecs run --recipe images{workers}"
+    submit = f"sudo docker exec -it $c ray-on-ecs run{workers} image_classifier.py"
     return _session(region, instance_id, SHELL_DOCUMENT, {"command": [f"{wait}; {submit}"]})
 
 

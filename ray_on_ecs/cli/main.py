@@ -35,6 +35,7 @@ Tab completion: eval "$(ray-on-ecs completion bash)"
 # The module of each command, which has a function of its name, and its line in the help, which needs no import.
 COMMANDS = {
     "run": ("run", "Upload the code, train, show the log, fetch the results."),
+    "recipe": ("recipe", "List the packaged training jobs, or copy one to change it."),
     "runs": ("runs", "List the runs: state, epoch, loss, cost."),
     "logs": ("logs", "Show a run's log, or follow it."),
     "stop": ("stop", "Stop a run; it can be resumed."),

@@ -39,6 +39,7 @@ class WorkerEnvironment(WorkerRank):
 
     Attributes:
         nodes: The number of nodes.
+        max_world_size: The most ranks that the run may have: MAX of `--num-workers MIN:MAX`.
         run_name: The run's name.
         attempt: How often the processes have been started again.
         max_restarts: How often in a row they may be.
@@ -46,6 +47,7 @@ class WorkerEnvironment(WorkerRank):
     """
 
     nodes: int
+    max_world_size: int
     run_name: str
     attempt: int
     max_restarts: int
@@ -61,6 +63,7 @@ class WorkerEnvironment(WorkerRank):
         values = {
             "RANK": self.rank,
             "WORLD_SIZE": self.world_size,
+            "MAX_WORLD_SIZE": self.max_world_size,
             "LOCAL_RANK": self.local_rank,
             "LOCAL_WORLD_SIZE": self.local_world_size,
             "GROUP_RANK": self.node_rank,

@@ -330,6 +330,7 @@ class ScriptWorker:
         worker = WorkerEnvironment(
             **asdict(self._place),
             nodes=len({each.node_rank for each in members.values()}),
+            max_world_size=max(self._place.world_size, *(self._config.workers or ())),
             run_name=self._storage.run_name,
             attempt=self._member.generation,
             max_restarts=self._config.max_restarts,

@@ -25,7 +25,7 @@ def test_the_train_command_submits_the_job_in_the_heads_container() -> None:
     )
     assert words[words.index("--document-name") + 1] == "AWS-StartInteractiveCommand", "it runs one command and returns"
     (script,) = parameters["command"]
-    assert script.endswith("sudo docker exec -it $c ray-on-ecs run --recipe images --num-workers 2"), (
+    assert script.endswith("sudo docker exec -it $c ray-on-ecs run --num-workers 2 image_classifier.py"), (
         "a job that is submitted to Ray outlives the session, and waits for the GPUs that the stack has"
     )
 
@@ -46,7 +46,7 @@ def test_the_train_command_waits_for_a_head_that_still_pulls_its_image(tmp_path:
     *looks, last = (tmp_path / "calls").read_text().splitlines()
     find = "docker ps -qf label=com.amazonaws.ecs.container-name=ray-head -f health=healthy"
     assert looks == [find, find], "an empty ID would make docker look for a container named ray"
-    assert last == "docker exec -it 0af1 ray-on-ecs run --recipe images --num-workers 2"
+    assert last == "docker exec -it 0af1 ray-on-ecs run --num-workers 2 image_classifier.py"
 
 
 def test_without_gpus_the_job_keeps_its_own_number_of_workers() -> None:

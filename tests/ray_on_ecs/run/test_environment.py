@@ -17,7 +17,7 @@ NOT_OURS = {"TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH
 
 def worker(**changed: Any) -> WorkerEnvironment:
     given: dict[str, Any] = {"rank": 3, "world_size": 4, "local_rank": 1, "local_world_size": 2, "node_rank": 1}
-    given |= {"nodes": 2, "run_name": "mine", "attempt": 2, "max_restarts": 3, "threads": 5}
+    given |= {"nodes": 2, "max_world_size": 6, "run_name": "mine", "attempt": 2, "max_restarts": 3, "threads": 5}
     return WorkerEnvironment(**given | changed)
 
 
@@ -40,6 +40,7 @@ def test_they_are_those_of_torchrun(tmp_path: Path) -> None:
 def test_ranks_sizes_and_addresses() -> None:
     found = worker().variables([("a", 1), ("a", 2), ("b", 3), ("b", 4)])
     assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == ("3", "4", "1", "2")
+    assert found["MAX_WORLD_SIZE"] == "6", "more workers may come"
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("a", "1")
     assert (found["GROUP_RANK"], found["GROUP_WORLD_SIZE"]) == ("1", "2")
     assert (found["TORCHELASTIC_RESTART_COUNT"], found["OMP_NUM_THREADS"]) == ("2", "5")

@@ -1,0 +1,61 @@
+"""`ray-on-ecs recipe`: the packaged jobs, each one file to copy and to change."""
+
+from __future__ import annotations
+
+import ast
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from ray_on_ecs.errors import UsageError
+
+RECIPES = ("image_classifier", "ray_train_ddp", "preprocess")
+
+
+def path_of(name: str) -> Path:
+    """Return the file of a packaged job, which is not imported.
+
+    Raises:
+        UsageError: There is none of this name.
+    """
+    if name not in RECIPES:
+        raise UsageError(f"NAME: there is no recipe {name!r}; use {', '.join(RECIPES)}")
+    spec = find_spec("training")
+    folder = next(iter(spec.submodule_search_locations or ()), None) if spec else None
+    if folder is None:
+        raise UsageError("the package training is not installed; install ray-on-ecs again")
+    return Path(folder, f"{name}.py")
+
+
+@click.group("recipe")
+def command() -> None:
+    """List the packaged training jobs, each one file, or copy one into your project to change it."""
+
+
+@command.command("list")
+def list_recipes() -> None:
+    """Print the name of each recipe and its first line."""
+    width = max(map(len, RECIPES))
+    for name in RECIPES:
+        about = (ast.get_docstring(ast.parse(path_of(name).read_text())) or "").partition("\n")[0]
+        click.echo(f"{name:<{width}}  {about}")
+
+
+@command.command("copy")
+@click.argument("name")
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+def copy(name: str, file: Path | None) -> None:
+    """Copy recipe NAME to FILE, by default NAME.py in the current folder; `ray-on-ecs run FILE` starts it."""
+    source = path_of(name)
+    target = file or Path(source.name)
+    if target.is_dir():
+        target /= source.name
+    try:
+        with target.open("x") as opened:
+            opened.write(source.read_text())
+    except FileExistsError as cause:
+        raise UsageError(f"FILE: {str(target)!r} exists; give another name") from cause
+    except OSError as cause:
+        raise UsageError(f"FILE: {str(target)!r} can't be written ({cause.strerror})") from cause
+    click.echo(f"{target}: ray-on-ecs run {target} starts it")

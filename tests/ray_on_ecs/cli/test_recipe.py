@@ -1,0 +1,60 @@
+"""The packaged jobs are listed, and copied without touching what is there."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from ray_on_ecs.cli.main import main
+from ray_on_ecs.cli.recipe import RECIPES, path_of
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_each_is_listed_with_its_first_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(RECIPES)
+    assert all(len(line.split()) > 5 for line in lines)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_copy_stands_alone(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", "copy", name]) == 0
+    copied = folder / f"{name}.py"
+    assert copied.read_text() == path_of(name).read_text()
+    assert capsys.readouterr().out == f"{name}.py: ray-on-ecs run {name}.py starts it\n"
+    imported = [
+        node for node in ast.walk(ast.parse(copied.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    names = {each.module if isinstance(each, ast.ImportFrom) else each.names[0].name for each in imported}
+    assert not [each for each in names if str(each).split(".")[0] == "training"]
+
+
+@pytest.mark.parametrize("target", ["mine.py", "deeper"])
+def test_the_target_is_a_file_or_a_folder(target: str, folder: Path) -> None:
+    (folder / "deeper").mkdir()
+    assert main(["recipe", "copy", "ray_train_ddp", target]) == 0
+    assert (folder / target).is_file() or (folder / target / "ray_train_ddp.py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["nothing"], "NAME: there is no recipe 'nothing'; use image_classifier"),
+        (["image_classifier", "here.py"], "FILE: 'here.py' exists; give another name"),
+        (["image_classifier", "nowhere/x.py"], "FILE: 'nowhere/x.py' can't be written (No such file or directory)"),
+    ],
+)
+def test_a_mistake_is_one_line_and_changes_nothing(
+    words: list[str], line: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "here.py").write_text("mine")
+    assert main(["recipe", "copy", *words]) == 2
+    assert line in capsys.readouterr().err
+    assert (folder / "here.py").read_text() == "mine"
+    assert len(list(folder.iterdir())) == 1

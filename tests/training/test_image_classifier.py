@@ -1,0 +1,299 @@
+"""image_classifier.py: its options and data, the same curve on any number of workers, and exact resumption."""
+
+import gzip
+import json
+import os
+import struct
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import nn
+
+from ray_on_ecs import DistributedSampler, sdk
+from training import image_classifier
+from training.image_classifier import Batches, Data, build_model, class_folders, digits, idx_files, settle
+
+SCRIPT = Path(image_classifier.__file__)
+NO_TORCH = "raise SystemExit('torch is imported')"
+# The second one has dropout, and announces after its first seven batches that the node is to be reclaimed.
+MODELS = """
+import os, pathlib, time
+from torch import nn
+
+def mlp(channels, classes):
+    hidden = nn.Linear(channels * 28 * 28, 16), nn.BatchNorm1d(16), nn.ReLU()
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(16, classes))
+
+class Reclaimed(nn.Module):
+    def __init__(self, *size):
+        super().__init__()
+        self.dropout, self.mlp, self.batches = nn.Dropout(0.1), mlp(*size), 0
+
+    def forward(self, images):
+        self.batches += self.training
+        if self.batches == 7 and "RAY_ON_ECS_SDK_DIR" in os.environ and not os.path.exists("checkpoints"):
+            pathlib.Path(os.environ["RAY_ON_ECS_SDK_DIR"], "deadline").write_text(str(time.time() + 60))
+        return self.mlp(self.dropout(images))
+
+def broken(channels, classes):
+    raise KeyError("no such layer")
+
+def number(channels, classes):
+    return 3
+"""
+SMALL = ("--data=digits", "--samples=272", "--batch-size=16", "--epochs=3", "--max-shift=1", "--flip")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(folder: Path, *flags: str, ranks: int = 1, **variables: str) -> subprocess.CompletedProcess[str]:
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}") if ranks > 1 else ()
+    folder.mkdir(exist_ok=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{folder.parent}:{SCRIPT.parents[1]}",
+        "OMP_NUM_THREADS": "1",
+        **variables,
+    }
+    command = [sys.executable, *launcher, str(SCRIPT), *flags]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def trained(folder: Path, *flags: str, ranks: int = 1, **variables: str) -> dict[str, torch.Tensor]:
+    done = run(folder, *SMALL, *flags, ranks=ranks, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return load_file(folder / "model.safetensors")
+
+
+def options(**given: Any) -> Namespace:
+    defaults = {"max_workers": None, "batch_size": None, "epochs": None, "flip": None, "precision": "auto", "seed": 0}
+    return Namespace(**defaults | {"max_shift": 0, "image_size": 32, "data": "digits"} | given)
+
+
+def refused(capsys: pytest.CaptureFixture[str], function: Any, *arguments: Any) -> str:
+    with pytest.raises(SystemExit) as end:
+        function(*arguments)
+    assert end.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    return line.removeprefix("image_classifier.py: error: argument ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--epochs", "0"], "argument --epochs: 0 is not positive"),
+        (["--epochs", "many"], "argument --epochs: invalid int value: 'many'"),
+        (["--lr", "nan"], "argument --lr: nan is not positive"),
+        (["--weight-decay", "-1"], "argument --weight-decay: -1.0 is negative"),
+        (
+            ["--data", "nowhere"],
+            "argument --data: 'nowhere' is neither a folder nor one of auto, fashion-mnist, digits",
+        ),
+        (["--momentum", "1"], "unrecognized arguments: --momentum 1"),
+    ],
+)
+def test_a_mistake_is_one_line_before_torch_is_imported(folder: Path, flags: list[str], line: str) -> None:
+    (folder / "torch.py").write_text(NO_TORCH)
+    done = run(folder / "run", *flags)
+    assert done.returncode == 2
+    [said] = done.stderr.splitlines()
+    assert said.startswith(f"image_classifier.py: error: {line}")
+    assert "torch is imported" in run(folder / "run").stderr, "without a mistake it is"
+
+
+def test_what_depends_on_the_data_is_checked_against_it(capsys: pytest.CaptureFixture[str]) -> None:
+    data, cpu = digits(), torch.device("cpu")
+    line = refused(capsys, settle, options(batch_size=5000), data, cpu)
+    assert line.startswith("--batch-size: 5000 on each of 1 workers is more than the 1438 training images; use 1438 or")
+    assert "use 719 or less" in refused(capsys, settle, options(batch_size=5000, max_workers=2), data, cpu)
+    found = options()
+    settle(found, data, cpu)
+    steps = 1438 // found.batch_size
+    assert (found.batch_size, found.precision, found.flip) == (64, "fp32", False)
+    assert steps * (found.epochs - 1) < 400 <= steps * found.epochs
+    many = options(max_workers=100)
+    settle(many, data, cpu)
+    assert 1438 // (100 * many.batch_size) >= 8, "an epoch has eight steps on many workers, too"
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("resnet19", "'resnet19' is neither a model of torchvision nor package.module:function"),
+        ("fasterrcnn_resnet50_fpn", "is neither a model of torchvision"),
+        ("models:broken", "'models:broken' can't be built (KeyError: 'no such layer')"),
+        ("models:number", "'models:number' returned int, not a torch.nn.Module"),
+        ("nowhere:mlp", "'nowhere:mlp' can't be built (ModuleNotFoundError: No module named 'nowhere')"),
+    ],
+)
+def test_a_model_that_can_not_be_built(
+    name: str, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.syspath_prepend(folder)
+    assert line in refused(capsys, build_model, name, 1, 10)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "vgg11"])
+def test_models_of_torchvision_take_images_of_one_channel(name: str) -> None:
+    model = build_model(name, 1, 7).eval()
+    assert model(torch.zeros(2, 1, 64, 64)).shape == (2, 7)
+
+
+def idx(values: torch.Tensor) -> bytes:
+    return bytes([0, 0, 8, values.dim()]) + struct.pack(f">{values.dim()}I", *values.shape) + values.numpy().tobytes()
+
+
+@pytest.fixture
+def idx_folder(tmp_path: Path) -> Path:
+    numbers = torch.arange(6 * 28 * 28).to(torch.uint8).reshape(6, 28, 28)
+    for name in image_classifier.IDX:
+        content = idx(numbers if "images" in name else torch.arange(6, dtype=torch.uint8))
+        file = tmp_path / (f"{name}.gz" if "train" in name else name)
+        file.write_bytes(gzip.compress(content) if "train" in name else content)
+    return tmp_path
+
+
+def test_the_files_of_fashion_mnist_are_read_gzipped_or_not(idx_folder: Path) -> None:
+    data = idx_files(idx_folder)
+    for images, labels in (data.train, data.test):
+        assert torch.equal(images, torch.arange(6 * 28 * 28).to(torch.uint8).reshape(6, 1, 28, 28))
+        assert labels.tolist() == list(range(6))
+        assert labels.dtype == torch.int64
+
+
+@pytest.mark.parametrize("content", [b"", b"\0\0\x08\x03", idx(torch.zeros(5, dtype=torch.uint8))])
+def test_files_that_are_broken_are_one_line(
+    idx_folder: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (idx_folder / image_classifier.IDX[3]).write_bytes(content)
+    line = refused(capsys, image_classifier.load, options(data=str(idx_folder)))
+    assert line.startswith(f"--data: {str(idx_folder)!r} can't be read (")
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    for part, each, color in (("train", "cat", 10), ("train", "dog", 200), ("test", "cat", 10), ("test", "dog", 200)):
+        (tmp_path / part / each).mkdir(parents=True)
+        Image.new("RGB", (50, 40), (color, 0, 0)).save(tmp_path / part / each / "1.png")
+    return tmp_path
+
+
+def test_a_folder_of_images(pictures: Path) -> None:
+    data = class_folders(pictures, options())
+    assert data.classes == ["cat", "dog"]
+    assert data.train[0].shape == (2, 3, 32, 32)
+    assert data.train[0][:, 0, 0, 0].tolist() == [10, 200]
+    assert data.test[1].tolist() == [0, 1]
+
+
+def test_folders_that_can_not_be_used(pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = options(data=str(pictures))
+    (pictures / "test" / "dog").rename(pictures / "test" / "wolf")
+    assert "train has the classes cat, dog, and test cat, wolf" in refused(capsys, image_classifier.load, chosen)
+    (pictures / "test" / "wolf").rename(pictures / "test" / "dog")
+    line = refused(capsys, image_classifier.load, options(data=str(pictures), image_size=10**6))
+    assert "GiB, more than half of the node's" in line
+    (pictures / "train" / "cat" / "1.png").write_bytes(b"not a picture")
+    assert "cannot identify image file" in refused(capsys, image_classifier.load, chosen)
+
+
+def steps_of(data: Data, ranks: int, monkeypatch: pytest.MonkeyPatch) -> list[list[torch.Tensor]]:
+    """The micro-batches of each step of an epoch, in the order of the whole step."""
+    chosen, steps = options(batch_size=4, max_workers=3, flip=True, max_shift=2), []
+    for rank in range(ranks):
+        monkeypatch.setattr(image_classifier, "RANK", rank)
+        monkeypatch.setattr(image_classifier, "RANKS", ranks)
+        batches = Batches(data, chosen, torch.device("cpu"))
+        steps.append([[images for images, _ in step] for step in batches.train(DistributedSampler(data.train[1]))])
+    return [[step[n % ranks][n // ranks] for n in range(3)] for step in zip(*steps, strict=True)]
+
+
+def test_a_step_has_the_same_micro_batches_on_any_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = digits()
+    data.train = data.train[0][:50], data.train[1][:50]
+    alone = steps_of(data, 1, monkeypatch)
+    assert len(alone) == 50 // 12
+    for ranks in (2, 3):
+        shared = steps_of(data, ranks, monkeypatch)
+        assert all(torch.equal(a, b) for x, y in zip(alone, shared, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def test_each_image_is_flipped_and_shifted_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = torch.zeros(1, 28, 28, dtype=torch.uint8)
+    picture[0, 10, 5] = 255
+    data = Data("one", (picture.expand(240, 1, 28, 28), torch.zeros(240, dtype=torch.int64)), digits().test, ["a"])
+    places = {
+        (spot // 28, spot % 28)
+        for step in steps_of(data, 1, monkeypatch)
+        for images in step
+        for spot in images.flatten(1).argmax(1).tolist()
+    }
+    rows, columns = {row for row, _ in places}, {column for _, column in places}
+    assert rows == set(range(8, 13))
+    assert columns == {*range(3, 8), *range(20, 25)}, "flipped, the column is 22"
+    assert len(places) > 30, "each has its own shift"
+
+
+def test_every_test_image_is_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, seen = digits(), []
+    for rank in range(3):
+        monkeypatch.setattr(image_classifier, "RANK", rank)
+        monkeypatch.setattr(image_classifier, "RANKS", 3)
+        batches = Batches(data, options(batch_size=4, max_workers=3), torch.device("cpu"))
+        seen += [label for _, labels in batches.test() for label in labels.tolist()]
+    assert sorted(seen) == sorted(data.test[1].tolist())
+
+
+@pytest.mark.parametrize("of", [1, 2, 5])
+def test_running_statistics_move_once_per_step_by_the_mean(of: int) -> None:
+    batches = [torch.randn(8, 4) * (1 + number) + number for number in range(of)]
+    norm, separate = nn.BatchNorm1d(4), [nn.BatchNorm1d(4) for _ in range(of)]
+    for _ in range(2):
+        for number, batch in enumerate(batches, start=1):
+            image_classifier.move_once_per_step({norm: 0.1}, number, of)
+            norm(batch)
+    for _ in range(2):
+        for each, batch in zip(separate, batches, strict=True):
+            each(batch)
+    for name in ("running_mean", "running_var"):
+        expected = torch.stack([getattr(each, name) for each in separate]).mean(0)
+        torch.testing.assert_close(getattr(norm, name), expected)
+
+
+def test_one_worker_of_two_learns_what_two_do(folder: Path) -> None:
+    two = trained(folder / "two", "--model=models:mlp", ranks=2)
+    one = trained(folder / "one", "--model=models:mlp", MAX_WORLD_SIZE="2")
+    assert two.pop("2.num_batches_tracked") * 2 == one.pop("2.num_batches_tracked"), "one has both micro-batches"
+    torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_that_is_interrupted_within_an_epoch_ends_with_the_same_weights(folder: Path) -> None:
+    reports = folder / "reports"
+    reports.mkdir()
+    variables = {sdk.FOLDER_VARIABLE: str(reports)}
+    undisturbed = trained(folder / "undisturbed", "--model=models:Reclaimed")
+    stopped = run(folder / "run", *SMALL, "--model=models:Reclaimed", **variables)
+    assert not (folder / "run" / "model.safetensors").exists(), stopped.stdout
+    assert [each.name for each in (folder / "run" / "checkpoints").glob("*7")], "after the seventh step of seventeen"
+    (reports / sdk.DEADLINE).unlink()
+    weights = trained(folder / "run", "--model=models:Reclaimed", **variables)
+    assert all(torch.equal(weights[name], undisturbed[name]) for name in undisturbed)
+    logged = [json.loads(line) for line in (reports / sdk.REPORTS).read_text().splitlines()]
+    epochs = [each[sdk.STEP] for each in logged if "test_accuracy" in each.get(sdk.VALUES, {})]
+    assert epochs == [17, 34, 51], "each epoch once"
+    meaning = json.loads((folder / "run" / "model.json").read_text())
+    assert meaning["classes"] == list("0123456789")
+    assert (folder / "run" / "best.safetensors").exists()
