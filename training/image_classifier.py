@@ -392,15 +392,15 @@ def main(args: argparse.Namespace) -> None:
                 break
         else:
             average_statistics(norms, len(batches.mine) / args.max_workers)
-            seconds = time.perf_counter() - began
+            speed = (checkpoint.step - first) * batches.images / (time.perf_counter() - began)
             tested = Sums(device)
             network.eval()
             with torch.no_grad(), autocast:
                 for images, labels in batches.test():
                     logits = network(images).float()
                     tested.add(cross_entropy(logits, labels), logits, labels)
-            metrics = {**trained.means("train"), **tested.means("test")}
-            metrics["images_per_second"] = (checkpoint.step - first) * batches.images / seconds
+            metrics = {**trained.means("train"), **tested.means("test"), "images_per_second": speed}
+            metrics["seconds"] = time.perf_counter() - began
             if RANK == 0:
                 line = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items())
                 print(f"epoch {checkpoint.epoch + 1} of {args.epochs}: {line}", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any
 
 from ray_on_ecs.errors import UsageError
@@ -17,6 +18,8 @@ from ray_on_ecs.tracking.storage import RunStorage
 from ray_on_ecs.tracking.tensorboard import write_events
 
 COLUMNS = 3
+# Of the files that a Checkpointer exports into the run's folder.
+WEIGHTS = ".safetensors"
 
 
 def write_results(
@@ -44,6 +47,7 @@ def write_results(
         storage.write(layout.CURVES, plot(records, names))
         storage.write(layout.EVENTS, event_file(records, names))
         files |= {"metrics": layout.METRICS, "curves": layout.CURVES, "events": layout.EVENTS}
+    files |= {PurePath(name).stem: name for name in sorted(storage.file_sizes()) if name.endswith(WEIGHTS)}
     document = {
         "run_name": config.run_name,
         "storage_path": storage.uri,

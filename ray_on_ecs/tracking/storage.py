@@ -93,9 +93,10 @@ class RunStorage:
             each.base_name for each in found if each.type == fs.FileType.Directory and each.base_name.startswith(prefix)
         )
 
-    def file_sizes(self, folder: str) -> dict[str, int]:
-        """Return the size in bytes of each file in a folder of the run's folder, by name."""
-        found = self.filesystem.get_file_info(fs.FileSelector(self.path(folder), allow_not_found=True))
+    def file_sizes(self, folder: str = "") -> dict[str, int]:
+        """Return the size in bytes of each file in the run's folder, or in one of its folders, by name."""
+        path = self.path(folder) if folder else self.path()
+        found = self.filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
         return {each.base_name: each.size for each in found if each.type == fs.FileType.File}
 
     def files(self, folder: str) -> dict[str, fs.FileInfo]:

@@ -58,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *flags: str, ranks: int = 1, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *flags: str, ranks: int = 1, **variables: Any) -> subprocess.CompletedProcess[str]:
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}") if ranks > 1 else ()
     folder.mkdir(exist_ok=True)
     environment = {
@@ -71,7 +71,7 @@ def run(folder: Path, *flags: str, ranks: int = 1, **variables: str) -> subproce
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def trained(folder: Path, *flags: str, ranks: int = 1, **variables: str) -> dict[str, torch.Tensor]:
+def trained(folder: Path, *flags: str, ranks: int = 1, **variables: Any) -> dict[str, torch.Tensor]:
     done = run(folder, *SMALL, *flags, ranks=ranks, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     return load_file(folder / "model.safetensors")
