@@ -283,7 +283,7 @@ def test_one_worker_of_two_learns_what_two_do(folder: Path) -> None:
 def test_a_run_that_is_interrupted_within_an_epoch_ends_with_the_same_weights(folder: Path) -> None:
     reports = folder / "reports"
     reports.mkdir()
-    variables = {sdk.FOLDER_VARIABLE: str(reports)}
+    variables: dict[str, Any] = {sdk.FOLDER_VARIABLE: str(reports)}
     undisturbed = trained(folder / "undisturbed", "--model=models:Reclaimed")
     stopped = run(folder / "run", *SMALL, "--model=models:Reclaimed", **variables)
     assert not (folder / "run" / "model.safetensors").exists(), stopped.stdout
