@@ -21,7 +21,7 @@ help:
 	@sed -n 's/^# \(make.*\)/\1/p' Makefile
 
 train: $(VENV)/.train
-	$(BIN)/ray-on-ecs run --local --num-workers 2 training/image_classifier.py --epochs 3 $(ARGS)
+	$(BIN)/ray-on-ecs run --local --num-workers 2 --working-dir training image_classifier.py --epochs 3 $(ARGS)
 
 # In two lanes: see tests/conftest.py.
 test: $(VENV)/.test
