@@ -1,13 +1,10 @@
-"""Shared by the benchmarks: the images, the seeds, and trainings started as a user starts them."""
+"""Shared by the benchmarks: a folder, the seeds, and commands started as a user starts them."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,13 +16,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from rich.console import Console
 
-from bench import fashion_variant
-from training.recipes.images.dataset import Dataset
-
 REPOSITORY = Path(__file__).parents[1]
 # One thread per process, and a Ray cluster of their own.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAY_ADDRESS": "local"}
-CPU_FLAGS = ("--device", "cpu")
 
 
 class BenchmarkError(Exception):
@@ -37,13 +30,11 @@ class Bench:
     """The input of every benchmark.
 
     Attributes:
-        dataset: The images.
-        folder: Contains them as Fashion-MNIST's files; benchmarks may create other folders in it.
+        folder: A temporary one.
         seeds: The seeds; each training is run once per seed.
         console: Shows the progress.
     """
 
-    dataset: Dataset
     folder: Path
     seeds: tuple[int, ...]
     console: Console
@@ -74,28 +65,10 @@ class Run:
 
 
 @contextmanager
-def prepared(dataset: Dataset, seeds: tuple[int, ...], console: Console) -> Generator[Bench]:
-    """Write the images to a temporary folder and yield the benchmarks' input."""
+def prepared(seeds: tuple[int, ...], console: Console) -> Generator[Bench]:
+    """Yield the benchmarks' input."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        fashion_variant.write(dataset, Path(folder))
-        yield Bench(dataset, Path(folder), seeds, console)
-
-
-def train(bench: Bench, *flags: str, launcher: tuple[str, ...] = ("-m", "training")) -> Run:
-    """Run the training command on the benchmark's images, or on the data set in `flags`, and read its results."""
-    name = f"run-{time.time_ns()}"
-    runs = bench.folder / "runs"
-    images = () if "--dataset" in flags else ("--data-dir", str(bench.folder))
-    arguments = [*CPU_FLAGS, *images, "--storage-path", str(runs), "--run-name", name]
-    started_at = time.time()
-    call([sys.executable, *launcher, *arguments, *flags])
-    history = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
-    return Run(started_at, history, json.loads((runs / name / "result.json").read_text()))
-
-
-def torchrun(workers: int) -> tuple[str, ...]:
-    """Return the launcher for `train` that runs the same loop without Ray."""
-    return ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers), "-m", "training.plain")
+        yield Bench(Path(folder), seeds, console)
 
 
 def on_two_workers(work: Callable[..., Any], *arguments: Any) -> Any:

@@ -86,8 +86,8 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def document(name: str, comparisons: Sequence[Comparison], seeds: Sequence[int], data: str) -> dict[str, Any]:
-    """Return the comparisons of a benchmark with the hardware, versions, data and seeds that they depend on."""
+def document(name: str, comparisons: Sequence[Comparison], seeds: Sequence[int]) -> dict[str, Any]:
+    """Return the comparisons of a benchmark with the hardware, versions and seeds that they depend on."""
     packages = {package: metadata.version(package) for package in PACKAGES}
     return {
         "benchmark": name,
@@ -100,7 +100,6 @@ def document(name: str, comparisons: Sequence[Comparison], seeds: Sequence[int],
             "gpus": [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())],
         },
         "versions": {"python": platform.python_version(), **packages},
-        "data": data,
         "seeds": list(seeds),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "comparisons": [asdict(each) for each in comparisons],
@@ -118,9 +117,9 @@ def write(document: dict[str, Any], order: Sequence[str]) -> None:
 
 def table(documents: Sequence[dict[str, Any]]) -> Table:
     """Build a table of all comparisons, captioned with the machines and versions that they were measured on."""
-    data = dict.fromkeys(f"{each['data']}, seeds {', '.join(map(str, each['seeds']))}" for each in documents)
+    seeds = dict.fromkeys(f"seeds {', '.join(map(str, each['seeds']))}" for each in documents)
     environments = dict.fromkeys(_environment(each) for each in documents)
-    shown = Table(title="; ".join(data), caption="\n".join(environments), show_lines=True)
+    shown = Table(title="; ".join(seeds), caption="\n".join(environments), show_lines=True)
     for heading in ("comparison", "reference", "ours", "ratio", "target", "n", "note"):
         shown.add_column(heading, justify="right" if heading in ("ratio", "n") else "left")
     for each in (comparison for document in documents for comparison in document["comparisons"]):

@@ -1,4 +1,4 @@
-"""Time from the command to the first step of a training, and to the first line of a script: by Ray and by torchrun."""
+"""Time from the command to the first line of a script, and from a crash to the next one: by Ray and by torchrun."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 
-from bench import harness
-from bench.harness import Bench, BenchmarkError, Run
+from bench.harness import Bench, BenchmarkError
 from bench.report import Comparison, at_most, spread
 from tests.local_cluster import LocalCluster
 
 REPEATS = 3
-# A first step that takes next to no time.
-FLAGS = ("--dataset", "synthetic", "--samples", "64", "--batch-size", "8", "--epochs", "1")
 
 # Writes the time of its first line and of its end. With an argument, the first attempt of rank 0 crashes instead.
 SCRIPT = """
@@ -51,28 +47,9 @@ RAY, TORCHRUN, RUNNER = "ray.train", "torch.distributed.run", "ray_on_ecs.run"
 EMPTY = "Ray Train with an empty function"
 FIRST_LINE = "from the command to a script's first line"
 SCRIPT_NOTE = "two workers on a cluster that is up; the ratio is that of the best. Neither imports torch"
-NOTE = (
-    "two workers; the ratio is that of the best. A local Ray starts ten processes that import their packages, in three "
-    "stages: driver, Ray Train's controller, workers. Done, from 43 s on two cores of 2.8 GHz: no torchvision in "
-    "driver and controller, workers that Ray has already started, no runtime environment. Tried: imports in the "
-    "workers while the controller starts, 5 s more; no dashboard, 3 to 5 s less, but Ray Train asks it for its state"
-)
 
 
 def measure(bench: Bench) -> list[Comparison]:
-    """Start both in turns, with two workers each."""
-    seconds: dict[str, list[float]] = {"torchrun": [], "ray": []}
-    for repeat in range(REPEATS):
-        bench.log(f"startup: {repeat + 1} of {REPEATS}")
-        seconds["torchrun"].append(_until_first_step(harness.train(bench, *FLAGS, launcher=harness.torchrun(2))))
-        seconds["ray"].append(_until_first_step(harness.train(bench, *FLAGS, "--num-workers", "2")))
-    first_step = _compare(
-        "from the command to the first step", NOTE, ("torchrun", seconds["torchrun"]), ("Ray Train", seconds["ray"])
-    )
-    return [first_step, *_scripts(bench)]
-
-
-def _scripts(bench: Bench) -> list[Comparison]:
     """Run a script of a few lines by Ray Train, by torchrun and by the runner, in turns."""
     first: dict[str, list[float]] = {RAY: [], TORCHRUN: [], RUNNER: []}
     end: dict[str, list[float]] = {TORCHRUN: [], RUNNER: []}
@@ -158,7 +135,3 @@ def _compare(
         note=note,
         data={reference[0]: list(reference[1]), ours[0]: list(ours[1])},
     )
-
-
-def _until_first_step(run: Run) -> float:
-    return datetime.fromisoformat(run.result["times"]["first_step"]).timestamp() - run.started_at

@@ -1,1 +1,1 @@
-"""The packaged recipes: an image classifier and a language model, trained with DDP on Ray Train."""
+"""The packaged recipe, a language model, trained with DDP or FSDP on Ray Train, and programs on PyTorch and Ray."""

@@ -199,7 +199,7 @@ def table(document: dict[str, Any], recipe: Recipe, history: Sequence[Any]) -> T
     """Return the table at the end of a run: a row for each epoch, the best in bold."""
     shown = Table(title=f"Training result: {document['run_name']}", box=None, padding=(0, 1, 0, 0))
     qualities = [f"{part}_{quality.name}" for part in ("train", "test") for quality in recipe.qualities]
-    headings = ["epoch", *(name.replace("_", "\n").replace("accuracy", "acc.") for name in qualities), "s"]
+    headings = ["epoch", *(name.replace("_", "\n") for name in qualities), "s"]
     headings += ["samples/s", "step\nms", "95 %\nms", "data\nwait", "comm.\nwait"]
     on_gpu = history[-1]["gpu_memory_bytes"] is not None
     if on_gpu:

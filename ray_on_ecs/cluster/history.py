@@ -158,7 +158,7 @@ class Folders:
     def _of_folder(self, name: str, files: Mapping[str, FileInfo], job: Job | None) -> RunInfo:
         if layout.STATUS in files:
             status = self._read(name, layout.STATUS)
-        else:  # training.plain writes none, and a driver may be killed before its first one
+        else:  # a driver may be killed before it writes one
             state = "training" if layout.LOCK in files else "interrupted"
             status = {"state": state, "started": _iso(_newest(files, layout.SETTINGS)) or ""}
         heard = _newest({each: files[each] for each in (layout.STATUS, layout.LOCK) if each in files} or files)

@@ -7,7 +7,7 @@ import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from contextlib import chdir, contextmanager, nullcontext
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -91,19 +91,15 @@ def connect(config: RunConfig) -> bool:
     """
     shown_log.install()
     try:
-        return _join_or_start(config, os.environ.get("RAY_ADDRESS") or "auto")
+        # Ray puts the folder in which it is started on the import path of its processes, where a user's queue.py would
+        # hide Python's.
+        with chdir("/"):
+            return _join_or_start(config, os.environ.get("RAY_ADDRESS") or "auto")
     except AuthenticationError as cause:
         raise UsageError("RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's") from cause
 
 
 def _join_or_start(config: RunConfig, address: str) -> bool:
-    # Ray puts the folder in which it is started on the import path of its processes, where a user's queue.py would hide
-    # Python's. Recipes find models of the user's own there.
-    with chdir("/") if config.POSITIONAL else nullcontext():
-        return _init(config, address)
-
-
-def _init(config: RunConfig, address: str) -> bool:
     init = partial(ray.init, logging_level=logging.ERROR)
     if address != "local":
         _check_reachable(address)

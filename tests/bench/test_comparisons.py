@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bench import checkpointer, checkpointing, gpu, gradient_traffic, preprocess, report, scaling, time_to_accuracy
-from bench.harness import BenchmarkError
+from bench import checkpointer, gpu, preprocess, report, time_to_accuracy
 from bench.report import Comparison
 
 
@@ -55,26 +54,9 @@ def test_trainings_that_never_reach_the_goal_miss_the_target() -> None:
     assert time_to_accuracy.compare([reference(0.8)], [ours(0.7)]).reached is False
 
 
-def test_half_of_the_bytes_reach_the_target_and_all_of_them_miss_it() -> None:
-    assert gradient_traffic.traffic({"fp32": 100.0, "bf16": 50.0}).reached
-    assert gradient_traffic.traffic({"fp32": 100.0, "bf16": 100.0}).reached is False
-
-
-def test_points_lost_are_counted_seed_by_seed() -> None:
-    found = gradient_traffic.accuracy("resnet18", [0.80, 0.82], [0.79, 0.82])
-    assert found.ratio == pytest.approx(0.5)
-    assert found.reached is False, "0.3 points are allowed"
-    assert "+1.00, +0.00" in found.note
-
-
-def test_weak_scaling_is_relative_to_twice_one_worker_s_rate() -> None:
-    assert scaling.compare(128, [100.0, 90.0], [170.0, 160.0], 0.1).ratio == pytest.approx(0.85)
-
-
-def test_without_a_gpu_nothing_is_measured_and_no_target_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    kernels, found = gpu.measure(None)  # ty: ignore[invalid-argument-type]
-    assert kernels.data["ours"] < 1.5 * kernels.data["reference"], "they can be counted on any machine"
+    [found] = gpu.measure(None)  # ty: ignore[invalid-argument-type]
     assert (found.ratio, found.reached) == (None, None)
 
 
@@ -85,13 +67,13 @@ def test_the_table_names_targets_that_were_reached_and_missed() -> None:
         Comparison(name="unmeasured", reference="1", ours="-", ratio=None, target=report.Target("at least 3")),
     ]
     console = Console(width=160, record=True, file=io.StringIO())
-    console.print(report.table([report.document("all", comparisons, (0, 1), "some data")]))
+    console.print(report.table([report.document("all", comparisons, (0, 1))]))
     text = console.export_text()
     assert "at least 1: reached" in text
     assert "at most 1: missed" in text
     assert "at least 3:" not in text, "nothing was measured"
     assert "torch" in text, "a result names the versions"
-    assert "some data, seeds 0, 1" in text
+    assert "seeds 0, 1" in text
 
 
 def test_measuring_one_benchmark_again_keeps_the_others_in_the_table(
@@ -100,26 +82,10 @@ def test_measuring_one_benchmark_again_keeps_the_others_in_the_table(
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     for name in ("second", "first", "second"):
         found = Comparison(name=f"{name} thing", reference="1", ours="2", ratio=2, target=report.at_least(2, 1))
-        report.write(report.document(name, [found], (0,), "data"), ["first", "second"])
+        report.write(report.document(name, [found], (0,)), ["first", "second"])
     text = (tmp_path / "table.txt").read_text()
     assert 0 < text.index("first thing") < text.index("second thing")
     assert text.count("second thing") == 1
-
-
-def test_a_checkpoint_costs_the_time_that_training_is_blocked_or_slower() -> None:
-    # Two steps of 1.2 s during the save and eight of 1 s after it; copying the state took 0.1 s.
-    moments = [0.0, 1.2, 2.4, *(3.4 + n for n in range(8))]
-    cost = checkpointing.Seen(0.1, moments, [True, True, *[False] * 9]).cost()
-    assert cost == {"blocked": 0.1, "slower": pytest.approx(0.4), "stored": 2.4}
-    found = checkpointing.compare([10.0, 20.0, 30.0], [cost] * 3)
-    assert found.ratio == pytest.approx(100 * 0.5 / 20)
-    assert found.reached is False, "at most 2 %"
-    assert "stands 100 ms" in found.note
-
-
-def test_a_save_longer_than_half_an_epoch_leaves_no_steps_to_compare_with() -> None:
-    with pytest.raises(BenchmarkError, match="longer than half an epoch"):
-        checkpointing.Seen(0.1, [0.0, 1.0, 2.0], [True, True, True]).cost()
 
 
 def test_a_result_names_the_cpu_even_if_the_cloud_hides_its_name() -> None:

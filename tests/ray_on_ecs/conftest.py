@@ -1,5 +1,5 @@
-"""The fixtures of tests/training, whose recipes some tests of the checkpoints train."""
+"""The fixtures of tests/training, whose recipe some tests of the checkpoints train."""
 
-from tests.training.conftest import config, digits, on_ranks, one_thread, s3
+from tests.training.conftest import on_ranks, one_thread, s3
 
-__all__ = ["config", "digits", "on_ranks", "one_thread", "s3"]
+__all__ = ["on_ranks", "one_thread", "s3"]

@@ -1,36 +1,16 @@
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from tests.training.ranks import Ranks
-from training.recipes.images.config import ImageConfig
-from training.recipes.images.dataset import Dataset
-from training.recipes.images.datasets import load
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Where something else runs on the machine, threads that wait for each other take a hundred times as long."""
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def digits() -> Dataset:
-    return load("digits", ImageConfig())
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Callable[..., ImageConfig]:
-    """A valid config with the given settings changed."""
-
-    def build(**settings: Any) -> ImageConfig:
-        values: dict[str, Any] = {"dataset": "digits", "storage_path": str(tmp_path), "run_name": "test", **settings}
-        return ImageConfig(**values)
-
-    return build
 
 
 @pytest.fixture(scope="session")

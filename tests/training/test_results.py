@@ -4,16 +4,16 @@ import pytest
 from rich.console import Console
 
 from training import results
-from training.recipes.images.recipe import IMAGES
+from training.recipes.language.recipe import LANGUAGE
 
 
 def epoch(number: int, gpu_memory_bytes: int | None) -> dict[str, Any]:
     return {
         "epoch": number,
         "train_loss": 0.61234,
-        "train_accuracy": 0.81,
+        "train_bits_per_byte": 0.81,
         "test_loss": 0.5,
-        "test_accuracy": 0.8345,
+        "test_bits_per_byte": 0.8345,
         "train_seconds": 123.4,
         "test_seconds": 3.0,
         "samples_per_second": 123_456.7,
@@ -29,7 +29,7 @@ def shown(gpu_memory_bytes: int | None) -> str:
     history = [epoch(0, gpu_memory_bytes), epoch(1, gpu_memory_bytes)]
     console = Console(width=80)
     with console.capture() as captured:
-        console.print(results.table({"run_name": "mine", "best": history[1]}, IMAGES, history))
+        console.print(results.table({"run_name": "mine", "best": history[1]}, LANGUAGE, history))
     return captured.get()
 
 

@@ -44,7 +44,6 @@ def wrap_ddp(
     device: torch.device,
     *,
     bf16: bool,
-    static_graph: bool,
     timer: StepTimer,
     accumulates: bool = False,
 ) -> nn.Module:
@@ -57,7 +56,6 @@ def wrap_ddp(
         config: The run's settings.
         device: The device.
         bf16: Whether `--gradient-dtype auto` exchanges gradients in bf16.
-        static_graph: Whether every step uses the same parameters.
         timer: Is told when gradients are ready.
         accumulates: Whether a step has several micro-batches on each worker, beside those of workers that are missing.
     """
@@ -72,8 +70,7 @@ def wrap_ddp(
         forward_sync_buffers=False,
         gradient_as_bucket_view=True,
         bucket_cap_mb=config.bucket_mb,
-        static_graph=static_graph and one_each and not accumulates,
-        find_unused_parameters=not static_graph,
+        static_graph=one_each and not accumulates,
     )
     in_bf16 = bf16 if config.gradient_dtype == "auto" else config.gradient_dtype == "bf16"
     if in_bf16 and device.type == "cuda":

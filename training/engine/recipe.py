@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,17 +17,12 @@ class Quality:
     """A measure that the metrics hold as `train_<name>` and `test_<name>`.
 
     Attributes:
-        name: Its name in the metrics, such as "accuracy".
+        name: Its name in the metrics, such as "loss".
         unit: The label of its axis in a plot.
     """
 
     name: str
     unit: str
-
-
-def no_files(trainer: Any) -> Iterable[tuple[str, bytes]]:
-    """Return the files of a recipe that has none of its own."""
-    return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +48,8 @@ class Recipe:
     describe: Callable[[Any, Any], dict[str, str]]
     qualities: tuple[Quality, ...]
     score: str
-    scalars: Mapping[str, str] = field(default_factory=dict)
-    files: Callable[[Any], Iterable[tuple[str, bytes]]] = no_files
+    scalars: Mapping[str, str]
+    files: Callable[[Any], Iterable[tuple[str, bytes]]]
 
     def best(self, history: Sequence[Any]) -> Any:
         """Return the metrics of the epoch with the highest score, the earliest of several."""

@@ -19,7 +19,7 @@ class EpochMetrics(StepTimes):
 
     Attributes:
         epoch: Its number, from 0.
-        train_loss: Mean loss over the training samples, with label smoothing if there is any.
+        train_loss: Mean loss over the training samples.
         test_loss: Mean loss over the test samples.
         learning_rate: At the epoch's first step.
         train_seconds: Time spent training, on rank 0, measured when its device had finished.

@@ -3,5 +3,5 @@
 A recipe builds a `Trainer` and says what is special about its metrics. It knows nothing of Ray, storage or checkpoints.
 """
 
-# The packages, as `--recipe` names them; the first is the default.
-RECIPES = ("images", "language")
+# The packages, as `--recipe` names them.
+RECIPES = ("language",)

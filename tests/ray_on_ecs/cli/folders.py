@@ -93,7 +93,7 @@ class Folders:
         self.of(name).write_json(layout.STATUS, {**document, **changed})
 
     def recipe(self, name: str, done: int = 5, lr: float = 0.1, *, is_finished: bool = True, **settings: Any) -> None:
-        """Write a run of the recipe without a status, as `training.plain` leaves it."""
+        """Write a run of the recipe without a status."""
         storage = self.of(name)
         config = {**SETTINGS, "lr": lr, "run_name": name, **settings}
         history = [epoch_metrics(epoch, lr) for epoch in range(done)]

@@ -204,16 +204,14 @@ def submitted(*words: str, gpus: int = 2) -> str:
 
 def test_flags_reach_the_run_as_they_were_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = ("--run-name", "x")
-    images, recipe = ("--recipe", "images"), "python -m training --recipe"
-    assert submitted(*images, *named) == f"{recipe} images --num-workers 2 --run-name x", (
-        "a worker for each of its GPUs"
-    )
-    assert submitted(*images, "--num-workers", "1:4", *named) == f"{recipe} images --num-workers 1:4 --run-name x"
-    assert submitted(*images, *named, gpus=0) == f"{recipe} images --run-name x"
-    language = submitted("--recipe", "language", "--max-steps", "9", "--fetch", "here", *named)
-    assert language == f"{recipe} language --num-workers 2 --run-name x --max-steps 9", "--fetch is this command's"
-    later = submitted("--fetch", "here", *named, *images, "--epochs", "9")
-    assert later == f"{recipe} images --num-workers 2 --run-name x --epochs 9"
+    language, recipe = ("--recipe", "language"), "python -m training --recipe language"
+    assert submitted(*language, *named) == f"{recipe} --num-workers 2 --run-name x", "a worker for each of its GPUs"
+    assert submitted(*language, "--num-workers", "1:4", *named) == f"{recipe} --num-workers 1:4 --run-name x"
+    assert submitted(*language, *named, gpus=0) == f"{recipe} --run-name x"
+    own = submitted(*language, "--max-steps", "9", "--fetch", "here", *named)
+    assert own == f"{recipe} --num-workers 2 --run-name x --max-steps 9", "--fetch is this command's"
+    later = submitted("--fetch", "here", *named, *language, "--epochs", "9")
+    assert later == f"{recipe} --num-workers 2 --run-name x --epochs 9"
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
     cook = submitted(*named, "train.py", "--recipe", "cake")
@@ -246,8 +244,8 @@ def test_what_is_typed_goes_before_what_the_environment_says(
 
 def test_a_mistake_of_a_run_needs_no_cluster(pulumi: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, line in (
-        (("--recipe", "images", "--epochs", "five"), "--epochs: invalid int value: 'five'; see python -m training"),
-        (("--recipe", "texts"), "--recipe: 'texts' is not allowed; it must be one of images, language"),
+        (("--recipe", "language", "--epochs", "five"), "--epochs: invalid int value: 'five'; see python -m training"),
+        (("--recipe", "texts"), "--recipe: 'texts' is not allowed; it must be one of language"),
         (("--epochs", "5", "train.py"), "No such option '--epochs'"),
         ((), "SCRIPT: is missing; give the script to run"),
         (("nosuch.py",), "SCRIPT: there is no file 'nosuch.py'"),

@@ -149,23 +149,23 @@ def test_a_clock_that_is_behind_gives_no_negative_times(
 
 
 def test_runs_without_a_status_are_listed(folders: Folders, listed: Callable[..., Any]) -> None:
-    """Those of `training.plain`, and those whose driver was killed before it wrote one."""
-    folders.recipe("plain-finished")
-    for name in ("plain-training", "plain-killed", "plain-interrupted"):
+    """Those whose driver ended before it wrote one."""
+    folders.recipe("early-finished")
+    for name in ("early-training", "early-killed", "early-interrupted"):
         folders.recipe(name, done=3, is_finished=False)
-    folders.of("plain-training").write(layout.LOCK, "{}")
-    folders.of("plain-killed").write(layout.LOCK, "{}")
+    folders.of("early-training").write(layout.LOCK, "{}")
+    folders.of("early-killed").write(layout.LOCK, "{}")
     folders.of("no-settings-yet").write(layout.LOCK, "{}")
-    folders.age(130, "plain-killed/run.lock", "no-settings-yet/run.lock")
+    folders.age(130, "early-killed/run.lock", "no-settings-yet/run.lock")
     found = listed("--no-head")
     assert {name: run["state"] for name, run in found.items()} == {
-        "plain-finished": "finished",
-        "plain-training": "training",
-        "plain-killed": "lost",
-        "plain-interrupted": "interrupted",
+        "early-finished": "finished",
+        "early-training": "training",
+        "early-killed": "lost",
+        "early-interrupted": "interrupted",
         "no-settings-yet": "lost",
     }
-    assert 0 <= found["plain-training"]["started_seconds_ago"] < 60
+    assert 0 <= found["early-training"]["started_seconds_ago"] < 60
     assert 120 < found["no-settings-yet"]["started_seconds_ago"] < 190
 
 

@@ -10,10 +10,10 @@ from ray.train import ControllerError, WorkerGroupError
 from ray_on_ecs.config import parse
 from ray_on_ecs.errors import TrainingError
 from ray_on_ecs.run import failure_report
+from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.failure_policy import Raise
 from ray_on_ecs.run.worker_dump import WorkerDump
 from ray_on_ecs.tracking.storage import RunStorage
-from training.recipes.images.config import ImageConfig
 
 CLOSED = RuntimeError(
     "[pair.cc:545] Read error: Connection closed by peer. This is typically caused by a remote worker"
@@ -39,12 +39,12 @@ def test_a_failure_of_no_worker_has_no_rank() -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> tuple[ImageConfig, RunStorage]:
-    config = ImageConfig(storage_path=str(tmp_path), run_name="failed", hang_timeout=600.0)
+def run(tmp_path: Path) -> tuple[ScriptConfig, RunStorage]:
+    config = ScriptConfig(storage_path=str(tmp_path), run_name="failed", hang_timeout=600.0)
     return config, RunStorage.open(config.storage_path, "failed")
 
 
-def test_a_hang_is_named_as_such_and_its_stacks_are_stored(run: tuple[ImageConfig, RunStorage]) -> None:
+def test_a_hang_is_named_as_such_and_its_stacks_are_stored(run: tuple[ScriptConfig, RunStorage]) -> None:
     workers = [WorkerDump(0, "waits in all_reduce"), WorkerDump(1, None)]
     failure = failure_report.describe_failure(WorkerGroupError("failed", {1: RayActorError()}), workers, *run)
     assert str(failure) == "training failed: no progress for 600 s"
@@ -53,14 +53,14 @@ def test_a_hang_is_named_as_such_and_its_stacks_are_stored(run: tuple[ImageConfi
     assert stored == {"rank_0.txt": "waits in all_reduce", "rank_1.txt": failure_report.NO_STACKS}
 
 
-def test_a_worker_that_died_is_not_a_hang(run: tuple[ImageConfig, RunStorage]) -> None:
+def test_a_worker_that_died_is_not_a_hang(run: tuple[ScriptConfig, RunStorage]) -> None:
     workers = [WorkerDump(1, None)]
     failure = failure_report.describe_failure(WorkerGroupError("failed", {1: RayActorError()}), workers, *run)
     assert str(failure).startswith("training failed on rank 1: a process of the run ended")
     assert failure.stacks is None
 
 
-def test_the_error_names_the_file_and_the_way_to_continue(run: tuple[ImageConfig, RunStorage]) -> None:
+def test_the_error_names_the_file_and_the_way_to_continue(run: tuple[ScriptConfig, RunStorage]) -> None:
     config, storage = run
     failure = failure_report.describe_failure(WorkerGroupError("failed", {0: ValueError("no")}), [], config, storage)
     error = failure_report.write_error(failure, Raise(TrainingError, str(failure)), config, storage)
@@ -73,10 +73,11 @@ def test_the_error_names_the_file_and_the_way_to_continue(run: tuple[ImageConfig
 
 
 def test_the_command_to_go_on_says_what_is_not_the_default() -> None:
-    given = ["--run-name", "mine", "--epochs", "5", "--num-workers", "1:2", "--storage-path", "s3://bucket/my runs"]
-    command = shlex.join(parse(ImageConfig, given, {}).command_line())
-    assert command.startswith("python -m training ")
-    assert "--epochs 5" in command
+    flags = ["--run-name", "mine", "--keep-gib", "5", "--num-workers", "1:2", "--storage-path", "s3://bucket/my runs"]
+    command = shlex.join(parse(ScriptConfig, [*flags, "train.py", "--epochs", "5"], {}).command_line())
+    assert command.startswith("python -m ray_on_ecs.run ")
+    assert "--keep-gib 5" in command
     assert "--storage-path 's3://bucket/my runs'" in command
-    assert "--batch-size" not in command
-    assert ImageConfig().command_line() == ["python", "-m", "training"]
+    assert "--max-restarts" not in command
+    assert command.endswith(" train.py --epochs 5")
+    assert ScriptConfig(command=("train.py",)).command_line() == ["python", "-m", "ray_on_ecs.run", "train.py"]

@@ -11,15 +11,19 @@ import pytest
 from rich.console import Console
 
 from ray_on_ecs.tracking import cloudwatch
-from ray_on_ecs.tracking.cloudwatch import Publisher
+from ray_on_ecs.tracking.cloudwatch import SPEED, Publisher
 from ray_on_ecs.tracking.run_actor import RunClient
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from tests.aws import MetricTotals, metric_totals
 from tests.waiting import until
-from training.ray_driver import metric_names
-from training.recipes.images.recipe import IMAGES
 
 STEPS = 10
+NAMES = {
+    "TrainLoss": "train_loss",
+    "TestLoss": "test_loss",
+    "TestAccuracy": "test_accuracy",
+    SPEED: "samples_per_second",
+}
 EPOCH = {"train_loss": 0.5, "test_loss": 0.75, "test_accuracy": 0.9, "samples_per_second": 1000.0}
 Published = Callable[[], dict[str, MetricTotals]]
 
@@ -41,7 +45,7 @@ def namespace(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def publisher(monitor: RunMonitor, namespace: str) -> Publisher:
-    return Publisher(monitor, namespace, metric_names(IMAGES.qualities), Console(width=100))
+    return Publisher(monitor, namespace, NAMES, Console(width=100))
 
 
 @pytest.fixture
@@ -110,7 +114,7 @@ def test_the_first_metrics_are_published_at_once_and_the_last_at_the_end(
 ) -> None:
     monkeypatch.setattr(cloudwatch, "POLL_SECONDS", 0.01)
     monitor.steps_made = 1
-    with cloudwatch.publish_metrics(monitor, namespace, metric_names(IMAGES.qualities), Console()):
+    with cloudwatch.publish_metrics(monitor, namespace, NAMES, Console()):
         until(lambda: bool(published()))
         monitor.steps_made = 9
     assert published() == {"RunProgress": (2, 1 + 8, "Count")}, "once a minute is enough, and nothing is lost"
@@ -122,7 +126,7 @@ def test_who_interrupts_a_run_does_not_wait_for_cloudwatch(
     monitor.steps_made = 5
     with (
         pytest.raises(SystemExit),
-        cloudwatch.publish_metrics(monitor, namespace, metric_names(IMAGES.qualities), Console()),
+        cloudwatch.publish_metrics(monitor, namespace, NAMES, Console()),
     ):
         raise SystemExit
     assert published() == {}
@@ -132,7 +136,7 @@ def test_a_run_that_fails_publishes_what_is_left(monitor: RunMonitor, namespace:
     finish(monitor, 0)
     with (
         pytest.raises(RuntimeError),
-        cloudwatch.publish_metrics(monitor, namespace, metric_names(IMAGES.qualities), Console()),
+        cloudwatch.publish_metrics(monitor, namespace, NAMES, Console()),
     ):
         raise RuntimeError
     assert published()["TestAccuracy"].count == 1

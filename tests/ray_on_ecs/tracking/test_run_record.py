@@ -20,9 +20,6 @@ from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.run_record import SCRIPT, RunRecord
 from ray_on_ecs.tracking.storage import RunStorage
 from tests.waiting import until
-from training.recipes.images.config import ImageConfig
-
-Configs = Callable[..., ImageConfig]
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +38,13 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def record(storage: RunStorage, config: Configs) -> RunRecord:
-    requested = config(epochs=5)
-    return RunRecord(storage, "images", requested, requested.resolve_defaults(), 5)
+def config(tmp_path: Path) -> ScriptConfig:
+    return ScriptConfig(command=("train.py",), storage_path=str(tmp_path), run_name="test", keep_gib=5.0)
+
+
+@pytest.fixture
+def record(storage: RunStorage, config: ScriptConfig) -> RunRecord:
+    return RunRecord(storage, SCRIPT, config, config.resolve_defaults(), 5)
 
 
 def monitor(*metrics: Any, progress: Progress | None = None) -> RunMonitor:
@@ -76,7 +77,7 @@ def test_it_says_how_far_the_run_is(storage: RunStorage, record: RunRecord, monk
     known = {
         "run_name": "test",
         "state": "training",
-        "kind": "images",
+        "kind": "script",
         "epoch": 1,
         "epochs": 5,
         "step": 13,
@@ -90,10 +91,10 @@ def test_it_says_how_far_the_run_is(storage: RunStorage, record: RunRecord, monk
     }
     assert known.items() <= found.items()
     assert found["started"] < found["updated"]
-    assert {"epochs", "dataset", "run_name"} <= set(found["changed"])
-    assert "seed" not in found["changed"]
+    assert {"keep_gib", "command", "run_name"} <= set(found["changed"])
+    assert "device" not in found["changed"]
     assert "--run-name test" in found["next"]
-    assert "--epochs 5" in found["next"]
+    assert "--keep-gib 5" in found["next"]
 
 
 def test_it_waits_before_it_trains_and_is_written_again_and_again(storage: RunStorage, record: RunRecord) -> None:
@@ -201,7 +202,7 @@ def test_a_run_that_is_taken_over_belongs_to_the_other_command(storage: RunStora
 
 
 def test_a_run_that_another_command_trains_keeps_its_status(
-    storage: RunStorage, record: RunRecord, config: Configs, monkeypatch: pytest.MonkeyPatch
+    storage: RunStorage, record: RunRecord, config: ScriptConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "POLL_SECONDS", 0.1)
     storage.write("status.json", "of the holder")
@@ -210,7 +211,7 @@ def test_a_run_that_another_command_trains_keeps_its_status(
         held.refresh()
 
     with RunLock(storage) as held, run_every(0.01, refresh, "holder"):
-        refused = hold_run(config(), storage, record, Console(quiet=True))
+        refused = hold_run(config, storage, record, Console(quiet=True))
         with pytest.raises(UsageError, match="is being trained by"), refused:
             pass
         assert storage.read("status.json") == b"of the holder"
@@ -230,10 +231,10 @@ class Failing(RunStorage):
 
 
 def test_a_write_that_fails_is_made_again_and_ends_nothing(
-    storage: RunStorage, config: Configs, said: list[str]
+    storage: RunStorage, config: ScriptConfig, said: list[str]
 ) -> None:
     failing = Failing(storage.filesystem, storage.base, storage.run_name, storage.uri)
-    record = RunRecord(failing, "images", config(), config(), 4)
+    record = RunRecord(failing, SCRIPT, config, config, 4)
     with record.closing(lambda: True, said.append):
         with record.training(monitor(), {}, 2):
             until(lambda: status(storage))

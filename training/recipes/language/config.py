@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ray_on_ecs.config import AUTO_ON_OFF, ON_OFF, flag, setting
+from ray_on_ecs.config import ON_OFF, flag, setting
 from ray_on_ecs.errors import UsageError
 from training.engine.config import TrainingConfig, how, how_fast
 from training.recipes import RECIPES
 
 PYTHON = "python"
-CPU_BATCH_SIZE = 8
-GPU_BATCH_SIZE = 16
 SHARDINGS = ("none", "full")
 # Settings of a model from scratch, which a checkpoint has itself.
 OF_A_CHECKPOINT = ("layers", "width", "heads", "kv_heads", "vocab_size", "tied_weights")
@@ -42,7 +40,7 @@ SIZES = {
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageConfig(TrainingConfig):
-    """All settings of `python -m training --recipe language`."""
+    """All settings of `python -m training`."""
 
     PROGRAM = "python -m training --recipe language"
 
@@ -55,7 +53,7 @@ class LanguageConfig(TrainingConfig):
 
         """
 
-    recipe: str = _what("language", "images: an image classifier; language: a language model", choices=RECIPES)
+    recipe: str = _what("language", "what is trained", choices=RECIPES)
     model: str = _what(
         "tiny",
         f"a size to start from scratch ({', '.join(SIZES)}); or a folder or s3://bucket/prefix with a Hugging Face "
@@ -90,27 +88,15 @@ class LanguageConfig(TrainingConfig):
         "use the same weights for the tokens that go in and those that come out (default: on, or a checkpoint's)",
         choices=ON_OFF,
     )
-    epochs: int = how(
-        1, "passes over the training tokens; each ends with a test and a checkpoint", type=int, at_least=1
-    )
     max_steps: int | None = how(
         None,
         "train for so many steps instead, in --epochs equal parts, each of which ends with a test and a checkpoint",
         type=int,
         at_least=1,
     )
-    batch_size: int | None = how(
-        None,
-        "sequences that each worker computes at once; a step of more takes several turns "
-        f"(default: {CPU_BATCH_SIZE} on CPUs, {GPU_BATCH_SIZE} on GPUs)",
-        type=int,
-        at_least=1,
-    )
     global_batch: int | None = how(
         None, "sequences per step over all workers (default: --batch-size times the workers)", type=int, at_least=1
     )
-    optimizer: str = how("adamw", "with betas of 0.9 and 0.95", choices=("adamw",))
-    lr: float | None = how(1e-3, "peak learning rate", type=float, above=0.0)
     warmup_fraction: float = how(
         0.05, "fraction of the steps in which the learning rate rises", type=float, at_least=0.0, at_most=1.0
     )
@@ -121,7 +107,6 @@ class LanguageConfig(TrainingConfig):
         at_least=0.0,
         at_most=1.0,
     )
-    weight_decay: float | None = how(0.1, "weight decay, not applied to norms", type=float, at_least=0.0)
     clip_norm: float = how(1.0, "the norm that gradients are clipped to; 0: never", type=float, at_least=0.0)
     sharding: str = how_fast(
         "none",
@@ -132,12 +117,6 @@ class LanguageConfig(TrainingConfig):
         "off",
         "compute each layer again in the backward pass instead of keeping what it computed",
         choices=ON_OFF,
-        may_change=True,
-    )
-    static_graph: str = how_fast(
-        "auto",
-        "on: DDP assumes that every step uses the same parameters, as it does; auto: unless a step takes several turns",
-        choices=AUTO_ON_OFF,
         may_change=True,
     )
     prompt: str = how("\n", "what the sample of generated text at the end continues", metavar="TEXT", may_change=True)
@@ -172,11 +151,6 @@ class LanguageConfig(TrainingConfig):
         size = SIZES[self.model]
         given = {name: value for name in vars(size) if (value := getattr(self, name)) is not None}
         return replace(size, **given)
-
-    @property
-    def default_batch_size(self) -> int:
-        """The batch size of a run that gives none; until the device is known it is that of CPUs."""
-        return GPU_BATCH_SIZE if self.device == "cuda" else CPU_BATCH_SIZE
 
     def step_sequences(self, world_size: int) -> int:
         """Return the sequences in a step over all workers, whatever the number of those that are there."""

@@ -103,7 +103,7 @@ class LanguageTrainer(EpochTrainer):
         self.shape = shape
         self.model: nn.Module = self._build(fill, bf16)
         self.parallel_model = self.model if self._sharded else self._wrap(bf16)
-        self.optimizer = optim.build_optimizer(self.model, config, config.base_lr, BETAS)
+        self.optimizer = optim.build_optimizer(self.model, config, BETAS)
         self._loss_scale = self.world_size / (self.batches.step_sequences * shape.context)
 
     @property
@@ -243,13 +243,12 @@ class LanguageTrainer(EpochTrainer):
             self.config,
             self.device,
             bf16=bf16,
-            static_graph=True,
             timer=self.timer,
             accumulates=turns or self.config.static_graph == "off",
         )
 
     def _advice(self) -> str:
-        lr, norm = self.config.base_lr, self.config.clip_norm
+        lr, norm = self.config.lr, self.config.clip_norm
         return f"start another run with a lower --lr (now {lr:g}) or --clip-norm (now {norm:g})"
 
     def _step(self, turns: Sequence[Batch], sums: LossSum) -> None:
@@ -338,7 +337,7 @@ def learning_rate(config: LanguageConfig, step: int, steps: int) -> float:
     """
     warmup = math.ceil(config.warmup_fraction * steps)
     if step < warmup:
-        return config.base_lr * (step + 1) / warmup
+        return config.lr * (step + 1) / warmup
     progress = (step - warmup) / max(1, steps - warmup)
     final = config.final_lr_fraction
-    return config.base_lr * (final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2)
+    return config.lr * (final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2)

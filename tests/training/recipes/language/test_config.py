@@ -9,37 +9,14 @@ from ray_on_ecs.cluster import jobs
 from ray_on_ecs.config import parse
 from ray_on_ecs.errors import UsageError
 from tests.aws import BUCKET
-from training.recipes.images.config import ImageConfig
 from training.recipes.language import recipe
 from training.recipes.language.config import LanguageConfig
-from training.recipes.registry import recipe_of
-from training.recipes.settings import parse_training
 
 
-@pytest.mark.parametrize(
-    ("flags", "environment", "expected"),
-    [
-        ([], {}, ImageConfig),
-        (["--epochs", "2"], {}, ImageConfig),
-        (["--recipe", "images"], {}, ImageConfig),
-        (["--epochs", "2", "--recipe", "language"], {}, LanguageConfig),
-        (["--recipe=language"], {}, LanguageConfig),
-        ([], {"RAY_ON_ECS_RECIPE": "language"}, LanguageConfig),
-        (["--recipe", "images"], {"RAY_ON_ECS_RECIPE": "language"}, ImageConfig),
-    ],
-)
-def test_the_recipe_decides_which_settings_there_are(
-    flags: list[str], environment: dict[str, str], expected: type
-) -> None:
-    config = parse_training(flags, environment)
-    assert type(config) is expected
-    assert recipe_of(config).name == config.to_dict()["recipe"]
-
-
-@pytest.mark.parametrize("flags", [["--recipe", "poems"], ["--recipe"], ["--recipe", "images", "--corpus", "python"]])
+@pytest.mark.parametrize("flags", [["--recipe", "images"], ["--recipe"], ["--dataset", "digits"]])
 def test_a_recipe_or_flag_that_is_not_there_is_refused(flags: list[str]) -> None:
-    with pytest.raises(UsageError, match=r"--recipe|--corpus"):
-        parse_training(flags, {})
+    with pytest.raises(UsageError, match=r"--recipe|--dataset"):
+        parse(LanguageConfig, flags, {})
 
 
 @pytest.mark.parametrize(
@@ -52,6 +29,7 @@ def test_a_recipe_or_flag_that_is_not_there_is_refused(flags: list[str]) -> None
         ({"model": "/models/llama", "tied_weights": "off"}, "--tied-weights: a checkpoint has its own"),
         ({"vocab_size": 256}, "--vocab-size: 256"),
         ({"optimizer": "sgd"}, "--optimizer: 'sgd'"),
+        ({"seed": 2**32}, "--seed: 4294967296 .* or less"),
         ({"sharding": "some"}, "--sharding: 'some'"),
     ],
 )
@@ -64,6 +42,15 @@ def test_a_step_is_the_same_whatever_workers_are_there() -> None:
     assert LanguageConfig(num_workers="1:4", batch_size=8).step_sequences(2) == 32
     assert LanguageConfig(num_workers=2, batch_size=8).step_sequences(2) == 16
     assert LanguageConfig(num_workers=2, batch_size=8, global_batch=6).step_sequences(2) == 6
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "expected"), [({}, "cpu", 8), ({}, "cuda", 16), ({"batch_size": 100}, "cuda", 100)]
+)
+def test_the_default_batch_size_follows_the_device(settings: dict[str, Any], device: str, expected: int) -> None:
+    config = LanguageConfig(**settings).resolve_device(device)
+    assert (config.device, config.batch_size) == (device, expected)
+    assert config.resolve_device(device) == config, "a run that is resumed keeps it"
 
 
 def test_a_folder_that_is_not_there_is_refused_before_anything_starts() -> None:
@@ -102,19 +89,7 @@ def test_the_command_that_continues_a_run_names_the_recipe() -> None:
     given = LanguageConfig(max_steps=5, run_name="mine")
     words = given.command_line({})
     assert words == ["python", "-m", "training", "--recipe", "language", "--run-name", "mine", "--max-steps", "5"]
-    assert parse_training(words[3:], {}) == given
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--max-steps=5"], "--max-steps: is a flag of --recipe language; give that, or leave the flag out"),
-        (["--recipe", "language", "--dataset", "digits"], "--dataset: is a flag of --recipe images"),
-    ],
-)
-def test_a_flag_of_another_recipe_is_named(flags: list[str], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        parse_training(flags, {})
+    assert parse(LanguageConfig, words[3:], {}) == given
 
 
 def test_a_job_trains_a_language_model_with_the_flags_that_were_typed() -> None:

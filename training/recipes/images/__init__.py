@@ -1,1 +1,0 @@
-"""The image classifier: its settings, data sets, augmentation, models, running statistics and trainer."""
