@@ -1,6 +1,6 @@
 """Drills: disturb runs at random moments, in every way that they should survive, and compare their weights.
 
-usage: python -m drills [-n N] [--seed N] [--monitor-seconds S] [--kind KIND …]
+usage: python -m drills [-n N] [--seed N] [--monitor-seconds S] [--script SCRIPT] [--kind KIND …]
 
 An undisturbed run comes first. Its duration, from the command's start to its end, is the range from which the moments
 are drawn: start-up and recovery are disturbed as well as training. A run is disturbed again and again until it ends
@@ -31,14 +31,14 @@ from rich.table import Table
 
 from drills.disturbances import FREEZE_STALL_SECONDS, KINDS, Disturber, TooLateError, wait_until
 from tests import aws, failing_monitor
-from tests.disturbed_run import END_SECONDS, EVERY_STEP, STEPS_PER_EPOCH, WORKERS, S3Run
+from tests.disturbed_run import CLASSIFIER, END_SECONDS, EXAMPLE, FOLDER_VARIABLE, WORKERS, S3Run, Script
 from tests.failing_monitor import CloudWatch
 from tests.flaky_s3 import FlakyProxy, flaky_proxy
 from tests.local_cluster import LocalCluster, kill_tree
-from tests.slow_model import FOLDER_VARIABLE
 
-EPOCHS = 6
-STEPS = EPOCHS * STEPS_PER_EPOCH
+# The packaged script, and one of a user's own; about as many steps of each.
+SCRIPTS = {script.path: script for script in (CLASSIFIER, EXAMPLE)}
+STEPS = 66
 STEP_SECONDS = 0.3
 # Steps of runs whose monitoring fails take 1/60 of that, which stays below the hang timeout.
 MOST_MONITOR_SECONDS = 1200.0
@@ -46,8 +46,6 @@ DRAIN_SECONDS = 40
 LOG_CHARACTERS = 3000
 # No run is refused here because it was disturbed too often.
 FLAGS = (
-    *EVERY_STEP,
-    *("--epochs", str(EPOCHS)),
     *("--max-restarts", "100"),
     *("--hang-timeout", str(FREEZE_STALL_SECONDS)),
     *("--cloudwatch-namespace", "drills"),
@@ -64,6 +62,7 @@ class Site:
         cloudwatch: The cluster's CloudWatch.
         client: A boto3 client of that S3, past the proxy.
         console: Shows the progress.
+        script: What is disturbed.
     """
 
     cluster: LocalCluster
@@ -71,10 +70,12 @@ class Site:
     cloudwatch: CloudWatch
     client: Any
     console: Console
+    script: Script
 
     def start(self, name: str, step_seconds: float = STEP_SECONDS) -> S3Run:
         """Start a run."""
-        return restart(S3Run(self.cluster, name, FLAGS, client=self.client), step_seconds)
+        epochs = round(STEPS / self.script.steps_per_epoch)
+        return restart(S3Run(self.cluster, name, FLAGS, self.script, epochs, client=self.client), step_seconds)
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments (default: 0)")
     monitor = f"seconds of monitor-failed without dashboard and CloudWatch: 60, {MOST_MONITOR_SECONDS:.0f} at most"
     parser.add_argument("--monitor-seconds", type=float, default=60.0, metavar="S", help=monitor)
+    script = f"what is disturbed: {' or '.join(SCRIPTS)} (default: {CLASSIFIER.path})"
+    parser.add_argument("--script", choices=list(SCRIPTS), default=CLASSIFIER.path, metavar="SCRIPT", help=script)
     kinds = f"kinds of disturbances: {', '.join(KINDS)} (default: all)"
     parser.add_argument("--kind", nargs="+", choices=list(KINDS), default=list(KINDS), metavar="KIND", help=kinds)
     arguments = parser.parse_args()
@@ -123,7 +126,7 @@ def main() -> int:
         parser.error(f"-n: {arguments.n} is less than 1")
     if not 0 < arguments.monitor_seconds <= MOST_MONITOR_SECONDS:
         parser.error(f"--monitor-seconds: {arguments.monitor_seconds} is not within 0 and {MOST_MONITOR_SECONDS:.0f}")
-    with prepared(Console(stderr=True, highlight=False)) as site:
+    with prepared(Console(stderr=True, highlight=False), SCRIPTS[arguments.script]) as site:
         started = time.time()
         run = site.start("undisturbed")
         if run.finish():
@@ -141,7 +144,7 @@ def main() -> int:
 
 
 @contextmanager
-def prepared(console: Console) -> Generator[Site]:
+def prepared(console: Console, script: Script) -> Generator[Site]:
     """Start an AWS, proxies in front of its S3 and CloudWatch, and a cluster that reaches both through these."""
     with (
         tempfile.TemporaryDirectory(prefix="drills-") as folder,
@@ -158,7 +161,7 @@ def prepared(console: Console) -> Generator[Site]:
             FOLDER_VARIABLE: folder,
         }
         with LocalCluster(WORKERS, variables) as cluster:
-            yield Site(cluster, proxy, cloudwatch, client, console)
+            yield Site(cluster, proxy, cloudwatch, client, console, script)
 
 
 def restart(run: S3Run, step_seconds: float = STEP_SECONDS) -> S3Run:
@@ -195,7 +198,7 @@ def drill(
         found.same_weights = found.ended and run.has_weights_of(baseline.run)
         found.disturbances += len(disturber.moments)
         found.pauses += pauses(run.step_times, disturber.moments)
-        found.repeated_steps += max(len(run.step_times) - STEPS, 0)
+        found.repeated_steps += max(len(run.step_times) - run.steps, 0)
         if not found.passed:
             site.console.print(run.log[-LOG_CHARACTERS:], markup=False)
         outcome = "the undisturbed run's weights" if found.passed else "NOT as the undisturbed run"
@@ -238,7 +241,7 @@ def pauses(step_times: Sequence[float], moments: Sequence[float]) -> list[float]
 def table(drills: dict[str, Drill]) -> Table:
     """Build the table, with a row for each kind."""
     shown = Table(
-        title=f"Runs of {STEPS} steps on {WORKERS} workers, a checkpoint as soon as the previous one is saved"
+        title=f"Runs of about {STEPS} steps on {WORKERS} workers, a checkpoint as soon as the previous one is saved"
     )
     shown.add_column("disturbance")
     for heading in ("n", "ended", "same weights", "seconds without a step", "steps made twice, mean"):

@@ -46,9 +46,13 @@ class Disturber:
     monitor_seconds: float
     moments: list[float] = field(default_factory=list)
 
+    def kill_rank(self) -> None:
+        """Kill a process of the script."""
+        kill(self._find(lambda: self.run.ranks).pid)
+
     def kill_worker(self) -> None:
-        """Kill a process that trains."""
-        kill(self._train_worker().pid)
+        """Kill a worker of Ray Train, which looks after a process of the script."""
+        kill(self._find(self.run.cluster.train_workers).pid)
 
     def kill_raylet(self) -> None:
         """Kill a node's raylet, which ends the node."""
@@ -56,8 +60,8 @@ class Disturber:
         kill(self._find(lambda: self.run.cluster.worker_processes(node, "raylet/raylet")).pid)
 
     def kill_twice(self) -> None:
-        """Kill two processes, each one a worker or a raylet, 15 to 60 s apart."""
-        kill_one, kill_another = self.random.choices((self.kill_worker, self.kill_raylet), k=2)
+        """Kill two processes, each one of the script or a raylet, 15 to 60 s apart."""
+        kill_one, kill_another = self.random.choices((self.kill_rank, self.kill_raylet), k=2)
         kill_one()
         if not wait_until(self.run, time.time() + self.random.uniform(*SECONDS_BETWEEN_TWO_KILLS)):
             raise TooLateError
@@ -83,13 +87,9 @@ class Disturber:
         """Send SIGTERM to a node, as ECS does when it stops a task."""
         self.random.choice(self.run.cluster.workers).send_signal(signal.SIGTERM)
 
-    def freeze_worker(self) -> None:
-        """Stop a process that trains with SIGSTOP: it hangs, and the other ranks wait for it.
-
-        It has made a step: Ray Train waits for one that is starting, and only the driver of a script ends that.
-        """
-        before = len(self.run.step_times)
-        self._find(lambda: self.run.cluster.train_workers() if len(self.run.step_times) > before else []).suspend()
+    def freeze_rank(self) -> None:
+        """Stop a process of the script with SIGSTOP: it hangs, and the other ranks wait for it."""
+        self._find(lambda: self.run.ranks).suspend()
 
     def fail_s3(self) -> None:
         """Let every request to S3 fail for a minute."""
@@ -107,9 +107,6 @@ class Disturber:
         finally:
             dashboard.resume()
 
-    def _train_worker(self) -> psutil.Process:
-        return self._find(self.run.cluster.train_workers)
-
     def _find(self, find: Callable[[], list[psutil.Process]]) -> psutil.Process:
         """Wait for processes of a kind to start, and choose one of them."""
 
@@ -124,6 +121,7 @@ class Disturber:
 
 
 KINDS: dict[str, Callable[[Disturber], None]] = {
+    "rank-killed": Disturber.kill_rank,
     "worker-killed": Disturber.kill_worker,
     "raylet-killed": Disturber.kill_raylet,
     "killed-twice": Disturber.kill_twice,
@@ -131,7 +129,7 @@ KINDS: dict[str, Callable[[Disturber], None]] = {
     "controller-killed": Disturber.kill_controller,
     "run-state-killed": Disturber.kill_run_state,
     "node-drained": Disturber.drain_node,
-    "worker-frozen": Disturber.freeze_worker,
+    "rank-frozen": Disturber.freeze_rank,
     "s3-outage": Disturber.fail_s3,
     "monitor-failed": Disturber.fail_monitor,
 }

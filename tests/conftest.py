@@ -14,8 +14,6 @@ from tests.flaky_s3 import flaky_proxy
 
 # Folders whose tests take minutes, and the marker that keeps them out of `make test`.
 SLOW = {"containers": "container", "faults": "fault"}
-# The commands that start no Ray.
-WITHOUT_RAY = "tests/commands/test_plain.py"
 # Of the requests to S3, and how many pass after one of these: fewer clients than that ask for the same at a time.
 DROPPED, LOST, SPARED = 0.05, 0.05, 5
 
@@ -33,8 +31,7 @@ class Lanes(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        starts_ray = nodeid.startswith("tests/commands/") and not nodeid.startswith(WITHOUT_RAY)
-        return "Ray" if starts_ray else nodeid
+        return "Ray" if nodeid.startswith("tests/commands/") else nodeid
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:

@@ -1,4 +1,4 @@
-"""One run of the slow model on a local cluster, for tests and drills that disturb it.
+"""One run of a script with a Checkpointer on a local cluster, for tests and drills that disturb it.
 
 The run may take several commands: each test or drill starts the command again where a user would.
 """
@@ -6,46 +6,70 @@ The run may take several commands: each test or drill starts the command again w
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+import psutil
 
 from tests.aws import BUCKET
-from tests.local_cluster import LocalCluster
-from tests.slow_model import FOLDER_VARIABLE
+from tests.local_cluster import REPOSITORY, LocalCluster
 from tests.waiting import until
 
-EPOCHS = 3
-STEPS_PER_EPOCH = 11
+SLOW_STEPS = REPOSITORY / "tests" / "slow_steps"
+# The nodes' environment variable with the folder of the settings and step logs.
+FOLDER_VARIABLE = "SLOW_STEPS"
 WORKERS = 2
-# Enough images for these steps of the default batch on two workers. Unlike the digits, they need no scikit-learn.
-MODEL_FLAGS = ("--model", "tests.slow_model:SlowModel", "--dataset", "synthetic", "--samples", "1438")
-RUN_FLAGS = ("--epochs", str(EPOCHS), "--num-workers", str(WORKERS), "--max-restarts", "3")
-# A checkpoint after each step, or as soon as the previous one is saved.
-EVERY_STEP = ("--checkpoint-seconds", "0")
+RUN_FLAGS = ("--num-workers", str(WORKERS), "--max-restarts", "3")
+# A checkpoint as soon as the previous one is saved.
+AT_ONCE = 0.01
 START_SECONDS = 180.0
 END_SECONDS = 400.0
 
 
+class Script(NamedTuple):
+    """A script with a Checkpointer that exports model.safetensors.
+
+    Attributes:
+        path: Where it is in the repository.
+        steps_per_epoch: Its steps on two workers.
+        flags: Its flags, but for --epochs.
+    """
+
+    path: str
+    steps_per_epoch: int
+    flags: tuple[str, ...] = ()
+
+
+# Images for eleven steps of the default batch on two workers. Unlike the digits, they need no scikit-learn.
+CLASSIFIER = Script(
+    "training/image_classifier.py", 11, ("--data", "synthetic", "--samples", "1438", "--model", "small_model:build")
+)
+EXAMPLE = Script("examples/ddp_checkpointer.py", 32)
+
+
 @dataclass
 class DisturbedRun:
-    """A run on a cluster whose nodes have the variable SLOW_MODEL_FOLDER.
+    """A run on a cluster whose nodes have the variable SLOW_STEPS.
 
     Attributes:
         cluster: The cluster.
         name: The run's name.
-        flags: Flags of the run in addition to MODEL_FLAGS and RUN_FLAGS.
+        flags: Flags of the run in addition to RUN_FLAGS.
+        script: The script.
+        epochs: Its epochs.
+        every_seconds: The time between two checkpoints, but for those at the end of an epoch; None for no others.
         command: The latest command.
     """
 
     cluster: LocalCluster
     name: str
-    flags: tuple[str, ...] = EVERY_STEP
+    flags: tuple[str, ...] = ()
+    script: Script = CLASSIFIER
+    epochs: int = 3
+    every_seconds: float | None = AT_ONCE
     command: subprocess.Popen[bytes] | None = None
 
     def start(self, *more: str, step_seconds: float = 0.25, fail_at: int | None = None) -> DisturbedRun:
@@ -56,14 +80,22 @@ class DisturbedRun:
             step_seconds: The duration of a training step.
             fail_at: The step of each process that raises ValueError.
         """
-        settings = {"seconds": step_seconds, "fail_at": fail_at}
-        (self.runs_folder / f"{self.name}.json").write_text(json.dumps(settings))
-        location = ("--storage-path", self.storage_path, "--run-name", self.name)
-        self.start_command(*MODEL_FLAGS, *RUN_FLAGS, *location, *self.flags, *more)
+        self.set_steps(step_seconds, fail_at)
+        folder, name = os.path.split(REPOSITORY / self.script.path)
+        self.start_command(
+            *("--storage-path", self.storage_path, "--run-name", self.name, *RUN_FLAGS, *self.flags, *more),
+            *("--working-dir", folder, "--env", f"PYTHONPATH={SLOW_STEPS}{os.pathsep}{REPOSITORY}"),
+            *(name, *self.script.flags, "--epochs", str(self.epochs)),
+        )
         return self
 
+    def set_steps(self, seconds: float, fail_at: int | None = None) -> None:
+        """Set how the script's processes that start from now on make their steps."""
+        settings = {"seconds": seconds, "fail_at": fail_at, "every_seconds": self.every_seconds}
+        (self.runs_folder / f"{self.name}.json").write_text(json.dumps(settings))
+
     def start_command(self, *flags: str) -> None:
-        """Start `python -m training` with exactly these flags."""
+        """Start `python -m ray_on_ecs.run` with exactly these flags."""
         with self.log_file.open("ab") as log:
             self.command = self.cluster.start_training(*flags, log=log)
 
@@ -93,6 +125,11 @@ class DisturbedRun:
         return self.log_file.read_text()
 
     @property
+    def steps(self) -> int:
+        """The steps of the whole training."""
+        return self.epochs * self.script.steps_per_epoch
+
+    @property
     def step_times(self) -> list[float]:
         """The Unix time at which both workers had made each step, including steps that were lost."""
         file = self.runs_folder / f"{self.name}.steps"
@@ -102,8 +139,13 @@ class DisturbedRun:
     @property
     def saved_step(self) -> int:
         """The step of the newest whole checkpoint in the folder; 0 without one, as for a run in a bucket."""
-        saved = self.folder.glob("checkpoint_*/checkpoint.json")
-        return max((int(each.parent.name.rpartition("_")[2]) for each in saved), default=0)
+        saved = self.folder.glob("checkpoints/step-*/checkpoint.json")
+        return max((int(each.parent.name.split("-")[1]) for each in saved), default=0)
+
+    @property
+    def ranks(self) -> list[psutil.Process]:
+        """The script's own processes."""
+        return self.cluster.script_processes(Path(self.script.path).name)
 
     def wait_for_steps(self, count: int, saved: int = 0) -> None:
         """Wait until the workers have made `count` steps and saved step `saved`; the run must not have ended."""
@@ -120,30 +162,23 @@ class DisturbedRun:
         """Whether the latest command has ended."""
         return self.command is None or self.command.poll() is not None
 
-    def finish(self, seconds: float = END_SECONDS, replace: bool = True) -> int:
+    def finish(self, seconds: float = END_SECONDS) -> int:
         """Wait for the command's end and return its exit status; replace ended nodes meanwhile, as ECS does."""
 
         def has_ended() -> bool:
-            if replace:
-                self.cluster.replace_ended()
+            self.cluster.replace_ended()
             return self.has_ended
 
         until(has_ended, seconds)
         return self.command.returncode if self.command else 0
 
-    def read_json(self, name: str) -> Any:
-        """Return a JSON document of the run's folder."""
-        return json.loads((self.folder / name).read_text())
-
-    @property
-    def weights(self) -> dict[str, Tensor]:
-        """The final weights."""
-        return torch.load(self.folder / "model.pt", weights_only=True)
+    def read(self, name: str) -> bytes:
+        """Return a file of the run's folder."""
+        return (self.folder / name).read_bytes()
 
     def has_weights_of(self, other: DisturbedRun) -> bool:
         """Whether the final weights are the other run's, bit by bit."""
-        mine, theirs = self.weights, other.weights
-        return mine.keys() == theirs.keys() and all(torch.equal(value, theirs[name]) for name, value in mine.items())
+        return self.read("model.safetensors") == other.read("model.safetensors")
 
 
 @dataclass
@@ -161,8 +196,6 @@ class S3Run(DisturbedRun):
         """Where the training keeps its runs."""
         return f"s3://{BUCKET}/runs"
 
-    @property
-    def weights(self) -> dict[str, Tensor]:
-        """The final weights."""
-        stored = self.client.get_object(Bucket=BUCKET, Key=f"runs/{self.name}/model.pt")
-        return torch.load(BytesIO(stored["Body"].read()), weights_only=True)
+    def read(self, name: str) -> bytes:
+        """Return a file of the run's folder."""
+        return self.client.get_object(Bucket=BUCKET, Key=f"runs/{self.name}/{name}")["Body"].read()

@@ -126,8 +126,8 @@ class LocalCluster:
             kill_tree(ended.pid)
             self.add_worker()
 
-    def start_training(self, *flags: str, log: IO[Any], module: str = "training") -> subprocess.Popen[bytes]:
-        """Start `python -m training`, or another module, as a driver on the head node."""
+    def start_training(self, *flags: str, log: IO[Any], module: str = "ray_on_ecs.run") -> subprocess.Popen[bytes]:
+        """Start `python -m ray_on_ecs.run`, or another module, as a driver on the head node."""
         return subprocess.Popen(
             [sys.executable, "-m", module, *flags],
             env=self.environment,
@@ -147,6 +147,12 @@ class LocalCluster:
         """Return Ray Train's worker processes on all nodes."""
         running = [node for node in self.workers if node.poll() is None]
         return [process for node in running for process in self.worker_processes(node, "RayTrainWorker")]
+
+    def script_processes(self, name: str) -> list[psutil.Process]:
+        """Return the processes of a script on all nodes, without those that supervise it."""
+        running = [node for node in self.workers if node.poll() is None]
+        found = [process for node in running for process in self.worker_processes(node, name)]
+        return [each for each in found if "supervisor.py" not in command_line(each)]
 
     def _start_node(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a node with an address and a temporary folder of its own, as on a machine of its own."""

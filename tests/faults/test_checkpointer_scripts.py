@@ -107,7 +107,7 @@ class TabularRun:
 
     def start(self) -> None:
         with self._log.open("ab") as log:
-            self.command = self._cluster.start_training(*self._flags, log=log, module="ray_on_ecs.run")
+            self.command = self._cluster.start_training(*self._flags, log=log)
 
     def go_on(self) -> None:
         """Let the script train to its end."""

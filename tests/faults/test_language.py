@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.disturbed_run import DisturbedRun
+from tests.disturbed_run import FOLDER_VARIABLE, DisturbedRun
 from tests.local_cluster import LocalCluster, kill, kill_tree
-from tests.slow_model import FOLDER_VARIABLE
 from tests.waiting import until
 
 STEPS, EPOCHS, MIDDLE = 150, 3, 60
@@ -39,8 +38,15 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def started(cluster: LocalCluster, texts: Path, name: str) -> DisturbedRun:
     run = DisturbedRun(cluster, name)
-    run.start_command(*FLAGS, "--corpus", str(texts), "--storage-path", run.storage_path, "--run-name", name)
+    where = ("--corpus", str(texts), "--storage-path", run.storage_path, "--run-name", name)
+    with run.log_file.open("wb") as log:
+        run.command = cluster.start_training(*FLAGS, *where, log=log, module="training")
     return run
+
+
+def saved_step(run: DisturbedRun) -> int:
+    saved = run.folder.glob("checkpoint_*/checkpoint.json")
+    return max((int(each.parent.name.rpartition("_")[2]) for each in saved), default=0)
 
 
 def losses(run: DisturbedRun) -> list[tuple[float, float]]:
@@ -73,7 +79,7 @@ def test_it_goes_on_from_its_shards_with_the_same_losses(
     cluster.replace_ended()
     run = started(cluster, texts, name)
     try:
-        until(lambda: run.has_ended or run.saved_step >= MIDDLE, 300)
+        until(lambda: run.has_ended or saved_step(run) >= MIDDLE, 300)
         assert not run.has_ended, run.log
         disturb(cluster)
         assert run.finish() == 0, run.log
@@ -84,4 +90,4 @@ def test_it_goes_on_from_its_shards_with_the_same_losses(
     assert resumed, run.log
     assert MIDDLE <= resumed[-1] < STEPS, "in the middle of the training"
     assert losses(run) == losses(uninterrupted), "to the last digit"
-    assert run.read_json("result.json")["metrics"]["test_loss"] == losses(uninterrupted)[-1][1]
+    assert json.loads(run.read("result.json"))["metrics"]["test_loss"] == losses(uninterrupted)[-1][1]

@@ -70,9 +70,7 @@ class ScriptRun:
         storage = ("--storage-path", f"s3://{BUCKET}/scripts", "--run-name", name)
         own = (*flags, *storage, "--num-workers", workers, "--max-restarts", "1", "--working-dir", str(folder / "code"))
         with self._log.open("wb") as log:
-            self.command: subprocess.Popen[bytes] = cluster.start_training(
-                *own, "count.py", log=log, module="ray_on_ecs.run"
-            )
+            self.command: subprocess.Popen[bytes] = cluster.start_training(*own, "count.py", log=log)
 
     @property
     def log(self) -> str:

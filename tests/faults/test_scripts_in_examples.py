@@ -27,7 +27,7 @@ STORAGE = f"s3://{BUCKET}/examples"
 
 
 class Example(NamedTuple):
-    """A file of examples/ or a module.
+    """A file of examples/, or of the folder that its flags name.
 
     Attributes:
         flags: The flags of `python -m ray_on_ecs.run`, after which the script's name comes.
@@ -36,7 +36,7 @@ class Example(NamedTuple):
         resumed: What tells from the output that it did not begin at the beginning.
         last: What it prints at its end.
         kept: A file of the run.
-        stored: The part of a name; there must be such a file before the rank is killed.
+        stored: There must be such a file before the rank is killed.
     """
 
     flags: Sequence[str]
@@ -63,7 +63,7 @@ SCRIPTS = {
         "resuming at epoch",
         "epoch 39:",
         "model.safetensors",
-        stored="/checkpoint.json",
+        stored="checkpoints/*/checkpoint.json",
     ),
     "lightning_fit.py": Example(
         needs("lightning"), ("--epochs=40",), "epoch 5:", "resuming at epoch", "epoch 39:", "files/last.ckpt"
@@ -74,17 +74,14 @@ SCRIPTS = {
     "tensorflow_workers.py": Example(
         needs("tensorflow"), ("--epochs=40",), "epoch 5:", "resuming at epoch", "epoch 39:", "files/rank-0/checkpoint"
     ),
-    "training.plain": Example(
-        ("-m",),
-        (
-            *("--dataset=synthetic", "--samples=256", "--epochs=20"),
-            *("--run-name=own", f"--storage-path={STORAGE}"),
-        ),
-        "[Epoch 3 |",
-        "resuming from checkpoint_",
-        "[Epoch 19 |",
-        "../own/model.pt",
-        stored="/checkpoint.json",
+    "image_classifier.py": Example(
+        ("--working-dir", str(REPOSITORY / "training")),
+        ("--data=synthetic", "--samples=256", "--epochs=20"),
+        "epoch 3:",
+        "resuming after step",
+        "epoch 19:",
+        "model.safetensors",
+        stored="checkpoints/*/checkpoint.json",
     ),
 }
 
@@ -101,10 +98,11 @@ class Bucket:
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    def has(self, part: str) -> bool:
-        """Return whether there is a file whose name has this part."""
-        listed = self._client.list_objects_v2(Bucket=BUCKET, Prefix="examples/").get("Contents", [])
-        return any(part in each["Key"] for each in listed)
+    def has(self, name: str) -> bool:
+        """Return whether there is a file whose name begins and ends as this one does, with anything for its `*`."""
+        first, _, last = name.partition("*")
+        listed = self._client.list_objects_v2(Bucket=BUCKET, Prefix=f"examples/{first}").get("Contents", [])
+        return any(each["Key"].endswith(last) for each in listed)
 
     def read(self, name: str) -> bytes:
         return self._client.get_object(Bucket=BUCKET, Key=f"examples/{name}")["Body"].read()
@@ -148,12 +146,10 @@ def test_an_example_goes_on_after_a_rank_was_killed(
     run = ("--storage-path", STORAGE, "--run-name", name, "--num-workers", str(WORKERS), "--max-restarts", "1")
     folder = ("--working-dir", str(EXAMPLES))
     with log.open("wb") as output:
-        command = cluster.start_training(
-            *run, *folder, *example.flags, script, *example.arguments, log=output, module="ray_on_ecs.run"
-        )
+        command = cluster.start_training(*run, *folder, *example.flags, script, *example.arguments, log=output)
 
     def is_in_the_middle() -> bool:
-        return example.reached in log.read_text() and (not example.stored or bucket.has(example.stored))
+        return example.reached in log.read_text() and (not example.stored or bucket.has(f"{name}/{example.stored}"))
 
     try:
         until(lambda: is_in_the_middle() or command.poll() is not None, END_SECONDS, log.read_text)
@@ -161,7 +157,7 @@ def test_an_example_goes_on_after_a_rank_was_killed(
         ranks = processes_of(cluster, script)
         assert len(ranks) == WORKERS, ranks
         if example.kept.startswith("files/"):
-            pause_until(lambda: bucket.has(f"examples/{name}/files.json"), ranks)
+            pause_until(lambda: bucket.has(f"{name}/files.json"), ranks)
         ranks[1].kill()
         ranks[0].resume()
         until(lambda: command.poll() is not None, END_SECONDS, log.read_text)
@@ -176,5 +172,5 @@ def test_an_example_goes_on_after_a_rank_was_killed(
     result = json.loads(bucket.read(f"{name}/result.json"))
     assert result["hardware"]["workers"] == WORKERS
     assert 1 < result["cost"]["usd"] <= WORKERS * result["times"]["total_seconds"]
-    assert bucket.read(str(Path("/", name, example.kept).resolve())[1:])
+    assert bucket.read(f"{name}/{example.kept}")
     assert not processes_of(cluster, script)
