@@ -30,11 +30,13 @@ class Bench:
     """The input of every benchmark.
 
     Attributes:
+        data_dir: A folder with Fashion-MNIST's files; None downloads them.
         folder: A temporary one.
         seeds: The seeds; each training is run once per seed.
         console: Shows the progress.
     """
 
+    data_dir: Path | None
     folder: Path
     seeds: tuple[int, ...]
     console: Console
@@ -65,10 +67,10 @@ class Run:
 
 
 @contextmanager
-def prepared(seeds: tuple[int, ...], console: Console) -> Generator[Bench]:
+def prepared(data_dir: Path | None, seeds: tuple[int, ...], console: Console) -> Generator[Bench]:
     """Yield the benchmarks' input."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        yield Bench(Path(folder), seeds, console)
+        yield Bench(data_dir, Path(folder), seeds, console)
 
 
 def on_two_workers(work: Callable[..., Any], *arguments: Any) -> Any:

@@ -20,7 +20,7 @@ from tests.local_cluster import REPOSITORY, LocalCluster
 
 SCRIPT = REPOSITORY / "training" / "preprocess.py"
 # The first epoch starts processes, and does not count.
-FLAGS = (
+FLAGS = [
     "--records=1536",
     "--size=64",
     "--blurs=60",
@@ -28,7 +28,7 @@ FLAGS = (
     "--batch-size=32",
     "--num-workers=1",
     "--no-use-gpu",
-)
+]
 REPEATS = 2
 TARGET = 1.2
 LOG_CHARACTERS = 2000

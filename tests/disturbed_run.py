@@ -44,9 +44,7 @@ class Script(NamedTuple):
 
 
 # Images for eleven steps of the default batch on two workers. Unlike the digits, they need no scikit-learn.
-CLASSIFIER = Script(
-    "training/image_classifier.py", 11, ("--data", "synthetic", "--samples", "1438", "--model", "small_model:build")
-)
+CLASSIFIER = Script("training/image_classifier.py", 11, ("--data", "digits", "--model", "small_model:build"))
 EXAMPLE = Script("examples/ddp_checkpointer.py", 32)
 
 

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from bench import checkpointer, gpu, preprocess, report, time_to_accuracy
 from bench.report import Comparison
+from training import image_classifier
 
 
 def reference(*accuracies: float) -> list[dict[str, Any]]:
@@ -16,21 +18,43 @@ def reference(*accuracies: float) -> list[dict[str, Any]]:
 
 
 def ours(*accuracies: float) -> list[dict[str, Any]]:
-    return [{"train_seconds": 4.0, "test_seconds": 1.0, "test_accuracy": each} for each in accuracies]
+    return [{"seconds": 5.0, "test_accuracy": each} for each in accuracies]
 
 
 def test_the_reference_s_epochs_are_read_from_its_log() -> None:
-    worker = "\x1b[36m(RayTrainWorker pid=71)\x1b[0m"
-    printed = (
-        f"{worker} [Epoch 0 | CPU: Process rank 0 | Batchsize: 128 | Steps: 47 | Total epoch time: 20.1]\n"
+    printed = ""
+    for pid, seconds in ((71, "20.0"), (72, "25.0")):
+        worker = f"\x1b[36m(RayTrainWorker {pid})\x1b[0m"
+        printed += f"{worker} [Epoch 0 | CPU: rank 0 | Batchsize: 100 | Steps: 50 | Total epoch time: {seconds}]\n"
+        printed += f"{worker} [Epoch 1 | CPU: rank 0 | Batchsize: 100 | Steps: 50 | Total epoch time: 1e+02]\n"
+    printed += (
         f"{worker} epoch 0, train_loss 0.81, loss 0.6, accuracy 0.7855, seconds 21.25\n"
         f"{worker} epoch 1, train_loss 0.51, loss 1.2e-05, accuracy 1, seconds 102\n"
         "Result(metrics={'epoch': 1, 'accuracy': 1.0, 'seconds': 102.0}, path='/tmp')\n"
     )
     assert time_to_accuracy.read_epochs(printed) == [
-        {"seconds": 21.25, "test_accuracy": 0.7855},
-        {"seconds": 102.0, "test_accuracy": 1.0},
+        {"seconds": 21.25, "test_accuracy": 0.7855, "images_per_second": 400.0},
+        {"seconds": 102.0, "test_accuracy": 1.0, "images_per_second": 100.0},
     ]
+
+
+def test_images_per_second_are_those_after_the_first_epoch() -> None:
+    runs = [[{"images_per_second": each} for each in speeds] for speeds in ((1, 100, 300), (1000, 200, 200))]
+    faster = [[{"images_per_second": each} for each in speeds] for speeds in ((1, 300), (1, 500))]
+    found = time_to_accuracy.compare_speed(runs, faster)
+    assert (found.ratio, found.reached) == (2.0, True)
+    assert time_to_accuracy.compare_speed(faster, runs).reached is False
+
+
+def test_both_train_on_the_first_images_of_fashion_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_to_accuracy, "TRAIN_IMAGES", 30)
+    data = image_classifier.digits()
+    monkeypatch.setattr(image_classifier, "fashion_mnist", lambda: data)
+    time_to_accuracy.write_images(None, tmp_path / "raw")
+    found = image_classifier.idx_files(tmp_path / "raw")
+    assert torch.equal(found.train[0], data.train[0][:30])
+    assert found.train[1].tolist() == data.train[1][:30].tolist()
+    assert torch.equal(found.test[0], data.test[0]), "of the test all 359"
 
 
 def test_the_goal_is_the_mean_of_the_reference_s_final_accuracies() -> None:

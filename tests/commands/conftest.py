@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).parents[2]
 # The packaged image classifier as the script of a run, with images that need no download.
 CLASSIFIER = (
     *("--working-dir", str(REPOSITORY / "training"), "image_classifier.py"),
-    *("--data", "synthetic", "--samples", "256"),
+    *("--data", "digits", "--samples", "256"),
 )
 
 # Models of a user's own, small enough to train in seconds.

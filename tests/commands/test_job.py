@@ -158,7 +158,7 @@ def test_a_run_gets_a_name_that_the_user_can_give_again(
     assert name.startswith("image_classifier-")
     found: Any = ray_jobs.get_job_info(name)
     assert f" --run-name {name} " in found.entrypoint
-    assert found.entrypoint.endswith(" image_classifier.py --data synthetic --samples 256 --model own:nothing")
+    assert found.entrypoint.endswith(" image_classifier.py --data digits --samples 256 --model own:nothing")
 
 
 def test_another_token_than_the_heads_is_one_line(follow: Callable[..., subprocess.Popen[str]]) -> None:

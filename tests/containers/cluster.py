@@ -44,7 +44,7 @@ MODELS, HURRY = "/opt/models", "/tmp/hurry"
 # A folder with a user's code, on every node.
 CODE = "/opt/code"
 EPOCHS, STEPS_PER_EPOCH = 80, 4
-LONG = ("--model=tiny:mlp", "--data=synthetic", "--samples=512", "--batch-size=64", f"--epochs={EPOCHS}")
+LONG = ("--model=tiny:mlp", "--data=digits", "--samples=512", "--batch-size=64", f"--epochs={EPOCHS}")
 # The epochs that a test may take up while it disturbs a run, on a slow machine, too.
 ROOM = 25
 # What `docker stop` itself may add to the stop timeout before it kills.

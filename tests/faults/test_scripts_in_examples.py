@@ -76,7 +76,7 @@ SCRIPTS = {
     ),
     "image_classifier.py": Example(
         ("--working-dir", str(REPOSITORY / "training")),
-        ("--data=synthetic", "--samples=256", "--epochs=20"),
+        ("--data=digits", "--samples=256", "--epochs=20"),
         "epoch 3:",
         "resuming after step",
         "epoch 19:",
