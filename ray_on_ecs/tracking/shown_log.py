@@ -22,12 +22,10 @@ PRINT = "print_to_stdstream"
 WORKER = "RayTrainWorker"
 # Ray's autoscaler does not start nodes here.
 AUTOSCALER = "autoscaler"
-# Lines of Ray's processes at every start of workers, which ask for nothing; and DDP's warning in a recipe, whose
-# model may have parameters that are not used.
+# Lines of Ray's processes at every start of workers, which ask for nothing.
 OF_PROCESSES = re.compile(
     r"core_worker\.cc:\d+: Actor with class name: 'PreemptionWatcher' "
     r"|PYTHON worker processes have been started on node"
-    r"|reducer\.cpp:\d+\] Warning: find_unused_parameters=True was specified in DDP constructor, but did not find any"
     r"|__ray_tqdm_magic_token__"
 )
 # The lines with which Ray's job supervisor begins each job's log.
