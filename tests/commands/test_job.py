@@ -155,7 +155,7 @@ def test_a_run_gets_a_name_that_the_user_can_give_again(
     out, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 2, "a mistake that only the head can see is passed on"
     name = out.split()[1]
-    assert name.startswith("image_classifier-")
+    assert name.startswith("image-classifier-")
     found: Any = ray_jobs.get_job_info(name)
     assert f" --run-name {name} " in found.entrypoint
     assert found.entrypoint.endswith(" image_classifier.py --data digits --samples 256 --model own:nothing")
