@@ -46,26 +46,6 @@ class Bench:
         self.console.print(line, style="dim", highlight=False)
 
 
-@dataclass(frozen=True)
-class Run:
-    """A finished training.
-
-    Attributes:
-        started_at: When its command was started (Unix time).
-        history: The metrics of each epoch.
-        result: Its result.json.
-    """
-
-    started_at: float
-    history: list[dict[str, Any]]
-    result: dict[str, Any]
-
-    @property
-    def accuracy(self) -> float:
-        """The final test accuracy, 0..1."""
-        return self.history[-1]["test_accuracy"]
-
-
 @contextmanager
 def prepared(data_dir: Path | None, seeds: tuple[int, ...], console: Console) -> Generator[Bench]:
     """Yield the benchmarks' input."""
