@@ -43,7 +43,7 @@ class Script(NamedTuple):
     flags: tuple[str, ...] = ()
 
 
-# Images for eleven steps of the default batch on two workers. Unlike the digits, they need no scikit-learn.
+# The digits make eleven steps of the default batch on two workers.
 CLASSIFIER = Script("training/image_classifier.py", 11, ("--data", "digits", "--model", "small_model:build"))
 EXAMPLE = Script("examples/ddp_checkpointer.py", 32)
 

@@ -402,8 +402,8 @@ def main(args: argparse.Namespace) -> None:
             metrics = {**trained.means("train"), **tested.means("test"), "images_per_second": speed}
             metrics["seconds"] = time.perf_counter() - began
             if RANK == 0:
-                line = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items())
-                print(f"epoch {checkpoint.epoch + 1} of {args.epochs}: {line}", flush=True)
+                line = "  ".join(f"{name.replace('_', ' ')} {value:<6.4g}" for name, value in metrics.items())
+                print(f"epoch {checkpoint.epoch + 1}/{args.epochs}  {line}", flush=True)
             if not math.isfinite(metrics["train_loss"] + metrics["test_loss"]):
                 fail(f"the loss of epoch {checkpoint.epoch + 1} is not finite; lower --lr, now {args.lr}")
             checkpoint.end_epoch(**metrics)

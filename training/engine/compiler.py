@@ -19,6 +19,5 @@ def check_compiler(device: torch.device) -> None:
         usual = ("cc", "gcc", "clang")
     if not any(shutil.which(name) for name in (os.environ.get(variable, ""), *usual)):
         raise UsageError(
-            f"--compile: 'on' needs a compiler ({', '.join(usual)}), and there is none; leave it off, or install one, "
-            "in the image by make image PACKAGES=g++"
+            f"--compile: 'on' needs a compiler ({', '.join(usual)}), and there is none; leave it off, or install one"
         )
