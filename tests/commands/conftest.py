@@ -3,32 +3,30 @@
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.commands.head import SECONDS, Head, commands, started
+from tests.commands.head import Head, started
 from tests.local_cluster import BUSY_MACHINE
 
 Run = subprocess.CompletedProcess[str]
 REPOSITORY = Path(__file__).parents[2]
+# The packaged image classifier as the script of a run, with images that need no download.
+CLASSIFIER = (
+    *("--working-dir", str(REPOSITORY / "training"), "image_classifier.py"),
+    *("--data", "synthetic", "--samples", "256"),
+)
 
 # Models of a user's own, small enough to train in seconds.
 OWN_MODELS = """
-import atexit, os, time
+import time
 from pathlib import Path
 from torch import nn
 
 def build(channels, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(channels * 28 * 28, classes))
-
-def fragile(channels, classes):
-    atexit.register(os.abort)
-    return build(channels, classes)
-
-def broken(channels, classes):
-    return nn.Linear(3, classes)
 
 class Held(nn.Sequential):
     steps = 0
@@ -80,24 +78,3 @@ def head(
     """One Ray head for all tests that leave it as it was."""
     with started({**environment, **aws_variables}, tmp_path_factory.mktemp("jobs")) as head:
         yield head
-
-
-@pytest.fixture(scope="session")
-def start(
-    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start `python -m training` with these arguments, in a folder of its own."""
-    with commands("training", environment, tmp_path_factory.mktemp("work")) as start:
-        yield start
-
-
-@pytest.fixture(scope="session")
-def train(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., Run]:
-    """Run `python -m training` to its end."""
-
-    def run(*arguments: str, **variables: str) -> Run:
-        process = start(*arguments, **variables)
-        out, err = process.communicate(timeout=SECONDS)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-    return run

@@ -5,17 +5,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from ray_on_ecs.tracking import layout
+from tests.commands.conftest import CLASSIFIER
 from tests.commands.head import ON_HEAD, SECONDS, TOKEN, commands, read_until
 from tests.commands.ray_head import RayHead, ray_head
 from tests.waiting import until
 
-EPOCHS = 6
-RUN = (
-    "--model", "own:held", "--dataset", "synthetic", "--samples", "256", "--num-workers", "2", f"--epochs={EPOCHS}",
-)  # fmt: skip
+RUN = ("--num-workers=2", *CLASSIFIER, "--model=own:held", "--epochs=6")
 
 Follow = Callable[..., subprocess.Popen[str]]
 pytestmark = pytest.mark.fault
@@ -33,38 +29,36 @@ def folder(tmp_path: Path) -> Path:
 def follow(environment: dict[str, str], tmp_path: Path) -> Iterator[Follow]:
     """Start `ray-on-ecs run` for a head."""
     with commands("ray_on_ecs", {**environment, **TOKEN, **ON_HEAD}, tmp_path) as start:
-        yield lambda head, *given: start(
-            "run", "--recipe", "images", *RUN, *given, RAY_API_SERVER_ADDRESS=head.dashboard
-        )
+        yield lambda head, *given: start("run", *given, *RUN, RAY_API_SERVER_ADDRESS=head.dashboard)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+def undisturbed(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The weights of the same run without a disturbance."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    with commands("training", environment, folder) as start:
-        process = start(*RUN, "--run-name=undisturbed", "--storage-path", str(folder))
+    with commands("ray_on_ecs.run", environment, folder) as start:
+        process = start("--run-name=undisturbed", "--storage-path", str(folder), *RUN)
         out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, out + err
-    return torch.load(folder / "undisturbed" / layout.WEIGHTS)
+    return (folder / "undisturbed" / "model.safetensors").read_bytes()
 
 
 def test_a_killed_driver_is_submitted_again_and_who_follows_it_sees_the_end(
-    environment: dict[str, str], folder: Path, follow: Follow, hold: Path, undisturbed: dict[str, torch.Tensor]
+    environment: dict[str, str], folder: Path, follow: Follow, hold: Path, undisturbed: bytes
 ) -> None:
     with ray_head(environment, folder) as head:
         follower = follow(head, "--run-name=mine")
-        read_until(follower, "Process rank")
+        read_until(follower, "epoch 0:")
         until(lambda: _checkpoints(folder))
         head.kill_driver()
         read_until(follower, "job mine lost its driver; the head has submitted run mine again as job mine.2")
         hold.unlink()
         out, err = follower.communicate(timeout=SECONDS)
         assert follower.returncode == 0, out + err
-        assert "continued from its last checkpoint" in out
+        assert "resuming after step " in out
         assert head.jobs == {"mine": "FAILED", "mine.2": "SUCCEEDED"}
         assert "ray-head: job mine was lost; submitted again as mine.2 (1 of 3)\n" in head.log.read_text()
-    _assert_same_weights(folder, undisturbed)
+    assert (folder / "runs" / "mine" / "model.safetensors").read_bytes() == undisturbed
 
 
 @pytest.mark.parametrize(
@@ -77,13 +71,13 @@ def test_a_run_that_lost_its_head_is_submitted_again_by_the_next_head(
     folder: Path,
     follow: Follow,
     hold: Path,
-    undisturbed: dict[str, torch.Tensor],
+    undisturbed: bytes,
     end: Callable[[RayHead], None],
     lost_as: str,
 ) -> None:
     with ray_head(environment, folder) as head:
         follower = follow(head, "--run-name=mine")
-        read_until(follower, "Process rank")
+        read_until(follower, "epoch 0:")
         until(lambda: _checkpoints(folder))
         end(head)
         head.process.wait(SECONDS)
@@ -99,15 +93,9 @@ def test_a_run_that_lost_its_head_is_submitted_again_by_the_next_head(
         assert out.startswith("run mine is under way as job mine.2: its log from the start\n"), "nobody submitted it"
         assert follower.returncode == 0, out + err
         assert head.jobs == {"mine": lost_as, "mine.2": "SUCCEEDED"}
-    _assert_same_weights(folder, undisturbed)
+    assert (folder / "runs" / "mine" / "model.safetensors").read_bytes() == undisturbed
 
 
 def _checkpoints(folder: Path) -> list[Path]:
     """Return the finished checkpoints of the run."""
-    return list((folder / "runs" / "mine").glob(f"{layout.CHECKPOINT_PREFIX}*/{layout.MANIFEST}"))
-
-
-def _assert_same_weights(folder: Path, undisturbed: dict[str, torch.Tensor]) -> None:
-    weights = torch.load(folder / "runs" / "mine" / layout.WEIGHTS)
-    assert weights.keys() == undisturbed.keys()
-    assert all(torch.equal(weights[name], undisturbed[name]) for name in weights), "it resumed from its checkpoint"
+    return list((folder / "runs" / "mine").glob("checkpoints/step-*/checkpoint.json"))
