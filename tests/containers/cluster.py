@@ -43,8 +43,8 @@ INSTANCE = {"instance_type": "g5.xlarge", "zone": "us-east-1a", "market": "on-de
 MODELS, HURRY = "/opt/models", "/tmp/hurry"
 # A folder with a user's code, on every node.
 CODE = "/opt/code"
-EPOCHS = 80
-LONG = ("--model=tiny:mlp", "--dataset=synthetic", "--samples=512", f"--epochs={EPOCHS}")
+EPOCHS, STEPS_PER_EPOCH = 80, 4
+LONG = ("--model=tiny:mlp", "--data=synthetic", "--samples=512", "--batch-size=64", f"--epochs={EPOCHS}")
 # The epochs that a test may take up while it disturbs a run, on a slow machine, too.
 ROOM = 25
 # What `docker stop` itself may add to the stop timeout before it kills.
@@ -72,13 +72,13 @@ print(json.dumps({job["submission_id"]: job["status"] for job in api.get(jobs.ur
 STOP_JOBS = "from ray_on_ecs.node.jobs import JobRecovery; JobRecovery(None).stop_jobs()"
 # Arguments: the names of two runs. Prints whether their models are equal.
 EQUAL = """
-import io, sys
-import boto3, torch
+import sys
+import boto3
 s3 = boto3.client("s3")
 def weights(run):
-    return torch.load(io.BytesIO(s3.get_object(Bucket="{bucket}", Key=f"runs/{{run}}/model.pt")["Body"].read()))
+    return s3.get_object(Bucket="{bucket}", Key=f"runs/{{run}}/model.safetensors")["Body"].read()
 first, second = map(weights, sys.argv[1:])
-print(first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first))
+print(first == second)
 """
 CREATE = """
 import json
@@ -310,15 +310,15 @@ class Cluster:
         known = {HEAD_HOST: self.head, S3: self.storage}
         return [f"--add-host={host}:{self.engine.address(name, self.network)}" for host, name in known.items()]
 
-    def submit(self, *flags: str) -> list[str]:
-        """The command that the stack's `train_command` runs in the head, with more flags."""
-        inside = re.search(r"exec -it \$c (ray-on-ecs run .*?)\"", commands.train("us-east-1", 2, "i-1"))
+    def submit(self, run_name: str, *flags: str) -> list[str]:
+        """The command that the stack's `train_command` runs in the head, with a run's name and flags of the script."""
+        inside = re.search(r"exec -it \$c ray-on-ecs run (.*?)\"", commands.train("us-east-1", 2, "i-1"))
         assert inside is not None, "train_command has another form"
-        return [*inside[1].split(), *flags]
+        return ["ray-on-ecs", "run", f"--run-name={run_name}", *inside[1].split(), *flags]
 
     def train(self, run_name: str, *flags: str, seconds: float = 240) -> str:
         """Train to the end; the job's log."""
-        command = self.submit(f"--run-name={run_name}", *flags)
+        command = self.submit(run_name, *flags)
         done = self.engine.run("exec", self.head, *command, check=False, timeout=seconds)
         assert done.returncode == 0, done.stdout + done.stderr + self.engine.logs(self.head)[-8000:]
         return done.stdout
@@ -328,7 +328,7 @@ class Cluster:
         containers = [self.engine.inspect(name)["Id"] for name in self.names]
         if not self.last or self.last.containers != containers:
             name = f"whole-{secrets.token_hex(2)}"
-            self.last = Trained(name, self.train(name, "--dataset=digits", "--epochs=3"), containers)
+            self.last = Trained(name, self.train(name, "--data=digits", "--epochs=3"), containers)
         return self.last
 
     def stop(self, name: str) -> tuple[int, float]:
@@ -394,14 +394,13 @@ def cluster_of(engine: Engine, image: str, s3_image: str, code: Path) -> Generat
 class Run:
     """A run that goes on while the test does something to the cluster, as whoever typed its command sees it."""
 
-    def __init__(self, cluster: Cluster, name: str, output: Path, *flags: str) -> None:
+    def __init__(self, cluster: Cluster, name: str, output: Path) -> None:
         self.cluster, self.name, self.output = cluster, name, output
-        self.again(*flags)
+        self.again()
 
-    def again(self, *flags: str) -> None:
-        """The same command, here perhaps with other flags of those that may change."""
-        self.flags = flags
-        command = self.cluster.submit(f"--run-name={self.name}", *LONG, *flags)
+    def again(self) -> None:
+        """The same command."""
+        command = self.cluster.submit(self.name, *LONG)
         self.process = self.cluster.engine.start("exec", self.cluster.head, *command, output=self.output)
 
     @property
@@ -416,10 +415,11 @@ class Run:
     def epochs(self) -> int:
         """The epochs whose metrics are in the bucket, none of them twice."""
         assert self.process.poll() in (None, 0), self.log
-        lines = self.cluster.read(f"runs/{self.name}/metrics.jsonl").splitlines()
-        epochs = [json.loads(line)["epoch"] for line in lines]
-        assert epochs == list(range(len(epochs)))
-        return len(epochs)
+        folder = f"runs/{self.name}"  # while it trains, they are in a part
+        lines = self.cluster.read(f"{folder}/metrics/000000000.jsonl") or self.cluster.read(f"{folder}/metrics.jsonl")
+        steps = [each["step"] for each in map(json.loads, lines.splitlines()) if "test_loss" in each]
+        assert steps == [STEPS_PER_EPOCH * (epoch + 1) for epoch in range(len(steps))]
+        return len(steps)
 
     def goes_on(self, seconds: float = 240) -> None:
         """Wait until the workers that the cluster has now have trained an epoch, while what ended is replaced."""
@@ -450,14 +450,14 @@ class Disturbed:
     run: Run | None = None
     begun: int = 0
 
-    def under_way(self, *flags: str) -> Run:
-        """The run, in its middle: the last test's if it was started with these flags and has enough before it."""
+    def under_way(self) -> Run:
+        """The run, in its middle: the last test's if it has enough before it."""
         run = self.run
-        if not run or not run.is_alive() or run.flags != flags or run.epochs() > EPOCHS - ROOM:
+        if not run or not run.is_alive() or run.epochs() > EPOCHS - ROOM:
             self.end()
             self.begun += 1
             name = f"disturbed-{self.begun}"
-            run = self.run = Run(self.cluster, name, self.folder / f"{name}.log", *flags)
+            run = self.run = Run(self.cluster, name, self.folder / f"{name}.log")
         begun = run.epochs()
         until(lambda: run.epochs() > begun + 1, 180)
         return run

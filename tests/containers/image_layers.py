@@ -13,7 +13,7 @@ IMAGE = "ray-on-ecs"
 CHANGED_IMAGE = "ray-on-ecs-changed"
 # What docker/Dockerfile copies.
 CONTEXT = (".dockerignore", "LICENSE", "pyproject.toml", "docker", "ray_on_ecs", "training")
-CHANGED_FILE = "training/engine/fit.py"
+CHANGED_FILE = "training/image_classifier.py"
 BUILD_SECONDS = 1800
 
 

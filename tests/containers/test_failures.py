@@ -79,14 +79,15 @@ def test_a_worker_that_trains_is_left_at_once_and_the_run_goes_on_elsewhere(
         stopping = pool.submit(cluster.stop, name)
         until(lambda: "received SIGTERM. Draining" in cluster.engine.logs(name), WORKER_STOP_SECONDS)
         saw("Ray drained the node")
-        [step] = until(
-            lambda: re.findall(r"are being preempted; stopped after step (\d+)", run.log)[:1], WORKER_STOP_SECONDS
+        [checkpoint] = until(
+            lambda: re.findall(r"nodes are being reclaimed; restarting from (\S+) of ", run.log), WORKER_STOP_SECONDS
         )
         saw("the ranks had stored a checkpoint and stopped")
         status, seconds = stopping.result()
         saw("the worker was gone")
-    checkpoint = f"checkpoint_{int(step):08d}"
-    assert f"{checkpoint}/checkpoint.json" in cluster.keys(f"runs/{run.name}/"), "no step is lost"
+    [step] = re.findall(r"nodes are being reclaimed: saving after step (\d+)", run.log)
+    assert checkpoint.startswith(f"checkpoints/step-{int(step):09d}"), "no step is lost"
+    assert f"{checkpoint}/checkpoint.json" in cluster.keys(f"runs/{run.name}/")
     log = cluster.engine.logs(name)
     assert status == 0, log
     assert "Local node finished draining" in log, "it left because its work was done"
@@ -94,7 +95,7 @@ def test_a_worker_that_trains_is_left_at_once_and_the_run_goes_on_elsewhere(
     began = time.monotonic()
     cluster.settle()
     print(f"another worker had joined {time.monotonic() - began:.1f} s after its container's start")
-    until(lambda: f"resuming from {checkpoint}: " in run.log, 180, lambda: run.log)
+    until(lambda: f"resuming after step {step} " in run.log, 180, lambda: run.log)
     print(f"and the run went on {time.monotonic() - began:.1f} s after that start")
     run.goes_on()
 
@@ -113,7 +114,7 @@ def test_a_head_in_the_middle_of_a_run(cluster: Cluster, disturbed: Disturbed) -
     run.again()
     run.goes_on()
     assert f"run {run.name} is under way as job " in run.log, "the new head has submitted it, and nobody else"
-    assert "continued from its last checkpoint" in run.log
+    assert "resuming after step " in run.log
 
 
 def test_a_worker_that_is_killed_or_not_left_in_time_is_replaced_and_the_run_goes_on(
@@ -156,7 +157,7 @@ def test_a_head_that_comes_back_elsewhere_knows_its_jobs_and_workers_and_the_run
     run.finish()
     print(f"the run had ended after {time.monotonic() - began:.0f} s")
     assert f"run {run.name} is under way as job {successor}: " in run.log, "nobody but the head has submitted it"
-    assert "continued from its last checkpoint" in run.log
+    assert "resuming after step " in run.log
     assert cluster.jobs()[successor] == "SUCCEEDED"
     assert cluster.workers == workers, "no container was replaced"
     assert worker_nodes(cluster) == nodes, "and none started Ray anew"
@@ -186,7 +187,7 @@ def workers_come_back(cluster: Cluster, end: str) -> None:
     cluster.settle(BACK_SECONDS)
     print(f"workers were back {time.monotonic() - began:.0f} s after the head")
     assert not set(old) & set(cluster.workers), "workers of the old head have gone"
-    assert "test accuracy" in cluster.train(f"after-{end}", "--dataset=digits", "--epochs=1")
+    assert "test_accuracy" in cluster.train(f"after-{end}", "--data=digits", "--epochs=1")
 
 
 def lose_a_worker(cluster: Cluster) -> None:
