@@ -76,10 +76,10 @@ SCRIPTS = {
     ),
     "image_classifier.py": Example(
         ("--working-dir", str(REPOSITORY / "training")),
-        ("--data=synthetic", "--samples=256", "--epochs=20"),
+        ("--data=synthetic", "--samples=256", "--epochs=8"),
         "epoch 3:",
         "resuming after step",
-        "epoch 19:",
+        "epoch 7:",
         "model.safetensors",
         stored="checkpoints/*/checkpoint.json",
     ),
