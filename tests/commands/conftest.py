@@ -3,12 +3,12 @@
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.commands.head import SECONDS, Head, commands, started
+from tests.commands.head import Head, started
 from tests.local_cluster import BUSY_MACHINE
 
 Run = subprocess.CompletedProcess[str]
@@ -78,24 +78,3 @@ def head(
     """One Ray head for all tests that leave it as it was."""
     with started({**environment, **aws_variables}, tmp_path_factory.mktemp("jobs")) as head:
         yield head
-
-
-@pytest.fixture(scope="session")
-def start(
-    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start `python -m ray_on_ecs.run` with these arguments, in a folder of its own."""
-    with commands("ray_on_ecs.run", environment, tmp_path_factory.mktemp("work")) as start:
-        yield start
-
-
-@pytest.fixture(scope="session")
-def train(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., Run]:
-    """Run `python -m ray_on_ecs.run` to its end."""
-
-    def run(*arguments: str, **variables: str) -> Run:
-        process = start(*arguments, **variables)
-        out, err = process.communicate(timeout=SECONDS)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-    return run

@@ -1,7 +1,8 @@
 """The packaged image classifier as a user trains it: a real Ray cluster on this machine, two workers."""
 
 import json
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 
 from tests.aws import metric_totals
 from tests.commands.conftest import CLASSIFIER, REPOSITORY, Run
+from tests.commands.head import SECONDS, commands
 from training.image_classifier import build_model
 
 pytestmark = pytest.mark.fault
@@ -18,6 +20,19 @@ Train = Callable[..., Run]
 DIGITS = ("--working-dir", str(REPOSITORY / "training"), "image_classifier.py", "--data", "digits", "--epochs", "3")
 TINY = (*CLASSIFIER, "--model", "own:build")
 STEPS = 11  # of an epoch
+
+
+@pytest.fixture(scope="module")
+def train(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
+    """Run `python -m ray_on_ecs.run` to its end, in a folder of its own."""
+    with commands("ray_on_ecs.run", environment, tmp_path_factory.mktemp("work")) as start:
+
+        def run(*arguments: str, **variables: str) -> Run:
+            process = start(*arguments, **variables)
+            out, err = process.communicate(timeout=SECONDS)
+            return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+        yield run
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +76,7 @@ def test_the_weights_load_into_the_plain_model(run_folder: Path) -> None:
 def test_a_mistake_is_named_and_no_reason_to_start_again(train: Train, tmp_path: Path) -> None:
     run = train("--num-workers", "2", "--storage-path", str(tmp_path), *TINY, "--epochs", "0")
     assert run.returncode == 2, run.stdout + run.stderr
-    assert "image_classifier: error: argument --epochs: '0' is not a number of at least 1" in run.stderr
+    assert "image_classifier.py: error: argument --epochs: 0 must be at least 1" in run.stderr
     assert run.stderr.count("\n") == 1, "one line, no traceback"
     assert "restarting" not in run.stdout
 

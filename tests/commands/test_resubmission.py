@@ -48,7 +48,7 @@ def test_a_killed_driver_is_submitted_again_and_who_follows_it_sees_the_end(
 ) -> None:
     with ray_head(environment, folder) as head:
         follower = follow(head, "--run-name=mine")
-        read_until(follower, "epoch 0:")
+        read_until(follower, "epoch 1/")
         until(lambda: _checkpoints(folder))
         head.kill_driver()
         read_until(follower, "job mine lost its driver; the head has submitted run mine again as job mine.2")
@@ -77,7 +77,7 @@ def test_a_run_that_lost_its_head_is_submitted_again_by_the_next_head(
 ) -> None:
     with ray_head(environment, folder) as head:
         follower = follow(head, "--run-name=mine")
-        read_until(follower, "epoch 0:")
+        read_until(follower, "epoch 1/")
         until(lambda: _checkpoints(folder))
         end(head)
         head.process.wait(SECONDS)

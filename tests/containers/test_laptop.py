@@ -229,7 +229,7 @@ def test_a_connection_that_breaks_is_made_again_and_no_line_is_lost(
     output = tmp_path / "log"
     process = laptop.start("run", f"--run-name={name}", *SCRIPT, *LONG, output=output)
     try:
-        until(lambda: "epoch 1: " in output.read_text(), SECONDS, output.read_text)
+        until(lambda: "epoch 2/" in output.read_text(), SECONDS, output.read_text)
         for cuts in (1, 2):
             assert laptop.processes(SESSION, signal.SIGKILL)
             until(lambda cuts=cuts: output.read_text().count("lost the connection") == cuts, SECONDS, output.read_text)
@@ -248,7 +248,7 @@ def test_a_connection_that_breaks_is_made_again_and_no_line_is_lost(
             cluster.engine.execute(worker, "rm", "-f", HURRY)
     log = output.read_text()
     for epoch in range(EPOCHS):
-        assert log.count(f"[rank 0] epoch {epoch}: ") == 1, f"the line of epoch {epoch}, once: {log}"
+        assert log.count(f"[rank 0] epoch {epoch + 1}/") == 1, f"the line of epoch {epoch + 1}, once: {log}"
 
 
 def test_a_run_is_left_to_itself_followed_and_stopped(laptop: Laptop, tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_run_is_left_to_itself_followed_and_stopped(laptop: Laptop, tmp_path: 
     output = tmp_path / "log"
     follower = laptop.start("logs", "--follow", name, output=output)
     try:
-        until(lambda: "epoch 0: " in output.read_text(), SECONDS, output.read_text)
+        until(lambda: "epoch 1/" in output.read_text(), SECONDS, output.read_text)
     finally:
         laptop.type("stop", name)
     assert follower.wait(SECONDS) == 130
