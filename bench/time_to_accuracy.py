@@ -5,6 +5,7 @@ Both train on two CPUs, a thread for each, under Ray.
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
@@ -14,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from torchvision.datasets import FashionMNIST
 
 from bench import harness
 from bench.harness import Bench
@@ -50,16 +53,20 @@ def measure(bench: Bench) -> list[Comparison]:
 
 
 def write_images(source: Path | None, target: Path) -> None:
-    """Write the first images of Fashion-MNIST as its four files."""
-    data = image_classifier.fashion_mnist() if source is None else image_classifier.idx_files(source)
+    """Write the first images of Fashion-MNIST as its four files, from a folder with these, gzipped or not."""
+    if source is None:
+        FashionMNIST(str(image_classifier.CACHE), download=True)
+        source = image_classifier.CACHE / "FashionMNIST" / "raw"
     target.mkdir(parents=True)
-    train, test = ((images[:count], labels[:count].byte()) for (images, labels), count in (
-        (data.train, TRAIN_IMAGES), (data.test, TEST_IMAGES)
-    ))  # fmt: skip
-    parts = (train[0].squeeze(1), train[1], test[0].squeeze(1), test[1])
-    for name, values in zip(image_classifier.IDX, parts, strict=True):
-        header = bytes([0, 0, 8, values.dim()]) + struct.pack(f">{values.dim()}I", *values.shape)
-        (target / name).write_bytes(header + values.numpy().tobytes())
+    for name in image_classifier.FILES:
+        zipped = source / f"{name}.gz"
+        content = gzip.decompress(zipped.read_bytes()) if zipped.is_file() else (source / name).read_bytes()
+        dimensions = content[3]
+        header = 4 + 4 * dimensions
+        total, *shape = struct.unpack(f">{dimensions}I", content[4:header])
+        count = min(total, TRAIN_IMAGES if name.startswith("train") else TEST_IMAGES)
+        first = content[header : header + count * math.prod(shape)]
+        (target / name).write_bytes(content[:4] + struct.pack(f">{dimensions}I", count, *shape) + first)
 
 
 def compare(references: list[Epochs], ours: list[Epochs]) -> Comparison:
@@ -116,7 +123,7 @@ def read_epochs(printed: str) -> Epochs:
         speed = WORKERS * int(size) * int(steps) / float(seconds)
         slowest[epoch] = min(speed, slowest.get(epoch, math.inf))
     return [
-        {"seconds": float(seconds), "test_accuracy": float(accuracy), "images_per_second": slowest[epoch]}
+        {"seconds": float(seconds), "test_accuracy": float(accuracy), "samples_per_second": slowest[epoch]}
         for epoch, accuracy, seconds in EPOCH.findall(printed)
     ]
 
@@ -141,7 +148,7 @@ def _seconds(epochs: Epochs) -> float:
 
 
 def _speed(epochs: Epochs) -> float:
-    return statistics.median(epoch["images_per_second"] for epoch in epochs)
+    return statistics.median(epoch["samples_per_second"] for epoch in epochs)
 
 
 def _first_epoch(epochs: Epochs, goal: float) -> int | None:

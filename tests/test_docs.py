@@ -30,12 +30,12 @@ OF_OTHER_TOOLS = {
     "--editable",
     "--exclude",
     "--file",
-    "--logdir",
     "--nproc-per-node",
     "--output",
     "--path",
     "--query",
     "--rm",
+    "--script",
     "--volumes",
 }
 

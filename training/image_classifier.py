@@ -4,20 +4,19 @@
     ray-on-ecs run image_classifier.py --data s3://my-bucket/flowers --model resnet50
     torchrun --nproc-per-node 2 image_classifier.py --data ./flowers
 
-The images lie in memory as uint8; each is flipped and shifted on the device. Order and augmentation depend on the seed
-and the epoch alone, and a step always has the same micro-batches, so the number of workers does not change the learning
-curve. The file stands alone: copy it (ray-on-ecs recipe copy image_classifier) and change it.
+The images are kept in memory as uint8; each is flipped and shifted on the device. Order and augmentation depend on
+the seed and the epoch alone, and a step always has the same micro-batches, so the number of workers does not change the
+learning curve. The file stands alone: copy it (ray-on-ecs recipe copy image_classifier) and change it.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
+import copy
 import json
 import math
 import os
 import pkgutil
-import struct
 import sys
 import time
 import urllib.request
@@ -29,23 +28,22 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 RANK, RANKS = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
-LEAST_STEPS = 400  # of a training, unless --epochs says otherwise
-LEAST_STEPS_PER_EPOCH = 8  # or the default batch is smaller
+MIN_STEPS = 400  # of a training, unless --epochs says otherwise
+MIN_STEPS_PER_EPOCH = 8  # or the default batch is smaller
 SIDE = 28  # of small images, in pixels
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "ray-on-ecs"
+FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 BUILT_IN = ("auto", "fashion-mnist", "digits")
-IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 DATA_HELP = (
-    "fashion-mnist or digits; a folder or s3://bucket/prefix with Fashion-MNIST's four files, or with "
-    "train/CLASS/... and test/CLASS/...; auto (the default): fashion-mnist if it can be downloaded, or else digits"
+    "fashion-mnist or digits; a folder or s3://bucket/prefix with FashionMNIST/raw/, or with train/CLASS/... and "
+    "test/CLASS/...; auto (the default): fashion-mnist if it can be downloaded, or else digits"
 )
 
 
-def fail(line: str) -> NoReturn:
-    """Print one line on each node, and end with status 2: a mistake that a restart does not mend."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"image_classifier.py: error: {line}", file=sys.stderr, flush=True)
-    sys.exit(2)
+def fail(line: str, status: int = 2) -> NoReturn:
+    """Print one line and exit; status 2 is an error that a restart won't fix."""
+    print(f"image_classifier.py: error: {line}", file=sys.stderr, flush=True)
+    sys.exit(status)
 
 
 def parse() -> argparse.Namespace:
@@ -55,24 +53,24 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--data", default="auto", metavar="NAME|FOLDER", help=DATA_HELP)
     add("--model", default="resnet18", help="one of torchvision's, or package.module:function of (channels, classes)")
-    add("--epochs", type=int, help=f"by default at least 4, and as many as {LEAST_STEPS} steps take")
+    add("--epochs", type=int, help=f"by default at least 4, and as many as {MIN_STEPS} steps take")
     add("--batch-size", type=int, help="images of a micro-batch (512 on GPUs, 64 on CPUs, 128 of a folder)")
     add("--max-workers", type=int, help="micro-batches of a step, which the workers share (default: the workers)")
     add("--lr", type=float, default=3e-3, help="peak learning rate for 256 images a step; it grows by the root")
     add("--weight-decay", type=float, default=0.05, help="of all weights but biases and norms (%(default)s)")
     add("--image-size", type=int, default=224, help="side of a folder's images, in pixels (%(default)s)")
-    add("--max-shift", type=int, choices=range(9), default=0, help="move training images by up to so many pixels")
+    add("--max-shift", type=int, choices=range(9), default=0, help="move training images by up to N pixels")
     add("--flip", action=argparse.BooleanOptionalAction, help="flip half of the training images (of digits: no)")
     add("--precision", choices=("auto", "fp32", "bf16"), default="auto", help="auto: bf16 on GPUs that have it")
     add("--compile", action="store_true", help="compile the model, which takes a minute")
-    add("--samples", type=int, help="train on the first so many images alone")
+    add("--samples", type=int, help="train on N of the images only")
     add("--seed", type=int, default=0, help="of weights, order and augmentation (%(default)s)")
     args = parser.parse_args()
-    for name in ("epochs", "batch_size", "max_workers", "image_size", "samples", "lr"):
-        if (value := getattr(args, name)) is not None and not (0 < value < math.inf and (name == "lr" or value >= 1)):
-            fail(f"argument --{name.replace('_', '-')}: {value} is not positive")
-    if not 0 <= args.weight_decay < math.inf:
-        fail(f"argument --weight-decay: {args.weight_decay} is negative")
+    for name in ("epochs", "batch_size", "max_workers", "image_size", "samples"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            fail(f"argument --{name.replace('_', '-')}: {value} must be at least 1")
+    if not (0 < args.lr < math.inf and 0 <= args.weight_decay < math.inf and 0 <= args.seed < 2**32):
+        fail("argument --lr, --weight-decay, --seed: a positive number, one of at least 0, and one below 2**32")
     if args.data not in BUILT_IN and "://" not in args.data and not Path(args.data).expanduser().is_dir():
         fail(f"argument --data: {args.data!r} is neither a folder nor one of {', '.join(BUILT_IN)}, s3://bucket/prefix")
     return args
@@ -97,20 +95,18 @@ from ray_on_ecs import Checkpointer, DistributedSampler
 from ray_on_ecs.filesystem import fetch
 
 
-def settle(args: argparse.Namespace, data: Data, device: torch.device) -> None:
+def resolve_defaults(args: argparse.Namespace, data: Data, device: torch.device) -> None:
     """Give the options that depend on data, device and workers their values, and check them."""
     total, is_gpu = len(data.train[1]), device.type == "cuda"
     args.max_workers = args.max_workers or int(os.environ.get("MAX_WORLD_SIZE", RANKS))
     if args.max_workers < RANKS:
         fail(f"argument --max-workers: {args.max_workers} is less than the {RANKS} workers")
     wanted = 128 if data.train[0].shape[-1] > 2 * SIDE else 512 if is_gpu else 64
-    args.batch_size = args.batch_size or max(1, min(wanted, total // (LEAST_STEPS_PER_EPOCH * args.max_workers)))
-    steps, most = total // (args.batch_size * args.max_workers), total // args.max_workers
-    if not steps:
-        way_out = f"use {most} or less, or fewer workers" if most else "use fewer workers"
+    args.batch_size = args.batch_size or max(2, min(wanted, total // (MIN_STEPS_PER_EPOCH * args.max_workers)))
+    if not (steps := total // (args.batch_size * args.max_workers)):
         fail(f"argument --batch-size: {args.batch_size} on each of {args.max_workers} workers is more than the {total} "
-             f"training images; {way_out}")  # fmt: skip
-    args.epochs = args.epochs or max(4, math.ceil(LEAST_STEPS / steps))
+             f"training images; use {total // args.max_workers} or less, or fewer workers")  # fmt: skip
+    args.epochs = args.epochs or max(4, math.ceil(MIN_STEPS / steps))
     args.flip = data.flip if args.flip is None else args.flip
     if args.precision == "auto":
         args.precision = "bf16" if is_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
@@ -134,52 +130,40 @@ def load(args: argparse.Namespace) -> Data:
         if RANKS > 1:
             dist.broadcast_object_list(chosen)
         args.data = chosen[0]
-    if args.data in BUILT_IN:
-        return digits() if args.data == "digits" else fashion_mnist()
+    if args.data == "digits":
+        return digits()
     try:
+        if args.data == "fashion-mnist":
+            CACHE.mkdir(parents=True, exist_ok=True)
+            with FileLock(CACHE / "fashion-mnist.lock"):  # one download for each node
+                return fashion_mnist(CACHE, download=True)
         folder = fetch(args.data if "://" in args.data else str(Path(args.data).expanduser()), "--data")
-        for place in (folder, folder / "FashionMNIST" / "raw"):
-            if all((place / name).is_file() or (place / f"{name}.gz").is_file() for name in IDX):
-                return idx_files(place)
+        if (folder / "FashionMNIST" / "raw").is_dir():
+            return fashion_mnist(folder, download=False)
         return class_folders(folder, args)
-    except Exception as cause:  # files may be broken in any way
-        fail(f"argument --data: {args.data!r} can't be read ({cause})")
+    except Exception as cause:  # files may be broken in any way; a network may be better at the next attempt
+        is_network = isinstance(cause, OSError | RuntimeError) and ("://" in args.data or args.data in BUILT_IN)
+        fail(f"argument --data: {args.data!r} can't be read ({cause})", status=1 if is_network else 2)
 
 
 def fashion_mnist_or_digits() -> str:
     """Return Fashion-MNIST if it is here or can be downloaded, or else the digits that scikit-learn brings."""
-    if not all((CACHE / "FashionMNIST" / "raw" / name).is_file() for name in IDX):
-        try:
-            urllib.request.urlopen(FashionMNIST.mirrors[0] + FashionMNIST.resources[-1][0], timeout=5).close()
-        except OSError as cause:
-            print(f"Fashion-MNIST can't be downloaded ({cause}): training on handwritten digits", flush=True)
-            return "digits"
-    return "fashion-mnist"
+    chosen = Path("auto-data.txt")  # a run that is started again keeps its choice
+    if not chosen.is_file():
+        chosen.write_text("fashion-mnist")
+        if not all((CACHE / "FashionMNIST" / "raw" / name).is_file() for name in FILES):
+            try:
+                urllib.request.urlopen(FashionMNIST.mirrors[0] + FashionMNIST.resources[-1][0], timeout=5).close()
+            except OSError as cause:
+                print(f"Fashion-MNIST can't be downloaded ({cause}): training on handwritten digits", flush=True)
+                chosen.write_text("digits")
+    return chosen.read_text()
 
 
-def fashion_mnist() -> Data:
-    """Download Fashion-MNIST once for each node."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(CACHE / "fashion-mnist.lock"):
-            FashionMNIST(str(CACHE), download=True)
-    except (OSError, RuntimeError) as cause:
-        fail(f"argument --data: fashion-mnist can't be downloaded ({cause}); use digits, or a folder with its files")
-    return idx_files(CACHE / "FashionMNIST" / "raw")
-
-
-def idx_files(folder: Path) -> Data:
-    """Read the four files of Fashion-MNIST, gzipped or not: a header with the shape, and bytes."""
-    parts = []
-    for name in IDX:
-        path = folder / name
-        read = path.read_bytes() if path.is_file() else gzip.decompress((folder / f"{name}.gz").read_bytes())
-        shape = struct.unpack_from(f">{read[3]}I", read, 4)
-        parts.append(torch.frombuffer(bytearray(read), dtype=torch.uint8, offset=4 + 4 * len(shape)).reshape(shape))
-    images, labels, test_images, test_labels = parts
-    train, test = (images.unsqueeze(1), labels.long()), (test_images.unsqueeze(1), test_labels.long())
-    if len(images) != len(labels) or len(test_images) != len(test_labels):
-        raise ValueError("the numbers of images and labels differ")
+def fashion_mnist(root: Path, *, download: bool) -> Data:
+    """Load Fashion-MNIST from torchvision's folder FashionMNIST/raw in a folder."""
+    parts = [FashionMNIST(str(root), train=train, download=download) for train in (True, False)]
+    train, test = ((part.data.unsqueeze(1), part.targets) for part in parts)
     return Data("fashion-mnist", train, test, FashionMNIST.classes)
 
 
@@ -197,20 +181,21 @@ def digits() -> Data:
 
 def class_folders(folder: Path, args: argparse.Namespace) -> Data:
     """Read train/CLASS/... and test/CLASS/... of a folder into memory, scaled and cut to squares."""
+    if not all((folder / name).is_dir() for name in ("train", "test")):
+        raise ValueError("it has neither FashionMNIST/raw/ nor train/CLASS/... and test/CLASS/...")
     prepare = Compose([PILToTensor(), Resize(args.image_size, antialias=True), CenterCrop(args.image_size)])
     train, test = (ImageFolder(str(folder / name), prepare) for name in ("train", "test"))
     if train.classes != test.classes:
         raise ValueError(f"train has the classes {', '.join(train.classes)}, and test {', '.join(test.classes)}")
     needed = (len(train) + len(test)) * 3 * args.image_size**2 * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if needed > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) / 2:
-        raise ValueError(f"the images take {needed / 2**30:.0f} GiB, more than half of the node's "
-                         f"{memory / 2**30:.0f}; use a smaller --image-size, or fewer workers")  # fmt: skip
+    if needed > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2:
+        raise ValueError(f"{needed / 2**30:.0f} GiB is over half of the node's memory; use a smaller --image-size")
 
     def read(part: ImageFolder) -> tuple[Any, Any]:
         with ThreadPoolExecutor() as threads:
             return torch.stack(list(threads.map(lambda n: part[n][0], range(len(part))))), torch.tensor(part.targets)
 
-    return Data(args.data, read(train), read(test), train.classes)
+    return Data(Path(args.data).name, read(train), read(test), train.classes)
 
 
 class Batches:
@@ -229,8 +214,8 @@ class Batches:
         images, labels = self.data.train
         generator = torch.Generator().manual_seed(self.args.seed * 1_000_003 + sampler.epoch)
         flips = torch.rand(len(labels), generator=generator) < (0.5 if self.args.flip else 0.0)
-        most = self.args.max_shift
-        shifts = torch.randint(-most, most + 1, (len(labels), 2), generator=generator)
+        shift = self.args.max_shift
+        shifts = torch.randint(-shift, shift + 1, (len(labels), 2), generator=generator)
         order = torch.tensor(sampler.order())
         for first in range(sampler.position, self.steps * self.images, self.images):
             step = []
@@ -239,8 +224,8 @@ class Batches:
                 which = order[part].to(images.device)
                 batch = images[which].to(self.device)
                 batch = torch.where(flips[part].to(self.device)[:, None, None, None], batch.flip(-1), batch)
-                windows = pad(batch, [most] * 4).unfold(2, images.shape[2], 1).unfold(3, images.shape[3], 1)
-                rows, columns = (most - shifts[part].to(self.device)).unbind(1)  # new pixels are 0
+                windows = pad(batch, [shift] * 4).unfold(2, images.shape[2], 1).unfold(3, images.shape[3], 1)
+                rows, columns = (shift - shifts[part].to(self.device)).unbind(1)  # new pixels are 0
                 batch = windows[torch.arange(len(batch), device=self.device), :, rows, columns]
                 step.append((self.normalize(batch), labels[which].to(self.device)))
             yield step
@@ -248,8 +233,9 @@ class Batches:
     def test(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's share of the test images, each once."""
         images, labels = (part[RANK::RANKS] for part in self.data.test)
-        for batch, of in zip(images.split(512), labels.split(512), strict=True):
-            yield self.normalize(batch.to(self.device)), of.to(self.device)
+        for start in range(0, len(labels), self.args.batch_size):
+            part = slice(start, start + self.args.batch_size)
+            yield self.normalize(images[part].to(self.device)), labels[part].to(self.device)
 
     def normalize(self, images: Tensor) -> Tensor:
         """Return images of zero mean and unit variance."""
@@ -278,10 +264,21 @@ def build_model(name: str, channels: int, classes: int) -> nn.Module:
     return model
 
 
-def move_once_per_step(norms: dict[_BatchNorm, float], number: int, of: int) -> None:
+def check_model(name: str, network: nn.Module, shape: tuple[int, ...], classes: int, device: torch.device) -> None:
+    """Fail unless a model returns logits [2, classes] for two images, also while it trains."""
+    try:
+        logits = copy.deepcopy(network)(torch.zeros(2, *shape, device=device))
+    except Exception as cause:  # the user's module may fail in any way
+        fail(f"argument --model: {name!r} can't take images of {'x'.join(map(str, shape))} ({cause})")
+    if not isinstance(logits, Tensor) or logits.shape != (2, classes):
+        fail(f"argument --model: {name!r} doesn't return one logit for each of {classes} classes, but "
+             f"{tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__}")  # fmt: skip
+
+
+def move_once_per_step(norms: dict[_BatchNorm, float], number: int, total: int) -> None:
     """Let running statistics move once per step, by the mean over a rank's micro-batches, of which the next is one."""
     for norm, momentum in norms.items():
-        norm.momentum = momentum / (of - (of - number) * momentum)
+        norm.momentum = momentum / (total - (total - number) * momentum)
 
 
 def average_statistics(norms: dict[_BatchNorm, float], weight: float) -> None:
@@ -293,7 +290,7 @@ def average_statistics(norms: dict[_BatchNorm, float], weight: float) -> None:
 
 
 class Sums:
-    """Sums over an epoch of losses, right answers and images; a checkpoint has those of all ranks."""
+    """Sums over an epoch of losses, correct predictions and images; a checkpoint has those of all ranks."""
 
     def __init__(self, device: torch.device) -> None:
         self.sums = torch.zeros(3, device=device, dtype=torch.float64)
@@ -317,29 +314,30 @@ class Sums:
 
     def means(self, name: str) -> dict[str, float]:
         """Return loss and accuracy over all ranks, and begin again."""
-        loss, right, images = self.state_dict()["sums"]
+        loss, correct, images = self.state_dict()["sums"]
         self.sums.zero_()
-        return {f"{name}_loss": loss / images, f"{name}_accuracy": right / images}
+        return {f"{name}_loss": loss / images, f"{name}_accuracy": correct / images}
 
 
 def main(args: argparse.Namespace) -> None:
     """Train, test after each epoch, and export the last and the best weights."""
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.backends.cudnn.benchmark = True
     if RANKS > 1:
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     data = load(args)
-    data.train = data.train[0][: args.samples], data.train[1][: args.samples]
-    settle(args, data, device)
+    chosen = torch.randperm(len(data.train[1]), generator=torch.Generator().manual_seed(0))[: args.samples]
+    data.train = data.train[0][chosen], data.train[1][chosen]
+    resolve_defaults(args, data, device)
     batches = Batches(data, args, device)
     if device.type == "cuda" and data.train[0].nbytes < torch.cuda.mem_get_info()[0] // 2:
         data.train = data.train[0].to(device), data.train[1].to(device)
 
     torch.manual_seed(args.seed)  # the same weights on all ranks
     network = build_model(args.model, data.train[0].shape[1], len(data.classes)).to(device)
+    check_model(args.model, network, data.train[0].shape[1:], len(data.classes), device)
     if device.type == "cuda":
         network = network.to(memory_format=torch.channels_last)
     torch.manual_seed(args.seed * 1_000_003 + RANK)  # dropout differs
@@ -357,21 +355,21 @@ def main(args: argparse.Namespace) -> None:
         optimizer, peak, total_steps=args.epochs * batches.steps, pct_start=0.15, cycle_momentum=False
     )
     trained, sampler = Sums(device), DistributedSampler(data.train[1], seed=args.seed)
+    settings = {name: value for name, value in vars(args).items() if name not in ("compile", "precision")}
     checkpoint = Checkpointer(
         model=model,
         optimizer=optimizer,
         state={"schedule": schedule, "sampler": sampler, "trained": trained},
         keep_best="test_accuracy",
         best_mode="max",
-        config={**vars(args), "images": len(data.train[1])},
+        config={**settings, "data": data.name, "images": len(data.train[1])},
     )
     checkpoint.resume()
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16")
     if RANK == 0:
-        meaning = {"model": args.model, "classes": data.classes, "mean": batches.mean, "std": batches.std}
-        Path("model.json").write_text(json.dumps(meaning))  # for those who use the weights
-        size = f"{args.epochs} epochs of {batches.steps} steps of {batches.images} images"
-        print(f"{args.model} on {data.name}: {size}, {RANKS} on {device.type.upper()}s", flush=True)
+        steps = f"{args.epochs} x {batches.steps} steps of {batches.images} images"
+        done = f", {checkpoint.epoch} epochs done" if checkpoint.epoch else ""
+        print(f"{args.model} on {data.name}: {steps}, {RANKS} x {device.type.upper()}{done}", flush=True)
 
     while checkpoint.epoch < args.epochs and not checkpoint.should_stop:
         began, first = time.perf_counter(), checkpoint.step
@@ -399,7 +397,7 @@ def main(args: argparse.Namespace) -> None:
                 for images, labels in batches.test():
                     logits = network(images).float()
                     tested.add(cross_entropy(logits, labels), logits, labels)
-            metrics = {**trained.means("train"), **tested.means("test"), "images_per_second": speed}
+            metrics = {**trained.means("train"), **tested.means("test"), "samples_per_second": speed}
             metrics["seconds"] = time.perf_counter() - began
             if RANK == 0:
                 line = "  ".join(f"{name.replace('_', ' ')} {value:<6.4g}" for name, value in metrics.items())
@@ -408,9 +406,11 @@ def main(args: argparse.Namespace) -> None:
                 fail(f"the loss of epoch {checkpoint.epoch + 1} is not finite; lower --lr, now {args.lr}")
             checkpoint.end_epoch(**metrics)
     if not checkpoint.should_stop:
-        checkpoint.export("model.safetensors")
+        meaning = {"model": args.model, "classes": data.classes, "mean": batches.mean, "std": batches.std}
+        known = {"image_classifier": json.dumps({**meaning, "shape": data.train[0].shape[1:]})}
+        checkpoint.export("model.safetensors", known)
         if checkpoint.load_best():
-            checkpoint.export("best.safetensors")
+            checkpoint.export("best.safetensors", known)
     checkpoint.close()
     if RANKS > 1:
         dist.destroy_process_group()

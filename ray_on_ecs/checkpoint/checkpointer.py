@@ -280,20 +280,21 @@ class Checkpointer:
         self._has_other_weights = True
         return True
 
-    def export(self, path: str | os.PathLike[str]) -> None:
+    def export(self, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
         """Write the model's weights as safetensors; all ranks take part.
 
         Args:
             path: A file, also `s3://bucket/key`; a relative path is in the run's folder in the storage, and outside a
                 run in the working directory. A model of more than 2 GB becomes several files and an index, as
                 Hugging Face's libraries read it.
+            metadata: Strings for the file's header, which `safetensors.safe_open(path, "pt").metadata()` returns.
 
         Raises:
             OSError: It can't be written.
         """
         self._save.wait()
         storage, name = open_file(path)
-        export_weights(self._state.module, storage, name, self._ranks)
+        export_weights(self._state.module, storage, name, self._ranks, metadata=metadata)
 
     def close(self, export: str | os.PathLike[str] | None = None) -> None:
         """Store the last state, and export the weights unless the training has to stop.

@@ -24,7 +24,12 @@ FILE_BYTES = 2 * 10**9
 
 
 def export_weights(
-    module: nn.Module, storage: RunStorage, name: str, ranks: Collectives, file_bytes: int = FILE_BYTES
+    module: nn.Module,
+    storage: RunStorage,
+    name: str,
+    ranks: Collectives,
+    file_bytes: int = FILE_BYTES,
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Write a module's state_dict; all ranks must call it.
 
@@ -37,6 +42,7 @@ def export_weights(
         name: The file's name.
         ranks: All ranks.
         file_bytes: The most bytes of a file, unless a single tensor has more.
+        metadata: Strings for the header of each file.
 
     Raises:
         OSError: A file could not be written; all ranks raise it.
@@ -44,6 +50,7 @@ def export_weights(
     tensors = _without_aliases(module)
     files = _divide(tensors, file_bytes)
     names = _file_names(name, len(files))
+    header = {**(metadata or {}), "format": "pt"}
     fault: str | None = None
     for first in range(0, len(files), ranks.world_size):
         mine: dict[str, Tensor] = {}
@@ -55,7 +62,7 @@ def export_weights(
                     # On a CPU two buffers may share their memory, which a file can't.
                     mine[plain_name(key)] = whole.detach().to("cpu", copy=True).contiguous()
         if mine and fault is None:
-            fault = _write(storage, names[first + ranks.rank], lambda mine=mine: save(mine, metadata={"format": "pt"}))
+            fault = _write(storage, names[first + ranks.rank], lambda mine=mine: save(mine, metadata=header))
     if ranks.rank == 0 and len(files) > 1:
         index = {
             "metadata": {"total_size": sum(_bytes(each) for each in tensors.values())},

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import ast
-from importlib.util import find_spec
+import os
+import shlex
 from pathlib import Path
 
 import click
 
+import ray_on_ecs
 from ray_on_ecs.errors import UsageError
 
 RECIPES = ("image_classifier", "ray_train_ddp", "preprocess")
 
 
 def path_of(name: str) -> Path:
-    """Return the file of a packaged job, which is not imported.
+    """Return the file of a packaged job, which lies beside this package and is not imported.
 
     Raises:
         UsageError: There is none of this name.
     """
     if name not in RECIPES:
         raise UsageError(f"NAME: there is no recipe {name!r}; use {', '.join(RECIPES)}")
-    spec = find_spec("training")
-    folder = next(iter(spec.submodule_search_locations or ()), None) if spec else None
-    if folder is None:
-        raise UsageError("the package training is not installed; install ray-on-ecs again")
-    return Path(folder, f"{name}.py")
+    return Path(ray_on_ecs.__file__).parents[1] / "training" / f"{name}.py"
 
 
 @click.group("recipe")
@@ -44,18 +42,19 @@ def list_recipes() -> None:
 
 @command.command("copy")
 @click.argument("name")
-@click.argument("file", required=False, type=click.Path(path_type=Path))
-def copy(name: str, file: Path | None) -> None:
+@click.argument("file", required=False)
+def copy(name: str, file: str | None) -> None:
     """Copy recipe NAME to FILE, by default NAME.py in the current folder; `ray-on-ecs run FILE` starts it."""
-    source = path_of(name)
-    target = file or Path(source.name)
-    if target.is_dir():
+    source = path_of(name.removesuffix(".py"))
+    content = source.read_text()
+    target = Path(file or source.name)
+    if target.is_dir() or str(file).endswith(os.sep):
         target /= source.name
     try:
         with target.open("x") as opened:
-            opened.write(source.read_text())
+            opened.write(content)
     except FileExistsError as cause:
         raise UsageError(f"FILE: {str(target)!r} exists; give another name") from cause
     except OSError as cause:
         raise UsageError(f"FILE: {str(target)!r} can't be written ({cause.strerror})") from cause
-    click.echo(f"{target}: ray-on-ecs run {target} starts it")
+    click.echo(f"{target}: ray-on-ecs run {shlex.quote(str(target))} starts it")

@@ -1,11 +1,13 @@
 """How the benchmarks turn measurements into comparisons."""
 
+import gzip
 import io
+import math
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
 
 from bench import checkpointer, gpu, preprocess, report, time_to_accuracy
@@ -33,28 +35,33 @@ def test_the_reference_s_epochs_are_read_from_its_log() -> None:
         "Result(metrics={'epoch': 1, 'accuracy': 1.0, 'seconds': 102.0}, path='/tmp')\n"
     )
     assert time_to_accuracy.read_epochs(printed) == [
-        {"seconds": 21.25, "test_accuracy": 0.7855, "images_per_second": 400.0},
-        {"seconds": 102.0, "test_accuracy": 1.0, "images_per_second": 100.0},
+        {"seconds": 21.25, "test_accuracy": 0.7855, "samples_per_second": 400.0},
+        {"seconds": 102.0, "test_accuracy": 1.0, "samples_per_second": 100.0},
     ]
 
 
 def test_images_per_second_are_those_after_the_first_epoch() -> None:
-    runs = [[{"images_per_second": each} for each in speeds] for speeds in ((1, 100, 300), (1000, 200, 200))]
-    faster = [[{"images_per_second": each} for each in speeds] for speeds in ((1, 300), (1, 500))]
+    runs = [[{"samples_per_second": each} for each in speeds] for speeds in ((1, 100, 300), (1000, 200, 200))]
+    faster = [[{"samples_per_second": each} for each in speeds] for speeds in ((1, 300), (1, 500))]
     found = time_to_accuracy.compare_speed(runs, faster)
     assert (found.ratio, found.reached) == (2.0, True)
     assert time_to_accuracy.compare_speed(faster, runs).reached is False
 
 
 def test_both_train_on_the_first_images_of_fashion_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_to_accuracy, "TRAIN_IMAGES", 30)
-    data = image_classifier.digits()
-    monkeypatch.setattr(image_classifier, "fashion_mnist", lambda: data)
-    time_to_accuracy.write_images(None, tmp_path / "raw")
-    found = image_classifier.idx_files(tmp_path / "raw")
-    assert torch.equal(found.train[0], data.train[0][:30])
-    assert found.train[1].tolist() == data.train[1][:30].tolist()
-    assert torch.equal(found.test[0], data.test[0]), "of the test all 359"
+    monkeypatch.setattr(time_to_accuracy, "TRAIN_IMAGES", 3)
+    (source := tmp_path / "source").mkdir()
+    for name in image_classifier.FILES:
+        is_train, dimensions = name.startswith("train"), 3 if "images" in name else 1
+        shape = (5, 28, 28)[:dimensions]
+        content = bytes([0, 0, 8, dimensions]) + struct.pack(f">{dimensions}I", *shape)
+        content += bytes(number % 10 for number in range(math.prod(shape)))
+        (source / (f"{name}.gz" if is_train else name)).write_bytes(gzip.compress(content) if is_train else content)
+    time_to_accuracy.write_images(source, tmp_path / "FashionMNIST" / "raw")
+    data = image_classifier.fashion_mnist(tmp_path, download=False)
+    assert (data.train[1].tolist(), data.test[1].tolist()) == ([0, 1, 2], [0, 1, 2, 3, 4])
+    assert data.train[0].shape == (3, 1, 28, 28)
+    assert data.train[0].flatten().tolist() == [number % 10 for number in range(3 * 28 * 28)]
 
 
 def test_the_goal_is_the_mean_of_the_reference_s_final_accuracies() -> None:

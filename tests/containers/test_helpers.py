@@ -53,6 +53,7 @@ def test_helpers_prepare_what_the_workers_train_on(cluster: Cluster, helper: str
     cluster.until(lambda: cluster.metrics() >= {"CPUs", "CPUsRequested"}, 300)
 
 
+SECONDS = 480
 # Texts in the bucket of the cluster.
 DATA = """
 import boto3
@@ -62,7 +63,7 @@ for number in range(6):
     boto3.client("s3").put_object(Bucket="{bucket}", Key=f"texts/{{number}}.txt", Body=text.encode())
 """
 TEXTS = (
-    *("--recipe=language", f"--corpus=s3://{BUCKET}/texts", "--vocab-size=280", "--layers=1", "--width=16"),
+    *(f"--corpus=s3://{BUCKET}/texts", "--vocab-size=280", "--layers=1", "--width=16"),
     *("--heads=2", "--kv-heads=1", "--context=16", "--sharding=full", "--max-steps=6", "--epochs=2", "--device=cpu"),
     *("--batch-size=2", "--sample-tokens=4", "--num-workers=2"),
 )
@@ -81,7 +82,9 @@ def test_a_helper_tokenizes_the_text_of_a_bucket(cluster: Cluster, helper: str) 
     address = cluster.engine.address(helper, cluster.network)
     cluster.engine.python(cluster.head, DATA.format(bucket=BUCKET))
     before = tasks(cluster)
-    cluster.train("read", *TEXTS)
+    command = ("ray-on-ecs", "run", "--recipe=language", "--run-name=read", *TEXTS)
+    done = cluster.engine.run("exec", cluster.head, *command, check=False, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
     assert set(tasks(cluster)) == {address}, "the workers' CPUs are for training"
     assert tasks(cluster)[address] > before.get(address, 0)
     assert len(losses(cluster, "read")) == 2

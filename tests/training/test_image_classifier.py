@@ -1,6 +1,5 @@
 """image_classifier.py: its options and data, the same curve on any number of workers, and exact resumption."""
 
-import gzip
 import json
 import os
 import struct
@@ -13,12 +12,22 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
+from torchvision.datasets import FashionMNIST
 
 from ray_on_ecs import DistributedSampler, sdk
 from training import image_classifier
-from training.image_classifier import Batches, Data, build_model, class_folders, digits, idx_files, settle
+from training.image_classifier import (
+    Batches,
+    Data,
+    build_model,
+    check_model,
+    class_folders,
+    digits,
+    resolve_defaults,
+)
 
 SCRIPT = Path(image_classifier.__file__)
 NO_TORCH = "raise SystemExit('torch is imported')"
@@ -26,6 +35,7 @@ NO_TORCH = "raise SystemExit('torch is imported')"
 MODELS = """
 import os, pathlib, time
 from torch import nn
+from torchvision.datasets import FashionMNIST
 
 def mlp(channels, classes):
     hidden = nn.Linear(channels * 28 * 28, 16), nn.BatchNorm1d(16), nn.ReLU()
@@ -93,10 +103,10 @@ def refused(capsys: pytest.CaptureFixture[str], function: Any, *arguments: Any) 
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--epochs", "0"], "argument --epochs: 0 is not positive"),
+        (["--epochs", "0"], "argument --epochs: 0 must be at least 1"),
         (["--epochs", "many"], "argument --epochs: invalid int value: 'many'"),
-        (["--lr", "nan"], "argument --lr: nan is not positive"),
-        (["--weight-decay", "-1"], "argument --weight-decay: -1.0 is negative"),
+        (["--lr", "nan"], "argument --lr, --weight-decay, --seed: a positive number, one of at least 0"),
+        (["--weight-decay", "-1"], "argument --lr, --weight-decay, --seed: a positive number"),
         (
             ["--data", "nowhere"],
             "argument --data: 'nowhere' is neither a folder nor one of auto, fashion-mnist, digits",
@@ -115,17 +125,17 @@ def test_a_mistake_is_one_line_before_torch_is_imported(folder: Path, flags: lis
 
 def test_what_depends_on_the_data_is_checked_against_it(capsys: pytest.CaptureFixture[str]) -> None:
     data, cpu = digits(), torch.device("cpu")
-    line = refused(capsys, settle, options(batch_size=5000), data, cpu)
+    line = refused(capsys, resolve_defaults, options(batch_size=5000), data, cpu)
     assert line.startswith("--batch-size: 5000 on each of 1 workers is more than the 1438 training images; use 1438 or")
-    assert "use 719 or less" in refused(capsys, settle, options(batch_size=5000, max_workers=2), data, cpu)
+    assert "use 719 or less" in refused(capsys, resolve_defaults, options(batch_size=5000, max_workers=2), data, cpu)
     found = options()
-    settle(found, data, cpu)
+    resolve_defaults(found, data, cpu)
     steps = 1438 // found.batch_size
     assert (found.batch_size, found.precision, found.flip) == (64, "fp32", False)
     assert steps * (found.epochs - 1) < 400 <= steps * found.epochs
-    many = options(max_workers=100)
-    settle(many, data, cpu)
-    assert 1438 // (100 * many.batch_size) >= 8, "an epoch has eight steps on many workers, too"
+    many = options(max_workers=50)
+    resolve_defaults(many, data, cpu)
+    assert 1438 // (50 * many.batch_size) >= 8, "an epoch has eight steps on many workers, too"
 
 
 @pytest.mark.usefixtures("folder")
@@ -146,6 +156,32 @@ def test_a_model_that_can_not_be_built(
     assert line in refused(capsys, build_model, name, 1, 10)
 
 
+class Pair(nn.Module):
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return images, images
+
+
+@pytest.mark.parametrize(
+    ("network", "line"),
+    [
+        (build_model("resnet18", 1, 3), None),
+        (build_model("vgg11", 1, 3), "'mine' can't take images of 1x28x28 ("),
+        (build_model("resnet18", 1, 4), "doesn't return one logit for each of 3 classes, but (2, 4)"),
+        (Pair(), "doesn't return one logit for each of 3 classes, but tuple"),
+    ],
+)
+def test_a_model_is_tried_before_it_is_trained(
+    network: nn.Module, line: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    arguments = ("mine", network, (1, 28, 28), 3, torch.device("cpu"))
+    if line is None:
+        check_model(*arguments)
+        assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    else:
+        assert line in refused(capsys, check_model, *arguments)
+
+
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "vgg11"])
 def test_models_of_torchvision_take_images_of_one_channel(name: str) -> None:
     model = build_model(name, 1, 7).eval()
@@ -157,30 +193,42 @@ def idx(values: torch.Tensor) -> bytes:
 
 
 @pytest.fixture
-def idx_folder(tmp_path: Path) -> Path:
+def torchvision_folder(tmp_path: Path) -> Path:
+    (raw := tmp_path / "FashionMNIST" / "raw").mkdir(parents=True)
     numbers = torch.arange(6 * 28 * 28).to(torch.uint8).reshape(6, 28, 28)
-    for name in image_classifier.IDX:
-        content = idx(numbers if "images" in name else torch.arange(6, dtype=torch.uint8))
-        file = tmp_path / (f"{name}.gz" if "train" in name else name)
-        file.write_bytes(gzip.compress(content) if "train" in name else content)
+    for name in image_classifier.FILES:
+        (raw / name).write_bytes(idx(numbers if "images" in name else torch.arange(6, dtype=torch.uint8)))
     return tmp_path
 
 
-def test_the_files_of_fashion_mnist_are_read_gzipped_or_not(idx_folder: Path) -> None:
-    data = idx_files(idx_folder)
+def test_the_files_of_fashion_mnist_are_read_from_torchvisions_folder(torchvision_folder: Path) -> None:
+    data = image_classifier.load(options(data=str(torchvision_folder)))
     for images, labels in (data.train, data.test):
         assert torch.equal(images, torch.arange(6 * 28 * 28).to(torch.uint8).reshape(6, 1, 28, 28))
         assert labels.tolist() == list(range(6))
         assert labels.dtype == torch.int64
+    assert data.name == "fashion-mnist"
 
 
-@pytest.mark.parametrize("content", [b"", b"\0\0\x08\x03", idx(torch.zeros(5, dtype=torch.uint8))])
-def test_files_that_are_broken_are_one_line(
-    idx_folder: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("content", [b"", b"\0\0\x08\x03", None])
+def test_files_that_are_broken_or_missing_are_one_line(
+    torchvision_folder: Path, content: bytes | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (idx_folder / image_classifier.IDX[3]).write_bytes(content)
-    line = refused(capsys, image_classifier.load, options(data=str(idx_folder)))
-    assert line.startswith(f"--data: {str(idx_folder)!r} can't be read (")
+    file = torchvision_folder / "FashionMNIST" / "raw" / image_classifier.FILES[2]
+    file.unlink() if content is None else file.write_bytes(content)
+    line = refused(capsys, image_classifier.load, options(data=str(torchvision_folder)))
+    assert line.startswith(f"--data: {str(torchvision_folder)!r} can't be read (")
+
+
+def test_a_run_that_began_on_the_digits_stays_with_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_classifier, "CACHE", folder / "cache")
+    monkeypatch.setattr(FashionMNIST, "mirrors", [(folder / "nothing").as_uri() + "/"])
+    assert image_classifier.load(options(data="auto")).name == "digits"
+    monkeypatch.setattr(FashionMNIST, "mirrors", [folder.as_uri() + "/"])
+    (folder / FashionMNIST.resources[-1][0]).touch()  # now a mirror answers
+    assert image_classifier.load(options(data="auto")).name == "digits"
+    (folder / "auto-data.txt").unlink()
+    assert image_classifier.fashion_mnist_or_digits() == "fashion-mnist"
 
 
 @pytest.fixture
@@ -201,11 +249,14 @@ def test_a_folder_of_images(pictures: Path) -> None:
 
 def test_folders_that_can_not_be_used(pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = options(data=str(pictures))
+    (pictures / "test").rename(pictures / "val")
+    assert "it has neither FashionMNIST/raw/ nor train/CLASS/" in refused(capsys, image_classifier.load, chosen)
+    (pictures / "val").rename(pictures / "test")
     (pictures / "test" / "dog").rename(pictures / "test" / "wolf")
     assert "train has the classes cat, dog, and test cat, wolf" in refused(capsys, image_classifier.load, chosen)
     (pictures / "test" / "wolf").rename(pictures / "test" / "dog")
     line = refused(capsys, image_classifier.load, options(data=str(pictures), image_size=10**6))
-    assert "GiB, more than half of the node's" in line
+    assert "GiB is over half of the node's memory" in line
     (pictures / "train" / "cat" / "1.png").write_bytes(b"not a picture")
     assert "cannot identify image file" in refused(capsys, image_classifier.load, chosen)
 
@@ -257,6 +308,14 @@ def test_every_test_image_is_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sorted(seen) == sorted(data.test[1].tolist())
 
 
+def test_a_rank_without_test_images_has_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = digits()
+    data.test = data.test[0][:2], data.test[1][:2]
+    monkeypatch.setattr(image_classifier, "RANK", 2)
+    monkeypatch.setattr(image_classifier, "RANKS", 3)
+    assert not [*Batches(data, options(batch_size=4, max_workers=3), torch.device("cpu")).test()]
+
+
 @pytest.mark.parametrize("of", [1, 2, 5])
 def test_running_statistics_move_once_per_step_by_the_mean(of: int) -> None:
     batches = [torch.randn(8, 4) * (1 + number) + number for number in range(of)]
@@ -287,13 +346,14 @@ def test_a_run_that_is_interrupted_within_an_epoch_ends_with_the_same_weights(fo
     undisturbed = trained(folder / "undisturbed", "--model=models:Reclaimed")
     stopped = run(folder / "run", *SMALL, "--model=models:Reclaimed", **variables)
     assert not (folder / "run" / "model.safetensors").exists(), stopped.stdout
-    assert [each.name for each in (folder / "run" / "checkpoints").glob("*7")], "after the seventh step of seventeen"
+    assert [each.name for each in (folder / "run" / "checkpoints").glob("*0007")], "after the seventh step of seventeen"
     (reports / sdk.DEADLINE).unlink()
     weights = trained(folder / "run", "--model=models:Reclaimed", **variables)
     assert all(torch.equal(weights[name], undisturbed[name]) for name in undisturbed)
     logged = [json.loads(line) for line in (reports / sdk.REPORTS).read_text().splitlines()]
     epochs = [each[sdk.STEP] for each in logged if "test_accuracy" in each.get(sdk.VALUES, {})]
     assert epochs == [17, 34, 51], "each epoch once"
-    meaning = json.loads((folder / "run" / "model.json").read_text())
-    assert meaning["classes"] == list("0123456789")
+    with safe_open(folder / "run" / "model.safetensors", "pt") as file:
+        known = json.loads(file.metadata()["image_classifier"])
+    assert (known["classes"], known["shape"]) == (list("0123456789"), [1, 28, 28])
     assert (folder / "run" / "best.safetensors").exists()

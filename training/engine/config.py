@@ -43,7 +43,7 @@ class TrainingConfig(RunConfig):
     )
     compile: str = how_fast(
         "off",
-        "torch.compile; it needs a compiler, which the image contains if it is built with one",
+        "torch.compile; it needs a compiler, which the image contains",
         choices=ON_OFF,
         may_change=True,
     )

@@ -38,7 +38,7 @@ def test_a_copy_stands_alone(name: str, folder: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize("target", ["mine.py", "deeper"])
 def test_the_target_is_a_file_or_a_folder(target: str, folder: Path) -> None:
     (folder / "deeper").mkdir()
-    assert main(["recipe", "copy", "ray_train_ddp", target]) == 0
+    assert main(["recipe", "copy", "ray_train_ddp.py", target]) == 0
     assert (folder / target).is_file() or (folder / target / "ray_train_ddp.py").is_file()
 
 
@@ -47,6 +47,7 @@ def test_the_target_is_a_file_or_a_folder(target: str, folder: Path) -> None:
     [
         (["nothing"], "NAME: there is no recipe 'nothing'; use image_classifier"),
         (["image_classifier", "here.py"], "FILE: 'here.py' exists; give another name"),
+        (["image_classifier", "nowhere/"], "FILE: 'nowhere/image_classifier.py' can't be written (No such file"),
         (["image_classifier", "nowhere/x.py"], "FILE: 'nowhere/x.py' can't be written (No such file or directory)"),
     ],
 )
