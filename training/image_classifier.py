@@ -328,13 +328,13 @@ def main(args: argparse.Namespace) -> None:
     if RANKS > 1:
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     data = load(args)
-    chosen = torch.randperm(len(data.train[1]), generator=torch.Generator().manual_seed(0))[: args.samples]
-    data.train = data.train[0][chosen], data.train[1][chosen]
+    if args.samples:
+        chosen = torch.randperm(len(data.train[1]), generator=torch.Generator().manual_seed(0))[: args.samples]
+        data.train = data.train[0][chosen], data.train[1][chosen]
     resolve_defaults(args, data, device)
     batches = Batches(data, args, device)
     if device.type == "cuda" and data.train[0].nbytes < torch.cuda.mem_get_info()[0] // 2:
         data.train = data.train[0].to(device), data.train[1].to(device)
-
     torch.manual_seed(args.seed)  # the same weights on all ranks
     network = build_model(args.model, data.train[0].shape[1], len(data.classes)).to(device)
     check_model(args.model, network, data.train[0].shape[1:], len(data.classes), device)
