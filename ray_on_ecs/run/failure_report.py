@@ -45,7 +45,7 @@ def describe_failure(
     if any(worker.stacks for worker in workers):
         what = f"no progress for {config.hang_timeout or 0:g} s"
         failure = Failure(what, "hung", rank, cause=cause, where=str(error), log=log)
-        stacks = {worker.rank: worker.stacks or NO_STACKS for worker in workers}
+        stacks = {worker.rank: worker.stacks or "" for worker in workers}
         try:
             return replace(failure, stacks=store_stacks(stacks, storage))
         except OSError as lost:
@@ -54,14 +54,14 @@ def describe_failure(
 
 
 def store_stacks(stacks: Mapping[int, str], storage: RunStorage) -> str:
-    """Store the stacks of the workers by rank, and return the folder's address.
+    """Store the stacks of the workers by rank, or that a worker wrote none, and return the folder's address.
 
     Raises:
         OSError: The storage can't be written.
     """
     folder = f"{layout.STACKS_FOLDER}/{datetime.now(UTC):%Y%m%d-%H%M%S}"
     for each, text in stacks.items():
-        storage.write(f"{folder}/rank_{each}.txt", text)
+        storage.write(f"{folder}/rank_{each}.txt", text or NO_STACKS)
     return f"{storage.uri}/{folder}"
 
 
