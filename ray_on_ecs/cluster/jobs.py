@@ -40,7 +40,7 @@ SUBMIT_ATTEMPTS = 3
 MAX_COMMAND_BYTES = 120 * 2**10
 # Parts of Ray's client that log each package, and how a log was closed.
 NOISY = ("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging")
-# How long a head that has just started may need until its agent accepts jobs.
+# How long a head that has just started may need until it accepts jobs.
 AGENT_SECONDS = 60.0
 
 
@@ -199,7 +199,9 @@ def find_or_submit(
             attempts -= 1
             if "already exists" in str(cause) and attempts:  # somebody has just submitted a job, perhaps of this run
                 continue
-            if "try again later" in str(cause) and time.monotonic() < deadline:  # the head has just started
+            # The head has just started, or its answer was lost; a job that it took is found in the list.
+            is_passing = isinstance(cause, OSError) or "try again later" in str(cause)
+            if is_passing and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
                 continue
             raise ResourceError(f"the Ray head accepted no job: {one_line(cause)}") from cause

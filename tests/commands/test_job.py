@@ -285,8 +285,10 @@ class Refusing:
         self.reasons = list(reasons)
         self.submitted: list[str] = []
 
-    def list_jobs(self) -> list[JobInfo]:
-        return []
+    def list_jobs(self) -> list[Any]:
+        return [
+            SimpleNamespace(submission_id=each, metadata=MINE.run, status=JobStatus.RUNNING) for each in self.submitted
+        ]
 
     def submit_job(self, *, submission_id: str, **_: Any) -> None:
         if self.reasons:
@@ -297,6 +299,25 @@ class Refusing:
 def test_a_head_whose_agent_has_not_started_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0.01)
     api: Any = Refusing(*["No available agent to submit job, please try again later."] * 5)
+    assert jobs.find_or_submit(api, MINE, {}) == "mine"
+    assert api.submitted == ["mine"]
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_lost_answer_submits_no_second_job(monkeypatch: pytest.MonkeyPatch, is_taken: bool) -> None:
+    monkeypatch.setattr(jobs, "POLL_SECONDS", 0.01)
+
+    class Losing(Refusing):
+        def submit_job(self, *, submission_id: str, **given: Any) -> None:
+            lost, self.lost = self.lost, False
+            if is_taken or not lost:
+                super().submit_job(submission_id=submission_id, **given)
+            if lost:
+                raise ConnectionError("Remote end closed connection without response")
+
+        lost = True
+
+    api: Any = Losing()
     assert jobs.find_or_submit(api, MINE, {}) == "mine"
     assert api.submitted == ["mine"]
 

@@ -188,7 +188,7 @@ def test_one_line_trains_and_brings_the_results(laptop: Laptop) -> None:
     script = (*SCRIPT, "--data=digits", "--model=mymodels:build", "--epochs=3")
     done = laptop.type("run", "--run-name=from-laptop", "--fetch=/tmp/results", *script)
     assert "run from-laptop is submitted as job from-laptop" in done.stdout
-    assert "on 2 CPU workers" in done.stdout, "one for each of the stack's GPUs"
+    assert ", 2 x CPU" in done.stdout, "one for each of the stack's GPUs"
     assert "results in " in done.stdout, "the log, to its end"
     assert not laptop.processes(SESSION), "what it opened it has closed"
     kept = set(laptop.cluster.engine.execute(laptop.name, "ls", "/tmp/results/from-laptop").stdout.split())
