@@ -50,7 +50,6 @@ def export_weights(
     tensors = _without_aliases(module)
     files = _divide(tensors, file_bytes)
     names = _file_names(name, len(files))
-    header = {**(metadata or {}), "format": "pt"}
     fault: str | None = None
     for first in range(0, len(files), ranks.world_size):
         mine: dict[str, Tensor] = {}
@@ -62,7 +61,7 @@ def export_weights(
                     # On a CPU two buffers may share their memory, which a file can't.
                     mine[plain_name(key)] = whole.detach().to("cpu", copy=True).contiguous()
         if mine and fault is None:
-            fault = _write(storage, names[first + ranks.rank], lambda mine=mine: save(mine, metadata=header))
+            fault = _write(storage, names[first + ranks.rank], lambda mine=mine: _serialize(mine, metadata or {}))
     if ranks.rank == 0 and len(files) > 1:
         index = {
             "metadata": {"total_size": sum(_bytes(each) for each in tensors.values())},
@@ -71,6 +70,19 @@ def export_weights(
         fault = fault or _write(storage, f"{name}.index.json", lambda: json.dumps(index, indent=2).encode())
     if found := ranks.first(fault):
         raise OSError(f"the weights could not be written to {storage.uri}/{name}: {found}")
+
+
+def _serialize(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Return the content of a file, the same for the same weights: safetensors writes its metadata in random order."""
+    content = save(tensors, metadata={**metadata, "format": "pt"})
+    if not metadata:
+        return content
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, content[end:]])
 
 
 def _without_aliases(module: nn.Module) -> Mapping[str, Tensor]:

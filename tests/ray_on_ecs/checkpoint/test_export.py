@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -78,3 +79,15 @@ def test_an_export_reaches_a_bucket(s3: Any) -> None:
     export_weights(built(), *open_file(f"s3://{BUCKET}/exported/model.safetensors"), Collectives())
     body = s3.get_object(Bucket=BUCKET, Key="exported/model.safetensors")["Body"].read()
     assert int.from_bytes(body[:8], "little") < len(body)
+
+
+def test_the_same_weights_and_metadata_make_the_same_file(tmp_path: Path) -> None:
+    model, metadata = built(), {"classes": '["Kätzchen"]', "mean": "0.5", "about": "flowers"}
+    files = [tmp_path / f"{number}.safetensors" for number in range(10)]
+    for file in files:
+        export_weights(model, *open_file(file), Collectives(), metadata=metadata)
+    assert len({file.read_bytes() for file in files}) == 1
+    with safe_open(files[0], "pt") as opened:
+        assert opened.metadata() == {**metadata, "format": "pt"}
+    found = load_file(files[0])
+    assert all(torch.equal(found[name], value) for name, value in model.state_dict().items() if name in found)
