@@ -179,6 +179,7 @@ def test_a_worker_that_is_killed_leaves_its_script_the_time_and_the_run_goes_on(
     assert run.state == "finished"
 
 
+@pytest.mark.fault
 def test_a_head_that_is_killed_leaves_the_scripts_their_time(
     environment: dict[str, str], aws_variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory, start: Start
 ) -> None:

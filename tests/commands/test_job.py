@@ -151,14 +151,14 @@ def test_a_lost_connection_is_made_again_and_a_stopped_job_is_one_line(
 def test_a_run_gets_a_name_that_the_user_can_give_again(
     follow: Callable[..., subprocess.Popen[str]], ray_jobs: JobSubmissionClient
 ) -> None:
-    process = follow("--num-workers", "1", *CLASSIFIER, "--model", "own:nothing")
+    process = follow("--num-workers", "1", *CLASSIFIER, "--epochs", "0")
     out, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == 2, "a mistake that only the head can see is passed on"
+    assert process.returncode == 2, "a mistake that only the script can see is passed on"
     name = out.split()[1]
     assert name.startswith("image-classifier-")
     found: Any = ray_jobs.get_job_info(name)
     assert f" --run-name {name} " in found.entrypoint
-    assert found.entrypoint.endswith(" image_classifier.py --data digits --samples 256 --model own:nothing")
+    assert found.entrypoint.endswith(" image_classifier.py --data digits --samples 256 --epochs 0")
 
 
 def test_another_token_than_the_heads_is_one_line(follow: Callable[..., subprocess.Popen[str]]) -> None:

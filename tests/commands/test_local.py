@@ -86,6 +86,7 @@ def test_ctrl_c_stops_the_run_and_ray(laptop: Start, home: Path, tmp_path: Path)
     assert status["state"] == "interrupted"
 
 
+@pytest.mark.fault
 def test_a_terminal_that_is_closed_stops_the_run_and_ray(
     environment: dict[str, str], laptop: Start, home: Path, tmp_path: Path
 ) -> None:

@@ -1,6 +1,5 @@
 """A cluster that wants another token than a run sends, or has none, is one line, and at once."""
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -58,15 +57,16 @@ def home(tmp_path: Path) -> Callable[[str | None], dict[str, str]]:
 
 
 @pytest.fixture
-def join(start: Callable[..., subprocess.Popen[str]]) -> Join:
+def join(environment: dict[str, str], tmp_path: Path) -> Iterator[Join]:
     """Join a cluster in this environment; returns the exit status and what was said."""
+    with heads.commands("ray_on_ecs.run", environment, tmp_path) as start:
 
-    def run(**variables: str) -> tuple[int, str]:
-        out, err = (process := start(code=JOIN, **variables)).communicate(timeout=SECONDS)
-        assert not err, err  # Ray itself would print an error each second
-        return process.returncode, out
+        def run(**variables: str) -> tuple[int, str]:
+            out, err = (process := start(code=JOIN, **variables)).communicate(timeout=SECONDS)
+            assert not err, err  # Ray itself would print an error each second
+            return process.returncode, out
 
-    return run
+        yield run
 
 
 @pytest.mark.parametrize(
