@@ -5,27 +5,22 @@ Both train on two CPUs, a thread for each, under Ray.
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import re
 import statistics
-import struct
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from torchvision.datasets import FashionMNIST
-
-from bench import harness
+from bench import harness, images
 from bench.harness import Bench
 from bench.report import Comparison, Target, at_least, spread
-from training import image_classifier
 
 TARGET = 3
 SPEED_TARGET = 1
-TRAIN_IMAGES, TEST_IMAGES = 12_000, 2_000  # of Fashion-MNIST: two cores need hours for all of it
+# Fewer epochs than the default: the images are blends of a few, so a network learns them sooner.
 FLAGS = ("--epochs", "3")
 REFERENCE = "training/ray_train_ddp.py"
 REFERENCE_FLAGS = ("--num-workers", "2", "--no-use-gpu", "--epochs", "10")
@@ -42,7 +37,7 @@ Epochs = list[dict[str, Any]]
 def measure(bench: Bench) -> list[Comparison]:
     """Train the reference and ours in turns, once per seed."""
     references, ours, speeds = [], [], []
-    write_images(bench.data_dir, bench.folder / "FashionMNIST" / "raw")
+    images.write(bench.data_dir, bench.folder)
     for seed in bench.seeds:
         bench.log(f"time to accuracy: the reference, seed {seed} of {len(bench.seeds)} (ten epochs)")
         references.append(_train_reference(bench, seed))
@@ -50,23 +45,6 @@ def measure(bench: Bench) -> list[Comparison]:
         ours.append(_train(bench, *FLAGS, "--seed", str(seed)))
         speeds.append(_train(bench, *SPEED_FLAGS, "--seed", str(seed)))
     return [compare(references, ours), compare_speed(references, speeds)]
-
-
-def write_images(source: Path | None, target: Path) -> None:
-    """Write the first images of Fashion-MNIST as its four files, from a folder with these, gzipped or not."""
-    if source is None:
-        FashionMNIST(str(image_classifier.CACHE), download=True)
-        source = image_classifier.CACHE / "FashionMNIST" / "raw"
-    target.mkdir(parents=True)
-    for name in image_classifier.FILES:
-        zipped = source / f"{name}.gz"
-        content = gzip.decompress(zipped.read_bytes()) if zipped.is_file() else (source / name).read_bytes()
-        dimensions = content[3]
-        header = 4 + 4 * dimensions
-        total, *shape = struct.unpack(f">{dimensions}I", content[4:header])
-        count = min(total, TRAIN_IMAGES if name.startswith("train") else TEST_IMAGES)
-        first = content[header : header + count * math.prod(shape)]
-        (target / name).write_bytes(content[:4] + struct.pack(f">{dimensions}I", count, *shape) + first)
 
 
 def compare(references: list[Epochs], ours: list[Epochs]) -> Comparison:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
-from bench import checkpointer, gpu, preprocess, report, time_to_accuracy
+from bench import checkpointer, gpu, images, preprocess, report, time_to_accuracy
 from bench.report import Comparison
 from training import image_classifier
 
@@ -48,20 +49,22 @@ def test_images_per_second_are_those_after_the_first_epoch() -> None:
     assert time_to_accuracy.compare_speed(faster, runs).reached is False
 
 
-def test_both_train_on_the_first_images_of_fashion_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_to_accuracy, "TRAIN_IMAGES", 3)
+def test_the_images_are_made_of_a_few(tmp_path: Path) -> None:
     (source := tmp_path / "source").mkdir()
     for name in image_classifier.FILES:
         is_train, dimensions = name.startswith("train"), 3 if "images" in name else 1
-        shape = (5, 28, 28)[:dimensions]
+        shape = (20, 28, 28)[:dimensions]
         content = bytes([0, 0, 8, dimensions]) + struct.pack(f">{dimensions}I", *shape)
-        content += bytes(number % 10 for number in range(math.prod(shape)))
+        size = math.prod(shape) // 20
+        content += bytes(number % 10 * (1 if dimensions == 1 else 20) for number in range(20) for _ in range(size))
         (source / (f"{name}.gz" if is_train else name)).write_bytes(gzip.compress(content) if is_train else content)
-    time_to_accuracy.write_images(source, tmp_path / "FashionMNIST" / "raw")
+    images.write(source, tmp_path, 200, 50)
     data = image_classifier.fashion_mnist(tmp_path, download=False)
-    assert (data.train[1].tolist(), data.test[1].tolist()) == ([0, 1, 2], [0, 1, 2, 3, 4])
-    assert data.train[0].shape == (3, 1, 28, 28)
-    assert data.train[0].flatten().tolist() == [number % 10 for number in range(3 * 28 * 28)]
+    assert data.train[0].shape == (200, 1, 28, 28)
+    assert torch.bincount(data.train[1]).tolist() == [20] * 10
+    assert torch.bincount(data.test[1]).tolist() == [5] * 10
+    brightness = data.train[0].float().mean((1, 2, 3))
+    assert ((brightness - 20 * data.train[1]).abs() < 8).all(), "a blend of images of its class"
 
 
 def test_the_goal_is_the_mean_of_the_reference_s_final_accuracies() -> None:
