@@ -26,6 +26,7 @@ from bench.harness import Bench, on_two_workers
 from bench.report import Comparison, at_most, spread
 from ray_on_ecs import Checkpointer
 from ray_on_ecs.tracking.storage import RunStorage
+from tests.waiting import free_ports, until
 
 ROUNDS = 7
 OURS, TO_DISK, TO_BUCKET = "Checkpointer", "torch.save to a disk", "torch.save to S3"
@@ -35,6 +36,7 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AW
 # the two cores, and no checksums behind the data, which cost it seconds to take apart.
 LITTLE = {"AWS_REQUEST_CHECKSUM_CALCULATION": "WHEN_REQUIRED"}
 LEAST_PRIORITY = 19
+START_SECONDS = 60.0
 
 
 def measure(bench: Bench) -> list[Comparison]:
@@ -112,15 +114,13 @@ def _save(endpoint: str) -> dict[str, list[float]]:
 
 @contextmanager
 def moto() -> Generator[str]:
-    """An S3 in a process of its own, with a bucket; its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    """Start an S3 server in a separate process, make a bucket, and yield the server's address."""
+    [port] = free_ports(1)
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     os.setpriority(os.PRIO_PROCESS, server.pid, LEAST_PRIORITY)
     try:
-        _wait_for(port)
+        until(lambda: _answers(port), START_SECONDS)
         endpoint = f"http://127.0.0.1:{port}"
         keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
         boto3.client("s3", endpoint_url=endpoint, **keys).create_bucket(Bucket=BUCKET)
@@ -130,11 +130,6 @@ def moto() -> Generator[str]:
         server.wait()
 
 
-def _wait_for(port: int, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if not probe.connect_ex(("127.0.0.1", port)):
-                return
-        time.sleep(0.1)
-    raise TimeoutError("moto does not answer")
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return not probe.connect_ex(("127.0.0.1", port))

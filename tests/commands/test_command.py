@@ -24,7 +24,7 @@ STEPS = 11  # of an epoch
 
 @pytest.fixture(scope="module")
 def train(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
-    """Run `python -m ray_on_ecs.run` to its end, in a folder of its own."""
+    """Run `python -m ray_on_ecs.run` to its end, in a separate folder."""
     with commands("ray_on_ecs.run", environment, tmp_path_factory.mktemp("work")) as start:
 
         def run(*arguments: str, **variables: str) -> Run:

@@ -1,4 +1,4 @@
-"""What a run of image_classifier.py survives: processes of a Ray cluster with two worker nodes are killed, or fail.
+"""A run of image_classifier.py survives: processes of a Ray cluster with two worker nodes are killed, or fail.
 
 test_scripts.py and test_checkpointer_scripts.py kill what every script has.
 """

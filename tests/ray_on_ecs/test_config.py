@@ -54,7 +54,7 @@ def test_every_setting_has_a_flag_with_a_description() -> None:
 
 
 def test_without_flags_the_defaults_of_the_dataclass_hold() -> None:
-    assert parsed() == ScriptConfig(command=(SCRIPT,)), "the command line must not have defaults of its own"
+    assert parsed() == ScriptConfig(command=(SCRIPT,)), "the command line must not have other defaults"
 
 
 def test_an_environment_variable_sets_the_default_and_a_flag_wins_over_it() -> None:

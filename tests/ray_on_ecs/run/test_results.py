@@ -1,4 +1,4 @@
-"""What a finished run of a script leaves."""
+"""The results of a finished run of a script."""
 
 from pathlib import Path
 
