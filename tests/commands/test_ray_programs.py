@@ -28,6 +28,7 @@ def train():
         with checkpoint.as_directory() as folder, open(os.path.join(folder, "epoch.json")) as file:
             first = json.load(file) + 1
     print(helper.WORD, "from", first, flush=True)
+    open(os.environ["HOLD"] + f"-{first}", "w").close()
     for epoch in range(first, 6):
         while epoch == 3 and os.path.exists(os.environ["HOLD"]):
             time.sleep(0.1)
@@ -81,6 +82,8 @@ def test_a_program_that_is_killed_resumes_and_each_report_is_kept_once(
     until(lambda: process.poll() is not None or len(_metrics(run)) == 3)
     for each in programs("program"):
         each.send_signal(signal.SIGKILL)
+    # The killed program's worker lives on for a moment, and would go on with epoch 3.
+    until(lambda: process.poll() is not None or (tmp_path / "hold-3").exists())
     hold.unlink()
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, out + err
