@@ -17,6 +17,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -81,6 +82,8 @@ class Checkpointer:
         every_seconds: Seconds between two checkpoints within an epoch, or None.
         every_steps: Steps between two checkpoints, or None.
         config: The settings of the training; a resume with other ones is refused.
+        save_frozen: Save parameters without `requires_grad`, too; a script that loads them itself, as the weights below
+            adapters, may leave them out.
 
     Attributes:
         step: Optimizer steps that are done.
@@ -108,6 +111,7 @@ class Checkpointer:
         every_seconds: float | None = 300.0,
         every_steps: int | None = None,
         config: Mapping[str, Any] | None = None,
+        save_frozen: bool = True,
     ) -> None:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
             raise RuntimeError("there are several ranks: call torch.distributed.init_process_group before Checkpointer")
@@ -126,7 +130,9 @@ class Checkpointer:
         self._storage = open_folder(folder)
         self._ranks = Collectives()
         self.world_size = self._ranks.world_size
-        self._state = TrainingState(model, optimizer, self._extra, self._ranks.rank, self._ranks.world_size)
+        self._state = TrainingState(
+            model, optimizer, self._extra, self._ranks.rank, self._ranks.world_size, saves_frozen=save_frozen
+        )
         self._index: CheckpointIndex | None = None
         if self._ranks.rank == 0:
             self._index = CheckpointIndex(self._storage, keep_last, keep_best, best_mode, self._say)
@@ -137,6 +143,7 @@ class Checkpointer:
         self._pace = Pace()
         self._order = GradientOrder(model)
         self._metrics: Mapping[str, Any] = {}
+        self._samples = 0  # of the last step
         # A training that does not resume would have its checkpoints deleted as older than these.
         self._must_resume = self._ranks.broadcast(self._index is not None and self._index.newest is not None)
         self._epoch_metrics: tuple[int, dict[str, float]] = (-1, {})
@@ -218,6 +225,7 @@ class Checkpointer:
         if self._must_resume:
             raise ValueError(f"{self.uri} has checkpoints: call resume() first, or give another folder or run name")
         self.step += 1
+        self._samples = samples
         for sampler in self._samplers:
             sampler.position += samples
         sdk.progress(self.step)
@@ -237,7 +245,7 @@ class Checkpointer:
         """
         self.epoch += 1
         for sampler in self._samplers:
-            if sampler.counts_one_rank():
+            if sampler.counts_one_rank(self._samples):
                 self._say("warning: after_step has counted the samples of one rank; give those of all ranks")
             sampler.set_epoch(self.epoch)
         values = {name: _number(value) for name, value in metrics.items()}
@@ -280,7 +288,12 @@ class Checkpointer:
         self._has_other_weights = True
         return True
 
-    def export(self, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        metadata: Mapping[str, str] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         """Write the model's weights as safetensors; all ranks take part.
 
         Args:
@@ -288,13 +301,14 @@ class Checkpointer:
                 run in the working directory. A model of more than 2 GB becomes several files and an index, as
                 Hugging Face's libraries read it.
             metadata: Strings for the file's header, which `safetensors.safe_open(path, "pt").metadata()` returns.
+            dtype: Of the numbers in the file that are not integers; by default each tensor's.
 
         Raises:
             OSError: It can't be written.
         """
         self._save.wait()
         storage, name = open_file(path)
-        export_weights(self._state.module, storage, name, self._ranks, metadata=metadata)
+        export_weights(self._state.module, storage, name, self._ranks, metadata=metadata, dtype=dtype)
 
     def close(self, export: str | os.PathLike[str] | None = None) -> None:
         """Store the last state, and export the weights unless the training has to stop.

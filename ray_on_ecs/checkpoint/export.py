@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 
+import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -30,6 +31,7 @@ def export_weights(
     ranks: Collectives,
     file_bytes: int = FILE_BYTES,
     metadata: Mapping[str, str] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Write a module's state_dict; all ranks must call it.
 
@@ -43,6 +45,7 @@ def export_weights(
         ranks: All ranks.
         file_bytes: The most bytes of a file, unless a single tensor has more.
         metadata: Strings for the header of each file.
+        dtype: Of the floating point numbers in the files, or each tensor's.
 
     Raises:
         OSError: A file could not be written; all ranks raise it.
@@ -59,7 +62,8 @@ def export_weights(
                 whole = _whole(tensors[key])  # by all ranks
                 if number == ranks.rank:
                     # On a CPU two buffers may share their memory, which a file can't.
-                    mine[plain_name(key)] = whole.detach().to("cpu", copy=True).contiguous()
+                    kind = dtype if whole.is_floating_point() else None
+                    mine[plain_name(key)] = whole.detach().to("cpu", dtype=kind, copy=True).contiguous()
         if mine and fault is None:
             fault = _write(storage, names[first + ranks.rank], lambda mine=mine: _serialize(mine, metadata or {}))
     if ranks.rank == 0 and len(files) > 1:

@@ -47,9 +47,14 @@ class DistributedSampler(Sampler[int]):
         if epoch != self.epoch:
             self.epoch, self.position = epoch, 0
 
-    def counts_one_rank(self) -> bool:
-        """Return whether, at the end of an epoch, the position seems to be that of one rank instead of all."""
-        return abs(self.position * self.world_size - self._samples) < abs(self.position - self._samples)
+    def counts_one_rank(self, samples: int) -> bool:
+        """Return whether, at the end of an epoch, the position seems to be that of one rank instead of all.
+
+        Args:
+            samples: Those of the last step.
+        """
+        missing = self._samples - self.position * self.world_size
+        return self.world_size > 1 and abs(missing) < samples * self.world_size
 
     def restore_random(self, restore: Callable[[], None]) -> None:
         """Restore the random numbers once more when a loader goes on within the epoch.

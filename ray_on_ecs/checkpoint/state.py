@@ -34,6 +34,7 @@ class TrainingState:
         extra: More objects with `state_dict` and `load_state_dict`, by name; modules and optimizers may be among them.
         rank: This process among all.
         world_size: The number of processes.
+        saves_frozen: Whether parameters without `requires_grad` are part of the state.
 
     Attributes:
         module: The module without DDP and torch.compile.
@@ -44,7 +45,14 @@ class TrainingState:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer | None, extra: Mapping[str, Any], rank: int, world_size: int
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        extra: Mapping[str, Any],
+        rank: int,
+        world_size: int,
+        *,
+        saves_frozen: bool = True,
     ) -> None:
         self._rank = rank
         self._world_size = world_size
@@ -62,6 +70,12 @@ class TrainingState:
         for name, each in self._modules.items():
             if any(isinstance(part, FullyShardedDataParallel) for part in each.modules()):
                 raise TypeError(f"{name}: FullyShardedDataParallel is not supported; shard it by fully_shard (FSDP2)")
+        parameters = [
+            (_full(prefix, name), parameter)
+            for prefix, module in self._modules.items()
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+        ]
+        self._left_out = {name for name, each in parameters if not (each.requires_grad or saves_frozen)}
         self._names = {
             id(parameter): _full(prefix, name)
             for prefix, module in reversed(self._modules.items())
@@ -171,7 +185,8 @@ class TrainingState:
         """Put loaded tensors and values into the objects."""
         for prefix, module in self._modules.items():
             known = {**tensors, **values["modules"]}
-            module.load_state_dict({name: known[_full(prefix, name)] for name in module.state_dict()})
+            own = module.state_dict()
+            module.load_state_dict({name: known.get(_full(prefix, name), value) for name, value in own.items()})
         for prefix, optimizer in self._optimizers.items():
             own = {name: tensor for name, tensor in tensors.items() if name.startswith(f"{prefix}.")}
             self._load_optimizer(prefix, optimizer, values["optimizers"][prefix], own)
@@ -198,7 +213,8 @@ class TrainingState:
     def _entries(self) -> Iterator[tuple[str, Any]]:
         for prefix, module in self._modules.items():
             for name, value in module.state_dict().items():
-                yield _full(prefix, name), value
+                if (full := _full(prefix, name)) not in self._left_out:
+                    yield full, value
 
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the buffers of a state_dict, whose values may differ between the ranks."""

@@ -22,7 +22,7 @@ from ray_on_ecs.run.preemption import DEFAULT_PREEMPTION_SECONDS, MARGIN_SECONDS
 from ray_on_ecs.run.supervisor import GRACE_SECONDS
 from ray_on_ecs.tracking.run_actor import RunClient
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.25
 NOTICE_POLL_SECONDS = 1.0
 # How long the workers may take to store what the scripts have left, once these have ended.
 STORE_SECONDS = 30.0

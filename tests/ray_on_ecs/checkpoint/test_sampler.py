@@ -69,12 +69,12 @@ def test_a_position_of_other_data_is_refused(field: str, named: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "position", "is_wrong"), [(1, 24, False), (2, 24, False), (2, 12, True), (3, 20, False)]
+    ("ranks", "position", "is_wrong"), [(1, 24, False), (2, 24, False), (2, 12, True), (2, 8, False), (3, 20, False)]
 )
 def test_samples_of_one_rank_are_seen_at_the_end_of_an_epoch(ranks: int, position: int, is_wrong: bool) -> None:
     made = sampler(24, 0, ranks)
     made.position = position
-    assert made.counts_one_rank() is is_wrong
+    assert made.counts_one_rank(4) is is_wrong
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
