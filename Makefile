@@ -38,7 +38,7 @@ check: $(VENV)/.test
 
 lock: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --extra train --output-file $(LOCK) pyproject.toml
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --extra train --extra language --output-file $(LOCK) pyproject.toml
 
 # The label says where the source came from, without a name or a token that the address may hold.
 image:

@@ -39,7 +39,7 @@ TINY = {
 }  # fmt: skip
 IGNORED = -100  # labels that cross_entropy leaves out
 WARMUP, CLIP_NORM = 0.05, 1.0  # fraction of the steps, and largest norm of the gradients
-CHUNK = 2048  # tokens whose logits are in memory at a time
+CHUNK = 512  # tokens whose logits are in memory at a time
 DOCUMENTS = 256  # that are packed together; their last sequence is filled up
 CHATS = (["messages"], ["prompt", "completion"])  # columns of chats
 
@@ -77,13 +77,14 @@ def parse() -> argparse.Namespace:
     add("--precision", choices=("auto", "fp32", "bf16"), default="auto", help="auto: bf16 on GPUs that have it")
     add("--compile", action="store_true", help="compile the layers; not tried on a GPU yet")
     add("--log-every", type=int, default=10, metavar="STEPS", help="log loss and speed (%(default)s)")
+    add("--checkpoint-seconds", type=float, default=300.0, help="between checkpoints (%(default)s)")
     add("--seed", type=int, default=0, help="of weights and order (%(default)s)")
     args = parser.parse_args()
     for name in ("context", "epochs", "max_steps", "batch_size", "global_batch_size", "log_every"):
         if (value := getattr(args, name)) is not None and value < 1:
             fail(f"argument --{name.replace('_', '-')}: {value} must be at least 1")
-    if not (0 < args.validation_fraction <= 0.5 and 0 < (args.lr or 1) < math.inf):
-        fail("argument --validation-fraction, --lr: a number up to 0.5, and a positive one")
+    if not (0 < args.validation_fraction <= 0.5 and 0 < (args.lr or 1) < math.inf and args.checkpoint_seconds > 0):
+        fail("argument --validation-fraction, --lr, --checkpoint-seconds: a number up to 0.5, and positive ones")
     if not (0 <= (args.weight_decay or 0) < math.inf and args.lora >= 0):
         fail("argument --weight-decay, --lora: a number and a rank of at least 0")
     for name, built_in in (("model", "tiny"), ("data", "python"), ("validation_data", None)):
@@ -115,7 +116,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from torch.utils.data import DataLoader
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, ByT5Tokenizer
@@ -498,8 +499,7 @@ def main(args: argparse.Namespace) -> None:
     if is_gpu:
         torch.cuda.set_device(device)
     if RANKS > 1:
-        long = timedelta(hours=1)  # while rank 0 reads the weights
-        dist.init_process_group("cpu:gloo,cuda:nccl" if is_gpu else "gloo", timeout=long)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if is_gpu else "gloo", timeout=timedelta(hours=1))
         data: list[Any] = [None] * RANKS
         dist.all_gather_object(data, [len(training), training[0], training[-1]])
         if any(each != data[0] for each in data):
@@ -522,24 +522,24 @@ def main(args: argparse.Namespace) -> None:
         network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False, **more})
     for layer in layers_of(network) if args.compile else ():
         layer.compile()
-    is_ddp = RANKS > 1 and not sharded
-    model = DistributedDataParallel(network, gradient_as_bucket_view=True) if is_ddp else network
+    model = DDP(network, gradient_as_bucket_view=True) if RANKS > 1 and not sharded else network
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    groups = [{"params": [p for p in parameters if p.dim() > 1], "weight_decay": args.weight_decay},
-              {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0}]  # fmt: skip
-    optimizer = torch.optim.AdamW([each for each in groups if each["params"]], lr=args.lr, betas=(0.9, 0.95))
+    decayed, others = ([p for p in parameters if (p.dim() > 1) is flag] for flag in (True, False))
+    groups = [{"params": decayed, "weight_decay": args.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(learning_rate, steps=steps))
     sampler = DistributedSampler(training, seed=args.seed)
     shares = sampler.batches(args.global_batch_size)
     loader = DataLoader(cast(Any, training), batch_sampler=shares, collate_fn=partial(collate, device=device))
-    unlike = ("compile", "precision", "batch_size", "sharding", "activation_checkpointing", "log_every")
+    free = ("compile", "precision", "batch_size", "sharding", "activation_checkpointing", "log_every")
     saved = Checkpointer(
         model=model,
         optimizer=optimizer,
         state={"schedule": schedule, "sampler": sampler},
         keep_best="validation_loss",
         save_frozen=not args.lora,
-        config={name: value for name, value in vars(args).items() if name not in unlike},
+        every_seconds=args.checkpoint_seconds,
+        config={name: value for name, value in vars(args).items() if name not in (*free, "checkpoint_seconds")},
     )
     saved.resume()
     total, trained = (sum(each.numel() for each in group) / 1e6 for group in (network.parameters(), parameters))

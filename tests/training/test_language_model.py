@@ -225,7 +225,7 @@ def test_files_of_all_kinds_are_documents(tmp_path: Path, capsys: pytest.Capture
     [
         ("a.jsonl", b'{"text": "a"}\n{"text": "b"}\n{"text": \n', "a.jsonl, line 3 is not JSON"),
         ("a.jsonl", b'{"text": "a"}\n[1]\n', "line 2 is not an object"),
-        ("a.jsonl", b'{"body": "a"}\n', "the columns are body, not messages, prompt and completion, or text"),
+        ("a.jsonl", b'{"body": "a"}\n', "there is no column messages, prompt and completion, or text, but body"),
         ("a.jsonl", b'{"text": 3}\n', "the column text is not text alone"),
         ("a.txt", b"caf\xe9", "can't decode byte 0xe9"),
         ("a.parquet", b"no parquet", "Parquet magic bytes not found"),
@@ -257,7 +257,7 @@ def test_different_columns_are_refused(tmp_path: Path, capsys: pytest.CaptureFix
     ("flags", "line"),
     [
         (["--epochs=0"], "argument --epochs: 0 must be at least 1"),
-        (["--lr=-1"], "a positive one"),
+        (["--lr=-1"], "and positive ones"),
         (["--data=nowhere"], "'nowhere' is neither a folder nor s3://bucket/prefix"),
         (["--typo"], "unrecognized arguments: --typo"),
     ],
