@@ -1,9 +1,20 @@
-"""An epoch of ray_train_ddp.py's loop on a GPU, compared with the arithmetic that it needs."""
+"""On a GPU: an epoch of ray_train_ddp.py's loop, and tokens per second of language_model.py, beside their arithmetic.
+
+It takes at most ten minutes; a row says what could not be done.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import resnet18
 
-from bench.harness import Bench
+from bench.harness import REPOSITORY, Bench
 from bench.report import Comparison, spread
 from training import ray_train_ddp
 
@@ -21,14 +32,66 @@ SAMPLES = 12_000
 BATCH_SIZE = 128
 SIDE = 4096  # of the square matrices whose product says what the GPU can do
 NAME = "an epoch on a GPU, above the arithmetic floor"
+TOKENS_NAME = "tokens per second on a GPU, of the arithmetic limit"
+# 124 million weights, as GPT-2's smallest.
+MODEL = {
+    "model_type": "llama", "vocab_size": 32_000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "num_key_value_heads": 12, "max_position_embeddings": 1024,
+}  # fmt: skip
+NAMES = (NAME, TOKENS_NAME)
+STEPS, CONTEXT = 60, 1024
+FLAGS = ((), ("--compile",), ("--activation-checkpointing", "selective"), ("--activation-checkpointing", "full"))
+SECONDS = 130.0  # for each of these
 
 
 def measure(bench: Bench) -> list[Comparison]:
     """Return the times on a machine with a GPU."""
     if not torch.cuda.is_available():
-        return [Comparison(name=NAME, reference="-", ours="-", ratio=None, note="no GPU here")]
+        return [Comparison(name=name, reference="-", ours="-", ratio=None, note="no GPU here") for name in NAMES]
     bench.log("gpu: an epoch of resnet18")
-    return [on(torch.device("cuda", 0), SAMPLES, EPOCHS)]
+    device = torch.device("cuda", 0)
+    rows = [on(device, SAMPLES, EPOCHS)]
+    for flags in FLAGS:
+        bench.log(f"gpu: language_model.py {' '.join(flags)}")
+        rows.append(
+            language(device, MODEL, ("--batch-size=8", "--global-batch-size=8", f"--max-steps={STEPS}", *flags))
+        )
+    return rows
+
+
+def language(device: torch.device, model: dict[str, Any], flags: tuple[str, ...]) -> Comparison:
+    """Compare the tokens per second of language_model.py with the arithmetic that a matrix product does in a second."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(model))
+        options = ("--model", folder, f"--context={CONTEXT}", "--log-every=10", "--precision=auto", *flags)
+        command = [sys.executable, str(REPOSITORY / "training" / "language_model.py"), *options]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        try:
+            done = subprocess.run(
+                command, cwd=folder, env=environment, text=True, capture_output=True, timeout=SECONDS, check=False
+            )
+            printed, fault = done.stdout, done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
+        except subprocess.TimeoutExpired as late:
+            printed, fault = str(late.stdout or ""), f"not done after {SECONDS:.0f} s"
+    speeds = [float(speed) for speed in re.findall(r"tokens per second ([\d.e+]+)", printed)][1:]  # the first warms up
+    weights = re.search(r"([\d.,]+) million weights", printed)
+    note = (
+        f"{' '.join(flags)}, {weights[1] if weights else '?'} million weights, context {CONTEXT}; 6 operations a weight"
+    )
+    if not (speeds and weights):
+        return Comparison(
+            name=TOKENS_NAME, reference="-", ours="-", ratio=None, note=f"{note}; could not do it: {fault}"
+        )
+    limit = _rate(device) / (6e6 * float(weights[1].replace(",", "")))
+    return Comparison(
+        name=TOKENS_NAME,
+        reference=f"{limit:,.0f} tokens/s",
+        ours=f"{spread(speeds)} tokens/s",
+        ratio=statistics.median(speeds) / limit,
+        n=len(speeds),
+        note=note + (f"; {fault}" if fault else ""),
+        data={"tokens_per_second": speeds},
+    )
 
 
 def on(device: torch.device, samples: int, epochs: int) -> Comparison:
