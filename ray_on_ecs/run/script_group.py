@@ -18,12 +18,15 @@ from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.failure_policy import Failure
 from ray_on_ecs.run.group import Directive, WorkerStatuses
 from ray_on_ecs.run.last_words import FATAL
-from ray_on_ecs.run.preemption import DEFAULT_PREEMPTION_SECONDS, MARGIN_SECONDS
 from ray_on_ecs.run.supervisor import GRACE_SECONDS
 from ray_on_ecs.tracking.run_actor import RunClient
 
 POLL_SECONDS = 0.1
 NOTICE_POLL_SECONDS = 1.0
+# A node is reclaimed after this time if AWS reports no deadline.
+DEFAULT_PREEMPTION_SECONDS = 60.0
+# The scripts end this long before the deadline.
+MARGIN_SECONDS = 5.0
 # How long the workers may take to store what the scripts have left, once these have ended.
 STORE_SECONDS = 30.0
 # How long workers without a script may take to leave.
