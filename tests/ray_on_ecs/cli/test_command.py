@@ -94,7 +94,7 @@ def test_the_help_of_run_has_every_setting_in_its_section(capsys: pytest.Capture
     assert all(name in shown for name in ("--num-workers", "--working-dir", "--max-restarts", "--fetch", "--local"))
     sections = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert sections == [f"{each}:" for each in SECTIONS]
-    hidden = ("--recipe", "--nnodes", "--nproc-per-node", "--standalone", "--rdzv", "--master", "--node-rank")
+    hidden = ("--nnodes", "--nproc-per-node", "--standalone", "--rdzv", "--master", "--node-rank")
     assert not [each for each in hidden if each in shown]
 
 
@@ -197,30 +197,21 @@ def submitted(*words: str, gpus: int = 2) -> str:
     shutil.rmtree(folder)
     context = run.command.make_context("run", list(words))
     given = {key: value for key, value in context.params.items() if key in run.settings()}
-    return run._submission(
-        StackCluster(stack).run_flags(), given, context.params["recipe"], context.params["command"]
-    ).entrypoint
+    return run._submission(StackCluster(stack).run_flags(), given, context.params["command"]).entrypoint
 
 
 def test_flags_reach_the_run_as_they_were_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = ("--run-name", "x")
-    language, recipe = ("--recipe", "language"), "python -m training --recipe language"
-    assert submitted(*language, *named) == f"{recipe} --num-workers 2 --run-name x", "a worker for each of its GPUs"
-    assert submitted(*language, "--num-workers", "1:4", *named) == f"{recipe} --num-workers 1:4 --run-name x"
-    assert submitted(*language, *named, gpus=0) == f"{recipe} --run-name x"
-    own = submitted(*language, "--max-steps", "9", "--fetch", "here", *named)
-    assert own == f"{recipe} --num-workers 2 --run-name x --max-steps 9", "--fetch is this command's"
-    later = submitted("--fetch", "here", *named, *language, "--epochs", "9")
-    assert later == f"{recipe} --num-workers 2 --run-name x --epochs 9"
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
-    cook = submitted(*named, "train.py", "--recipe", "cake")
-    assert cook.endswith(" train.py --recipe cake"), "what follows the script is the script's"
-    script = submitted("--env", "A=1", "--env", "B=2", *named, "train.py", "--epochs", "9", "-m", "--detach")
     folder = f"--working-dir {Path.cwd()}"
+    ranged = submitted("--num-workers", "1:4", "--fetch", "here", *named, "train.py")
+    assert ranged == f"{DRIVER} --num-workers 1:4 --run-name x {folder} train.py", "--fetch is this command's"
+    assert submitted(*named, "train.py", gpus=0) == f"{DRIVER} --run-name x {folder} train.py"
+    script = submitted("--env", "A=1", "--env", "B=2", *named, "train.py", "--epochs", "9", "-m", "--detach")
     assert (
         script == f"{DRIVER} --num-workers 2 --run-name x {folder} --env A=1 --env B=2 train.py --epochs 9 -m --detach"
-    )
+    ), "a worker for each of the stack's GPUs; what follows the script is the script's"
     module = submitted("-m", *named, "--max-restarts", "1", "my.package", "--local")
     flags = "--num-workers 2 --run-name x --max-restarts 1 --module"
     assert module == f"{DRIVER} {flags} {folder} my.package --local"
@@ -244,8 +235,7 @@ def test_what_is_typed_goes_before_what_the_environment_says(
 
 def test_a_mistake_of_a_run_needs_no_cluster(pulumi: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, line in (
-        (("--recipe", "language", "--epochs", "five"), "--epochs: invalid int value: 'five'; see python -m training"),
-        (("--recipe", "texts"), "--recipe: 'texts' is not allowed; it must be one of language"),
+        (("--keep-gib", "five", "train.py"), "--keep-gib: invalid float value: 'five'; see python -m ray_on_ecs.run"),
         (("--epochs", "5", "train.py"), "No such option '--epochs'"),
         ((), "SCRIPT: is missing; give the script to run"),
         (("nosuch.py",), "SCRIPT: there is no file 'nosuch.py'"),
