@@ -46,11 +46,8 @@ class RunInfo:
         name: The run.
         state: That of `status.json` (waiting, training, finished, failed, interrupted), or queued or starting: its job
             is, and its folder doesn't know yet; lost: its driver vanished; unreadable: a document is broken.
-        kind: What it trains: the recipe's name, or `script`.
-        epoch: The epoch in progress or the last one, from 0.
-        epochs: How many there are.
         step: Steps done.
-        loss: The last epoch's training loss, or the last loss that a script logged.
+        loss: The last loss that its script logged.
         started: When its last command began, in UTC (ISO 8601).
         started_seconds_ago: How long ago that was by the storage's clock; never negative.
         updated: When its folder last heard of its driver, likewise.
@@ -61,9 +58,6 @@ class RunInfo:
 
     name: str
     state: str
-    kind: str | None = None
-    epoch: int | None = None
-    epochs: int | None = None
     step: int | None = None
     loss: float | None = None
     started: str | None = None
@@ -165,9 +159,6 @@ class Folders:
         return RunInfo(
             name=name,
             state=_state(status, files, job, is_silent=self.now - heard > LOST_SECONDS),
-            kind=status.get("kind"),
-            epoch=_integer(status.get("epoch")),
-            epochs=_integer(status.get("epochs")),
             step=_integer(status.get("step")),
             loss=_number(status.get("loss")),
             started=_utc(status["started"]),

@@ -55,7 +55,7 @@ def write_results(
         "metrics": records[-1] if records else None,
         "hardware": summary["hardware"],
         "versions": versions(),
-        "times": run_times("script_start", summary["started_at"]),
+        "times": run_times(summary["started_at"]),
         "cost": cost,
         "config": config.to_dict(),
         "files": files,

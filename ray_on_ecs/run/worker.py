@@ -137,7 +137,7 @@ class ScriptWorker:
 
     def __enter__(self) -> ScriptWorker:
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.write_text(json.dumps(worker_dump.about_worker(self._rank)) + "\n")
+        self._file.write_text(json.dumps(worker_dump.about_worker(self._rank)))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -500,7 +500,7 @@ class ScriptWorker:
     def _report_progress(self) -> None:
         step = (self._metrics.step if self._metrics else None) or 0
         workers = f"{self._group}-{self._member.generation}"
-        self._actor.report(Progress(0, step, 0, workers, step, self._member.started_at))
+        self._actor.report(Progress(workers, step))
 
     def _hardware(self) -> dict[str, Any] | None:
         device = "CPU"

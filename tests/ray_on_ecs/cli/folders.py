@@ -76,19 +76,15 @@ class Folders:
             "state": state,
             "started": moment(720),
             "updated": moment(),
-            "kind": "images",
-            "epoch": 2,
-            "epochs": 5,
             "step": 25,
-            "steps_per_epoch": 10,
             "loss": 0.25,
             "workers": 2,
             "cost_usd": 0.42,
             "instances": None,
             "job": name,
             "error": None,
-            "changed": ["lr"],
-            "next": f"python -m training --run-name {name}",
+            "changed": ["command"],
+            "next": f"ray-on-ecs run --run-name {name} train.py",
         }
         self.of(name).write_json(layout.STATUS, {**document, **changed})
 
@@ -102,11 +98,9 @@ class Folders:
         if is_finished:
             storage.write_json(layout.RESULT, {**_result(config, history[-1]), "best": history[-1]})
             storage.write(layout.CURVES, b"\x89PNG of the curves")
-            storage.write(layout.WEIGHTS, bytes(100_000))
-            storage.write(layout.BEST_WEIGHTS, bytes(100_000))
 
-    def script(self, name: str, records: int = 20, **settings: Any) -> None:
-        """Write a finished run of a script, without a status."""
+    def script(self, name: str, records: int = 20, *, is_finished: bool = True, **settings: Any) -> None:
+        """Write a run of a script, without a status."""
         storage = self.of(name)
         config = {**SCRIPT, "run_name": name, **settings}
         history = [
@@ -115,8 +109,9 @@ class Folders:
         ]
         storage.write_json(layout.SETTINGS, {"format": 1, "settings": config})
         storage.write_lines(layout.METRICS, history)
-        storage.write_json(layout.RESULT, {**_result(config, history[-1]), "command": config["command"]})
-        self.files(name, "model.pt")
+        if is_finished:
+            storage.write_json(layout.RESULT, {**_result(config, history[-1]), "command": config["command"]})
+            self.files(name, "model.pt")
 
     def files(self, name: str, *paths: str) -> None:
         """Write a snapshot with files of a script, which hold their names."""
@@ -139,7 +134,7 @@ def _result(config: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
         "metrics": last,
         "hardware": {"workers": 2, "device": "CPU"},
         "versions": {"torch": "2"},
-        "times": {"started": moment(3 * 3600), "first_step": None, "finished": moment(), "total_seconds": 14.5},
+        "times": {"started": moment(3 * 3600), "finished": moment(), "total_seconds": 14.5},
         "cost": {"usd": 0.5, "on_demand_usd": 1.0, "instance_hours": 1.0, "instances": []},
         "config": config,
         "files": {},
@@ -151,7 +146,7 @@ def job(run_name: str, status: str = "RUNNING", **changed: Any) -> dict[str, Any
     started = int(1000 * (datetime.now().timestamp() - 30))
     metadata = {"run_name": run_name, "storage_path": "results"}
     given = {"submission_id": run_name, "status": status, "metadata": metadata, "start_time": started}
-    return {"type": "SUBMISSION", "entrypoint": "python -m training", **given, **changed}
+    return {"type": "SUBMISSION", "entrypoint": "python -P -m ray_on_ecs.run train.py", **given, **changed}
 
 
 @contextmanager

@@ -15,26 +15,10 @@ from ray_on_ecs.run.failure_policy import Raise
 from ray_on_ecs.run.worker_dump import WorkerDump
 from ray_on_ecs.tracking.storage import RunStorage
 
-CLOSED = RuntimeError(
-    "[pair.cc:545] Read error: Connection closed by peer. This is typically caused by a remote worker"
-)
-
-
-@pytest.mark.parametrize(
-    ("failures", "rank"),
-    [
-        ({0: CLOSED, 1: ValueError("broken")}, 1),
-        ({0: ValueError("broken"), 1: CLOSED}, 0),
-        ({1: CLOSED, 2: CLOSED}, 1),
-        ({2: ValueError("a"), 1: ValueError("b")}, 1),
-    ],
-)
-def test_the_rank_that_failed_first_is_told_from_those_that_lost_it(failures: dict[int, Exception], rank: int) -> None:
-    assert failure_report._first_cause(WorkerGroupError("workers failed", failures)) == (rank, failures[rank])
-
 
 def test_a_failure_of_no_worker_has_no_rank() -> None:
     cause = ValueError("no")
+    assert failure_report._first_cause(WorkerGroupError("failed", {2: ValueError("b"), 1: cause})) == (1, cause)
     assert failure_report._first_cause(ControllerError(cause)) == (None, cause)
 
 
@@ -44,31 +28,28 @@ def run(tmp_path: Path) -> tuple[ScriptConfig, RunStorage]:
     return config, RunStorage.open(config.storage_path, "failed")
 
 
-def test_a_hang_is_named_as_such_and_its_stacks_are_stored(run: tuple[ScriptConfig, RunStorage]) -> None:
-    workers = [WorkerDump(0, "waits in all_reduce"), WorkerDump(1, None)]
-    failure = failure_report.describe_failure(WorkerGroupError("failed", {1: RayActorError()}), workers, *run)
-    assert str(failure) == "training failed: no progress for 600 s"
-    assert failure.stacks is not None
-    stored = {each.name: each.read_text() for each in Path(failure.stacks).iterdir()}
+def test_the_stacks_of_all_ranks_are_stored(run: tuple[ScriptConfig, RunStorage]) -> None:
+    folder = failure_report.store_stacks({0: "waits in all_reduce", 1: ""}, run[1])
+    stored = {each.name: each.read_text() for each in Path(folder).iterdir()}
     assert stored == {"rank_0.txt": "waits in all_reduce", "rank_1.txt": failure_report.NO_STACKS}
 
 
-def test_a_worker_that_died_is_not_a_hang(run: tuple[ScriptConfig, RunStorage]) -> None:
-    workers = [WorkerDump(1, None)]
-    failure = failure_report.describe_failure(WorkerGroupError("failed", {1: RayActorError()}), workers, *run)
+def test_a_worker_that_died_is_named_with_the_end_of_its_log() -> None:
+    workers = [WorkerDump(0), WorkerDump(1, ["its last line"])]
+    failure = failure_report.describe_failure(WorkerGroupError("failed", {1: RayActorError()}), workers)
     assert str(failure).startswith("training failed on rank 1: a process of the run ended")
-    assert failure.stacks is None
+    assert failure.log == ("its last line",)
 
 
 def test_the_error_names_the_file_and_the_way_to_continue(run: tuple[ScriptConfig, RunStorage]) -> None:
     config, storage = run
-    failure = failure_report.describe_failure(WorkerGroupError("failed", {0: ValueError("no")}), [], config, storage)
+    failure = failure_report.describe_failure(WorkerGroupError("failed", {0: ValueError("no")}), [])
     error = failure_report.write_error(failure, Raise(TrainingError, str(failure)), config, storage)
     assert str(error) == (
         f"training failed on rank 0: ValueError: no; see {storage.uri}/error.json; continue with --run-name failed"
     )
     document = storage.read_json("error.json")
-    assert (document["what"], document["rank"], document["checkpoint"]) == ("ValueError: no", 0, None)
+    assert (document["what"], document["rank"]) == ("ValueError: no", 0)
     assert document["log"] == ["the worker's node is gone"]
 
 

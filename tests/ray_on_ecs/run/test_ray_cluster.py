@@ -22,7 +22,7 @@ from tests.waiting import LIMIT_SECONDS
 HEAD = {"CPU": 0.0, "memory": 1e9}
 G5_XLARGE = {"CPU": 4.0, "GPU": 1.0}
 G5_12XLARGE = {"CPU": 48.0, "GPU": 4.0}
-ON_A_GPU = WorkerAllocation(1, True, 4, leaves_helpers=True)
+ON_A_GPU = WorkerAllocation(1, True, 4)
 
 
 @pytest.mark.parametrize(
@@ -227,31 +227,19 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 @pytest.mark.parametrize(
-    ("settings", "leaves_helpers", "labels"),
+    ("settings", "labels"),
     [
-        ({}, True, {}),
-        ({"device": "cpu", "num_workers": 8}, True, {"ray.io/node-group": "!helpers"}),
-        ({"device": "cpu", "num_workers": 9}, False, {}),
+        ({}, {}),
+        ({"device": "cpu", "num_workers": 8}, {"ray.io/node-group": "!helpers"}),
+        ({"device": "cpu", "num_workers": 9}, {}),
     ],
 )
 def test_helpers_are_left_to_the_data_unless_workers_need_their_cpus(
-    cluster: Cluster, settings: dict[str, Any], leaves_helpers: bool, labels: dict[str, str]
+    cluster: Cluster, settings: dict[str, Any], labels: dict[str, str]
 ) -> None:
     cluster.nodes[1]["Labels"] = {"ray.io/node-group": "helpers"}
     allocation = ray_cluster.wait_for_workers(ScriptConfig(**settings), 0, Console())
-    assert allocation.leaves_helpers == leaves_helpers, "a pipeline would wait for a CPU for ever"
-    assert allocation.node_labels == labels
-
-
-@pytest.mark.parametrize(
-    ("workers", "expected"),
-    [(None, False), ({"scaling": {"workers": {}}}, False), ({"scaling": {"helpers": {"max": 2}}}, True)],
-)
-def test_only_a_stack_that_may_have_helpers_is_asked_for_one(
-    monkeypatch: pytest.MonkeyPatch, workers: Any, expected: bool
-) -> None:
-    monkeypatch.setattr(ray_cluster, "read_workers", lambda: workers)
-    assert ray_cluster.may_start_helpers() == expected
+    assert allocation.node_labels == labels, "a pipeline would wait for a CPU for ever"
 
 
 def test_gpus_that_wait_for_this_job_alone_are_idle(cluster: Cluster) -> None:
