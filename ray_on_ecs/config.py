@@ -24,8 +24,6 @@ ENVIRONMENT_PREFIX = "RAY_ON_ECS_"
 # Ray sets the first for the driver of a job, and `ray-on-ecs run --local` the second.
 JOB_VARIABLE, LOCAL_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_ON_ECS_LOCAL"
 DEVICES = ("auto", "cuda", "cpu")
-ON_OFF = ("on", "off")
-AUTO_ON_OFF = ("auto", *ON_OFF)
 
 # The sections of `--help`, in order.
 GROUPS = (

@@ -68,21 +68,6 @@ class RunInfo:
     job: str | None = None
 
 
-def list_runs(cluster: Cluster, jobs: Sequence[Job] | None = None, limit: int | None = None) -> list[RunInfo]:
-    """Return the runs, the one that began last first.
-
-    Args:
-        cluster: Whose they are.
-        jobs: What `ray_jobs` returned, or None if the head can't be reached.
-        limit: How many of them, those whose folders changed last; None for all.
-
-    Raises:
-        UsageError: There is no such bucket, or no credentials for it.
-        ResourceError: It can't be reached.
-    """
-    return list_folders(cluster, cluster.storage("")).runs(jobs, limit)
-
-
 def ray_jobs(head: Head) -> list[Job]:
     """Return the jobs that were submitted to Ray, as its REST API has them; that needs no import of Ray.
 
@@ -96,7 +81,7 @@ def find_run(cluster: Cluster, name: str) -> RunStorage:
     """Return the folder of a run.
 
     Raises:
-        UsageError: There is no such run; the message has the nearest names. Or see `list_runs`.
+        UsageError: There is no such run; the message has the nearest names. Or see `list_folders`.
         ResourceError: The storage can't be reached.
     """
     from difflib import get_close_matches
@@ -128,7 +113,12 @@ class Folders:
     files: dict[str, dict[str, FileInfo]] = field(default_factory=dict)
 
     def runs(self, jobs: Sequence[Job] | None, limit: int | None = None) -> list[RunInfo]:
-        """Return the runs (see `list_runs`)."""
+        """Return the runs, the one that began last first.
+
+        Args:
+            jobs: What `ray_jobs` returned, or None if the head can't be reached.
+            limit: How many of them, those whose folders changed last; None for all.
+        """
         mine = _under_way(jobs or (), self.storage.uri.rstrip("/"))
         changed = sorted(self.files, key=lambda name: _newest(self.files[name]), reverse=True)
         names = [*(name for name in mine if name not in self.files), *changed][:limit]
@@ -185,7 +175,8 @@ def list_folders(cluster: Cluster, storage: RunStorage) -> Folders:
             thread that this may be in.
 
     Raises:
-        TrainingError: See `list_runs`.
+        UsageError: There is no such bucket, or no credentials for it.
+        ResourceError: It can't be reached.
     """
     now = _now(cluster, storage)
     files: dict[str, dict[str, FileInfo]] = {}

@@ -65,11 +65,11 @@ def write_results(
 
 
 def check_not_finished(storage: RunStorage) -> None:
-    """Raise UsageError if a run has its results already, or is not a script's."""
+    """Raise UsageError if a run has its results already, or its folder has another format."""
     settings = storage.read_json(layout.SETTINGS)
-    if settings is not None and (settings.get("format") != layout.FORMAT or "command" not in settings["settings"]):
+    if settings is not None and settings.get("format") != layout.FORMAT:
         raise UsageError(
-            f"--run-name: run {storage.run_name!r} is no script's, or another version's; give another --run-name"
+            f"--run-name: run {storage.run_name!r} was written by another version; give another --run-name"
         )
     if storage.exists(layout.RESULT):
         raise UsageError(

@@ -21,7 +21,6 @@ from tests.serving import serving
 
 SETTINGS = {"num_workers": 2, "storage_path": "results", "epochs": 5, "lr": 0.1, "seed": 0, "data_dir": None}
 SCRIPT = {"num_workers": 2, "storage_path": "results", "command": ["train.py", "--lr", "1"], "env": []}
-DONE = ("finished", "failed", "interrupted")
 
 
 def outputs(bucket: str) -> dict[str, Any]:
