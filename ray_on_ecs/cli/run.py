@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import Field, fields
+from dataclasses import Field
 from typing import Any
 
 import click
@@ -20,17 +20,10 @@ from ray_on_ecs.cluster.jobs import (
     Submission,
     submission_of_script,
 )
-from ray_on_ecs.config import (
-    GROUPS,
-    NEEDLESS,
-    NEEDLESS_FLAGS,
-    environment_variable,
-    flag,
-    needless_line,
-    with_underscores,
-)
+from ray_on_ecs.config import WORKERS
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError
-from ray_on_ecs.run.config import WORKERS, ScriptConfig
+from ray_on_ecs.flags import environment_variable, flag, flags_of, help_line
+from ray_on_ecs.run.command_line import NEEDLESS, NEEDLESS_FLAGS, SETTINGS, needless_line, with_underscores
 from ray_on_ecs.run.program_source import driver_reason
 from ray_on_ecs.run.stop import SIGNALLED
 
@@ -55,17 +48,11 @@ CLUSTER = "Cluster"
 HANGUP = SIGNALLED + signal.SIGHUP
 
 
-def settings() -> dict[str, Field]:
-    """Return the settings of a run by name, in the order of the help's sections."""
-    specs = [spec for spec in fields(ScriptConfig) if spec.metadata]
-    return {spec.name: spec for spec in sorted(specs, key=lambda spec: GROUPS.index(spec.metadata["group"]))}
-
-
 class Setting(click.Option):
     """A setting of a run as a flag. Its value is left to the run's own checks."""
 
     def __init__(self, spec: Field) -> None:
-        given: dict[str, Any] = {"help": _help(spec)}
+        given: dict[str, Any] = {"help": help_line(spec, spec.default)}
         if spec.type == "bool":
             given["is_flag"] = True
         else:
@@ -74,8 +61,8 @@ class Setting(click.Option):
             given["multiple"] = bool(spec.metadata.get("repeated"))
             given["shell_complete"] = lambda _c, _p, typed: [each for each in choices or () if each.startswith(typed)]
         given["hidden"] = bool(spec.metadata.get("hidden"))
-        super().__init__([*(spec.metadata.get("flags") or (flag(spec.name),)), spec.name], **given)
-        self.section: str = spec.metadata["group"]
+        super().__init__([*flags_of(spec), spec.name], **given)
+        self.section: str = spec.metadata["section"]
 
 
 class Own(click.Option):
@@ -102,19 +89,13 @@ class Run(click.Command):
     """The command, whose help has the sections of the settings."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a section for the cluster, and one for each group of settings."""
-        for section in (CLUSTER, *GROUPS):
+        """Write a section for the cluster, and those of the settings."""
+        for section in dict.fromkeys((CLUSTER, *(spec.metadata["section"] for spec in SETTINGS))):
             options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
             shown = [each for each in options if getattr(each, "section", CLUSTER) == section]
             if records := [record for each in shown if (record := each.get_help_record(ctx))]:
                 with formatter.section(section):
                     formatter.write_dl(records)
-
-
-def _help(spec: Field) -> str:
-    default = spec.default
-    shown = "" if default in (None, (), False) else f" (default: {default})"
-    return f"{spec.metadata['description']}{shown}"
 
 
 @cluster_flags
@@ -244,11 +225,10 @@ def _submission(defaults: dict[str, Any], given: dict[str, Any], command: Sequen
 
 
 def _flags(typed: dict[str, Any]) -> Iterator[str]:
-    specs = settings()
+    specs = {spec.name: spec for spec in SETTINGS}
     for name, value in typed.items():
-        names = specs[name].metadata.get("flags") or (flag(name),)
         for each in value if isinstance(value, tuple) else (value,):
-            yield names[-1]
+            yield flags_of(specs[name])[-1]
             if each is not True:
                 yield str(each)
 
@@ -285,6 +265,6 @@ command = Run(
     "run",
     callback=_run,
     help=ABOUT,
-    params=[*_own, *reversed(getattr(_run, "__click_params__", [])), *map(Setting, settings().values())],
+    params=[*_own, *reversed(getattr(_run, "__click_params__", [])), *map(Setting, SETTINGS)],
     context_settings={"allow_interspersed_args": False},
 )

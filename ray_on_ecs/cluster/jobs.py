@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from ray_on_ecs.config import RunConfig, parse
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import DASHBOARD_URL
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
 from ray_on_ecs.node.jobs import MAX_RESUBMISSIONS
-from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.run.command_line import parse
 from ray_on_ecs.run.program_source import with_driver
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Submission:
     """
 
     run: dict[str, str]
-    script: ScriptConfig
+    script: RunConfig
     workers: int = 0
 
     def __post_init__(self) -> None:
@@ -94,10 +94,10 @@ def submission_of_script(arguments: Sequence[str]) -> Submission:
     Raises:
         UsageError: One can't be used, or a file is missing.
     """
-    config = parse(ScriptConfig, arguments).resolve_defaults()
+    config = parse(arguments).resolve_defaults()
     config.check_files()
     config = with_driver(config)
-    typed = replace(parse(ScriptConfig, arguments, {}), driver=config.driver)
+    typed = replace(parse(arguments, {}), driver=config.driver)
     named = {"run_name": config.run_name, "working_dir": str(config.folder)}
     script = replace(typed, **named, requirements=config.requirements_in_folder)
     workers = config.workers[0] if config.workers else 0

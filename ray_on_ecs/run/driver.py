@@ -12,10 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError, counted, one_line
 from ray_on_ecs.run import code, inputs, program_resources, ray_cluster, results
 from ray_on_ecs.run.attempts import Attempts, TrainFunction, hold_run, wait_for_workers
-from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.failure_policy import Mark
 from ray_on_ecs.run.folder_scan import is_log
 from ray_on_ecs.run.instance_hours import InstanceHours
@@ -37,7 +37,7 @@ from ray_on_ecs.tracking.storage import RunStorage
 MIN_WAIT_SECONDS = 30.0
 
 
-def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
+def run(config: RunConfig, console: Console) -> dict[str, Any]:
     """Run a script on every worker as `config` says, and leave the results in the run's folder.
 
     Returns:
@@ -140,7 +140,7 @@ def _newest_file(storage: RunStorage) -> tuple[str, datetime] | None:
     return (newest, datetime.fromtimestamp(files[newest] / 1e9, UTC)) if newest else None
 
 
-def _prepare(config: ScriptConfig) -> tuple[ScriptConfig, RunStorage]:
+def _prepare(config: RunConfig) -> tuple[RunConfig, RunStorage]:
     """Check everything that can be checked without a cluster."""
     if config.code is None:
         config.check_files()
@@ -156,7 +156,7 @@ def _prepare(config: ScriptConfig) -> tuple[ScriptConfig, RunStorage]:
     return config, storage
 
 
-def _begin(config: ScriptConfig, storage: RunStorage, allocation: WorkerAllocation | None) -> ScriptConfig:
+def _begin(config: RunConfig, storage: RunStorage, allocation: WorkerAllocation | None) -> RunConfig:
     """Put the number of workers into the settings, and write these into the run's folder."""
     if allocation:
         config = config.with_workers(allocation.num_workers)
@@ -166,7 +166,7 @@ def _begin(config: ScriptConfig, storage: RunStorage, allocation: WorkerAllocati
 
 
 def _print_header(
-    config: ScriptConfig, storage: RunStorage, allocation: WorkerAllocation | None, console: Console
+    config: RunConfig, storage: RunStorage, allocation: WorkerAllocation | None, console: Console
 ) -> None:
     continued = ", continued with its files" if read_snapshot(storage).files else ""
     lines = {

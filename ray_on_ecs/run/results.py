@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.metrics import STEP
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.cost import Cost
@@ -22,9 +22,7 @@ COLUMNS = 3
 WEIGHTS = ".safetensors"
 
 
-def write_results(
-    storage: RunStorage, config: ScriptConfig, summary: dict[str, Any], cost: Cost | None
-) -> dict[str, Any]:
+def write_results(storage: RunStorage, config: RunConfig, summary: dict[str, Any], cost: Cost | None) -> dict[str, Any]:
     """Write the results of a run that has ended well.
 
     Args:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import StorageError, TrainingError, one_line
-from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.failure_policy import Failure
 from ray_on_ecs.run.group import Directive, WorkerStatuses
 from ray_on_ecs.run.last_words import FATAL
@@ -72,7 +72,7 @@ class ScriptGroup:
     def __init__(
         self,
         actor: RunClient,
-        config: ScriptConfig,
+        config: RunConfig,
         decider: Decider,
         draining_nodes: Callable[[], dict[str, float | None]],
     ) -> None:
@@ -256,7 +256,7 @@ def missed(text: str, left_out: Sequence[str]) -> str:
     return f"; {', '.join(found)} {was} left out of the upload, and {flags} brings {it}"
 
 
-def denied(text: str, config: ScriptConfig) -> str:
+def denied(text: str, config: RunConfig) -> str:
     """Return what tasks may do if a script's last words say that AWS refused it, else nothing."""
     if not re.search("ACCESS_DENIED|AccessDenied", text) or not config.storage_path.startswith("s3://"):
         return ""

@@ -20,12 +20,12 @@ import psutil
 import ray
 
 from ray_on_ecs import sdk
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ScriptError, one_line
 from ray_on_ecs.node_folder import node_folder
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.run import inputs, mpi, nccl_interface, packages, worker_dump
 from ray_on_ecs.run.code import Code
-from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.environment import NOT_A_DRIVER, OF_EVERY_RANK, WorkerEnvironment, without_ray
 from ray_on_ecs.run.group import Directive, FilesStatus, WorkerStatus
 from ray_on_ecs.run.metrics import MetricsLog, ReportReader
@@ -58,7 +58,7 @@ Process = ScriptProcess | MpiNode
 class Settings(TypedDict):
     """The argument of `run_script`."""
 
-    config: ScriptConfig
+    config: RunConfig
     storage: RunStorage
     run_actor: RunClient
     threads: int

@@ -16,8 +16,8 @@ from ray.job_submission import JobInfo, JobStatus, JobSubmissionClient
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster import jobs
 from ray_on_ecs.cluster.clusters import Head, HeadCluster
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ResourceError
-from ray_on_ecs.run.config import ScriptConfig
 from tests.commands.conftest import CLASSIFIER
 from tests.commands.head import ON_HEAD, SECONDS, TOKEN, commands, read_until
 from tests.commands.head import Head as RayHead
@@ -268,7 +268,7 @@ def test_the_job_tells_the_head_how_often_it_may_be_submitted_again(
     assert "resubmissions" not in job["entrypoint"], "python -m ray_on_ecs.run has no such flag"
 
 
-MINE = jobs.Submission({"run_name": "mine", "storage_path": "runs"}, ScriptConfig(command=("train.py",)))
+MINE = jobs.Submission({"run_name": "mine", "storage_path": "runs"}, RunConfig(command=("train.py",)))
 
 
 class Refusing:

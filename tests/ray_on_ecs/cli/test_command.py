@@ -18,6 +18,7 @@ from ray_on_ecs.cluster import clusters
 from ray_on_ecs.cluster.clusters import StackCluster
 from ray_on_ecs.cluster.stack import find
 from ray_on_ecs.errors import ResourceError, UsageError
+from ray_on_ecs.run.command_line import SETTINGS
 from tests.waiting import free_ports
 
 OUTPUTS = {
@@ -124,7 +125,7 @@ def test_torchrun_s_flags_are_accepted_and_explained(
     monkeypatch.chdir(tmp_path)
     torchrun = ("--standalone", "--rdzv_endpoint=host:1", "--nnodes=1", "--nproc-per-node=2")
     assert submitted(*torchrun, "--run-name", "x", "train.py", "--node-rank", "3") == (
-        f"{DRIVER} --run-name x --nnodes 1 --nproc_per_node 2 --working-dir {Path.cwd()} train.py --node-rank 3"
+        f"{DRIVER} --nnodes 1 --nproc_per_node 2 --working-dir {Path.cwd()} --run-name x train.py --node-rank 3"
     ), "what follows the script is the script's"
     [port] = free_ports(1)
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"127.0.0.1:{port}")
@@ -196,7 +197,7 @@ def submitted(*words: str, gpus: int = 2) -> str:
     stack = find(None, str(folder / "dev.json"))
     shutil.rmtree(folder)
     context = run.command.make_context("run", list(words))
-    given = {key: value for key, value in context.params.items() if key in run.settings()}
+    given = {key: value for key, value in context.params.items() if key in {spec.name for spec in SETTINGS}}
     return run._submission(StackCluster(stack).run_flags(), given, context.params["command"]).entrypoint
 
 
@@ -206,15 +207,15 @@ def test_flags_reach_the_run_as_they_were_typed(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     folder = f"--working-dir {Path.cwd()}"
     ranged = submitted("--num-workers", "1:4", "--fetch", "here", *named, "train.py")
-    assert ranged == f"{DRIVER} --num-workers 1:4 --run-name x {folder} train.py", "--fetch is this command's"
-    assert submitted(*named, "train.py", gpus=0) == f"{DRIVER} --run-name x {folder} train.py"
+    assert ranged == f"{DRIVER} --num-workers 1:4 {folder} --run-name x train.py", "--fetch is this command's"
+    assert submitted(*named, "train.py", gpus=0) == f"{DRIVER} {folder} --run-name x train.py"
     script = submitted("--env", "A=1", "--env", "B=2", *named, "train.py", "--epochs", "9", "-m", "--detach")
     assert (
-        script == f"{DRIVER} --num-workers 2 --run-name x {folder} --env A=1 --env B=2 train.py --epochs 9 -m --detach"
+        script == f"{DRIVER} --num-workers 2 {folder} --env A=1 --env B=2 --run-name x train.py --epochs 9 -m --detach"
     ), "a worker for each of the stack's GPUs; what follows the script is the script's"
     module = submitted("-m", *named, "--max-restarts", "1", "my.package", "--local")
-    flags = "--num-workers 2 --run-name x --max-restarts 1 --module"
-    assert module == f"{DRIVER} {flags} {folder} my.package --local"
+    flags = f"--module --num-workers 2 {folder} --max-restarts 1 --run-name x"
+    assert module == f"{DRIVER} {flags} my.package --local"
 
 
 def test_what_is_typed_goes_before_what_the_environment_says(

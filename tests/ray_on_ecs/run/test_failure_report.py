@@ -7,10 +7,10 @@ import pytest
 from ray.exceptions import RayActorError
 from ray.train import ControllerError, WorkerGroupError
 
-from ray_on_ecs.config import parse
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import TrainingError
 from ray_on_ecs.run import failure_report
-from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.run.command_line import parse
 from ray_on_ecs.run.failure_policy import Raise
 from ray_on_ecs.run.worker_dump import WorkerDump
 from ray_on_ecs.tracking.storage import RunStorage
@@ -23,12 +23,12 @@ def test_a_failure_of_no_worker_has_no_rank() -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> tuple[ScriptConfig, RunStorage]:
-    config = ScriptConfig(storage_path=str(tmp_path), run_name="failed", hang_timeout=600.0)
+def run(tmp_path: Path) -> tuple[RunConfig, RunStorage]:
+    config = RunConfig(storage_path=str(tmp_path), run_name="failed", hang_timeout=600.0)
     return config, RunStorage.open(config.storage_path, "failed")
 
 
-def test_the_stacks_of_all_ranks_are_stored(run: tuple[ScriptConfig, RunStorage]) -> None:
+def test_the_stacks_of_all_ranks_are_stored(run: tuple[RunConfig, RunStorage]) -> None:
     folder = failure_report.store_stacks({0: "waits in all_reduce", 1: ""}, run[1])
     stored = {each.name: each.read_text() for each in Path(folder).iterdir()}
     assert stored == {"rank_0.txt": "waits in all_reduce", "rank_1.txt": failure_report.NO_STACKS}
@@ -41,7 +41,7 @@ def test_a_worker_that_died_is_named_with_the_end_of_its_log() -> None:
     assert failure.log == ("its last line",)
 
 
-def test_the_error_names_the_file_and_the_way_to_continue(run: tuple[ScriptConfig, RunStorage]) -> None:
+def test_the_error_names_the_file_and_the_way_to_continue(run: tuple[RunConfig, RunStorage]) -> None:
     config, storage = run
     failure = failure_report.describe_failure(WorkerGroupError("failed", {0: ValueError("no")}), [])
     error = failure_report.write_error(failure, Raise(TrainingError, str(failure)), config, storage)
@@ -55,10 +55,10 @@ def test_the_error_names_the_file_and_the_way_to_continue(run: tuple[ScriptConfi
 
 def test_the_command_to_go_on_says_what_is_not_the_default() -> None:
     flags = ["--run-name", "mine", "--keep-gib", "5", "--num-workers", "1:2", "--storage-path", "s3://bucket/my runs"]
-    command = shlex.join(parse(ScriptConfig, [*flags, "train.py", "--epochs", "5"], {}).command_line())
+    command = shlex.join(parse([*flags, "train.py", "--epochs", "5"], {}).command_line())
     assert command.startswith("python -m ray_on_ecs.run ")
     assert "--keep-gib 5" in command
     assert "--storage-path 's3://bucket/my runs'" in command
     assert "--max-restarts" not in command
     assert command.endswith(" train.py --epochs 5")
-    assert ScriptConfig(command=("train.py",)).command_line() == ["python", "-m", "ray_on_ecs.run", "train.py"]
+    assert RunConfig(command=("train.py",)).command_line() == ["python", "-m", "ray_on_ecs.run", "train.py"]

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ray_on_ecs.config import parse
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.run.command_line import parse
 from ray_on_ecs.run.results import check_not_finished, write_results
 from ray_on_ecs.tracking.storage import RunStorage
 
@@ -15,7 +14,7 @@ def test_the_weights_that_it_exported_are_named(tmp_path: Path) -> None:
     storage = RunStorage.open(str(tmp_path), "first")
     for name in ("model.safetensors", "best.safetensors"):
         storage.write(name, b"")
-    config = parse(ScriptConfig, ["--run-name", "first", "train.py"], {})
+    config = parse(["--run-name", "first", "train.py"], {})
     document = write_results(storage, config, {"hardware": {}, "started_at": 0.0}, None)
     assert document["files"] == {
         "report": "report.html", "best": "best.safetensors", "model": "model.safetensors"

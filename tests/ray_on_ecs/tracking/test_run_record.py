@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.run.attempts import hold_run
-from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.tracking import lock, run_record
 from ray_on_ecs.tracking.cost import InstanceKind
 from ray_on_ecs.tracking.lock import RunLock
@@ -38,12 +38,12 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> ScriptConfig:
-    return ScriptConfig(command=("train.py",), storage_path=str(tmp_path), run_name="test", keep_gib=5.0)
+def config(tmp_path: Path) -> RunConfig:
+    return RunConfig(command=("train.py",), storage_path=str(tmp_path), run_name="test", keep_gib=5.0)
 
 
 @pytest.fixture
-def record(storage: RunStorage, config: ScriptConfig) -> RunRecord:
+def record(storage: RunStorage, config: RunConfig) -> RunRecord:
     return RunRecord(storage, config, config.resolve_defaults())
 
 
@@ -115,7 +115,7 @@ def test_it_waits_before_it_trains_and_is_written_again_and_again(storage: RunSt
 def test_a_script_that_reports_no_steps_has_those_of_its_metrics(
     storage: RunStorage, metrics: dict[str, Any], loss: float | None
 ) -> None:
-    config = ScriptConfig(command=("train.py",), run_name="test")
+    config = RunConfig(command=("train.py",), run_name="test")
     record = RunRecord(storage, config, config)
     with record.training(monitor(metrics, progress=Progress("a", 0)), {}, 2):
         found = until(lambda: status(storage))
@@ -197,7 +197,7 @@ def test_a_run_that_is_taken_over_belongs_to_the_other_command(storage: RunStora
 
 
 def test_a_run_that_another_command_trains_keeps_its_status(
-    storage: RunStorage, record: RunRecord, config: ScriptConfig, monkeypatch: pytest.MonkeyPatch
+    storage: RunStorage, record: RunRecord, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "POLL_SECONDS", 0.1)
     storage.write("status.json", "of the holder")
@@ -226,7 +226,7 @@ class Failing(RunStorage):
 
 
 def test_a_write_that_fails_is_made_again_and_ends_nothing(
-    storage: RunStorage, config: ScriptConfig, said: list[str]
+    storage: RunStorage, config: RunConfig, said: list[str]
 ) -> None:
     failing = Failing(storage.filesystem, storage.base, storage.run_name, storage.uri)
     record = RunRecord(failing, config, config)
