@@ -56,7 +56,7 @@ class Publisher:
     """Publishes what is new: the first metrics at once, later ones once a minute; `train_loss` is named TrainLoss.
 
     An idle stop goes by RunProgress: the steps made since the last time, and 1 if there are none. A run that loads its
-    data, tests or compiles is not idle; one that hangs is ended by its watchdog, and publishes nothing from then on.
+    data, tests or compiles is not idle; one that hangs is ended, and publishes nothing from then on.
 
     Args:
         monitor: Knows the run.
