@@ -6,7 +6,6 @@ the scripts meanwhile.
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import tempfile
@@ -199,9 +198,9 @@ class Attempts:
             self.config.max_restarts, self.train_function.mark, worker_timeout=self.config.worker_timeout
         )
         scripts = self.train_function.scripts(self._decider(policy))
-        for attempt in itertools.count():
+        while True:
             try:
-                result: Any = self._fit_once(folder, attempt, scripts)
+                result: Any = self._fit_once(folder, scripts)
             except (TrainingFailedError, RayError, OSError, ScriptError) as error:
                 if isinstance(error, OSError | ScriptError) and self.allocation:
                     raise
@@ -218,13 +217,13 @@ class Attempts:
                 self._decide(policy, RECLAIMED)
             scripts.new_fit()
 
-    def _fit_once(self, folder: str, attempt: int, scripts: ScriptGroup) -> Any:
+    def _fit_once(self, folder: str, scripts: ScriptGroup) -> Any:
         """Call Ray Train's `fit`, or the function itself, and direct the scripts meanwhile; return rank 0's result.
 
         Raises:
             Stop: The user stopped the run; its scripts have ended, or have had the time for it.
         """
-        fit = _Call(partial(self._fit, folder, attempt))
+        fit = _Call(partial(self._fit, folder))
         watch = BeginWatch(ray_cluster.has_places)
         try:
             while not fit.wait(POLL_SECONDS):
@@ -241,11 +240,11 @@ class Attempts:
             raise
         return fit.result()
 
-    def _fit(self, folder: str, attempt: int) -> Any:
-        settings = {**self.train_function.settings, "attempt": attempt}
+    def _fit(self, folder: str) -> Any:
         if self.allocation is None:
-            return self.train_function.function({**settings, "is_waiting": self._program.is_waiting})
-        result: Any = self._trainer(folder, settings, self.allocation).fit()
+            settings = {**self.train_function.settings, "is_waiting": self._program.is_waiting}
+            return self.train_function.function(settings)
+        result: Any = self._trainer(folder, self.allocation).fit()
         return result.return_value
 
     def _decider(self, policy: FailurePolicy) -> Decider:
@@ -309,12 +308,12 @@ class Attempts:
         """
         return MIN_START_SECONDS if allocation.limits else max(self.config.worker_timeout, MIN_START_SECONDS)
 
-    def _trainer(self, folder: str, settings: dict[str, Any], allocation: WorkerAllocation) -> Trainer:
+    def _trainer(self, folder: str, allocation: WorkerAllocation) -> Trainer:
         """Ray Train with the run's workers; the restart policy is ours, and the workers save what they need."""
         os.environ[START_TIMEOUT] = str(self._start_seconds(allocation))
         return Trainer(
             self.train_function.function,
-            train_loop_config=settings,
+            train_loop_config=dict(self.train_function.settings),
             backend_config=ScriptBackend(),
             scaling_config=ScalingConfig(
                 num_workers=allocation.limits or allocation.num_workers,

@@ -66,7 +66,6 @@ class Settings(TypedDict):
     code: Code
     is_one_node: bool
     inputs: dict[str, str]
-    attempt: int
     is_waiting: NotRequired[Callable[[], bool]]  # whether a Ray program waits for its workers
 
 
