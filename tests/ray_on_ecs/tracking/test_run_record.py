@@ -120,7 +120,7 @@ def test_a_script_that_reports_no_steps_has_those_of_its_metrics(
     with record.training(monitor(metrics, progress=Progress("a", 0)), {}, 2):
         found = until(lambda: status(storage))
     assert (found["step"], found["loss"]) == (7, loss)
-    assert found["changed"] == ["run_name", "command"]
+    assert found["changed"] == ["command", "run_name"]
 
 
 @pytest.mark.parametrize(
