@@ -1,7 +1,6 @@
 """Folders of runs as the training leaves them, on a disk or in S3, and a head that answers with given jobs."""
 
 import json
-import math
 import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,6 @@ from ray_on_ecs.tracking.storage import RunStorage
 from tests.aws import REGION
 from tests.serving import serving
 
-SETTINGS = {"num_workers": 2, "storage_path": "results", "epochs": 5, "lr": 0.1, "seed": 0, "data_dir": None}
 SCRIPT = {"num_workers": 2, "storage_path": "results", "command": ["train.py", "--lr", "1"], "env": []}
 
 
@@ -38,26 +36,6 @@ def outputs(bucket: str) -> dict[str, Any]:
 
 def moment(ago: float = 0.0) -> str:
     return (datetime.now(UTC) - timedelta(seconds=ago)).isoformat(timespec="milliseconds")
-
-
-def epoch_metrics(epoch: int, lr: float = 0.1) -> dict[str, Any]:
-    loss = math.exp(-(epoch + 1) * 3 * lr)
-    return {
-        "epoch": epoch,
-        "train_loss": loss,
-        "train_accuracy": 1 - loss / 2,
-        "test_loss": loss + 0.1,
-        "test_accuracy": 0.95 - loss / 2,
-        "train_samples": 1408,
-        "test_samples": 359,
-        "learning_rate": lr,
-        "train_seconds": 2.0,
-        "test_seconds": 0.5,
-        "finished": moment(),
-        "samples_per_second": 1000.0 + epoch,
-        "steps": 10,
-        "world_size": 2,
-    }
 
 
 class Folders:
@@ -86,17 +64,6 @@ class Folders:
             "next": f"ray-on-ecs run --run-name {name} train.py",
         }
         self.of(name).write_json(layout.STATUS, {**document, **changed})
-
-    def recipe(self, name: str, done: int = 5, lr: float = 0.1, *, is_finished: bool = True, **settings: Any) -> None:
-        """Write a run of the recipe without a status."""
-        storage = self.of(name)
-        config = {**SETTINGS, "lr": lr, "run_name": name, **settings}
-        history = [epoch_metrics(epoch, lr) for epoch in range(done)]
-        storage.write_json(layout.SETTINGS, {"format": 1, "settings": config})
-        storage.write_lines(layout.METRICS, history)
-        if is_finished:
-            storage.write_json(layout.RESULT, {**_result(config, history[-1]), "best": history[-1]})
-            storage.write(layout.CURVES, b"\x89PNG of the curves")
 
     def script(self, name: str, records: int = 20, *, is_finished: bool = True, **settings: Any) -> None:
         """Write a run of a script, without a status."""
