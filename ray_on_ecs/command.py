@@ -1,12 +1,10 @@
-"""What the commands that start a run have in common: Ray's settings, and the exit status of each kind of failure."""
+"""Ray's settings of a run, and the exit status of each kind of failure."""
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from ray_on_ecs.config import C
 from ray_on_ecs.errors import Interrupted, TrainingError
 
 # Ray reads these when it is imported.
@@ -20,24 +18,6 @@ RAY_SETTINGS = {
     "RAY_SCHEDULER_EVENTS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-
-
-def run_command(parse: Callable[[Sequence[str]], C], arguments: Sequence[str], run: Callable[[C], object]) -> int:
-    """Parse a command line and run it; return the exit status (see `--help`).
-
-    Args:
-        parse: Returns its settings.
-        arguments: The words after the command.
-        run: Does the work. Imports that take seconds belong there: they are not for --help or a mistyped flag.
-    """
-
-    def parse_and_run() -> int:
-        settings = parse(arguments)
-        os.environ.update({**RAY_SETTINGS, **os.environ})
-        run(settings)
-        return 0
-
-    return exit_status(parse_and_run, "interrupted before it started")
 
 
 def exit_status(command: Callable[[], int], interrupted: str) -> int:

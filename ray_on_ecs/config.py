@@ -1,104 +1,46 @@
-"""The settings that every run has, and the command line: flags, help and saved JSON all come from one dataclass.
+"""The settings of a run: flags, help and saved JSON all come from one dataclass.
 
-A recipe adds settings of its own in a subclass of `RunConfig`. A flag's default can be set by an environment variable,
-`--storage-path` by `RAY_ON_ECS_STORAGE_PATH`; that is how the cluster's task definition passes the bucket.
+A flag's default can be set by an environment variable, `--storage-path` by `RAY_ON_ECS_STORAGE_PATH`; that is how the
+cluster's task definition passes the bucket.
 """
 
 from __future__ import annotations
 
-import argparse
-import math
 import os
 import re
-import sys
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, asdict, dataclass, field, fields, replace
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, ClassVar, NoReturn, Self, TypeVar
+from pathlib import Path, PurePath
+from typing import Any, Self
 
 from ray_on_ecs.errors import UsageError
+from ray_on_ecs.flags import check, environment_variable, flag, flags_of, setting
 
-ENVIRONMENT_PREFIX = "RAY_ON_ECS_"
+DRIVER = ("python", "-m", "ray_on_ecs.run")
 # Ray sets the first for the driver of a job, and `ray-on-ecs run --local` the second.
 JOB_VARIABLE, LOCAL_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_ON_ECS_LOCAL"
-DEVICES = ("auto", "cuda", "cpu")
-ON_OFF = ("on", "off")
-AUTO_ON_OFF = ("auto", *ON_OFF)
-
-# The sections of `--help`, in order.
-GROUPS = (
-    "Script",
-    "what to train",
-    "how",
-    "how fast",
-    "Resources",
-    "Files",
-    "Metrics",
-    "Fault tolerance",
-    "Run",
-)
-
-EPILOG = """\
-To resume a run that was interrupted, repeat the command with the same --run-name and the same other flags.
-Every flag has an environment variable that sets its default: --run-name reads RAY_ON_ECS_RUN_NAME.
-
-exit status: 0 finished, 1 training failed, 2 a setting or a data set can't be used (nothing was trained),
-3 the cluster had too few free workers within the time given, 130 interrupted.
-"""
-
-# Flags of torchrun that are accepted, by the number of their values: the cluster knows what they say.
-NEEDLESS_FLAGS = {
-    "--standalone": 0,
-    "--rdzv-backend": 1,
-    "--rdzv-endpoint": 1,
-    "--rdzv-id": 1,
-    "--rdzv-conf": 1,
-    "--master-addr": 1,
-    "--master-port": 1,
-    "--node-rank": 1,
+NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+# Settings of the number of workers, and those that a Ray program has no use for, with the reason.
+WORKERS = ("num_workers", "nnodes", "nproc_per_node")
+WITHOUT_DRIVER = {
+    **dict.fromkeys(WORKERS, "sets its number of workers itself, as in ScalingConfig(num_workers=...)"),
+    "device": "says itself whether its workers have GPUs",
+    "mpi": "is not started by mpirun",
+    "no_python": "is run by Python",
+    "no_driver": "is what --driver is for",
 }
-NEEDLESS = "needless"
-# The words after the positional argument.
-REST = "rest"
+# torchrun's words for "as many as there are devices".
+EVERY_DEVICE = ("auto", "gpu", "cpu")
 
-C = TypeVar("C", bound="RunConfig")
-
-
-def setting(
-    default: Any,
-    description: str,
-    *,
-    group: str,
-    type: Callable[[str], Any] = str,
-    may_change: bool = False,
-    **rules: Any,
-) -> Any:
-    """Declare a dataclass field that is also a flag.
-
-    Args:
-        default: The value if neither a flag nor an environment variable gives one. None prints no default.
-        description: The flag's line in `--help`.
-        group: The section of `--help`, one of `GROUPS`.
-        type: Converts the text of a flag or an environment variable.
-        may_change: Whether the setting may differ when a run is resumed, because it decides where or how fast the run
-            trains, not what it computes.
-        **rules: `at_least` and `at_most` (inclusive), `above` (exclusive), `choices`, `metavar`; `flags`, if they are
-            not the field's name with dashes; `hidden`, if `--help` does not show it.
-    """
-    metadata = {"description": description, "group": group, "type": type, "may_change": may_change, **rules}
-    return field(default=default, metadata=metadata)
-
-
-def repeated(description: str, *, metavar: str, group: str, **rules: Any) -> Any:
-    """Declare a setting whose flag may be given several times; its value is a tuple of their texts."""
-    return setting((), description, group=group, metavar=metavar, repeated=True, **rules)
-
-
-resources = partial(setting, group="Resources")
-fault_tolerance = partial(setting, group="Fault tolerance", may_change=True)
-run = partial(setting, group="Run", may_change=True)
+_script = partial(setting, section="Script")
+_resources = partial(setting, section="Resources")
+_files = partial(setting, section="Files")
+_many_files = partial(_files, (), repeated=True)
+_fault_tolerance = partial(setting, section="Fault tolerance")
+_run = partial(setting, section="Run")
 
 
 def _number_or_text(value: str) -> int | str:
@@ -107,88 +49,228 @@ def _number_or_text(value: str) -> int | str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """The settings of any run: where it trains, and what happens when something fails.
-
-    Values are checked on construction.
+    """The settings of a run, in the order of the sections of `--help`. Values are checked on construction.
 
     Attributes:
-        PROGRAM: The command whose settings these are.
-        ABOUT: What it does, for its help.
-        EXAMPLES: Commands, for its help.
-        POSITIONAL: The name of its positional argument, if it has one; its value and what follows are `command`.
+        command: The script or module and its own flags, as typed.
 
     Raises:
         UsageError: A value breaks its rule. The message names the flag, the value and the rule.
     """
 
-    PROGRAM: ClassVar[str] = "python -m training"
-    ABOUT: ClassVar[str] = ""
-    EXAMPLES: ClassVar[str] = ""
-    POSITIONAL: ClassVar[str] = ""
-
-    num_workers: int | str | None = resources(
+    command: tuple[str, ...] = ()
+    module: bool = _script(False, "SCRIPT is a module, as in python -m", flags=("-m", "--module"))
+    no_python: bool = _script(False, "SCRIPT is a program, not a file for Python")
+    mpi: bool = _script(False, "SCRIPT is a program of MPI: mpirun starts it, with a process for each worker")
+    driver: bool = _script(
+        False,
+        "SCRIPT is a Ray program (ray.init, TorchTrainer, Tuner): run it once, on the head. So is a script that calls "
+        "one of Ray's trainers or Tuner, without this flag",
+    )
+    no_driver: bool = _script(False, "start SCRIPT on every worker although it calls one of these")
+    num_workers: int | str | None = _resources(
         None,
         "worker processes, one per GPU; 1:4 takes what is available, from 1 to 4 workers "
         "(default: the cluster's GPUs, or 2 on CPUs)",
         type=_number_or_text,
         metavar="N|MIN:MAX",
     )
-    device: str = resources(
+    device: str = _resources(
         "auto",
-        "auto: that of the run that is resumed; for a new one cuda if the cluster has GPUs, else cpu",
-        choices=DEVICES,
+        "auto: cuda if the cluster has GPUs, else cpu",
+        choices=("auto", "cuda", "cpu"),
     )
-    worker_timeout: float = resources(
-        600.0, "seconds to wait for the workers to join the cluster", type=float, at_least=0.0, may_change=True
+    worker_timeout: float = _resources(
+        600.0, "seconds to wait for the workers to join the cluster", type=float, at_least=0.0
     )
-    run_name: str | None = run(
+    nnodes: str | None = _resources(
+        None, "torchrun's: with --nproc-per-node another way to give --num-workers", metavar="N|MIN:MAX", hidden=True
+    )
+    nproc_per_node: str | None = _resources(
         None,
-        "folder of this run under the storage path; an unfinished run of this name is resumed",
-        metavar="NAME",
-        may_change=False,
+        "torchrun's; gpu, cpu and auto: as many as the cluster has",
+        metavar="N",
+        flags=("--nproc-per-node", "--nproc_per_node"),
+        hidden=True,
     )
-    storage_path: str = run("results", "folder or s3://bucket/prefix that holds the runs' folders", metavar="PATH")
-    max_restarts: int = fault_tolerance(
+    working_dir: str = _files(
+        ".", "folder with the code; the script starts in a copy of it, which is the run's own", metavar="DIR"
+    )
+    include: tuple[str, ...] = _many_files(
+        "files of that folder that the script needs although .gitignore or .rayignore names them", metavar="PATTERN"
+    )
+    exclude: tuple[str, ...] = _many_files(
+        "files that are neither taken from that folder nor kept, such as a data set that the script downloads",
+        metavar="PATTERN",
+    )
+    keep_gib: float = _files(
+        20.0,
+        "GiB of files that are kept of a node; of more, the largest files and folders of the top level are left out",
+        type=float,
+        above=0.0,
+        metavar="GIB",
+    )
+    code: str | None = _files(None, "archive of that folder's files, and its name", metavar="URI=NAME", hidden=True)
+    link: tuple[str, ...] = _many_files("file of that folder that is linked, not archived", metavar="NAME", hidden=True)
+    left_out: tuple[str, ...] = _many_files(
+        "file of that folder that is not in the archive", metavar="NAME", hidden=True
+    )
+    revision: str | None = _files(
+        None, "the code's commit in git, with -dirty if files have changed since", metavar="COMMIT", hidden=True
+    )
+    requirements: str | None = _files(
+        None, "file of packages for pip, in the folder with the code, to add to those of the image", metavar="FILE"
+    )
+    env: tuple[str, ...] = _many_files("environment variable of the script", metavar="NAME=VALUE")
+    input: tuple[str, ...] = _many_files(
+        "folder, s3://bucket/prefix or run:OTHER whose files the script finds in $INPUT_NAME, or stream:s3://… to read",
+        metavar="NAME=URI",
+    )
+    metric: tuple[str, ...] = setting(
+        (),
+        "number to take from rank 0's output (with --mpi that of all ranks), such as 'loss=loss: ([0-9.]+)'; step is "
+        "the number of the step",
+        metavar="NAME=REGEX",
+        section="Metrics",
+        repeated=True,
+    )
+    max_restarts: int = _fault_tolerance(
         3,
-        "failures of any kind in a row, without a new checkpoint in between, that a run survives; one more ends it",
+        "how often in a row the script is started again after a failure without progress in between: a greater step, "
+        "or a file that was new after a minute",
         type=int,
         at_least=0,
     )
-    hang_timeout: float = fault_tolerance(
-        600.0,
-        "seconds without progress after which the workers' stacks are saved and training is restarted; loading the "
-        "data may take six times as long",
+    hang_timeout: float | None = _fault_tolerance(
+        None,
+        "seconds of silence after which a script counts as hung: it is ended and started again, and its stacks are "
+        "saved. Without this flag 600, for a script that has reported steps alone",
         type=float,
         above=0.0,
     )
-    cloudwatch_namespace: str | None = run(
+    run_name: str | None = _run(
+        None,
+        "folder of this run under the storage path; an unfinished run of this name is resumed",
+        metavar="NAME",
+    )
+    storage_path: str = _run("results", "folder or s3://bucket/prefix that holds the runs' folders", metavar="PATH")
+    cloudwatch_namespace: str | None = _run(
         None, "CloudWatch namespace that the run's metrics are published to (default: none)", metavar="NAMESPACE"
     )
 
     def __post_init__(self) -> None:
-        """Check every value against the rules of its field."""
+        """Check the values."""
         for spec in fields(self):
-            if (value := getattr(self, spec.name)) is not None:
-                _check(spec, value)
-        check_range("--num-workers", self.num_workers)
+            if spec.metadata and (value := getattr(self, spec.name)) is not None:
+                check(spec, value)
+        _check_range("--num-workers", self.num_workers)
         _check_run_name(self.run_name)
         _check_namespace(self.cloudwatch_namespace)
+        if self.module and self.no_python:
+            raise UsageError("--no-python: can't be given with -m; a module is run by Python")
+        self._check_driver()
+        self._check_torchrun_flags()
+        for name, given in (("--env", self.env), ("--input", self.input), ("--metric", self.metric)):
+            _check_pairs(name, given)
+        for name, pattern in self.metrics.items():
+            _check_metric(name, pattern)
+        if not (self.module or self.no_python) and self.command:
+            object.__setattr__(self, "command", (_relative(self.command[0], self.folder), *self.command[1:]))
 
     @property
     def workers(self) -> tuple[int, int] | None:
         """The minimum and maximum number of workers, or None if the cluster decides."""
-        return None if self.num_workers is None else worker_range(self.num_workers)
-
-    @property
-    def label(self) -> str:
-        """What the run trains, in a few words that fit into the name of a run."""
-        return "run"
+        if self.nnodes is None and self.nproc_per_node is None:
+            return None if self.num_workers is None else _worker_range(self.num_workers)
+        if self.nproc_per_node in EVERY_DEVICE:
+            return None
+        minimum, maximum = _worker_range(self.nnodes or 1)
+        per_node = int(self.nproc_per_node or 1)
+        return minimum * per_node, maximum * per_node
 
     def resolve_defaults(self) -> Self:
-        """Return this config with a run name of its own if it has none."""
-        label = re.sub(r"[^A-Za-z0-9]+", "-", self.label)
+        """Return this config with a run name of its own, after the script, if it has none."""
+        script = PurePath(self.command[0]).stem if self.command else "run"
+        label = re.sub(r"[^A-Za-z0-9]+", "-", script)
         unique = f"{label}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
         return replace(self, run_name=self.run_name or unique)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as they are written to config.json and result.json."""
+        return asdict(self)
+
+    def argv(self, python: str, runner: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return the command line of a worker, with this Python interpreter.
+
+        Args:
+            python: The interpreter.
+            runner: Its flags for a module that runs the script, such as `-m mpi4py`.
+        """
+        if self.no_python:
+            return self.command
+        return (python, "-u", *runner, *(("-m",) if self.module else ()), *self.command)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables of `--env`."""
+        return _pairs(self.env)
+
+    @property
+    def git(self) -> dict[str, str]:
+        """The environment variables that tell the code's commit; none if it has none."""
+        if self.revision is None:
+            return {}
+        commit, _, dirty = self.revision.partition("-")
+        return {"GIT_COMMIT": commit, "GIT_DIRTY": str(int(bool(dirty)))}
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The sources of `--input` by name."""
+        return _pairs(self.input)
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """The regular expressions of `--metric` by name."""
+        return _pairs(self.metric)
+
+    def check_files(self) -> None:
+        """Check that the folder, the script and the requirements file are there.
+
+        Raises:
+            UsageError: One is not.
+        """
+        folder = self.folder
+        if not folder.is_dir():
+            raise UsageError(f"--working-dir: {self.working_dir!r} is not a folder")
+        script = Path(os.path.normpath(folder / self.command[0]))
+        if not (self.module or self.no_python or (script.is_file() and script.is_relative_to(folder))):
+            raise UsageError(
+                f"SCRIPT: there is no file {self.command[0]!r} in {folder}; correct it, or give --working-dir"
+            )
+        self._check_requirements()
+
+    @property
+    def requirements_in_folder(self) -> str | None:
+        """The path of the requirements file in the folder with the code, which lies elsewhere on another machine."""
+        return None if self.requirements is None else os.path.relpath(self.folder / self.requirements, self.folder)
+
+    def _check_requirements(self) -> None:
+        if (name := self.requirements_in_folder) is None:
+            return
+        if PurePath(name).parts[:1] == ("..",):
+            raise UsageError(
+                f"--requirements: {self.requirements!r} is not in {self.folder}, so the nodes don't have it; move it "
+                "there, or give a --working-dir above both"
+            )
+        try:
+            (self.folder / name).read_bytes()
+        except OSError as cause:
+            raise UsageError(f"--requirements: {self.requirements!r} can't be read ({cause})") from cause
+
+    @property
+    def folder(self) -> Path:
+        """The folder with the code."""
+        return Path(os.path.normpath(Path(self.working_dir).expanduser().absolute()))
 
     def command_line(self, environment: Mapping[str, str] = os.environ) -> list[str]:
         """Return the command that continues the run: its flags that are not at their defaults in this environment."""
@@ -197,145 +279,103 @@ class RunConfig:
             value = getattr(self, spec.name)
             if not spec.metadata or value == (environment.get(environment_variable(spec.name)) or spec.default):
                 continue
-            name = spec.metadata.get("flags", (flag(spec.name),))[-1]
-            for each in value if spec.metadata.get("repeated") else (value,):
-                flags += [name] if value is True else [name, str(each)]
-        return [*self.PROGRAM.split(), *flags]
+            for each in value if isinstance(value, tuple) else (value,):
+                flags += [flags_of(spec)[-1]] if value is True else [flags_of(spec)[-1], str(each)]
+        return [*DRIVER, *flags, *self.command]
 
     def next_command(self) -> list[str]:
-        """Return the command for a user to continue the run."""
-        return self.command_line()
+        """Return the command for a user to continue the run: of a job, `ray-on-ecs run` in the folder with the code."""
+        typed = self.without_code()
+        if JOB_VARIABLE not in os.environ:
+            return typed.command_line()
+        flags = replace(typed, working_dir=".").command_line()[len(DRIVER) :]
+        return ["ray-on-ecs", "run", *(["--local"] if LOCAL_VARIABLE in os.environ else []), *flags]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings as they are written to config.json and result.json."""
-        return asdict(self)
+    def without_code(self) -> Self:
+        """Return these settings without those that name the stored code."""
+        return replace(self, code=None, link=(), revision=None, left_out=())
+
+    def job_command(self) -> str:
+        """Return the driver's shell command as a job; -P keeps the folder that it starts in off its import path."""
+        python, *rest = self.command_line({})
+        return shlex.join([python, "-P", *rest])
+
+    def with_workers(self, number: int) -> Self:
+        """Return this config with a number of workers in place of torchrun's flags, unless it is a range."""
+        if self.workers and self.workers[0] < self.workers[1]:
+            return self
+        return replace(self, num_workers=number, nnodes=None, nproc_per_node=None)
+
+    def _check_driver(self) -> None:
+        """Refuse what a Ray program has no use for, and forget what the environment says of workers."""
+        if not self.driver:
+            return
+        for name, why in WITHOUT_DRIVER.items():
+            if getattr(self, name) in (None, False, "auto"):
+                continue
+            if name in WORKERS and str(getattr(self, name)) == os.environ.get(environment_variable(name)):
+                object.__setattr__(self, name, None)
+            else:
+                raise UsageError(f"{flag(name)}: leave it out; a Ray program {why}")
+
+    def _check_torchrun_flags(self) -> None:
+        if self.nnodes is None and self.nproc_per_node is None:
+            return
+        if self.num_workers is not None:
+            raise UsageError("--num-workers: can't be given with --nnodes or --nproc-per-node; use one or the other")
+        _check_range("--nnodes", self.nnodes)
+        per_node = self.nproc_per_node
+        if per_node not in (None, *EVERY_DEVICE) and not re.fullmatch(r"[1-9]\d*", per_node or ""):
+            raise UsageError(
+                f"--nproc-per-node: {per_node!r} is not allowed; it must be a number from 1, or one of "
+                f"{', '.join(EVERY_DEVICE)}"
+            )
 
 
-def worker_range(num_workers: int | str) -> tuple[int, int]:
+def _worker_range(num_workers: int | str) -> tuple[int, int]:
     """Parse `4` or `1:4` into the minimum and maximum number of workers."""
     minimum, _, maximum = str(num_workers).partition(":")
     return int(minimum), int(maximum or minimum)
 
 
-def parse(config: type[C], arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> C:
-    """Parse a command line and the environment into a config of this class.
-
-    Raises:
-        UsageError: A value can't be read or breaks its rule.
-    """
-    values = vars(_parser(config, environment).parse_args(arguments))
-    if needless := values.pop(NEEDLESS):
-        print(needless_line(needless), file=sys.stderr)
-    if config.POSITIONAL:
-        values["command"] = (values.pop(config.POSITIONAL), *values.pop(REST))
-    repeated = [spec.name for spec in fields(config) if spec.metadata.get("repeated")]
-    values |= {name: tuple(values[name] or ()) for name in repeated}
-    return config(**values)
+def _relative(script: str, folder: Path) -> str:
+    """Return the path of a script in the folder with the code, if it was typed as an absolute one."""
+    return os.path.relpath(script, folder) if Path(script).is_relative_to(folder) else script
 
 
-def needless_line(flags: Sequence[str]) -> str:
-    """Return a line about flags of torchrun that were typed, and are not needed."""
-    return f"{', '.join(flags)}: not needed; the cluster sets the rendezvous"
+def _pairs(given: tuple[str, ...]) -> dict[str, str]:
+    return {name: value for name, _, value in (each.partition("=") for each in given)}
 
 
-def with_underscores(flag: str) -> str:
-    """Return the other form of a flag that torchrun takes: `--rdzv_id` for `--rdzv-id`."""
-    return "--" + flag.removeprefix("--").replace("-", "_")
+def _check_pairs(flag: str, given: tuple[str, ...]) -> None:
+    form = {"--input": "NAME=URI", "--metric": "NAME=REGEX"}.get(flag, "NAME=VALUE")
+    seen = set()
+    for each in given:
+        name, found, value = each.partition("=")
+        if not found or not re.fullmatch(NAME, name) or (not value and flag != "--env"):
+            raise UsageError(f"{flag}: {each!r} is not allowed; it must be {form}, NAME of letters, digits and '_'")
+        if name in seen:
+            raise UsageError(f"{flag}: {name!r} is given twice")
+        seen.add(name)
 
 
-def flag(name: str) -> str:
-    """Return the flag of a setting: `--batch-size` for `batch_size`."""
-    return "--" + name.replace("_", "-")
+def _check_metric(name: str, pattern: str) -> None:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as cause:
+        raise UsageError(f"--metric: {name}={pattern!r} is not a regular expression ({cause})") from cause
+    if groups != 1:
+        raise UsageError(
+            f"--metric: {name}={pattern!r} must have one group in parentheses, for the number; it has {groups}"
+        )
 
 
-def environment_variable(name: str) -> str:
-    """Return the environment variable of a setting: `RAY_ON_ECS_BATCH_SIZE` for `batch_size`."""
-    return ENVIRONMENT_PREFIX + name.upper()
-
-
-class _Needless(argparse.Action):
-    """Collects the flags that are not needed."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        setattr(namespace, NEEDLESS, [*getattr(namespace, NEEDLESS), option_string])
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises one line instead of printing the usage of every flag."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
-
-
-def _parser(config: type[RunConfig], environment: Mapping[str, str]) -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog=config.PROGRAM,
-        description=config.ABOUT,
-        epilog=textwrap.dedent(config.EXAMPLES) + EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    if config.POSITIONAL:
-        parser.add_argument(config.POSITIONAL, help="what to run; what follows it are its own flags")
-        parser.add_argument(REST, nargs=argparse.REMAINDER, help=argparse.SUPPRESS).required = False
-    parser.set_defaults(**{NEEDLESS: []})
-    for name, count in NEEDLESS_FLAGS.items() if config.POSITIONAL else ():
-        names = dict.fromkeys((name, with_underscores(name)))
-        parser.add_argument(*names, dest=NEEDLESS, action=_Needless, nargs=None if count else 0, help=argparse.SUPPRESS)
-    settings = [spec for spec in fields(config) if spec.metadata]
-    groups = {spec.metadata["group"] for spec in settings}
-    sections = {title: parser.add_argument_group(title) for title in GROUPS if title in groups}
-    for spec in settings:
-        section = sections[spec.metadata["group"]]
-        default = environment.get(environment_variable(spec.name)) or spec.default
-        shown = argparse.SUPPRESS if spec.metadata.get("hidden") else _help(spec, default)
-        described: dict[str, Any] = {"dest": spec.name, "help": shown}
-        names = spec.metadata.get("flags") or (flag(spec.name),)
-        if spec.metadata.get("repeated"):
-            section.add_argument(*names, action="append", metavar=_metavar(spec), **described)
-        elif spec.type == "bool":
-            section.add_argument(*names, action="store_true", **described)
-        else:
-            given = spec.metadata["type"]
-            section.add_argument(*names, type=given, default=default, metavar=_metavar(spec), **described)
-    return parser
-
-
-def _metavar(spec: Field) -> str:
-    if choices := spec.metadata.get("choices"):
-        return "{" + ",".join(choices) + "}"
-    return spec.metadata.get("metavar", {int: "N", float: "X"}.get(spec.metadata["type"], "NAME"))
-
-
-def _help(spec: Field, default: Any) -> str:
-    shown = "" if default in (None, (), False) else f" (default: {default})"
-    return (spec.metadata["description"] + shown).replace("%", "%%")
-
-
-def _check(spec: Field, value: Any) -> None:
-    rules = spec.metadata
-    if isinstance(value, float) and not math.isfinite(value):
-        _refuse(spec, value, "a finite number")
-    if "at_least" in rules and value < rules["at_least"]:
-        _refuse(spec, value, f"{rules['at_least']} or more")
-    if "at_most" in rules and value > rules["at_most"]:
-        _refuse(spec, value, f"{rules['at_most']} or less")
-    if "above" in rules and value <= rules["above"]:
-        _refuse(spec, value, f"above {rules['above']:g}")
-    if "choices" in rules and value not in rules["choices"]:
-        _refuse(spec, value, f"one of {', '.join(rules['choices'])}")
-
-
-def _refuse(spec: Field, value: Any, rule: str) -> NoReturn:
-    raise UsageError(f"{flag(spec.name)}: {value!r} is not allowed; it must be {rule} ({spec.metadata['description']})")
-
-
-def check_range(flag: str, given: int | str | None) -> None:
+def _check_range(flag: str, given: int | str | None) -> None:
     """Raise UsageError unless a flag's value is a number from 1, a range of such as `1:4`, or None."""
     if given is None:
         return
     if re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", str(given)):
-        minimum, maximum = worker_range(given)
+        minimum, maximum = _worker_range(given)
         if minimum <= maximum:
             return
     raise UsageError(

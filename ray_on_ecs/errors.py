@@ -15,12 +15,8 @@ class Interrupted(TrainingError):
     exit_status = 130
 
 
-class DivergedError(TrainingError):
-    """The loss is no longer a finite number; training on, or again with the same settings, would not change that."""
-
-
 class StorageError(TrainingError):
-    """Checkpoints could not be stored or read, however often it was tried."""
+    """The storage could not be read or written, however often it was tried."""
 
 
 class UsageError(TrainingError):

@@ -10,7 +10,6 @@ import re
 import shutil
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 
 from pyarrow import fs
@@ -51,45 +50,6 @@ def open_filesystem(address: str) -> tuple[fs.FileSystem, str]:
         allow_delayed_open=True,  # a small file is one call, which may be repeated, instead of an upload in three
     )
     return filesystem, path
-
-
-@cache
-def filesystem_of(address: str) -> fs.FileSystem:
-    """Return the file system of an address; a process has one for each address, with its connections."""
-    return open_filesystem(address)[0]
-
-
-def find_files(address: str, flag: str) -> tuple[str, list[fs.FileInfo]]:
-    """Return the path of a folder, a file or an `s3://` address on its file system, and the files there, by name.
-
-    Args:
-        address: Where to look.
-        flag: The flag that names it, for errors.
-
-    Raises:
-        UsageError: It can't be read, or there is nothing.
-    """
-    try:
-        filesystem, path = open_filesystem(address)
-        found = filesystem.get_file_info(path)
-        files = [found] if found.type == fs.FileType.File else list_files(filesystem, path)
-    except (OSError, ValueError) as cause:
-        raise UsageError(
-            f"{flag}: {address!r} can't be read ({short_reason(cause)}); give a folder or s3://bucket/prefix"
-        ) from cause
-    if found.type == fs.FileType.NotFound and not files:
-        raise UsageError(f"{flag}: there is nothing at {address!r}; give a folder or s3://bucket/prefix")
-    return path, files
-
-
-def check_outside(address: str, flag: str, storage_path: str) -> None:
-    """Raise UsageError if the results would lie among the data, as which they would be read."""
-
-    def whole(path: str) -> str:
-        return path.rstrip("/") if "://" in path else str(Path(path).expanduser().absolute())
-
-    if f"{whole(storage_path)}/".startswith(f"{whole(address)}/"):
-        raise UsageError(f"--storage-path: {storage_path} is in {flag} {address}; give another folder for the results")
 
 
 def short_reason(cause: BaseException) -> str:

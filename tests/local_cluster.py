@@ -113,9 +113,9 @@ class LocalCluster:
         self.workers.append(worker)
         return worker
 
-    def add_helper(self, cpus: int = 1) -> subprocess.Popen[bytes]:
+    def add_helper(self) -> subprocess.Popen[bytes]:
         """Start a CPU helper's node."""
-        helper = self._start_node(f"--address={HOST}:{self.port}", f"--num-cpus={cpus}", f"--labels={HELPER}")
+        helper = self._start_node(f"--address={HOST}:{self.port}", "--num-cpus=1", f"--labels={HELPER}")
         self.helpers.append(helper)
         return helper
 
@@ -126,10 +126,10 @@ class LocalCluster:
             kill_tree(ended.pid)
             self.add_worker()
 
-    def start_training(self, *flags: str, log: IO[Any], module: str = "ray_on_ecs.run") -> subprocess.Popen[bytes]:
-        """Start `python -m ray_on_ecs.run`, or another module, as a driver on the head node."""
+    def start_training(self, *flags: str, log: IO[Any]) -> subprocess.Popen[bytes]:
+        """Start `python -m ray_on_ecs.run` as a driver on the head node."""
         return subprocess.Popen(
-            [sys.executable, "-m", module, *flags],
+            [sys.executable, "-m", "ray_on_ecs.run", *flags],
             env=self.environment,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -25,10 +25,10 @@ from ray_on_ecs.cli.recipe import RECIPES
 from ray_on_ecs.cluster import clusters as laptop
 from ray_on_ecs.cluster import jobs as client
 from ray_on_ecs.cluster.stack import Stack
-from ray_on_ecs.config import ENVIRONMENT_PREFIX, environment_variable, parse
 from ray_on_ecs.contract import DASHBOARD_URL, NODE_GROUP_VARIABLE, RUNS_PREFIX, WORKER_TIMEOUT
+from ray_on_ecs.flags import ENVIRONMENT_PREFIX, environment_variable
 from ray_on_ecs.node import head, jobs, ports
-from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.run.command_line import parse
 from ray_on_ecs.run.script_group import STORE_SECONDS
 from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
 from tests.containers import cluster
@@ -105,7 +105,7 @@ def test_the_training_defaults_of_the_head_are_settings_of_the_job() -> None:
     given = {name: value for name, value in variables(HEAD).items() if name.startswith(ENVIRONMENT_PREFIX)}
     read = {environment_variable(name) for name in ("cloudwatch_namespace", "storage_path", "worker_timeout")}
     assert given.keys() == read, "a variable that the job doesn't read does nothing"
-    job = parse(ScriptConfig, ["train.py"], given)
+    job = parse(["train.py"], given)
     assert job.storage_path == f"s3://bucket/{RUNS_PREFIX}", "the job writes where its role may"
     assert job.cloudwatch_namespace == "ray-on-ecs/dev", "the job publishes where its role may"
     assert job.worker_timeout == WORKER_TIMEOUT, "instances that are started for a job take minutes"
@@ -126,7 +126,7 @@ def test_every_port_is_documented() -> None:
 def test_the_train_command_asks_for_a_worker_on_each_gpu() -> None:
     found = re.search(r"\$c ray-on-ecs run ([^\"]*)", commands.train("us-west-2", 8, "i-1"))
     assert found is not None
-    config = parse(ScriptConfig, found[1].split(), {})
+    config = parse(found[1].split(), {})
     assert (config.num_workers, config.command) == (8, ("image_classifier.py",))
 
 
@@ -223,7 +223,7 @@ def test_compose_trains_as_the_train_command_does() -> None:
 
 
 def test_the_head_finds_in_a_job_what_it_needs_to_submit_the_run_again() -> None:
-    config = parse(ScriptConfig, ["--run-name", "mine", "train.py"], {})
+    config = parse(["--run-name", "mine", "train.py"], {})
     assert tuple(client.run_identity(config, config)) == jobs.RUN, (
         "a lost job and its successor would be of different runs"
     )

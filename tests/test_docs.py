@@ -11,10 +11,9 @@ import yaml
 
 from ray_on_ecs.cli.main import COMMANDS, command_line
 from ray_on_ecs.cluster import jobs
-from ray_on_ecs.config import parse
-from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.run.command_line import parse
 from training import image_classifier
-from training.recipes.language.config import LanguageConfig
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -86,13 +85,9 @@ def test_every_flag_that_is_mentioned_is_one_of_the_command(
 
 
 def helps(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
-    """The flags of scripts, of the recipe and of the image classifier."""
+    """The flags of a run and of the image classifier."""
     monkeypatch.setattr(sys, "argv", ["image_classifier.py", "--help"])
-    for show in (
-        lambda: parse(ScriptConfig, ["--help"], {}),
-        lambda: parse(LanguageConfig, ["--help"], {}),
-        image_classifier.parse,
-    ):
+    for show in (lambda: parse(["--help"], {}), image_classifier.parse):
         with pytest.raises(SystemExit):
             show()
     return capsys.readouterr().out
@@ -128,10 +123,10 @@ def test_the_defaults_of_fault_tolerance_are_those_of_the_settings() -> None:
     for flags, defaults in rows:
         names = [name.replace("-", "_") for name in re.findall(r"--([a-z-]+)", flags)]
         shown |= dict(zip(names, defaults.replace("`", "").split(", "), strict=True))
-    settings = {**vars(ScriptConfig()), **vars(LanguageConfig()), "max_resubmissions": jobs.DEFAULT_MAX_RESUBMISSIONS}
+    settings = {**vars(RunConfig()), "max_resubmissions": jobs.DEFAULT_MAX_RESUBMISSIONS}
     for name, value in shown.items():
         assert str(settings[name]).removesuffix(".0") == value, f"{name} is not {value}"
-    explained = {spec.name for spec in fields(ScriptConfig) if spec.metadata.get("group") == "Fault tolerance"}
+    explained = {spec.name for spec in fields(RunConfig) if spec.metadata.get("section") == "Fault tolerance"}
     assert set() < explained <= set(shown), "a choice is not explained"
 
 

@@ -1,1 +1,1 @@
-"""The packaged recipe, a language model, trained with DDP or FSDP on Ray Train, and programs on PyTorch and Ray."""
+"""The packaged jobs, each in one file: plain PyTorch, and programs on Ray."""

@@ -59,9 +59,8 @@ class ResumeError(SystemExit):
 
 @dataclass(frozen=True)
 class _Decision:
-    """Rank 0's decision between two steps: the steps to the next poll, whether to save, and by when to stop."""
+    """Rank 0's decision between two steps: whether to save, and by when to stop."""
 
-    steps: int
     saves: bool
     deadline: float | None
 
@@ -341,23 +340,20 @@ class Checkpointer:
 
     def _poll(self, is_step: bool) -> None:
         """Agree on what to do between two steps."""
-        left = self._ranks.gather(sdk.seconds_left())
-        decision = self._ranks.broadcast(self._decide(left, is_step) if self._index is not None else None)
-        assert decision is not None
-        self._pace.steps = decision.steps
+        decision = self._pace.poll(self._ranks, partial(self._decide, is_step=is_step))
         self._log()
         if decision.deadline is not None:
             self._stop(decision.deadline)
         elif decision.saves:
             self._take()
 
-    def _decide(self, left: list[float], is_step: bool) -> _Decision:
-        """Decide on rank 0, which has the seconds that each rank's node has left."""
+    def _decide(self, left: float, is_step: bool) -> _Decision:
+        """Decide on rank 0, with the seconds until a node is reclaimed."""
         elapsed = time.monotonic() - self._taken_at
         is_time = elapsed >= self._every_seconds or (self._save.error is not None and elapsed >= RETRY_SECONDS)
-        deadline = None if math.isinf(min(left)) else time.time() + min(left)
+        deadline = None if math.isinf(left) else time.time() + left
         saves = is_step or ((is_time or self._is_due) and not self._save.is_busy)
-        return _Decision(self._pace.next_interval(), saves, deadline)
+        return _Decision(saves, deadline)
 
     def _stop(self, deadline: float) -> None:
         """Save before nodes are reclaimed."""

@@ -20,7 +20,7 @@ import torch
 from pyarrow import NativeFile
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.filesystem import FileSystem
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
@@ -85,7 +85,7 @@ class Writer(FileSystemWriter):
 class Reader(FileSystemReader):
     """Reads a checkpoint's folder in order, in chunks, each with a heartbeat."""
 
-    def __init__(self, storage: RunStorage, folder: str, heartbeat: Heartbeat = lambda: None) -> None:
+    def __init__(self, storage: RunStorage, folder: str, heartbeat: Heartbeat) -> None:
         super().__init__(folder)
         self.fs = _Folder(storage, heartbeat, {})
 
@@ -107,18 +107,6 @@ def load(state: dict[str, Any], reader: Reader) -> None:
     planner.set_up_planner(state, metadata)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
     reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
-
-
-def load_tensors(prefix: str, reader: Reader) -> dict[str, torch.Tensor]:
-    """Load the whole tensors whose names begin with `prefix`, under the rest of their names."""
-    known = reader.read_metadata().state_dict_metadata
-    state: dict[str, Any] = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in known.items()
-        if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
-    }
-    load(state, reader)
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
 
 
 class _Folder(FileSystem):

@@ -1,10 +1,10 @@
-"""What a checkpoint's manifest says, and whether the checkpoint's files are still as it says."""
+"""The files of a checkpoint: their sizes and hashes, and the check that they are still the same."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from ray_on_ecs.tracking.storage import RunStorage
 
@@ -21,32 +21,12 @@ class FileRecord(TypedDict):
     sha256: str
 
 
-class Manifest(TypedDict):
-    """What is known of a checkpoint without loading it.
-
-    Attributes:
-        step: Optimizer steps before it.
-        epochs: Epochs finished before it.
-        score: The score of the epoch that it ended, if it ended one.
-        world_size: The number of ranks that saved it.
-        data: The data set that was trained on, as the trainer describes it.
-        files: Its files by name.
-    """
-
-    step: int
-    epochs: int
-    score: float | None
-    world_size: int
-    data: dict[str, Any]
-    files: dict[str, FileRecord]
-
-
 def find_fault(
     storage: RunStorage,
     name: str,
     records: Mapping[str, FileRecord],
     files: Iterable[str],
-    heartbeat: Heartbeat = lambda: None,
+    heartbeat: Heartbeat,
 ) -> str | None:
     """Read some of a checkpoint's files; returns what is wrong with them, or None."""
     for file in files:

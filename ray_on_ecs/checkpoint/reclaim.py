@@ -23,7 +23,4 @@ class Reclaim:
             return False
         if self._ranks is None:  # the process group is made after the callback
             self._ranks = Collectives()
-        left = min(self._ranks.gather(sdk.seconds_left()), default=math.inf)
-        steps, left = self._ranks.broadcast((self._pace.next_interval(), left))
-        self._pace.steps = steps
-        return math.isfinite(left)
+        return self._pace.poll(self._ranks, math.isfinite)

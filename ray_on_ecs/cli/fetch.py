@@ -186,8 +186,7 @@ def _is_wanted(path: str, checkpoints: bool, only: Sequence[str]) -> bool:
     top, *rest = path.split("/")
     if ".." in path.split("/") or (top != layout.FILES_FOLDER and any(fnmatch(path, each) for each in INTERNAL)):
         return False
-    is_checkpoint = top == layout.CHECKPOINTS_FOLDER or top.startswith(layout.CHECKPOINT_PREFIX)
-    if rest and is_checkpoint and not checkpoints:
+    if rest and top == layout.CHECKPOINTS_FOLDER and not checkpoints:
         return False
     return not only or any(fnmatch(path, pattern) for pattern in only)
 

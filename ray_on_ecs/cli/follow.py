@@ -176,8 +176,6 @@ class _ProgressLine:
 def progress_words(status: dict[str, Any]) -> str:
     """Return in a few words how far a run is."""
     words = [status["state"]]
-    if status.get("epoch") is not None and status.get("epochs"):
-        words.append(f"epoch {min(status['epoch'] + 1, status['epochs'])}/{status['epochs']}")
     if status.get("step") is not None:
         words.append(f"step {status['step']:,}")
     if status.get("loss") is not None:

@@ -36,7 +36,7 @@ Tab completion: eval "$(ray-on-ecs completion bash)"
 COMMANDS = {
     "run": ("run", "Upload the code, train, show the log, fetch the results."),
     "recipe": ("recipe", "List the packaged training jobs, or copy one to change it."),
-    "runs": ("runs", "List the runs: state, epoch, loss, cost."),
+    "runs": ("runs", "List the runs: state, step, loss, cost."),
     "logs": ("logs", "Show a run's log, or follow it."),
     "stop": ("stop", "Stop a run; it can be resumed."),
     "fetch": ("fetch", "Copy a run's results to this machine."),

@@ -4,38 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import Field, fields, replace
-from importlib.util import find_spec
+from dataclasses import Field
 from typing import Any
 
 import click
 
 from ray_on_ecs.cli.screen import note, print_json
-from ray_on_ecs.cluster.clusters import Cluster, Head, chosen, cluster_flags
+from ray_on_ecs.cluster.clusters import Cluster, chosen, cluster_flags
 from ray_on_ecs.cluster.jobs import (
     DEFAULT_MAX_RESUBMISSIONS,
     MAX_RESUBMISSIONS,
     Submission,
-    submission_of_recipe,
     submission_of_script,
 )
-from ray_on_ecs.cluster.nodes import head_code
-from ray_on_ecs.config import (
-    GROUPS,
-    NEEDLESS,
-    NEEDLESS_FLAGS,
-    environment_variable,
-    flag,
-    needless_line,
-    with_underscores,
-)
+from ray_on_ecs.config import WORKERS
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError
-from ray_on_ecs.node.code import PACKAGES, fingerprint
-from ray_on_ecs.run.config import WORKERS, ScriptConfig
+from ray_on_ecs.flags import environment_variable, flag, flags_of, help_line
+from ray_on_ecs.run.command_line import NEEDLESS, NEEDLESS_FLAGS, SETTINGS, needless_line, with_underscores
 from ray_on_ecs.run.program_source import driver_reason
 from ray_on_ecs.run.stop import SIGNALLED
 
@@ -56,24 +44,15 @@ resumes it if it was interrupted. With --local Ctrl-C ends the run.
 """
 # The section of the help whose flags name the cluster.
 CLUSTER = "Cluster"
-RECIPE = "--recipe"
 # The exit status after SIGHUP: the terminal's window is closed.
 HANGUP = SIGNALLED + signal.SIGHUP
-# Of the packages that are uploaded.
-EXCLUDES = ("__pycache__", "*.pyc")
-
-
-def settings() -> dict[str, Field]:
-    """Return the settings of a run by name, in the order of the help's sections."""
-    specs = [spec for spec in fields(ScriptConfig) if spec.metadata]
-    return {spec.name: spec for spec in sorted(specs, key=lambda spec: GROUPS.index(spec.metadata["group"]))}
 
 
 class Setting(click.Option):
     """A setting of a run as a flag. Its value is left to the run's own checks."""
 
     def __init__(self, spec: Field) -> None:
-        given: dict[str, Any] = {"help": _help(spec)}
+        given: dict[str, Any] = {"help": help_line(spec, spec.default)}
         if spec.type == "bool":
             given["is_flag"] = True
         else:
@@ -82,8 +61,8 @@ class Setting(click.Option):
             given["multiple"] = bool(spec.metadata.get("repeated"))
             given["shell_complete"] = lambda _c, _p, typed: [each for each in choices or () if each.startswith(typed)]
         given["hidden"] = bool(spec.metadata.get("hidden"))
-        super().__init__([*(spec.metadata.get("flags") or (flag(spec.name),)), spec.name], **given)
-        self.section: str = spec.metadata["group"]
+        super().__init__([*flags_of(spec), spec.name], **given)
+        self.section: str = spec.metadata["section"]
 
 
 class Own(click.Option):
@@ -109,29 +88,14 @@ class Needless(click.Option):
 class Run(click.Command):
     """The command, whose help has the sections of the settings."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Leave what follows --recipe to the recipe, except this command's own flags."""
-        names = [each.partition("=")[0] for each in args]
-        if RECIPE in names:
-            before, _, _ = self.make_parser(ctx).parse_args(args[: names.index(RECIPE)])
-            if not isinstance(before["command"], tuple):  # otherwise it is a flag of the script's
-                ctx.allow_interspersed_args = ctx.ignore_unknown_options = True
-        return super().parse_args(ctx, args)
-
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a section for the cluster, and one for each group of settings."""
-        for section in (CLUSTER, *GROUPS):
+        """Write a section for the cluster, and those of the settings."""
+        for section in dict.fromkeys((CLUSTER, *(spec.metadata["section"] for spec in SETTINGS))):
             options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
             shown = [each for each in options if getattr(each, "section", CLUSTER) == section]
             if records := [record for each in shown if (record := each.get_help_record(ctx))]:
                 with formatter.section(section):
                     formatter.write_dl(records)
-
-
-def _help(spec: Field) -> str:
-    default = spec.default
-    shown = "" if default in (None, (), False) else f" (default: {default})"
-    return f"{spec.metadata['description']}{shown}"
 
 
 @cluster_flags
@@ -141,7 +105,6 @@ def _run(
     fetch: str | None,
     as_json: bool,
     max_resubmissions: int,
-    recipe: str | None,
     command: tuple[str, ...],
     **given: Any,
 ) -> int:
@@ -151,8 +114,8 @@ def _run(
         raise UsageError("--json: prints the name of a run that is left to itself; give --detach, too")
     if needless := click.get_current_context().meta.get(NEEDLESS):
         note(needless_line(needless))
-    work = _submission({}, given, recipe, command)  # a mistake needs no cluster
-    if work.script and work.script.driver and not given["driver"]:
+    work = _submission({}, given, command)  # a mistake needs no cluster
+    if work.script.driver and not given["driver"]:
         note(str(driver_reason(work.script)))
         given["driver"] = True
     cluster = chosen(flags)
@@ -160,14 +123,12 @@ def _run(
         given["storage_path"] = cluster.storage_path = cluster.absolute(str(given["storage_path"]))
         cluster.typed_path = cluster.storage_path if cluster.is_here else ""
     if defaults := cluster.run_flags():
-        work = _submission(defaults, given, recipe, command)
+        work = _submission(defaults, given, command)
     name = work.run["run_name"]
     metadata = {**work.run, MAX_RESUBMISSIONS: str(max_resubmissions)}
-    if work.script and cluster.is_here:
+    if cluster.is_here:
         _check_not_finished(cluster, name)
     with _ray(cluster, work, stays=detach) as is_local:
-        if recipe and is_local:  # its relative paths are those of this folder
-            work = replace(work, entrypoint=f"cd {shlex.quote(os.getcwd())} && {work.entrypoint}")
         job_id = _submit(cluster, work, metadata, quiet=as_json)
         if not detach:
             return _follow(cluster, work, job_id, fetch)
@@ -243,16 +204,13 @@ def _stop(cluster: Cluster, name: str) -> bool:
         return stop_run(head, name)
 
 
-def _submission(
-    defaults: dict[str, Any], given: dict[str, Any], recipe: str | None, command: Sequence[str]
-) -> Submission:
+def _submission(defaults: dict[str, Any], given: dict[str, Any], command: Sequence[str]) -> Submission:
     """Return what is to be submitted.
 
     Args:
         defaults: The cluster's own settings, which those that are given go before.
         given: The settings by name.
-        recipe: The name of a recipe, or None for a script.
-        command: The script and its arguments, or the recipe's own flags.
+        command: The script and its arguments.
 
     Raises:
         UsageError: A setting or a file can't be used.
@@ -261,20 +219,16 @@ def _submission(
     if any(given.get(name) for name in (*WORKERS, "driver")) or os.environ.get(environment_variable("num_workers")):
         defaults.pop("num_workers", None)
     typed = {**defaults, **{name: value for name, value in given.items() if value not in (None, False, ())}}
-    flags = [*_flags(typed), *command]
-    if recipe:
-        return submission_of_recipe(recipe, flags)
     if not command:
         raise UsageError("SCRIPT: is missing; give the script to run, as in ray-on-ecs run train.py")
-    return submission_of_script(flags)
+    return submission_of_script([*_flags(typed), *command])
 
 
 def _flags(typed: dict[str, Any]) -> Iterator[str]:
-    specs = settings()
+    specs = {spec.name: spec for spec in SETTINGS}
     for name, value in typed.items():
-        names = specs[name].metadata.get("flags") or (flag(name),)
         for each in value if isinstance(value, tuple) else (value,):
-            yield names[-1]
+            yield flags_of(specs[name])[-1]
             if each is not True:
                 yield str(each)
 
@@ -283,37 +237,18 @@ def _submit(cluster: Cluster, work: Submission, metadata: dict[str, str], *, qui
     from ray_on_ecs.cluster.jobs import find_or_submit, is_under_way
 
     with cluster.connect_when_up(note) as head, contextlib.ExitStack() as opened:
-        runtime_env = None
-        if work.script is None and _is_other_code(head):
-            note("the image has other code than is here: uploading the packages ray_on_ecs and training")
-            runtime_env = {"py_modules": [*map(_folder, PACKAGES)], "excludes": list(EXCLUDES)}
-        if work.script and not is_under_way(head.jobs, work):
+        if not is_under_way(head.jobs, work):
             note(f"uploading {work.script.folder}")
             work = work.with_code(cluster.code_storage(work.run["run_name"]), note, is_here=cluster.is_here)
         if quiet:
             opened.enter_context(contextlib.redirect_stdout(sys.stderr))
-        return find_or_submit(head.jobs, work, metadata, runtime_env)
-
-
-def _folder(package: str) -> str:
-    """Return the folder of a package, which is not imported."""
-    spec = find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise UsageError(f"the package {package} is not installed; install ray-on-ecs again")
-    return next(iter(spec.submodule_search_locations))
-
-
-def _is_other_code(head: Head) -> bool:
-    """Return True if the head's image has other code than this machine; a head without an image has no fingerprint."""
-    there = head_code(head)
-    return there is not None and there != fingerprint()
+        return find_or_submit(head.jobs, work, metadata)
 
 
 _own = [
     Own("Run", "--detach", is_flag=True, help="Submit, and leave the run to itself."),
     Own("Run", "--fetch", metavar="DIR", help="Copy the results into DIR at the end, as ray-on-ecs fetch does."),
     Own("Run", "--json", "as_json", is_flag=True, help="With --detach: print the run's name and job as JSON."),
-    Own("Run", RECIPE, hidden=True, metavar="NAME"),
     Own(
         "Fault tolerance",
         flag(MAX_RESUBMISSIONS),
@@ -330,6 +265,6 @@ command = Run(
     "run",
     callback=_run,
     help=ABOUT,
-    params=[*_own, *reversed(getattr(_run, "__click_params__", [])), *map(Setting, settings().values())],
+    params=[*_own, *reversed(getattr(_run, "__click_params__", [])), *map(Setting, SETTINGS)],
     context_settings={"allow_interspersed_args": False},
 )

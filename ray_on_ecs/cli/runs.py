@@ -83,7 +83,14 @@ def table(found: list[RunInfo], longest_name: int = WIDTH) -> Table:
     for run in found:
         state = f"[{COLOURS.get(run.state, 'default')}]{escape(run.state)}[/]"
         name = _cut(run.name, longest_name)
-        shown.add_row(escape(name), state, _progress(run), _loss(run.loss), ago(run), _cost(run.cost_usd))
+        shown.add_row(
+            escape(name),
+            state,
+            "" if run.step is None else f"step {run.step}",
+            _loss(run.loss),
+            ago(run),
+            _cost(run.cost_usd),
+        )
     return shown
 
 
@@ -112,13 +119,6 @@ def ago(run: RunInfo) -> str:
         if seconds < limit:
             return f"{seconds / unit:.0f} {name} ago"
     return f"{seconds / DAY:.0f} days ago" if seconds < 60 * DAY else run.started[:10]
-
-
-def _progress(run: RunInfo) -> str:
-    if run.epoch is not None:
-        done = run.epoch + 1 if run.epochs is None else min(run.epoch + 1, run.epochs)
-        return f"epoch {done}" + (f"/{run.epochs}" if run.epochs is not None else "")
-    return f"step {run.step}" if run.step is not None else ""
 
 
 def _loss(loss: float | None) -> str:

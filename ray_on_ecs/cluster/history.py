@@ -46,11 +46,8 @@ class RunInfo:
         name: The run.
         state: That of `status.json` (waiting, training, finished, failed, interrupted), or queued or starting: its job
             is, and its folder doesn't know yet; lost: its driver vanished; unreadable: a document is broken.
-        kind: What it trains: the recipe's name, or `script`.
-        epoch: The epoch in progress or the last one, from 0.
-        epochs: How many there are.
         step: Steps done.
-        loss: The last epoch's training loss, or the last loss that a script logged.
+        loss: The last loss that its script logged.
         started: When its last command began, in UTC (ISO 8601).
         started_seconds_ago: How long ago that was by the storage's clock; never negative.
         updated: When its folder last heard of its driver, likewise.
@@ -61,9 +58,6 @@ class RunInfo:
 
     name: str
     state: str
-    kind: str | None = None
-    epoch: int | None = None
-    epochs: int | None = None
     step: int | None = None
     loss: float | None = None
     started: str | None = None
@@ -72,21 +66,6 @@ class RunInfo:
     cost_usd: float | None = None
     workers: int | None = None
     job: str | None = None
-
-
-def list_runs(cluster: Cluster, jobs: Sequence[Job] | None = None, limit: int | None = None) -> list[RunInfo]:
-    """Return the runs, the one that began last first.
-
-    Args:
-        cluster: Whose they are.
-        jobs: What `ray_jobs` returned, or None if the head can't be reached.
-        limit: How many of them, those whose folders changed last; None for all.
-
-    Raises:
-        UsageError: There is no such bucket, or no credentials for it.
-        ResourceError: It can't be reached.
-    """
-    return list_folders(cluster, cluster.storage("")).runs(jobs, limit)
 
 
 def ray_jobs(head: Head) -> list[Job]:
@@ -102,7 +81,7 @@ def find_run(cluster: Cluster, name: str) -> RunStorage:
     """Return the folder of a run.
 
     Raises:
-        UsageError: There is no such run; the message has the nearest names. Or see `list_runs`.
+        UsageError: There is no such run; the message has the nearest names. Or see `list_folders`.
         ResourceError: The storage can't be reached.
     """
     from difflib import get_close_matches
@@ -134,7 +113,12 @@ class Folders:
     files: dict[str, dict[str, FileInfo]] = field(default_factory=dict)
 
     def runs(self, jobs: Sequence[Job] | None, limit: int | None = None) -> list[RunInfo]:
-        """Return the runs (see `list_runs`)."""
+        """Return the runs, the one that began last first.
+
+        Args:
+            jobs: What `ray_jobs` returned, or None if the head can't be reached.
+            limit: How many of them, those whose folders changed last; None for all.
+        """
         mine = _under_way(jobs or (), self.storage.uri.rstrip("/"))
         changed = sorted(self.files, key=lambda name: _newest(self.files[name]), reverse=True)
         names = [*(name for name in mine if name not in self.files), *changed][:limit]
@@ -165,9 +149,6 @@ class Folders:
         return RunInfo(
             name=name,
             state=_state(status, files, job, is_silent=self.now - heard > LOST_SECONDS),
-            kind=status.get("kind"),
-            epoch=_integer(status.get("epoch")),
-            epochs=_integer(status.get("epochs")),
             step=_integer(status.get("step")),
             loss=_number(status.get("loss")),
             started=_utc(status["started"]),
@@ -194,7 +175,8 @@ def list_folders(cluster: Cluster, storage: RunStorage) -> Folders:
             thread that this may be in.
 
     Raises:
-        TrainingError: See `list_runs`.
+        UsageError: There is no such bucket, or no credentials for it.
+        ResourceError: It can't be reached.
     """
     now = _now(cluster, storage)
     files: dict[str, dict[str, FileInfo]] = {}

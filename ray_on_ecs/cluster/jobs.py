@@ -6,21 +6,18 @@ way. It also says how often the head may submit the run again after losing the j
 
 import asyncio
 import itertools
-import json
 import logging
-import shlex
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from ray_on_ecs.config import RunConfig, parse
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import DASHBOARD_URL
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
 from ray_on_ecs.node.jobs import MAX_RESUBMISSIONS
-from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.run.command_line import parse
 from ray_on_ecs.run.program_source import with_driver
 
 if TYPE_CHECKING:
@@ -33,8 +30,6 @@ DEFAULT_MAX_RESUBMISSIONS = 3
 # How long to wait for the head to submit a lost run again; the head polls its jobs every five seconds.
 RESUBMISSION_SECONDS = 30.0
 POLL_SECONDS = 1.0
-RUN_NAME = "--run-name"
-CHECK_RECIPE = (sys.executable, "-P", "-m", "training.recipes.settings")
 SUBMIT_ATTEMPTS = 3
 # Ray gives the command to a shell as one argument, of which Linux takes 128 KiB.
 MAX_COMMAND_BYTES = 120 * 2**10
@@ -50,15 +45,13 @@ class Submission:
 
     Attributes:
         run: The part of a job's metadata that all jobs of a run have in common.
-        entrypoint: The job's shell command. It has what was typed alone: defaults are those of the head's environment.
+        script: The settings that were typed alone: defaults are those of the head's environment.
         workers: The fewest workers that it needs; 0 if the cluster decides.
-        script: The settings of a user's script; None of a recipe.
     """
 
     run: dict[str, str]
-    entrypoint: str
+    script: RunConfig
     workers: int = 0
-    script: ScriptConfig | None = None
 
     def __post_init__(self) -> None:
         """Check the length of the command.
@@ -73,6 +66,11 @@ class Submission:
                 f"{MAX_COMMAND_BYTES / 2**10:.0f}; put the arguments into a file, which the script reads"
             )
 
+    @property
+    def entrypoint(self) -> str:
+        """The job's shell command."""
+        return self.script.job_command()
+
     def with_code(self, storage: "RunStorage", say: Callable[[str], None], *, is_here: bool) -> Self:
         """Store the user's code, and return the submission that names it.
 
@@ -84,30 +82,10 @@ class Submission:
         Raises:
             UsageError: There is too much of it, or it can't be stored.
         """
-        if self.script is None:
-            return self
         from ray_on_ecs.run import code  # it imports pyarrow
 
         script = code.store(self.script, storage, say, links=is_here)
-        return replace(self, entrypoint=(script if is_here else replace(script, working_dir=".")).job_command())
-
-
-def submission_of_recipe(name: str, flags: Sequence[str]) -> Submission:
-    """Return the submission of a recipe with these flags.
-
-    The recipe checks its flags in another process: in this one a folder `training` of the user's would hide it.
-
-    Raises:
-        UsageError: A flag can't be used.
-    """
-    arguments = ["--recipe", name, *flags]
-    checked = subprocess.run([*CHECK_RECIPE, *arguments], capture_output=True, text=True, check=False)
-    if checked.returncode:
-        raise UsageError(one_line(checked.stderr).removeprefix("ray-on-ecs: "))
-    run = json.loads(checked.stdout)
-    workers = run.pop("workers")
-    named = [] if RUN_NAME in flags else [RUN_NAME, run["run_name"]]
-    return Submission(run, shlex.join(["python", "-m", "training", *arguments, *named]), workers)
+        return replace(self, script=script if is_here else replace(script, working_dir="."))
 
 
 def submission_of_script(arguments: Sequence[str]) -> Submission:
@@ -116,14 +94,14 @@ def submission_of_script(arguments: Sequence[str]) -> Submission:
     Raises:
         UsageError: One can't be used, or a file is missing.
     """
-    config = parse(ScriptConfig, arguments).resolve_defaults()
+    config = parse(arguments).resolve_defaults()
     config.check_files()
     config = with_driver(config)
-    typed = replace(parse(ScriptConfig, arguments, {}), driver=config.driver)
+    typed = replace(parse(arguments, {}), driver=config.driver)
     named = {"run_name": config.run_name, "working_dir": str(config.folder)}
     script = replace(typed, **named, requirements=config.requirements_in_folder)
     workers = config.workers[0] if config.workers else 0
-    return Submission(run_identity(config, typed), script.job_command(), workers, script)
+    return Submission(run_identity(config, typed), script, workers)
 
 
 def run_identity(config: RunConfig, typed: RunConfig) -> dict[str, str]:
@@ -169,7 +147,6 @@ def find_or_submit(
     client: "JobSubmissionClient",
     work: Submission,
     metadata: dict[str, str],
-    runtime_env: dict[str, Any] | None = None,
 ) -> str:
     """Return the ID of the run's job that is under way, or else submit a new one; print which.
 
@@ -177,7 +154,6 @@ def find_or_submit(
         client: Of the Jobs API.
         work: The run.
         metadata: Of its job.
-        runtime_env: Of its job.
 
     Raises:
         ResourceError: The head accepts no job.
@@ -192,9 +168,7 @@ def find_or_submit(
                 _say(f"run {name} is under way as job {job_id}: its log from the start")
                 return job_id
             job_id = free_id(jobs, name)
-            client.submit_job(
-                entrypoint=work.entrypoint, submission_id=job_id, metadata=metadata, runtime_env=runtime_env
-            )
+            client.submit_job(entrypoint=work.entrypoint, submission_id=job_id, metadata=metadata)
         except (OSError, RuntimeError, ValueError) as cause:
             attempts -= 1
             if "already exists" in str(cause) and attempts:  # somebody has just submitted a job, perhaps of this run

@@ -1,27 +1,29 @@
 """`python -m ray_on_ecs.run`: start a user's script on every worker, unmodified."""
 
+import os
 import sys
-from functools import partial
 
 if __name__ == "__main__" and not sys.flags.safe_path:
     del sys.path[0]  # the current folder: the user's modules must not hide Ray's and ours
 
-from ray_on_ecs.command import run_command
-from ray_on_ecs.config import parse
-from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.command import RAY_SETTINGS, exit_status
+from ray_on_ecs.run.command_line import parse
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status (see `--help`)."""
-    return run_command(partial(parse, ScriptConfig), sys.argv[1:] if arguments is None else arguments, _launch)
+    return exit_status(lambda: _run(sys.argv[1:] if arguments is None else arguments), "interrupted before it started")
 
 
-def _launch(config: ScriptConfig) -> None:
-    from rich.console import Console
+def _run(arguments: list[str]) -> int:
+    config = parse(arguments)
+    os.environ.update({**RAY_SETTINGS, **os.environ})  # Ray reads them when it is imported
+    from rich.console import Console  # what takes seconds to import is not for --help or a mistyped flag
 
     from ray_on_ecs.run.driver import run
 
     run(config, Console())
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """The workers of a run on Ray Train: started, and started again after each failure that the failure policy allows.
 
 Ray Train's `fit` runs on a thread of its own, so that it leaves the main thread's signals alone; the main thread polls
-the scripts meanwhile, if it is scripts that the workers run.
+the scripts meanwhile.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import tempfile
@@ -21,7 +20,6 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
-from ray.train.backend import BackendConfig
 from rich.console import Console
 from rich.markup import escape
 
@@ -29,9 +27,9 @@ from ray_on_ecs import config as settings
 from ray_on_ecs.errors import Interrupted, ResourceError, ScriptError, StorageError, one_line
 from ray_on_ecs.filesystem import short_reason
 from ray_on_ecs.run import failure_report, program_resources, ray_cluster, worker_dump
+from ray_on_ecs.run.backend import ScriptBackend
 from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart
 from ray_on_ecs.run.instance_hours import InstanceHours
-from ray_on_ecs.run.preemption import PREEMPTED
 from ray_on_ecs.run.program_resources import Needs, ProgramWatch
 from ray_on_ecs.run.ray_cluster import WorkerAllocation
 from ray_on_ecs.run.ray_private import START_TIMEOUT, Trainer
@@ -120,26 +118,18 @@ class TrainFunction:
     """The function that Ray Train runs on every worker, and the driver's view of it.
 
     Attributes:
-        function: Takes the settings; a result of rank 0 with `PREEMPTED` means that the run goes on.
+        function: Takes the settings.
         settings: The function's argument.
-        backend: Ray Train's preparations before it.
         mark: Returns how far the run is, by which the failure policy tells progress.
         newest_checkpoint: Returns the name of what a restart would continue from, or None.
-        epochs: How many there are, or None.
-        line: Returns the line to show for new metrics, or None for no line.
-        metric_names: CloudWatch's names of the metrics; None for all metrics.
-        scripts: Makes what directs the workers' scripts, if it is scripts that they run.
+        scripts: Makes what directs the workers' scripts.
     """
 
     function: Callable[[Any], Any]
     settings: Mapping[str, Any]
-    backend: BackendConfig
     mark: Callable[[], Mark]
     newest_checkpoint: Callable[[], str | None]
-    epochs: int | None = None
-    line: Callable[[Any], str | None] = lambda metrics: None
-    metric_names: Mapping[str, str] | None = None
-    scripts: Callable[[Decider], ScriptGroup] | None = None
+    scripts: Callable[[Decider], ScriptGroup]
 
 
 @dataclass(frozen=True)
@@ -174,11 +164,10 @@ class Attempts:
         Raises:
             TrainingError: The run can't continue; `error.json` says why, unless it is the user's mistake.
         """
-        namespace, names = self.config.cloudwatch_namespace, self.train_function.metric_names
         with (
             tempfile.TemporaryDirectory(prefix="ray-train-") as folder,
-            ProgressBar(self.monitor, self.console, self.train_function.epochs, self.train_function.line) as bar,
-            cloudwatch.publish_metrics(self.monitor, namespace, names, self.console),
+            ProgressBar(self.monitor, self.console) as bar,
+            cloudwatch.publish_metrics(self.monitor, self.config.cloudwatch_namespace, self.console),
             self.monitor.polling(bar.draw),
             self.instance_hours.running(),
             self.record.training(
@@ -208,59 +197,54 @@ class Attempts:
         policy = FailurePolicy(
             self.config.max_restarts, self.train_function.mark, worker_timeout=self.config.worker_timeout
         )
-        scripts = self.train_function.scripts(self._decider(policy)) if self.train_function.scripts else None
-        for attempt in itertools.count():
+        scripts = self.train_function.scripts(self._decider(policy))
+        while True:
             try:
-                result: Any = self._fit_once(folder, attempt, policy, scripts)
+                result: Any = self._fit_once(folder, scripts)
             except (TrainingFailedError, RayError, OSError, ScriptError) as error:
                 if isinstance(error, OSError | ScriptError) and self.allocation:
                     raise
-                if scripts and scripts.error:
+                if scripts.error:
                     raise scripts.error from error
                 ray_cluster.release_workers()
-                is_reclaimed = scripts is not None and scripts.is_reclaimed  # a node has gone before its deadline
-                self._decide(policy, RECLAIMED if is_reclaimed else self._describe(error, policy), error)
+                # A node may have gone before its deadline.
+                self._decide(policy, RECLAIMED if scripts.is_reclaimed else self._describe(error, policy), error)
             else:
-                if scripts and scripts.error:
+                if scripts.error:
                     raise scripts.error
-                if not (scripts.is_reclaimed if scripts else PREEMPTED in result):
+                if not scripts.is_reclaimed:
                     return result
                 self._decide(policy, RECLAIMED)
-            if scripts:
-                scripts.new_fit()
+            scripts.new_fit()
 
-    def _fit_once(self, folder: str, attempt: int, policy: FailurePolicy, scripts: ScriptGroup | None) -> Any:
+    def _fit_once(self, folder: str, scripts: ScriptGroup) -> Any:
         """Call Ray Train's `fit`, or the function itself, and direct the scripts meanwhile; return rank 0's result.
 
         Raises:
             Stop: The user stopped the run; its scripts have ended, or have had the time for it.
         """
-        fit = _Call(partial(self._fit, folder, attempt))
+        fit = _Call(partial(self._fit, folder))
         watch = BeginWatch(ray_cluster.has_places)
         try:
             while not fit.wait(POLL_SECONDS):
-                if scripts:
-                    scripts.poll()
-                    if watch.is_over(has_begun=scripts.has_workers):
-                        self._say(f"the workers have not begun within {BEGIN_SECONDS:.0f} s; ending them")
-                        ray_cluster.release_workers()
-                    if not self.allocation and (shortage := self._program.shortage(self.wait_seconds)):
-                        scripts.stop(ResourceError(shortage))
-                elif self.monitor.progress and not policy.has_begun:
-                    policy.began()
+                scripts.poll()
+                if watch.is_over(has_begun=scripts.has_workers):
+                    self._say(f"the workers have not begun within {BEGIN_SECONDS:.0f} s; ending them")
+                    ray_cluster.release_workers()
+                if not self.allocation and (shortage := self._program.shortage(self.wait_seconds)):
+                    scripts.stop(ResourceError(shortage))
         except KeyboardInterrupt as stop:
-            if scripts:
-                scripts.stop(interrupted(self.config, stop))
-                while not fit.wait(POLL_SECONDS) and time.time() < scripts.waits_until:
-                    scripts.poll()
+            scripts.stop(interrupted(self.config, stop))
+            while not fit.wait(POLL_SECONDS) and time.time() < scripts.waits_until:
+                scripts.poll()
             raise
         return fit.result()
 
-    def _fit(self, folder: str, attempt: int) -> Any:
-        settings = {**self.train_function.settings, "attempt": attempt}
+    def _fit(self, folder: str) -> Any:
         if self.allocation is None:
-            return self.train_function.function({**settings, "is_waiting": self._program.is_waiting})
-        result: Any = self._trainer(folder, settings, self.allocation).fit()
+            settings = {**self.train_function.settings, "is_waiting": self._program.is_waiting}
+            return self.train_function.function(settings)
+        result: Any = self._trainer(folder, self.allocation).fit()
         return result.return_value
 
     def _decider(self, policy: FailurePolicy) -> Decider:
@@ -282,8 +266,7 @@ class Attempts:
         if not isinstance(error, TrainingFailedError | RayError):
             return Failure(one_line(error), cause=error)
         if not failure_report.is_start_timeout(error):
-            workers = worker_dump.collect(self.storage.uri)
-            return failure_report.describe_failure(error, workers, self.config, self.storage)
+            return failure_report.describe_failure(error, worker_dump.collect(self.storage.uri))
         if policy.has_begun:
             what = f"workers that were lost did not come back within {self.config.worker_timeout:g} s"
         else:
@@ -325,13 +308,13 @@ class Attempts:
         """
         return MIN_START_SECONDS if allocation.limits else max(self.config.worker_timeout, MIN_START_SECONDS)
 
-    def _trainer(self, folder: str, settings: dict[str, Any], allocation: WorkerAllocation) -> Trainer:
+    def _trainer(self, folder: str, allocation: WorkerAllocation) -> Trainer:
         """Ray Train with the run's workers; the restart policy is ours, and the workers save what they need."""
         os.environ[START_TIMEOUT] = str(self._start_seconds(allocation))
         return Trainer(
             self.train_function.function,
-            train_loop_config=settings,
-            backend_config=self.train_function.backend,
+            train_loop_config=dict(self.train_function.settings),
+            backend_config=ScriptBackend(),
             scaling_config=ScalingConfig(
                 num_workers=allocation.limits or allocation.num_workers,
                 use_gpu=allocation.use_gpu,

@@ -12,11 +12,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.filesystem import open_filesystem, short_reason
 from ray_on_ecs.run import code_archive
 from ray_on_ecs.run.code_files import check_size, list_code
-from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.left_out import LeftOut
 from ray_on_ecs.tracking.storage import RunStorage
 
@@ -42,7 +42,7 @@ class Code:
     links: Mapping[str, Path] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, config: ScriptConfig) -> Code:
+    def of(cls, config: RunConfig) -> Code:
         """Return the code that settings name, which `store` has returned."""
         archive, _, name = str(config.code).rpartition(f"{code_archive.SUFFIX}=")
         return cls(name, archive + code_archive.SUFFIX, {each: config.folder / each for each in config.link})
@@ -63,7 +63,7 @@ class Code:
             (folder / name).symlink_to(original)
 
 
-def store(config: ScriptConfig, storage: RunStorage, say: Callable[[str], None], *, links: bool) -> ScriptConfig:
+def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *, links: bool) -> RunConfig:
     """Store the files of the folder with the code beside the runs; return the settings with the archive and the commit.
 
     Args:

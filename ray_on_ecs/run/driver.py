@@ -12,12 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from ray_on_ecs.checkpoint.resume import write_settings
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError, counted, one_line
 from ray_on_ecs.run import code, inputs, program_resources, ray_cluster, results
 from ray_on_ecs.run.attempts import Attempts, TrainFunction, hold_run, wait_for_workers
-from ray_on_ecs.run.backend import ScriptBackend
-from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.failure_policy import Mark
 from ray_on_ecs.run.folder_scan import is_log
 from ray_on_ecs.run.instance_hours import InstanceHours
@@ -31,7 +29,7 @@ from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.cost import cost_line, cost_of
 from ray_on_ecs.tracking.run_actor import create_run_actor
 from ray_on_ecs.tracking.run_monitor import RunMonitor
-from ray_on_ecs.tracking.run_record import SCRIPT, RunRecord
+from ray_on_ecs.tracking.run_record import RunRecord
 from ray_on_ecs.tracking.snapshot import publish, read_snapshot
 from ray_on_ecs.tracking.storage import RunStorage
 
@@ -39,7 +37,7 @@ from ray_on_ecs.tracking.storage import RunStorage
 MIN_WAIT_SECONDS = 30.0
 
 
-def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
+def run(config: RunConfig, console: Console) -> dict[str, Any]:
     """Run a script on every worker as `config` says, and leave the results in the run's folder.
 
     Returns:
@@ -52,7 +50,7 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
     """
     requested = config if config.code is None else replace(config.without_code(), working_dir=".")
     config, storage = _prepare(config)
-    record = RunRecord(storage, SCRIPT, requested, config)
+    record = RunRecord(storage, requested, config)
     found = {name: inputs.resolve(name, source, storage) for name, source in config.inputs.items()}
     os.environ[CHANGE_FOLDER] = "0"  # the workers stay where Ray starts them
     os.environ[PREEMPTION_WATCHER] = "0"  # the driver itself looks at the nodes that drain
@@ -77,7 +75,7 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
         newest_stored = newest_of_program if config.driver else newest_of_script
 
         def mark() -> Mark:
-            step = monitor.progress.total_steps if monitor.progress else None
+            step = monitor.progress.step if monitor.progress else None
             found = newest_stored(storage)
             return Mark(step or None, found and found[1].timestamp())
 
@@ -89,7 +87,7 @@ def run(config: ScriptConfig, console: Console) -> dict[str, Any]:
             return ScriptGroup(actor, config, decider, draining_nodes)
 
         function = run_program if config.driver else run_script
-        train_function = TrainFunction(function, settings, ScriptBackend(), mark, newest, scripts=scripts)
+        train_function = TrainFunction(function, settings, mark, newest, scripts)
         hours = InstanceHours(program_resources.instances) if config.driver else InstanceHours()
         waits = max(seconds, MIN_WAIT_SECONDS)
         attempts = Attempts(train_function, config, storage, allocation, monitor, record, console, hours, waits)
@@ -142,7 +140,7 @@ def _newest_file(storage: RunStorage) -> tuple[str, datetime] | None:
     return (newest, datetime.fromtimestamp(files[newest] / 1e9, UTC)) if newest else None
 
 
-def _prepare(config: ScriptConfig) -> tuple[ScriptConfig, RunStorage]:
+def _prepare(config: RunConfig) -> tuple[RunConfig, RunStorage]:
     """Check everything that can be checked without a cluster."""
     if config.code is None:
         config.check_files()
@@ -158,17 +156,17 @@ def _prepare(config: ScriptConfig) -> tuple[ScriptConfig, RunStorage]:
     return config, storage
 
 
-def _begin(config: ScriptConfig, storage: RunStorage, allocation: WorkerAllocation | None) -> ScriptConfig:
+def _begin(config: RunConfig, storage: RunStorage, allocation: WorkerAllocation | None) -> RunConfig:
     """Put the number of workers into the settings, and write these into the run's folder."""
     if allocation:
         config = config.with_workers(allocation.num_workers)
-    write_settings(storage, config)
+    storage.write_json(layout.SETTINGS, {"format": layout.FORMAT, "settings": config.to_dict()})
     storage.delete(layout.ERROR)
     return config
 
 
 def _print_header(
-    config: ScriptConfig, storage: RunStorage, allocation: WorkerAllocation | None, console: Console
+    config: RunConfig, storage: RunStorage, allocation: WorkerAllocation | None, console: Console
 ) -> None:
     continued = ", continued with its files" if read_snapshot(storage).files else ""
     lines = {

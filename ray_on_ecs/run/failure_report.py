@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 
 from ray.exceptions import RayActorError, RayError
 from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
 
-from ray_on_ecs.checkpoint.resume import newest_checkpoint
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ScriptError, TrainingError, one_line
 from ray_on_ecs.run.failure_policy import Failure, Raise
@@ -20,8 +18,6 @@ from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.storage import RunStorage
 
 NO_STACKS = "It wrote none: the system had stopped it, or it was stuck in a system call.\n"
-# What a rank raises when another one has gone.
-CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket Timeout")
 
 
 def is_start_timeout(error: BaseException) -> bool:
@@ -29,28 +25,15 @@ def is_start_timeout(error: BaseException) -> bool:
     return isinstance(error, ControllerError) and isinstance(error.controller_failure, WorkerGroupStartupTimeoutError)
 
 
-def describe_failure(
-    error: TrainingFailedError | RayError, workers: Sequence[WorkerDump], config: RunConfig, storage: RunStorage
-) -> Failure:
-    """Return why the workers ended; the stacks are stored if they hung.
+def describe_failure(error: TrainingFailedError | RayError, workers: Sequence[WorkerDump]) -> Failure:
+    """Return why the workers ended.
 
     Args:
         error: What Ray Train's `fit` raised.
         workers: What the workers have left.
-        config: The run's settings.
-        storage: The run's folder.
     """
     rank, cause = _first_cause(error)
-    log = tuple(_log(workers, rank or 0))
-    if any(worker.stacks for worker in workers):
-        what = f"no progress for {config.hang_timeout or 0:g} s"
-        failure = Failure(what, "hung", rank, cause=cause, where=str(error), log=log)
-        stacks = {worker.rank: worker.stacks or "" for worker in workers}
-        try:
-            return replace(failure, stacks=store_stacks(stacks, storage))
-        except OSError as lost:
-            return replace(failure, what=f"{what} (the stacks could not be stored: {one_line(lost)})")
-    return Failure(_name(cause), "failed", rank, cause=cause, where=str(error), log=log)
+    return Failure(_name(cause), "failed", rank, cause=cause, where=str(error), log=tuple(_log(workers, rank or 0)))
 
 
 def store_stacks(stacks: Mapping[int, str], storage: RunStorage) -> str:
@@ -80,7 +63,6 @@ def write_error(failure: Failure, decision: Raise, config: RunConfig, storage: R
         "next": shlex.join(config.next_command()),
     }
     try:
-        document["checkpoint"] = newest_checkpoint(storage)
         storage.write_json(layout.ERROR, document)
         see = f"see {storage.uri}/{layout.ERROR}"
     except OSError as cause:
@@ -90,15 +72,10 @@ def write_error(failure: Failure, decision: Raise, config: RunConfig, storage: R
 
 def _first_cause(error: TrainingFailedError | RayError) -> tuple[int | None, BaseException]:
     if isinstance(error, WorkerGroupError) and error.worker_failures:
-        rank, cause = min(error.worker_failures.items(), key=lambda each: (_is_consequence(each[1]), each[0]))
+        rank = min(error.worker_failures)
+        cause = error.worker_failures[rank]
         return rank, getattr(cause, "health_check_failure", cause)
     return None, error.controller_failure if isinstance(error, ControllerError) else error
-
-
-def _is_consequence(cause: BaseException) -> bool:
-    import torch.distributed as dist  # takes a second, which a script should not wait for
-
-    return isinstance(cause, dist.DistError) or any(each in str(cause) for each in CONSEQUENCES)
 
 
 def _name(cause: BaseException) -> str:

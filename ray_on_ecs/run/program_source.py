@@ -6,8 +6,8 @@ import ast
 from dataclasses import replace
 from pathlib import Path
 
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.run.config import ScriptConfig
 
 # Classes and functions of Ray Train and Ray Tune that start workers.
 STARTERS = (
@@ -23,7 +23,7 @@ STARTERS = (
 TUNE_RUN = "run"
 
 
-def with_driver(config: ScriptConfig) -> ScriptConfig:
+def with_driver(config: RunConfig) -> RunConfig:
     """Return the settings with --driver if the script's source calls for it.
 
     Raises:
@@ -37,7 +37,7 @@ def with_driver(config: ScriptConfig) -> ScriptConfig:
         raise UsageError(f"{cause} ({reason})") from cause
 
 
-def driver_reason(config: ScriptConfig) -> str | None:
+def driver_reason(config: RunConfig) -> str | None:
     """Return a line that says why a script is a Ray program, or None if its source or the settings say otherwise."""
     if config.no_driver or config.mpi or config.no_python:
         return None

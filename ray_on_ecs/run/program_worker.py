@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ray_on_ecs import node_cache
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.run import inputs, nccl_interface, program_main
 from ray_on_ecs.run.code import Code
-from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.packages import Requirements, Resolution
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.storage import RunStorage
@@ -25,7 +25,7 @@ NEEDS_VARIABLE = "RAY_ON_ECS_NEEDS"
 WORKING_DIRS = "working_dir_files"
 
 
-def needs_of(config: ScriptConfig, folder: str, sources: Mapping[str, str]) -> dict[str, Any]:
+def needs_of(config: RunConfig, folder: str, sources: Mapping[str, str]) -> dict[str, Any]:
     """Return what a worker process needs, for a JSON document.
 
     Args:

@@ -51,7 +51,7 @@ class WorkerAllocation:
         use_gpu: Whether each has a GPU.
         cpus_per_worker: The CPUs that each may use.
         limits: The fewest and the most, where their number may change while the run goes on.
-        leaves_helpers: Whether CPU helpers, if there are any, are left to what prepares their data.
+        leaves_helpers: Whether its nodes must not be CPU helpers, which are left to what prepares data.
     """
 
     num_workers: int
@@ -63,7 +63,7 @@ class WorkerAllocation:
     @property
     def node_labels(self) -> dict[str, str]:
         """The labels that the workers' nodes must have, as Ray selects nodes by them."""
-        return {NODE_GROUP_LABEL: f"!{HELPERS}"} if self.leaves_helpers and not self.use_gpu else {}
+        return {NODE_GROUP_LABEL: f"!{HELPERS}"} if self.leaves_helpers else {}
 
     @property
     def resources_per_worker(self) -> Resources:
@@ -182,8 +182,9 @@ def _find_room(config: RunConfig, seconds: float, console: Console) -> WorkerAll
 def _apart_from_helpers(config: RunConfig, allocation: WorkerAllocation) -> WorkerAllocation:
     """Return the allocation on nodes that are no helpers, if these have room for the workers."""
     if allocation.use_gpu:  # which no helper has
-        return replace(allocation, leaves_helpers=True)
-    others = [node["Resources"] for node in ray.nodes() if node["Alive"] and not is_helper(node["Labels"])]
+        return allocation
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    others = [node["Resources"] for node in nodes if node["Labels"].get(NODE_GROUP_LABEL) != HELPERS]
     apart = allocate_workers(config, others)
     return replace(apart, leaves_helpers=True) if apart else allocation
 
@@ -256,17 +257,6 @@ def instances_of(node_ids: Iterable[str]) -> Counter[InstanceKind]:
     """Return the number of instances of each kind that these nodes are."""
     labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
     return Counter(instance_kind(labels.get(node, {})) for node in node_ids)
-
-
-def may_start_helpers() -> bool:
-    """Return whether this is the head of a stack that starts CPU helpers when a run asks for them."""
-    workers = read_workers()
-    return workers is not None and HELPERS in workers["scaling"]
-
-
-def is_helper(labels: Mapping[str, str]) -> bool:
-    """Return whether a node's labels say that it is a CPU helper."""
-    return labels.get(NODE_GROUP_LABEL) == HELPERS
 
 
 def instance_kind(labels: Mapping[str, str]) -> InstanceKind:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.metrics import STEP
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.cost import Cost
@@ -22,9 +22,7 @@ COLUMNS = 3
 WEIGHTS = ".safetensors"
 
 
-def write_results(
-    storage: RunStorage, config: ScriptConfig, summary: dict[str, Any], cost: Cost | None
-) -> dict[str, Any]:
+def write_results(storage: RunStorage, config: RunConfig, summary: dict[str, Any], cost: Cost | None) -> dict[str, Any]:
     """Write the results of a run that has ended well.
 
     Args:
@@ -55,7 +53,7 @@ def write_results(
         "metrics": records[-1] if records else None,
         "hardware": summary["hardware"],
         "versions": versions(),
-        "times": run_times("script_start", summary["started_at"]),
+        "times": run_times(summary["started_at"]),
         "cost": cost,
         "config": config.to_dict(),
         "files": files,
@@ -65,11 +63,11 @@ def write_results(
 
 
 def check_not_finished(storage: RunStorage) -> None:
-    """Raise UsageError if a run has its results already, or is not a script's."""
+    """Raise UsageError if a run has its results already, or its folder has another format."""
     settings = storage.read_json(layout.SETTINGS)
-    if settings is not None and (settings.get("format") != layout.FORMAT or "command" not in settings["settings"]):
+    if settings is not None and settings.get("format") != layout.FORMAT:
         raise UsageError(
-            f"--run-name: run {storage.run_name!r} is no script's, or another version's; give another --run-name"
+            f"--run-name: run {storage.run_name!r} was written by another version; give another --run-name"
         )
     if storage.exists(layout.RESULT):
         raise UsageError(

@@ -13,17 +13,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import StorageError, TrainingError, one_line
-from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.failure_policy import Failure
 from ray_on_ecs.run.group import Directive, WorkerStatuses
 from ray_on_ecs.run.last_words import FATAL
-from ray_on_ecs.run.preemption import DEFAULT_PREEMPTION_SECONDS, MARGIN_SECONDS
 from ray_on_ecs.run.supervisor import GRACE_SECONDS
 from ray_on_ecs.tracking.run_actor import RunClient
 
 POLL_SECONDS = 0.25
 NOTICE_POLL_SECONDS = 1.0
+# A node is reclaimed after this time if AWS reports no deadline.
+DEFAULT_PREEMPTION_SECONDS = 60.0
+# The scripts end this long before the deadline.
+MARGIN_SECONDS = 5.0
 # How long the workers may take to store what the scripts have left, once these have ended.
 STORE_SECONDS = 30.0
 # How long workers without a script may take to leave.
@@ -69,7 +72,7 @@ class ScriptGroup:
     def __init__(
         self,
         actor: RunClient,
-        config: ScriptConfig,
+        config: RunConfig,
         decider: Decider,
         draining_nodes: Callable[[], dict[str, float | None]],
     ) -> None:
@@ -253,7 +256,7 @@ def missed(text: str, left_out: Sequence[str]) -> str:
     return f"; {', '.join(found)} {was} left out of the upload, and {flags} brings {it}"
 
 
-def denied(text: str, config: ScriptConfig) -> str:
+def denied(text: str, config: RunConfig) -> str:
     """Return what tasks may do if a script's last words say that AWS refused it, else nothing."""
     if not re.search("ACCESS_DENIED|AccessDenied", text) or not config.storage_path.startswith("s3://"):
         return ""

@@ -20,12 +20,12 @@ import psutil
 import ray
 
 from ray_on_ecs import sdk
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ScriptError, one_line
 from ray_on_ecs.node_folder import node_folder
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.run import inputs, mpi, nccl_interface, packages, worker_dump
 from ray_on_ecs.run.code import Code
-from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.environment import NOT_A_DRIVER, OF_EVERY_RANK, WorkerEnvironment, without_ray
 from ray_on_ecs.run.group import Directive, FilesStatus, WorkerStatus
 from ray_on_ecs.run.metrics import MetricsLog, ReportReader
@@ -58,7 +58,7 @@ Process = ScriptProcess | MpiNode
 class Settings(TypedDict):
     """The argument of `run_script`."""
 
-    config: ScriptConfig
+    config: RunConfig
     storage: RunStorage
     run_actor: RunClient
     threads: int
@@ -66,7 +66,6 @@ class Settings(TypedDict):
     code: Code
     is_one_node: bool
     inputs: dict[str, str]
-    attempt: int
     is_waiting: NotRequired[Callable[[], bool]]  # whether a Ray program waits for its workers
 
 
@@ -137,7 +136,7 @@ class ScriptWorker:
 
     def __enter__(self) -> ScriptWorker:
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.write_text(json.dumps(worker_dump.about_worker(self._rank)) + "\n")
+        self._file.write_text(json.dumps(worker_dump.about_worker(self._rank)))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -500,7 +499,7 @@ class ScriptWorker:
     def _report_progress(self) -> None:
         step = (self._metrics.step if self._metrics else None) or 0
         workers = f"{self._group}-{self._member.generation}"
-        self._actor.report(Progress(0, step, 0, workers, step, self._member.started_at))
+        self._actor.report(Progress(workers, step))
 
     def _hardware(self) -> dict[str, Any] | None:
         device = "CPU"

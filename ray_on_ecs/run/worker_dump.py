@@ -1,8 +1,8 @@
-"""The files that failed workers leave on their nodes: their process, and their stacks if they hung.
+"""The files that failed workers leave on their nodes: their processes and logs.
 
-Every worker keeps a file in its node's temporary folder while it trains; a recipe's worker has its stacks there, too
-(`training.engine.watchdog`). After a failure the driver collects these files from all nodes, and kills a worker that is
-still there: one that the system has stopped never answers, and would hold its GPU for ever.
+Every worker keeps a file in its node's temporary folder while it trains. After a failure the driver collects these
+files from all nodes, and kills a worker that is still there: one that the system has stopped never answers, and would
+hold its GPU for ever.
 """
 
 from __future__ import annotations
@@ -33,12 +33,10 @@ class WorkerDump:
 
     Attributes:
         rank: Its rank.
-        stacks: The stacks that it wrote because it hung, or None.
         log: The end of its log, or why it can't be had.
     """
 
     rank: int
-    stacks: str | None
     log: Sequence[str] = ()
 
 
@@ -80,14 +78,13 @@ def _collect_here(run_uri: str, node_id: str) -> list[WorkerDump]:
     remains = []
     job_id = ray.get_runtime_context().get_job_id()
     for file in _folder(run_uri).glob("rank-*.txt"):
-        header, _, stacks = file.read_text().partition("\n")
-        about = json.loads(header)
+        about = json.loads(file.read_text())
         if about["node_id"] != node_id:  # several nodes on one machine
             continue
         _kill(about["pid"], about["created"])
         if about["job_id"] == job_id:
             log = [line for each in about.get("logs", ()) for line in _last_lines(each)]
-            remains.append(WorkerDump(about["rank"], stacks or None, log))
+            remains.append(WorkerDump(about["rank"], log))
         file.unlink(missing_ok=True)
     return remains
 

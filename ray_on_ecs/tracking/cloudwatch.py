@@ -1,4 +1,4 @@
-"""CloudWatch metrics of a run: that it is alive, and what each epoch came to.
+"""CloudWatch metrics of a run: that it is alive, and what its script logs.
 
 They are published only if there is a namespace, from a thread of its own: training continues whatever goes wrong here.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -26,16 +26,13 @@ READ_SECONDS = 10
 ATTEMPTS = 2
 MAX_DATA_PER_CALL = 1000  # https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricData.html
 
-SPEED = "SamplesPerSecond"
-UNITS = {SPEED: "Count/Second"}
+UNITS = {"SamplesPerSecond": "Count/Second"}
 
 Datum = dict[str, Any]
 
 
 @contextmanager
-def publish_metrics(
-    monitor: RunMonitor, namespace: str | None, names: Mapping[str, str] | None, console: Console
-) -> Generator[None]:
+def publish_metrics(monitor: RunMonitor, namespace: str | None, console: Console) -> Generator[None]:
     """Publish the run's metrics until the block ends, and what is left then, unless the user interrupts the run.
 
     Does nothing without a namespace.
@@ -43,7 +40,7 @@ def publish_metrics(
     if namespace is None:
         yield
         return
-    publisher = Publisher(monitor, namespace, names, console)
+    publisher = Publisher(monitor, namespace, console)
     with run_every(POLL_SECONDS, publisher.publish_if_due, "cloudwatch"):
         try:
             yield
@@ -56,23 +53,20 @@ def publish_metrics(
 
 
 class Publisher:
-    """Publishes what is new: the first metrics at once, later ones once a minute.
+    """Publishes what is new: the first metrics at once, later ones once a minute; `train_loss` is named TrainLoss.
 
     An idle stop goes by RunProgress: the steps made since the last time, and 1 if there are none. A run that loads its
-    data, tests or compiles is not idle; one that hangs is ended by its watchdog, and publishes nothing from then on.
+    data, tests or compiles is not idle; one that hangs is ended, and publishes nothing from then on.
 
     Args:
         monitor: Knows the run.
         namespace: CloudWatch's namespace.
-        names: CloudWatch's names of the metrics to publish, and the run's own; None for all of them, so that
-            `train_loss` is published as TrainLoss.
         console: Shows a failure, once.
     """
 
-    def __init__(self, monitor: RunMonitor, namespace: str, names: Mapping[str, str] | None, console: Console) -> None:
+    def __init__(self, monitor: RunMonitor, namespace: str, console: Console) -> None:
         self._monitor = monitor
         self._namespace = namespace
-        self._names = names
         self._console = console
         self._published_steps = 0
         self._published = 0
@@ -107,11 +101,11 @@ class Publisher:
 
     def _data(self, metrics: Any) -> list[Datum]:
         """Return the data of some metrics; CloudWatch takes no infinities and nothing that is not a number."""
-        names = self._names if self._names is not None else {_camel_case(key): key for key in metrics}
+        names = {_camel_case(key): value for key, value in metrics.items()}
         return [
-            {"MetricName": name, "Unit": UNITS.get(name, "None"), "Value": metrics[key]}
-            for name, key in names.items()
-            if isinstance(metrics.get(key), float) and math.isfinite(metrics[key])
+            {"MetricName": name, "Unit": UNITS.get(name, "None"), "Value": value}
+            for name, value in names.items()
+            if isinstance(value, float) and math.isfinite(value)
         ]
 
     @cached_property

@@ -20,8 +20,6 @@ LOCK = "run.lock"
 # The versions that pip has chosen for a script's requirements file.
 PACKAGES = "packages.json"
 CURVES = "curves.png"
-WEIGHTS = "model.pt"
-BEST_WEIGHTS = "best/model.pt"
 STACKS_FOLDER = "stalls"
 # What each command on the run has printed, as a file named after the moment when it began.
 LOGS = "logs"
@@ -32,16 +30,8 @@ FILES_FOLDER = "files"
 VERSIONS_FOLDER = "versions"
 PARTS_FOLDER = "parts"
 
-# The checkpoints of a script's Checkpointer, each a folder `step-<number>` with a MANIFEST.
+# The checkpoints of a script's Checkpointer, each a folder `step-<number>` of torch.distributed.checkpoint: a file from
+# each rank, METADATA and, written last, a MANIFEST.
 CHECKPOINTS_FOLDER = "checkpoints"
-
-# A recipe's checkpoint is a folder `checkpoint_<step>` of torch.distributed.checkpoint: a file from each rank, METADATA
-# and, written last, a MANIFEST.
-CHECKPOINT_PREFIX = "checkpoint_"
 METADATA = ".metadata"
 MANIFEST = "checkpoint.json"
-
-
-def checkpoint_name(step: int) -> str:
-    """Return the name of the checkpoint after `step` optimizer steps."""
-    return f"{CHECKPOINT_PREFIX}{step:08d}"

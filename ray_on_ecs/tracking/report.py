@@ -26,19 +26,6 @@ LOG_BYTES = 2**18
 MAX_TRIALS = 20
 # Escape sequences of a terminal, and other characters that no page may have.
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
-# Metrics of an epoch with a name of their own in the table; others are shown by their own names.
-COLUMNS = {
-    "samples_per_second": "samples/s",
-    "tokens_per_second": "tokens/s",
-    "model_flops_utilization": "MFU",
-    "step_seconds_median": "step ms",
-    "step_seconds_p95": "95 % ms",
-    "data_wait_fraction": "data wait",
-    "exposed_comm_fraction": "comm. wait",
-    "gpu_memory_bytes": "GPU GiB",
-}
-TIMES = ("train_seconds", "test_seconds")
-
 Document = dict[str, Any]
 Rows = Sequence[tuple[str, Any]]
 
@@ -125,7 +112,6 @@ def render(documents: Documents) -> str:
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page = template.from_string(TEMPLATE.read_text())
     changed, defaults = _settings(documents)
-    headings, rows, best = _table(documents)
     return page.render(
         name=documents.run_name,
         uri=documents.uri,
@@ -134,9 +120,7 @@ def render(documents: Documents) -> str:
         command=None if documents.result else (documents.status or documents.error or {}).get("next"),
         facts=_facts(documents),
         curves=documents.curves and base64.b64encode(documents.curves).decode(),
-        headings=headings,
-        rows=rows,
-        best=best,
+        metrics=_metrics(documents),
         trials=_trials(documents.trials or {}),
         more_trials=max(len(documents.trials or {}) - MAX_TRIALS, 0),
         changed=changed,
@@ -169,7 +153,7 @@ def _outcome(documents: Documents) -> str:
     """Return on one line what has come of the run, beside its state; empty if nothing more is known."""
     result, status, error = documents.result, documents.status or {}, documents.error or {}
     if result:
-        return _best(result)
+        return _last_metrics(result)
     if documents.state == "failed":
         return status.get("error") or error.get("what") or ""
     if documents.state == "interrupted":
@@ -179,18 +163,13 @@ def _outcome(documents: Documents) -> str:
     return "; ".join(filter(None, (_position(status), f"last heard of at {_moment(status['updated'])}")))
 
 
-def _best(result: Document) -> str:
-    """Return the score of the best epoch, or what a script has logged last."""
-    if score := result.get("score"):
-        best = result["best"]
-        return f"{_words(score)} {best[score]:.4f} in epoch {best['epoch'] + 1} of {result['config']['epochs']}"
+def _last_metrics(result: Document) -> str:
+    """Return what the script has logged last."""
     logged = {name: value for name, value in (result["metrics"] or {}).items() if name not in ("step", "time")}
     return ", ".join(f"{_words(name)} {_shown(value)}" for name, value in logged.items())
 
 
 def _position(status: Document) -> str:
-    if status["epoch"] is not None:
-        return f"in epoch {min(status['epoch'] + 1, status['epochs'])} of {status['epochs']}"
     return f"after step {status['step']:,}" if status["step"] is not None else ""
 
 
@@ -199,7 +178,7 @@ def _facts(documents: Documents) -> Rows:
     status, result = documents.status or {}, documents.result or {}
     cost = result.get("cost") or {}
     facts = {
-        "what": " ".join((documents.settings or {}).get("command", ())) or status.get("kind"),
+        "what": " ".join((documents.settings or {}).get("command", ())) or None,
         "workers": (result.get("hardware") or status).get("workers"),
         "time": _duration(_seconds(documents)),
         "cost": _usd(cost.get("usd", status.get("cost_usd"))),
@@ -230,28 +209,10 @@ def _setting(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _table(documents: Documents) -> tuple[Sequence[str], Sequence[Sequence[str]], int | None]:
-    """Return the headings, the rows, and the row of the best epoch: the epochs, or a script's last values."""
-    metrics = documents.metrics
-    if not metrics:
-        return (), (), None
-    if not all(name in metrics[0] for name in ("epoch", *TIMES)):  # a script's
-        last = {name: each[name] for each in metrics for name in each if name != "time"}
-        return ("metric", "last value"), [(_words(name), _shown(value)) for name, value in last.items()], None
-    qualities = [name for name in metrics[0] if name.startswith(("train_", "test_")) and name not in TIMES]
-    qualities = [name for name in qualities if isinstance(metrics[0][name], float)]
-    others = [name for name in COLUMNS if metrics[-1].get(name) is not None]
-    headings = ["epoch", *map(_words, qualities), "s", *(COLUMNS[name] for name in others)]
-    rows = [
-        [
-            str(each["epoch"] + 1),
-            *("-" if each.get(name) is None else f"{each[name]:.4f}" for name in qualities),
-            f"{sum(each.get(name) or 0 for name in TIMES):.1f}",
-            *(_cell(name, each.get(name)) for name in others),
-        ]
-        for each in metrics
-    ]
-    return headings, rows, documents.result["best"]["epoch"] if documents.result else None
+def _metrics(documents: Documents) -> Rows:
+    """Return the last value of each metric."""
+    last = {name: each[name] for each in documents.metrics for name in each if name != "time"}
+    return [(_words(name), _shown(value)) for name, value in last.items()]
 
 
 def _trials(trials: Document) -> Sequence[Sequence[str]]:
@@ -273,21 +234,10 @@ def _trials(trials: Document) -> Sequence[Sequence[str]]:
     return [["trial", "status", *map(_words, (*parameters, *metrics))], *rows] if rows else []
 
 
-def _cell(name: str, value: float | None) -> str:
-    if value is None:
-        return ""
-    if name.startswith("step_seconds"):
-        return f"{1000 * value:.1f}"
-    if name.endswith(("_fraction", "_utilization")):
-        return f"{value:.1%}"
-    return f"{value / 2**30:.2f}" if name.endswith("_bytes") else f"{value:,.0f}"
-
-
 def _sections(documents: Documents) -> Sequence[tuple[str, Rows]]:
     result, status = documents.result or {}, documents.status or {}
     return [
         ("Hardware", _rows(result.get("hardware"))),
-        ("Data", _rows(result.get("data"))),
         ("Times", _times(documents)),
         ("Cost", _cost(result.get("cost") or status)),
         ("Versions", _rows(result.get("versions"))),
@@ -305,7 +255,6 @@ def _times(documents: Documents) -> Rows:
         return [
             (_words(name.removesuffix("_seconds")), _duration(value) if name.endswith("_seconds") else _moment(value))
             for name, value in times
-            if value is not None
         ]
     names = ("started", "updated") if documents.status else ()
     return [(name, _moment((documents.status or {})[name])) for name in names]
@@ -330,7 +279,7 @@ def _cost(document: Document) -> Rows:
 
 def _failure(documents: Documents) -> Rows:
     error = documents.error if documents.state == "failed" else None
-    shown = ("time", "what", "rank", "checkpoint", "stacks")
+    shown = ("time", "what", "rank", "stacks")
     return [(name, _shown(error[name])) for name in shown if error.get(name) is not None] if error else ()
 
 

@@ -1,4 +1,4 @@
-"""The parts of `result.json` that every run has: versions and times, and figures as PNG."""
+"""The versions and times of `result.json`, and figures as PNG."""
 
 from __future__ import annotations
 
@@ -42,21 +42,20 @@ def _cuda_of_torch() -> str | None:
     return runpy.run_path(str(metadata.distribution("torch").locate_file("torch/version.py")))["cuda"]
 
 
-def run_times(event: str, at: float | None) -> dict[str, Any]:
+def run_times(script_start: float) -> dict[str, Any]:
     """Return the times of this command, from the start of its process.
 
     Args:
-        event: What ends the preparations: `first_step` of a recipe, `script_start` of a script.
-        at: When that was (Unix time), or None.
+        script_start: The start of the script (Unix time).
     """
     started = psutil.Process().create_time()
     finished = time.time()
     return {
         "started": _iso(started),
-        event: _iso(at) if at else None,
+        "script_start": _iso(script_start),
         "finished": _iso(finished),
         "total_seconds": finished - started,
-        f"to_{event}_seconds": at - started if at else None,
+        "to_script_start_seconds": script_start - started,
     }
 
 

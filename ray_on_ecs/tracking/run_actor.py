@@ -25,25 +25,12 @@ class Progress:
     """Where the workers are.
 
     Attributes:
-        epoch: The epoch in progress, from 0.
-        step: Steps done of it.
-        steps_per_epoch: Steps that it has.
-        worker_group: Identifies these workers; a restart has others.
-        steps_made: Steps that these workers have made.
-        first_step_at: When these workers finished their first step (Unix time), or None.
+        workers: Identifies these workers; a restart has others.
+        step: Steps done, as their script reports them.
     """
 
-    epoch: int
+    workers: str
     step: int
-    steps_per_epoch: int
-    worker_group: str
-    steps_made: int = 0
-    first_step_at: float | None = None
-
-    @property
-    def total_steps(self) -> int:
-        """Steps done since the start of the training."""
-        return self.epoch * self.steps_per_epoch + self.step
 
 
 @dataclass(frozen=True)
@@ -53,7 +40,7 @@ class RunState:
     Attributes:
         incarnation: Another one after Ray had to restart the actor.
         progress: The last report, or None before the first.
-        metrics: The metrics that the reader doesn't have, by number, in order: an epoch's, or what a script logged.
+        metrics: The metrics that the reader doesn't have, by number, in order.
     """
 
     incarnation: str
@@ -131,7 +118,7 @@ class RunClient:
         self._call("report", progress)
 
     def report_metrics(self, number: int, metrics: Any) -> None:
-        """Report metrics: those of an epoch under its number, or what a script logged, in order."""
+        """Report metrics under their number, in order."""
         self._call("report_metrics", number, metrics)
 
     def read(self, after: int) -> RunState | None:

@@ -17,9 +17,8 @@ class RunMonitor:
 
     Attributes:
         progress: The last report, or None before the first.
-        history: The metrics that were reported during this command, each once: an epoch's, or what a script logged.
+        history: The metrics that were reported during this command, each once.
         steps_made: Steps that this command has made; steps that were lost and made again count twice.
-        first_step_at: When the first of them was done (Unix time), or None before.
     """
 
     def __init__(self, run_state: RunClient, console: Console) -> None:
@@ -30,7 +29,6 @@ class RunMonitor:
         self.progress: Progress | None = None
         self.history: list[Any] = []
         self.steps_made = 0
-        self.first_step_at: float | None = None
 
     @contextmanager
     def polling(self, on_poll: Callable[[], None]) -> Generator[None]:
@@ -58,8 +56,7 @@ class RunMonitor:
         self._last_number = max(state.metrics, default=self._last_number)
         if state.progress is None:
             return
-        same_workers = self.progress is not None and self.progress.worker_group == state.progress.worker_group
-        known = self.progress.steps_made if self.progress and same_workers else 0
-        self.steps_made += state.progress.steps_made - known
-        self.first_step_at = self.first_step_at or state.progress.first_step_at
+        same_workers = self.progress is not None and self.progress.workers == state.progress.workers
+        known = self.progress.step if self.progress and same_workers else 0
+        self.steps_made += state.progress.step - known
         self.progress = state.progress

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import shlex
 import threading
@@ -23,14 +24,12 @@ from ray_on_ecs.errors import Interrupted, TrainingError, UsageError, one_line
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.cost import InstanceCost, InstanceKind, cost_of
-from ray_on_ecs.tracking.losses import loss_name, loss_of
 from ray_on_ecs.tracking.report import try_write_report
 from ray_on_ecs.tracking.run_log import RunLog
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.storage import RunStorage
 
 WRITE_SECONDS = 10.0
-SCRIPT = "script"
 
 State = Literal["waiting", "training", "finished", "failed", "interrupted"]
 UNDER_WAY = ("waiting", "training")
@@ -44,12 +43,8 @@ class Status(TypedDict):
         state: What the command does, or how it ended.
         started: When the command began.
         updated: When this was written.
-        kind: What it trains: the recipe's name, or `script`.
-        epoch: The epoch in progress, from 0; null for scripts.
-        epochs: How many there are; null for scripts.
         step: Steps done since the start of the training.
-        steps_per_epoch: Steps of an epoch; null for scripts.
-        loss: The last epoch's training loss, or the last loss that a script logged.
+        loss: The last loss that the script logged.
         workers: How many there are.
         cost_usd: What this command's workers have cost so far.
         instances: On which instances that was.
@@ -63,11 +58,7 @@ class Status(TypedDict):
     state: State
     started: str
     updated: str
-    kind: str
-    epoch: int | None
-    epochs: int | None
     step: int | None
-    steps_per_epoch: int | None
     loss: float | None
     workers: int | None
     cost_usd: float | None
@@ -83,18 +74,12 @@ class RunRecord:
 
     Args:
         storage: The run's folder.
-        kind: What it trains: the recipe's name, or `SCRIPT`.
         requested: The settings as the user gave them.
         config: The same, with the run's name.
-        epochs: How many the run has, or None.
     """
 
-    def __init__(
-        self, storage: RunStorage, kind: str, requested: RunConfig, config: RunConfig, epochs: int | None = None
-    ) -> None:
+    def __init__(self, storage: RunStorage, requested: RunConfig, config: RunConfig) -> None:
         self._storage = storage
-        self._kind = kind
-        self._epochs = epochs
         self._changed = [spec.name for spec in fields(requested) if getattr(requested, spec.name) != spec.default]
         self._next = shlex.join(config.next_command())
         self._started = datetime.fromtimestamp(psutil.Process().create_time(), UTC)
@@ -157,19 +142,14 @@ class RunRecord:
         """Return how the run is doing now."""
         progress = self._monitor.progress if self._monitor else None
         history = self._monitor.history if self._monitor else []
-        steps = progress.total_steps if progress else None
-        is_script = self._epochs is None
+        steps = progress.step if progress else None
         cost = cost_of(dict(self._hours))
         return {
             "run_name": self._storage.run_name,
             "state": self._state or "waiting",
             "started": _iso(self._started),
             "updated": _iso(datetime.now(UTC)),
-            "kind": self._kind,
-            "epoch": progress.epoch if progress and not is_script else None,
-            "epochs": self._epochs,
-            "step": (steps or _logged_step(history)) if is_script else steps,
-            "steps_per_epoch": progress.steps_per_epoch if progress and not is_script else None,
+            "step": steps or _logged_step(history),
             "loss": _last_loss(history),
             "workers": self._workers,
             "cost_usd": cost and cost["usd"],
@@ -241,13 +221,24 @@ def _line(error: BaseException) -> str:
 
 
 def _logged_step(history: Sequence[Any]) -> int | None:
-    """Return the step of a script's last metrics: it need not report its steps."""
+    """Return the step of the last metrics: a script need not report its steps."""
     return history[-1]["step"] if history else None
 
 
 def _last_loss(history: Sequence[Any]) -> float | None:
-    """Return the last epoch's training loss, or the last loss that a script logged."""
-    return next((loss_of(metrics) for metrics in reversed(history) if loss_name(metrics)), None)
+    """Return the last loss that the script logged; None if there is none, or it is no finite number."""
+    for metrics in reversed(history):
+        if name := _loss_name(metrics):
+            value = metrics[name]
+            return value if isinstance(value, int | float) and math.isfinite(value) else None
+    return None
+
+
+def _loss_name(metrics: Mapping[str, Any]) -> str | None:
+    """Return the name of the training loss: `train_loss`, or the last one that ends with `loss`."""
+    if "train_loss" in metrics:
+        return "train_loss"
+    return next((name for name in reversed(list(metrics)) if name.endswith("loss")), None)
 
 
 def _iso(moment: datetime) -> str:

@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from ray.job_submission import JobInfo, JobStatus, JobSubmissionClient
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster import jobs
 from ray_on_ecs.cluster.clusters import Head, HeadCluster
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ResourceError
 from tests.commands.conftest import CLASSIFIER
 from tests.commands.head import ON_HEAD, SECONDS, TOKEN, commands, read_until
@@ -192,7 +193,6 @@ def followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., i
     def follow(
         *given: str,
         submitted: list[dict[str, Any]] | None = None,
-        command: Sequence[str] = ("--working-dir", str(script.parent), script.name),
         **details: Any,
     ) -> int:
         class Client:
@@ -218,7 +218,7 @@ def followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., i
         monkeypatch.setattr(Head, "get", lambda self, path: {"data": {"result": {"result": []}}})
         monkeypatch.setenv("RAY_ON_ECS_CLUSTER", "head")
         monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "runs"))
-        return main(["run", *given, "--run-name", "gone", *command])
+        return main(["run", *given, "--run-name", "gone", "--working-dir", str(script.parent), script.name])
 
     return follow
 
@@ -268,14 +268,7 @@ def test_the_job_tells_the_head_how_often_it_may_be_submitted_again(
     assert "resubmissions" not in job["entrypoint"], "python -m ray_on_ecs.run has no such flag"
 
 
-def test_a_recipe_is_a_job(followed: Callable[..., int]) -> None:
-    submitted: list[dict[str, Any]] = []
-    followed(submitted=submitted, command=("--recipe", "language"), status="SUCCEEDED", driver_exit_code=0)
-    [job] = submitted
-    assert job["entrypoint"] == "python -m training --recipe language --run-name gone"
-
-
-MINE = jobs.Submission({"run_name": "mine", "storage_path": "runs"}, "python train.py")
+MINE = jobs.Submission({"run_name": "mine", "storage_path": "runs"}, RunConfig(command=("train.py",)))
 
 
 class Refusing:

@@ -71,7 +71,7 @@ def test_the_head_knows_where_runs_go_and_nothing_of_the_workers() -> None:
         "RAY_ON_ECS_STORAGE_PATH": "s3://runs-bucket/runs",
         "RAY_ON_ECS_WORKER_TIMEOUT": "1800",
         "WORKERS_PARAMETER": "facts",
-    }, "`python -m training` takes its default from here, and a change of workerCount must not restart the head"
+    }, "`python -m ray_on_ecs.run` takes its default from here, and a change of workerCount must not restart the head"
 
 
 def test_a_worker_finds_the_head_by_name() -> None:

@@ -1,4 +1,4 @@
-"""The fixtures of tests/training, whose recipe some tests of the checkpoints train."""
+"""The fixtures of tests/training, which the tests of the checkpoints share."""
 
 from tests.training.conftest import on_ranks, one_thread, s3
 

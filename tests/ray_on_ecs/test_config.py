@@ -3,15 +3,16 @@ from dataclasses import fields
 
 import pytest
 
-from ray_on_ecs.config import environment_variable, flag, parse
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.flags import environment_variable, flag
+from ray_on_ecs.run.command_line import parse
 
 SCRIPT = "train.py"
 
 
-def parsed(*flags: str, environment: Mapping[str, str] = {}) -> ScriptConfig:
-    return parse(ScriptConfig, [*flags, SCRIPT], environment)
+def parsed(*flags: str, environment: Mapping[str, str] = {}) -> RunConfig:
+    return parse([*flags, SCRIPT], environment)
 
 
 @pytest.mark.parametrize(
@@ -48,13 +49,13 @@ def test_a_bad_value_is_named_with_its_rule_on_one_line(arguments: list[str], na
 
 
 def test_every_setting_has_a_flag_with_a_description() -> None:
-    for spec in fields(ScriptConfig):
+    for spec in fields(RunConfig):
         if spec.metadata:
             assert spec.metadata["description"], f"{flag(spec.name)} would be bare in --help"
 
 
 def test_without_flags_the_defaults_of_the_dataclass_hold() -> None:
-    assert parsed() == ScriptConfig(command=(SCRIPT,)), "the command line must not have other defaults"
+    assert parsed() == RunConfig(command=(SCRIPT,)), "the command line must not have other defaults"
 
 
 def test_an_environment_variable_sets_the_default_and_a_flag_wins_over_it() -> None:
@@ -98,7 +99,7 @@ def test_help_is_quick_and_shows_every_flag(capsys: pytest.CaptureFixture[str]) 
         parsed("--help")
     shown = capsys.readouterr().out
     assert stop.value.code == 0, "asking for help is no mistake"
-    settings = [spec for spec in fields(ScriptConfig) if spec.metadata and not spec.metadata.get("hidden")]
+    settings = [spec for spec in fields(RunConfig) if spec.metadata and not spec.metadata.get("hidden")]
     assert all(spec.metadata.get("flags", (flag(spec.name),))[-1] in shown for spec in settings), (
         "each setting is in --help"
     )

@@ -2,24 +2,28 @@
 
 import json
 import math
+import resource
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
 
 from ray_on_ecs import Checkpointer, DistributedSampler, sdk
-from ray_on_ecs.checkpoint import pace
+from ray_on_ecs.checkpoint import manifest, pace
 from ray_on_ecs.checkpoint.checkpointer import ResumeError
-from ray_on_ecs.checkpoint.dcp import Writer
+from ray_on_ecs.checkpoint.dcp import Reader, Writer
 from ray_on_ecs.checkpoint.staging import DivergedError
 from ray_on_ecs.run.metrics import MetricsLog
+from tests.aws import BUCKET
 from tests.ray_on_ecs.checkpoint.loop import ENDED, STEPS, STEPS_PER_EPOCH, train
 from tests.training.ranks import Ranks
 
@@ -166,6 +170,149 @@ def test_the_last_checkpoints_and_the_best_are_kept(model: nn.Linear, tmp_path: 
     assert checkpoint.load_best()
     assert model.weight[0, 0].item() == pytest.approx(0.9)
     checkpoint.close()
+
+
+def saved(model: nn.Linear, folder: Path) -> None:
+    """Save a checkpoint after each of two steps; the model's weights are the number of the step."""
+    checkpoint = Checkpointer(folder, model=model)
+    for step in (1, 2):
+        checkpoint.after_step()
+        nn.init.constant_(model.weight, step)
+        checkpoint.save()
+        checkpoint.wait()
+    checkpoint.close()
+
+
+@pytest.mark.parametrize(
+    ("harm", "word"),
+    [
+        (lambda file: file.write_bytes(file.read_bytes()[:100]), "has 100 of"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-1] + b"?"), "holds something else"),
+        (lambda file: file.unlink(), "is missing"),
+    ],
+    ids=["truncated", "changed", "lost"],
+)
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
+def test_each_damage_of_a_file_is_named(
+    model: nn.Linear, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, harm: Any, word: str
+) -> None:
+    saved(model, tmp_path)
+    harm(tmp_path / "step-000000002" / name)
+    checkpoint = Checkpointer(tmp_path, model=model)
+    assert checkpoint.resume()
+    assert (checkpoint.step, model.weight[0, 0].item()) == (1, 1.0)
+    assert f"step-000000002 is damaged ({name} {word}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1, "files": {}}', '{"format": 2}'])
+def test_a_manifest_that_is_not_whole_is_none(model: nn.Linear, tmp_path: Path, content: str) -> None:
+    saved(model, tmp_path)
+    (tmp_path / "step-000000002" / "checkpoint.json").write_text(content)
+    checkpoint = Checkpointer(tmp_path, model=model)
+    assert checkpoint.resume()
+    assert checkpoint.step == 1
+
+
+def test_a_training_whose_checkpoints_are_all_damaged_starts_anew(model: nn.Linear, tmp_path: Path) -> None:
+    saved(model, tmp_path)
+    for file in tmp_path.glob("*/__0_0.distcp"):
+        file.write_bytes(b"")
+    nn.init.constant_(model.weight, 7)
+    checkpoint = Checkpointer(tmp_path, model=model)
+    assert not checkpoint.resume()
+    assert (checkpoint.step, model.weight[0, 0].item()) == (0, 7.0), "nothing is loaded in part"
+
+
+def lose_a_part(rank: int, ranks: int, folder: Path) -> str | None:
+    """Save while the last rank can't write its part, and once more; returns the first reason."""
+    checkpoint = Checkpointer(folder, model=nn.Linear(2, 2))
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == ranks - 1:
+            patch.setattr(Writer, "write_data", Mock(side_effect=OSError("slow down")))
+        checkpoint.save()
+        checkpoint.wait()
+    reason = checkpoint._save.error
+    checkpoint.close()
+    return reason
+
+
+def test_a_part_that_one_rank_can_not_store_is_stored_again_by_all(on_ranks: Ranks, tmp_path: Path) -> None:
+    assert on_ranks(2, lose_a_part, tmp_path) == ["slow down", "slow down"]
+    assert len(list(tmp_path.glob("*/checkpoint.json"))) == 1
+
+
+def test_a_full_disk_costs_the_checkpoint_alone(
+    model: nn.Linear, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = Checkpointer(tmp_path, model=model)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        checkpoint.save()
+        checkpoint.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "step-000000000 could not be stored (" in capsys.readouterr().out
+    checkpoint.close()
+    assert Checkpointer(tmp_path, model=model).resume(), "there is room again"
+
+
+def test_a_checkpoint_needs_no_temporary_file(
+    model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    save(tmp_path, model=model)
+    assert Checkpointer(tmp_path, model=model).resume()
+
+
+def test_a_bucket_that_loses_calls_has_whole_checkpoints(model: nn.Linear, s3: Any) -> None:
+    folder = f"s3://{BUCKET}/lossy/checkpoints"
+    checkpoint = Checkpointer(folder, model=model)
+    for _ in range(4):
+        checkpoint.after_step()
+        checkpoint.save()
+    checkpoint.close()
+    again = Checkpointer(folder, model=model)
+    assert again.resume()
+    assert again.step == 4
+    assert {each.split("/")[2] for each in keys(s3, "lossy")} == {"step-000000003", "step-000000004"}
+
+
+def keys(s3: Any, prefix: str) -> list[str]:
+    return [each["Key"] for each in s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix)["Contents"] if each["Size"]]
+
+
+def test_a_training_that_reads_a_checkpoint_says_that_it_is_alive(
+    model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, model=model)
+    signs: list[None] = []
+    monkeypatch.setattr(sdk, "alive", lambda: signs.append(None))
+    monkeypatch.setattr(manifest, "CHUNK_BYTES", 1000)
+    assert Checkpointer(tmp_path, model=model).resume()
+    assert len(signs) > sum(each.stat().st_size for each in tmp_path.glob("*/*")) // 1000, "one for each chunk"
+
+
+def bytes_read(rank: int, ranks: int, folder: Path) -> int:
+    """Resume a sharded training; returns the bytes that this rank has read of its state."""
+    read: list[int] = []
+    slice_file = Reader._slice_file
+
+    def count(self: Reader, file: Any, sinfo: Any) -> Any:
+        read.append(sinfo.length)
+        return slice_file(self, file, sinfo)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Reader, "_slice_file", count)
+        train(rank, ranks, folder, "fsdp")
+    return sum(read)
+
+
+def test_a_rank_reads_only_its_shards(on_ranks: Ranks, tmp_path: Path) -> None:
+    on_ranks(2, partial(train, every_steps=1), tmp_path, "fsdp", 5)
+    size = sum(each.stat().st_size for each in tmp_path.glob("step-000000005/*.distcp"))
+    for read in on_ranks(2, bytes_read, tmp_path):
+        assert 0 < read < 0.7 * size
 
 
 def test_a_metric_of_keep_best_that_is_missing_is_named(model: nn.Linear, tmp_path: Path) -> None:

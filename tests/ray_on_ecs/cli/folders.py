@@ -1,7 +1,6 @@
 """Folders of runs as the training leaves them, on a disk or in S3, and a head that answers with given jobs."""
 
 import json
-import math
 import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -19,9 +18,7 @@ from ray_on_ecs.tracking.storage import RunStorage
 from tests.aws import REGION
 from tests.serving import serving
 
-SETTINGS = {"num_workers": 2, "storage_path": "results", "epochs": 5, "lr": 0.1, "seed": 0, "data_dir": None}
 SCRIPT = {"num_workers": 2, "storage_path": "results", "command": ["train.py", "--lr", "1"], "env": []}
-DONE = ("finished", "failed", "interrupted")
 
 
 def outputs(bucket: str) -> dict[str, Any]:
@@ -41,26 +38,6 @@ def moment(ago: float = 0.0) -> str:
     return (datetime.now(UTC) - timedelta(seconds=ago)).isoformat(timespec="milliseconds")
 
 
-def epoch_metrics(epoch: int, lr: float = 0.1) -> dict[str, Any]:
-    loss = math.exp(-(epoch + 1) * 3 * lr)
-    return {
-        "epoch": epoch,
-        "train_loss": loss,
-        "train_accuracy": 1 - loss / 2,
-        "test_loss": loss + 0.1,
-        "test_accuracy": 0.95 - loss / 2,
-        "train_samples": 1408,
-        "test_samples": 359,
-        "learning_rate": lr,
-        "train_seconds": 2.0,
-        "test_seconds": 0.5,
-        "finished": moment(),
-        "samples_per_second": 1000.0 + epoch,
-        "steps": 10,
-        "world_size": 2,
-    }
-
-
 class Folders:
     """Writes runs under a storage path."""
 
@@ -76,37 +53,20 @@ class Folders:
             "state": state,
             "started": moment(720),
             "updated": moment(),
-            "kind": "images",
-            "epoch": 2,
-            "epochs": 5,
             "step": 25,
-            "steps_per_epoch": 10,
             "loss": 0.25,
             "workers": 2,
             "cost_usd": 0.42,
             "instances": None,
             "job": name,
             "error": None,
-            "changed": ["lr"],
-            "next": f"python -m training --run-name {name}",
+            "changed": ["command"],
+            "next": f"ray-on-ecs run --run-name {name} train.py",
         }
         self.of(name).write_json(layout.STATUS, {**document, **changed})
 
-    def recipe(self, name: str, done: int = 5, lr: float = 0.1, *, is_finished: bool = True, **settings: Any) -> None:
-        """Write a run of the recipe without a status."""
-        storage = self.of(name)
-        config = {**SETTINGS, "lr": lr, "run_name": name, **settings}
-        history = [epoch_metrics(epoch, lr) for epoch in range(done)]
-        storage.write_json(layout.SETTINGS, {"format": 1, "settings": config})
-        storage.write_lines(layout.METRICS, history)
-        if is_finished:
-            storage.write_json(layout.RESULT, {**_result(config, history[-1]), "best": history[-1]})
-            storage.write(layout.CURVES, b"\x89PNG of the curves")
-            storage.write(layout.WEIGHTS, bytes(100_000))
-            storage.write(layout.BEST_WEIGHTS, bytes(100_000))
-
-    def script(self, name: str, records: int = 20, **settings: Any) -> None:
-        """Write a finished run of a script, without a status."""
+    def script(self, name: str, records: int = 20, *, is_finished: bool = True, **settings: Any) -> None:
+        """Write a run of a script, without a status."""
         storage = self.of(name)
         config = {**SCRIPT, "run_name": name, **settings}
         history = [
@@ -115,8 +75,9 @@ class Folders:
         ]
         storage.write_json(layout.SETTINGS, {"format": 1, "settings": config})
         storage.write_lines(layout.METRICS, history)
-        storage.write_json(layout.RESULT, {**_result(config, history[-1]), "command": config["command"]})
-        self.files(name, "model.pt")
+        if is_finished:
+            storage.write_json(layout.RESULT, {**_result(config, history[-1]), "command": config["command"]})
+            self.files(name, "model.pt")
 
     def files(self, name: str, *paths: str) -> None:
         """Write a snapshot with files of a script, which hold their names."""
@@ -139,7 +100,7 @@ def _result(config: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
         "metrics": last,
         "hardware": {"workers": 2, "device": "CPU"},
         "versions": {"torch": "2"},
-        "times": {"started": moment(3 * 3600), "first_step": None, "finished": moment(), "total_seconds": 14.5},
+        "times": {"started": moment(3 * 3600), "finished": moment(), "total_seconds": 14.5},
         "cost": {"usd": 0.5, "on_demand_usd": 1.0, "instance_hours": 1.0, "instances": []},
         "config": config,
         "files": {},
@@ -151,7 +112,7 @@ def job(run_name: str, status: str = "RUNNING", **changed: Any) -> dict[str, Any
     started = int(1000 * (datetime.now().timestamp() - 30))
     metadata = {"run_name": run_name, "storage_path": "results"}
     given = {"submission_id": run_name, "status": status, "metadata": metadata, "start_time": started}
-    return {"type": "SUBMISSION", "entrypoint": "python -m training", **given, **changed}
+    return {"type": "SUBMISSION", "entrypoint": "python -P -m ray_on_ecs.run train.py", **given, **changed}
 
 
 @contextmanager

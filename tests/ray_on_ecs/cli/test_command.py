@@ -18,6 +18,7 @@ from ray_on_ecs.cluster import clusters
 from ray_on_ecs.cluster.clusters import StackCluster
 from ray_on_ecs.cluster.stack import find
 from ray_on_ecs.errors import ResourceError, UsageError
+from ray_on_ecs.run.command_line import SETTINGS
 from tests.waiting import free_ports
 
 OUTPUTS = {
@@ -94,7 +95,7 @@ def test_the_help_of_run_has_every_setting_in_its_section(capsys: pytest.Capture
     assert all(name in shown for name in ("--num-workers", "--working-dir", "--max-restarts", "--fetch", "--local"))
     sections = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert sections == [f"{each}:" for each in SECTIONS]
-    hidden = ("--recipe", "--nnodes", "--nproc-per-node", "--standalone", "--rdzv", "--master", "--node-rank")
+    hidden = ("--nnodes", "--nproc-per-node", "--standalone", "--rdzv", "--master", "--node-rank")
     assert not [each for each in hidden if each in shown]
 
 
@@ -124,7 +125,7 @@ def test_torchrun_s_flags_are_accepted_and_explained(
     monkeypatch.chdir(tmp_path)
     torchrun = ("--standalone", "--rdzv_endpoint=host:1", "--nnodes=1", "--nproc-per-node=2")
     assert submitted(*torchrun, "--run-name", "x", "train.py", "--node-rank", "3") == (
-        f"{DRIVER} --run-name x --nnodes 1 --nproc_per_node 2 --working-dir {Path.cwd()} train.py --node-rank 3"
+        f"{DRIVER} --nnodes 1 --nproc_per_node 2 --working-dir {Path.cwd()} --run-name x train.py --node-rank 3"
     ), "what follows the script is the script's"
     [port] = free_ports(1)
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"127.0.0.1:{port}")
@@ -196,34 +197,25 @@ def submitted(*words: str, gpus: int = 2) -> str:
     stack = find(None, str(folder / "dev.json"))
     shutil.rmtree(folder)
     context = run.command.make_context("run", list(words))
-    given = {key: value for key, value in context.params.items() if key in run.settings()}
-    return run._submission(
-        StackCluster(stack).run_flags(), given, context.params["recipe"], context.params["command"]
-    ).entrypoint
+    given = {key: value for key, value in context.params.items() if key in {spec.name for spec in SETTINGS}}
+    return run._submission(StackCluster(stack).run_flags(), given, context.params["command"]).entrypoint
 
 
 def test_flags_reach_the_run_as_they_were_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = ("--run-name", "x")
-    language, recipe = ("--recipe", "language"), "python -m training --recipe language"
-    assert submitted(*language, *named) == f"{recipe} --num-workers 2 --run-name x", "a worker for each of its GPUs"
-    assert submitted(*language, "--num-workers", "1:4", *named) == f"{recipe} --num-workers 1:4 --run-name x"
-    assert submitted(*language, *named, gpus=0) == f"{recipe} --run-name x"
-    own = submitted(*language, "--max-steps", "9", "--fetch", "here", *named)
-    assert own == f"{recipe} --num-workers 2 --run-name x --max-steps 9", "--fetch is this command's"
-    later = submitted("--fetch", "here", *named, *language, "--epochs", "9")
-    assert later == f"{recipe} --num-workers 2 --run-name x --epochs 9"
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
-    cook = submitted(*named, "train.py", "--recipe", "cake")
-    assert cook.endswith(" train.py --recipe cake"), "what follows the script is the script's"
-    script = submitted("--env", "A=1", "--env", "B=2", *named, "train.py", "--epochs", "9", "-m", "--detach")
     folder = f"--working-dir {Path.cwd()}"
+    ranged = submitted("--num-workers", "1:4", "--fetch", "here", *named, "train.py")
+    assert ranged == f"{DRIVER} --num-workers 1:4 {folder} --run-name x train.py", "--fetch is this command's"
+    assert submitted(*named, "train.py", gpus=0) == f"{DRIVER} {folder} --run-name x train.py"
+    script = submitted("--env", "A=1", "--env", "B=2", *named, "train.py", "--epochs", "9", "-m", "--detach")
     assert (
-        script == f"{DRIVER} --num-workers 2 --run-name x {folder} --env A=1 --env B=2 train.py --epochs 9 -m --detach"
-    )
+        script == f"{DRIVER} --num-workers 2 {folder} --env A=1 --env B=2 --run-name x train.py --epochs 9 -m --detach"
+    ), "a worker for each of the stack's GPUs; what follows the script is the script's"
     module = submitted("-m", *named, "--max-restarts", "1", "my.package", "--local")
-    flags = "--num-workers 2 --run-name x --max-restarts 1 --module"
-    assert module == f"{DRIVER} {flags} {folder} my.package --local"
+    flags = f"--module --num-workers 2 {folder} --max-restarts 1 --run-name x"
+    assert module == f"{DRIVER} {flags} my.package --local"
 
 
 def test_what_is_typed_goes_before_what_the_environment_says(
@@ -244,8 +236,7 @@ def test_what_is_typed_goes_before_what_the_environment_says(
 
 def test_a_mistake_of_a_run_needs_no_cluster(pulumi: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, line in (
-        (("--recipe", "language", "--epochs", "five"), "--epochs: invalid int value: 'five'; see python -m training"),
-        (("--recipe", "texts"), "--recipe: 'texts' is not allowed; it must be one of language"),
+        (("--keep-gib", "five", "train.py"), "--keep-gib: invalid float value: 'five'; see python -m ray_on_ecs.run"),
         (("--epochs", "5", "train.py"), "No such option '--epochs'"),
         ((), "SCRIPT: is missing; give the script to run"),
         (("nosuch.py",), "SCRIPT: there is no file 'nosuch.py'"),

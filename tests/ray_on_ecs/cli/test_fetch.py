@@ -15,12 +15,9 @@ from ray_on_ecs.tracking.snapshot import KeptFile, Snapshot, publish, write_snap
 from tests.aws import BUCKET
 from tests.ray_on_ecs.cli.folders import Folders
 
-RESULTS = {"config.json", "metrics.jsonl", "result.json", "curves.png", "model.pt", "best/model.pt", "files/a.part"}
-CHECKPOINT = {
-    "checkpoint_00000010/__0_0.distcp",
-    "checkpoint_00000010/.metadata",
-    "checkpoints/step-000000010/.metadata",
-}
+OF_RUNNER = {"curves.png", "model.safetensors", "logs/first.txt"}
+RESULTS = {"config.json", "metrics.jsonl", "result.json", "files/a.part", *OF_RUNNER}
+CHECKPOINT = {"checkpoints/step-000000010/__0_0.distcp", "checkpoints/step-000000010/.metadata"}
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -38,9 +35,10 @@ def folders(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     found = Folders(path)
-    found.recipe("first")
+    found.script("first", is_finished=False)
+    found.of("first").write("result.json", "{}")
     found.files("first", "a.part")
-    for file in ("run.lock", *CHECKPOINT):
+    for file in ("run.lock", *OF_RUNNER, *CHECKPOINT):
         found.of("first").write(file, f"content of {file}")
     return found
 
@@ -58,7 +56,7 @@ def test_a_run_is_copied_without_its_checkpoints_and_its_lock(folders: Folders) 
     assert main(["fetch", "--local", "first"]) == 0
     assert files(Path("runs/first")) == RESULTS
     assert Path("runs/first/files/a.part").read_text() == "content of files/a.part"
-    assert Path("runs/first/model.pt").read_bytes() == bytes(100_000)
+    assert Path("runs/first/model.safetensors").read_text() == "content of model.safetensors"
 
 
 def test_checkpoints_are_copied_if_they_are_asked_for(folders: Folders) -> None:
@@ -70,10 +68,10 @@ def test_the_second_time_only_what_is_new_is_copied(folders: Folders, capsys: py
     first = fetched(capsys, "first")
     assert set(first["copied"]) == set(first["files"]) == RESULTS
     assert fetched(capsys, "first")["copied"] == []
-    folders.of("first").write("model.pt", b"new")
+    folders.of("first").write("model.safetensors", b"new")
     Path("runs/first/curves.png").write_bytes(b"cut")
-    assert set(fetched(capsys, "first")["copied"]) == {"model.pt", "curves.png"}
-    assert Path("runs/first/model.pt").read_bytes() == b"new"
+    assert set(fetched(capsys, "first")["copied"]) == {"model.safetensors", "curves.png"}
+    assert Path("runs/first/model.safetensors").read_bytes() == b"new"
 
 
 def test_a_file_that_is_brought_to_its_place_is_not_copied_again(
@@ -92,15 +90,15 @@ def test_a_file_that_is_brought_to_its_place_is_not_copied_again(
 
 def test_a_file_has_the_storages_time_so_a_laptop_whose_clock_is_behind_copies_it_once(folders: Folders) -> None:
     fetch_run(LocalCluster(), "first", "runs")
-    there = folders.of("first").filesystem.get_file_info(folders.of("first").path("model.pt"))
-    assert Path("runs/first/model.pt").stat().st_mtime == pytest.approx(there.mtime.timestamp(), abs=1)
+    there = folders.of("first").filesystem.get_file_info(folders.of("first").path("model.safetensors"))
+    assert Path("runs/first/model.safetensors").stat().st_mtime == pytest.approx(there.mtime.timestamp(), abs=1)
 
 
 def test_only_some_files_are_copied(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
-    assert set(fetched(capsys, "first", "--only", "*.json", "--only", "best/*")["files"]) == {
+    assert set(fetched(capsys, "first", "--only", "*.json", "--only", "logs/*")["files"]) == {
         "config.json",
         "result.json",
-        "best/model.pt",
+        "logs/first.txt",
     }
     assert main(["fetch", "--local", "first", "--only", "*.bin"]) == 2
     assert "*.bin" in capsys.readouterr().err
@@ -120,7 +118,7 @@ def test_a_line_says_what_is_where(folders: Folders, capsys: pytest.CaptureFixtu
     assert main(["fetch", "--local", "first"]) == 0
     [line] = capsys.readouterr().out.splitlines()
     assert line.startswith("runs/first: 7 files, ")
-    assert "best/" in line
+    assert "logs/" in line
     fetch_run(LocalCluster(), "first", "runs")
     printed = capsys.readouterr()
     assert "nothing new" in printed.err
@@ -137,8 +135,8 @@ def test_a_folder_that_may_not_be_written_is_said(folders: Folders, capsys: pyte
 def test_a_file_in_the_place_of_the_folder_is_said_and_no_half_files_stay(
     folders: Folders, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("runs/first/best").parent.mkdir(parents=True)
-    Path("runs/first/best").write_text("in the way")
+    Path("runs/first/logs").parent.mkdir(parents=True)
+    Path("runs/first/logs").write_text("in the way")
     assert main(["fetch", "--local", "first"]) == 3
     assert "can't be copied" in capsys.readouterr().err
     assert not [name for name in files(Path("runs")) if name.endswith(".part") and "files/" not in name]

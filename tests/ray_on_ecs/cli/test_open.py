@@ -23,7 +23,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
     monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
     monkeypatch.chdir(tmp_path)
     found = Folders(str(tmp_path / "results"))
-    found.recipe("first", done=2, is_finished=False)
+    found.script("first", is_finished=False)
     found.status("first", "training")
     return found
 

@@ -84,8 +84,6 @@ def test_a_state_is_that_of_the_status(folders: Folders, listed: Callable[..., A
     run = listed("--no-head")["mine"]
     assert run["state"] == state
     assert {
-        "epoch": 2,
-        "epochs": 5,
         "step": 25,
         "loss": 0.25,
         "cost_usd": 0.42,
@@ -150,9 +148,9 @@ def test_a_clock_that_is_behind_gives_no_negative_times(
 
 def test_runs_without_a_status_are_listed(folders: Folders, listed: Callable[..., Any]) -> None:
     """Those whose driver ended before it wrote one."""
-    folders.recipe("early-finished")
+    folders.script("early-finished")
     for name in ("early-training", "early-killed", "early-interrupted"):
-        folders.recipe(name, done=3, is_finished=False)
+        folders.script(name, is_finished=False)
     folders.of("early-training").write(layout.LOCK, "{}")
     folders.of("early-killed").write(layout.LOCK, "{}")
     folders.of("no-settings-yet").write(layout.LOCK, "{}")
@@ -172,7 +170,7 @@ def test_runs_without_a_status_are_listed(folders: Folders, listed: Callable[...
 def test_a_resumed_run_without_a_status_is_starting(
     folders: Folders, listed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders.recipe("mine", done=3, is_finished=False)
+    folders.script("mine", is_finished=False)
     with head([job("mine")]) as url:
         monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
         assert listed()["mine"]["state"] == "starting"
@@ -193,14 +191,14 @@ def test_one_broken_document_hides_no_other_run(folders: Folders, listed: Callab
 def test_numbers_that_are_none_are_left_out(
     folders: Folders, listed: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folders.status("waits", "waiting", epoch=None, epochs=None, step=None, loss=None, cost_usd=None, workers=None)
+    folders.status("waits", "waiting", step=None, loss=None, cost_usd=None, workers=None)
     folders.of("diverged").write(
         layout.STATUS,
-        f'{{"state": "failed", "started": "{moment(60)}", "loss": NaN, "cost_usd": Infinity, "epoch": "x"}}',
+        f'{{"state": "failed", "started": "{moment(60)}", "loss": NaN, "cost_usd": Infinity, "step": "x"}}',
     )
     found = listed("--no-head")
     assert found["waits"]["loss"] is None
-    assert found["diverged"] | {"loss": None, "cost_usd": None, "epoch": None} == found["diverged"]
+    assert found["diverged"] | {"loss": None, "cost_usd": None, "step": None} == found["diverged"]
     assert main(["runs", "--local", "--no-head"]) == 0
     assert "None" not in capsys.readouterr().out
 
@@ -275,7 +273,7 @@ def test_two_hundred_runs_in_s3_are_listed_in_a_few_requests(
     prefix = bucket.path.removeprefix(f"s3://{BUCKET}/")
     for index in range(200):
         bucket.status(f"run-{index:03}", "finished", started=moment(1000 - index))
-        for name in ("checkpoint_00000010/.metadata", "files/a/b"):
+        for name in ("checkpoints/step-000000010/.metadata", "files/a/b"):
             s3_client.put_object(Bucket=BUCKET, Key=f"{prefix}/run-{index:03}/{name}")
     with caplog.at_level(logging.INFO, logger="werkzeug"):
         found = listed("--no-head")
@@ -330,7 +328,7 @@ def test_a_pipe_gets_whole_names(folders: Folders, capsys: pytest.CaptureFixture
     assert main(["runs", "--local", "--no-head"]) == 0
     heading, *rows = capsys.readouterr().out.splitlines()
     assert heading.split() == ["run", "state", "progress", "loss", "started", "cost"]
-    rest = "finished  epoch 3/5  0.2500  12 min ago  0.42 USD"
+    rest = "finished   step 25  0.2500  12 min ago  0.42 USD"
     assert {row.rstrip() for row in rows} == {f"{name:<{max(map(len, LONG_NAMES))}}  {rest}" for name in LONG_NAMES}
 
 
@@ -345,8 +343,8 @@ def test_a_narrow_terminal_cuts_names_alone(folders: Folders) -> None:
         os.close(screen)
     rows = [row.rstrip() for row in re.sub(r"\x1b\[[0-9;]*m", "", _all(terminal)).splitlines()]
     assert {len(row) for row in rows[1:]} <= set(range(70, 81))
-    assert all(row.endswith("finished  epoch 3/5  0.2500  12 min ago  0.42 USD") for row in rows[1:])
-    assert {row.split()[0] for row in rows[1:]} == {"ddp-snapshot-…4-221236-6707", "training-mymo…-220740-10288"}
+    assert all(row.endswith("finished   step 25  0.2500  12 min ago  0.42 USD") for row in rows[1:])
+    assert {row.split()[0] for row in rows[1:]} == {"ddp-snapshot-…24-221236-6707", "training-mymo…4-220740-10288"}
 
 
 def _all(terminal: int) -> str:

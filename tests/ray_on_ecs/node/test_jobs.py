@@ -49,7 +49,7 @@ def a_job(
     counted = {"resubmissions": str(resubmissions)} if resubmissions else {}
     return {
         "submission_id": submission_id,
-        "entrypoint": "python -m training --run-name mine",
+        "entrypoint": "python -P -m ray_on_ecs.run --run-name mine train.py",
         "metadata": {**metadata, **counted},
         "runtime_env": {"env_vars": {"A": "1"}},
         "start_time": 1_000_000,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run import code as module
 from ray_on_ecs.run.code import Code
 from ray_on_ecs.run.code import store as store_code
-from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.tracking.storage import RunStorage
 from tests.aws import BUCKET, environment
 
@@ -44,17 +44,17 @@ def storage(
     return RunStorage.open(path, "mine")
 
 
-def config_of(project: Path, **settings: object) -> ScriptConfig:
-    return ScriptConfig(command=("train.py",), working_dir=str(project), **settings)  # ty: ignore[invalid-argument-type]
+def config_of(project: Path, **settings: object) -> RunConfig:
+    return RunConfig(command=("train.py",), working_dir=str(project), **settings)  # ty: ignore[invalid-argument-type]
 
 
 def store(
-    config: ScriptConfig, storage: RunStorage, say: Callable[[str], None] = print, *, links: bool = True
-) -> ScriptConfig:
+    config: RunConfig, storage: RunStorage, say: Callable[[str], None] = print, *, links: bool = True
+) -> RunConfig:
     return store_code(config, storage, say, links=links)
 
 
-def placed(config: ScriptConfig, target: Path) -> dict[str, bool]:
+def placed(config: RunConfig, target: Path) -> dict[str, bool]:
     """Place the code; return whether each file is a link, by its path."""
     Code.of(config).place(target)
     paths = [Path(above, name) for above, _, names in os.walk(target) for name in names]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ray_on_ecs.errors import DivergedError, ResourceError, TrainingError, UsageError
+from ray_on_ecs.errors import ResourceError, StorageError, TrainingError, UsageError
 from ray_on_ecs.run.failure_policy import (
     FAILURES_A_DAY,
     SETTLING_SECONDS,
@@ -224,7 +224,7 @@ def test_workers_that_never_started_are_a_lack_of_resources() -> None:
     assert run.policy.decide(Failure("not free", "no workers")) == expected
 
 
-@pytest.mark.parametrize("cause", [UsageError("--x: no"), DivergedError("the loss is nan")], ids=["usage", "diverged"])
+@pytest.mark.parametrize("cause", [UsageError("--x: no"), StorageError("it is away")], ids=["usage", "storage"])
 def test_what_no_restart_can_mend_ends_the_run(cause: TrainingError) -> None:
     decision = Run(mark=Mark(step=5)).fail(Failure(str(cause), rank=1, cause=cause))
-    assert decision == Raise(type(cause), str(cause), is_recorded=isinstance(cause, DivergedError))
+    assert decision == Raise(type(cause), str(cause), is_recorded=isinstance(cause, StorageError))

@@ -7,77 +7,58 @@ import pytest
 from ray.exceptions import RayActorError
 from ray.train import ControllerError, WorkerGroupError
 
-from ray_on_ecs.config import parse
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import TrainingError
 from ray_on_ecs.run import failure_report
-from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.run.command_line import parse
 from ray_on_ecs.run.failure_policy import Raise
 from ray_on_ecs.run.worker_dump import WorkerDump
 from ray_on_ecs.tracking.storage import RunStorage
 
-CLOSED = RuntimeError(
-    "[pair.cc:545] Read error: Connection closed by peer. This is typically caused by a remote worker"
-)
-
-
-@pytest.mark.parametrize(
-    ("failures", "rank"),
-    [
-        ({0: CLOSED, 1: ValueError("broken")}, 1),
-        ({0: ValueError("broken"), 1: CLOSED}, 0),
-        ({1: CLOSED, 2: CLOSED}, 1),
-        ({2: ValueError("a"), 1: ValueError("b")}, 1),
-    ],
-)
-def test_the_rank_that_failed_first_is_told_from_those_that_lost_it(failures: dict[int, Exception], rank: int) -> None:
-    assert failure_report._first_cause(WorkerGroupError("workers failed", failures)) == (rank, failures[rank])
-
 
 def test_a_failure_of_no_worker_has_no_rank() -> None:
     cause = ValueError("no")
+    assert failure_report._first_cause(WorkerGroupError("failed", {2: ValueError("b"), 1: cause})) == (1, cause)
     assert failure_report._first_cause(ControllerError(cause)) == (None, cause)
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> tuple[ScriptConfig, RunStorage]:
-    config = ScriptConfig(storage_path=str(tmp_path), run_name="failed", hang_timeout=600.0)
+def run(tmp_path: Path) -> tuple[RunConfig, RunStorage]:
+    config = RunConfig(storage_path=str(tmp_path), run_name="failed", hang_timeout=600.0)
     return config, RunStorage.open(config.storage_path, "failed")
 
 
-def test_a_hang_is_named_as_such_and_its_stacks_are_stored(run: tuple[ScriptConfig, RunStorage]) -> None:
-    workers = [WorkerDump(0, "waits in all_reduce"), WorkerDump(1, None)]
-    failure = failure_report.describe_failure(WorkerGroupError("failed", {1: RayActorError()}), workers, *run)
-    assert str(failure) == "training failed: no progress for 600 s"
-    assert failure.stacks is not None
-    stored = {each.name: each.read_text() for each in Path(failure.stacks).iterdir()}
+def test_the_stacks_of_all_ranks_are_stored(run: tuple[RunConfig, RunStorage]) -> None:
+    folder = failure_report.store_stacks({0: "waits in all_reduce", 1: ""}, run[1])
+    stored = {each.name: each.read_text() for each in Path(folder).iterdir()}
     assert stored == {"rank_0.txt": "waits in all_reduce", "rank_1.txt": failure_report.NO_STACKS}
 
 
-def test_a_worker_that_died_is_not_a_hang(run: tuple[ScriptConfig, RunStorage]) -> None:
-    workers = [WorkerDump(1, None)]
-    failure = failure_report.describe_failure(WorkerGroupError("failed", {1: RayActorError()}), workers, *run)
+def test_a_worker_that_died_is_named_with_the_end_of_its_log() -> None:
+    workers = [WorkerDump(0), WorkerDump(1, ["its last line"])]
+    failure = failure_report.describe_failure(WorkerGroupError("failed", {1: RayActorError()}), workers)
     assert str(failure).startswith("training failed on rank 1: a process of the run ended")
-    assert failure.stacks is None
+    assert failure.log == ("its last line",)
 
 
-def test_the_error_names_the_file_and_the_way_to_continue(run: tuple[ScriptConfig, RunStorage]) -> None:
+def test_the_error_names_the_file_and_the_way_to_continue(run: tuple[RunConfig, RunStorage]) -> None:
     config, storage = run
-    failure = failure_report.describe_failure(WorkerGroupError("failed", {0: ValueError("no")}), [], config, storage)
+    failure = failure_report.describe_failure(WorkerGroupError("failed", {0: ValueError("no")}), [])
     error = failure_report.write_error(failure, Raise(TrainingError, str(failure)), config, storage)
     assert str(error) == (
         f"training failed on rank 0: ValueError: no; see {storage.uri}/error.json; continue with --run-name failed"
     )
     document = storage.read_json("error.json")
-    assert (document["what"], document["rank"], document["checkpoint"]) == ("ValueError: no", 0, None)
+    assert (document["what"], document["rank"]) == ("ValueError: no", 0)
     assert document["log"] == ["the worker's node is gone"]
 
 
 def test_the_command_to_go_on_says_what_is_not_the_default() -> None:
     flags = ["--run-name", "mine", "--keep-gib", "5", "--num-workers", "1:2", "--storage-path", "s3://bucket/my runs"]
-    command = shlex.join(parse(ScriptConfig, [*flags, "train.py", "--epochs", "5"], {}).command_line())
+    command = shlex.join(parse([*flags, "train.py", "--epochs", "5"], {}).command_line())
     assert command.startswith("python -m ray_on_ecs.run ")
     assert "--keep-gib 5" in command
     assert "--storage-path 's3://bucket/my runs'" in command
     assert "--max-restarts" not in command
     assert command.endswith(" train.py --epochs 5")
-    assert ScriptConfig(command=("train.py",)).command_line() == ["python", "-m", "ray_on_ecs.run", "train.py"]
+    assert RunConfig(command=("train.py",)).command_line() == ["python", "-m", "ray_on_ecs.run", "train.py"]

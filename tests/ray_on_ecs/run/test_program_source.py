@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ray_on_ecs.config import parse
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.run.command_line import parse
 from ray_on_ecs.run.program_source import driver_reason, first_start, with_driver
 
 TRAINER = "import ray\nfrom ray.train.torch import TorchTrainer\nTorchTrainer(print).fit()\n"
@@ -44,8 +44,8 @@ def test_a_file_that_is_not_text_starts_nothing(tmp_path: Path) -> None:
     assert first_start(tmp_path / "missing.py") is None
 
 
-def config(folder: Path, *flags: str) -> ScriptConfig:
-    return parse(ScriptConfig, [f"--working-dir={folder}", *flags], {})
+def config(folder: Path, *flags: str) -> RunConfig:
+    return parse([f"--working-dir={folder}", *flags], {})
 
 
 @pytest.mark.parametrize("flags", [["s.py"], ["-m", "s"], ["-m", "package"], ["-m", "package.s"]])
@@ -73,9 +73,9 @@ def test_a_number_of_workers_is_refused_with_the_reason(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flags", [["--num-workers=2"], ["--nnodes=2"], ["--mpi"], ["--no-python"], ["--no-driver"]])
 def test_a_setting_that_a_ray_program_has_no_use_for_is_refused(flags: list[str]) -> None:
     with pytest.raises(UsageError, match="leave it out; a Ray program"):
-        parse(ScriptConfig, ["--driver", *flags, "s.py"], {})
+        parse(["--driver", *flags, "s.py"], {})
 
 
 def test_the_number_of_workers_of_the_environment_is_not_a_ray_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ON_ECS_NUM_WORKERS", "4")
-    assert parse(ScriptConfig, ["--driver", "s.py"]).workers is None
+    assert parse(["--driver", "s.py"]).workers is None

@@ -11,10 +11,10 @@ import pytest
 from ray.exceptions import AuthenticationError
 from rich.console import Console
 
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import WORKERS_PARAMETER_VARIABLE
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.run import nccl_interface, ray_cluster
-from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.ray_cluster import WorkerAllocation, allocate_workers
 from ray_on_ecs.tracking.cost import InstanceKind
 from tests.waiting import LIMIT_SECONDS
@@ -22,7 +22,7 @@ from tests.waiting import LIMIT_SECONDS
 HEAD = {"CPU": 0.0, "memory": 1e9}
 G5_XLARGE = {"CPU": 4.0, "GPU": 1.0}
 G5_12XLARGE = {"CPU": 48.0, "GPU": 4.0}
-ON_A_GPU = WorkerAllocation(1, True, 4, leaves_helpers=True)
+ON_A_GPU = WorkerAllocation(1, True, 4)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ ON_A_GPU = WorkerAllocation(1, True, 4, leaves_helpers=True)
 def test_workers_get_the_most_cpus_with_which_all_fit(
     nodes: list[dict[str, float]], settings: dict[str, object], expected: WorkerAllocation | None
 ) -> None:
-    assert allocate_workers(ScriptConfig(**settings), nodes) == expected  # ty: ignore[invalid-argument-type]
+    assert allocate_workers(RunConfig(**settings), nodes) == expected  # ty: ignore[invalid-argument-type]
 
 
 def test_the_interface_is_the_one_that_leads_to_the_head() -> None:
@@ -93,7 +93,7 @@ def test_a_cluster_that_refuses_the_token_is_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # so that what the code sets is taken back
     monkeypatch.setattr(ray_cluster.ray, "init", refuse)
     with pytest.raises(UsageError, match="RAY_AUTH_TOKEN"):
-        ray_cluster.connect(ScriptConfig())
+        ray_cluster.connect(RunConfig())
 
 
 def refuse_to_ask(bundles: list[dict[str, float]]) -> None:
@@ -103,14 +103,14 @@ def refuse_to_ask(bundles: list[dict[str, float]]) -> None:
 def test_where_there_is_room_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "placement_group", refuse_to_ask)
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD, G5_XLARGE])
-    assert ray_cluster.wait_for_workers(ScriptConfig(), 60, Console()) == ON_A_GPU
+    assert ray_cluster.wait_for_workers(RunConfig(), 60, Console()) == ON_A_GPU
 
 
 def test_without_a_wait_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "placement_group", refuse_to_ask)
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD])
     with pytest.raises(ResourceError):
-        ray_cluster.wait_for_workers(ScriptConfig(), 0, Console())
+        ray_cluster.wait_for_workers(RunConfig(), 0, Console())
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_wait_in_vain_says_what_ec2_lacks(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(ray_cluster, "failover_of", lambda *given: Capacity())
     console = Console(record=True, force_terminal=True, width=200)
     with pytest.raises(ResourceError) as error:
-        ray_cluster.wait_for_workers(ScriptConfig(), 0.3, console)
+        ray_cluster.wait_for_workers(RunConfig(), 0.3, console)
     assert str(error.value) == (
         "the run needs a GPU or a CPU for each worker, but the cluster has 1 node with 0 CPUs and 0 GPUs, after a wait "
         "of 0 s; EC2 has no g5.xlarge [at all]"
@@ -152,7 +152,7 @@ def test_workers_that_have_joined_are_not_moved_away(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ray_cluster, "failover_of", lambda *given: capacity)
     seen = iter([[HEAD], [HEAD], [HEAD, G5_XLARGE]])
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: next(seen))
-    assert ray_cluster.wait_for_workers(ScriptConfig(), 60, Console()) == ON_A_GPU
+    assert ray_cluster.wait_for_workers(RunConfig(), 60, Console()) == ON_A_GPU
     assert capacity.looks == 1, "a look may end instances, so there is none between their coming and the run"
 
 
@@ -160,7 +160,7 @@ def test_workers_that_have_joined_are_not_moved_away(monkeypatch: pytest.MonkeyP
 def test_without_a_stack_a_wait_asks_no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(WORKERS_PARAMETER_VARIABLE, raising=False)
     with pytest.raises(ResourceError, match=r"; ask for fewer workers, another --device, or add nodes$"):
-        ray_cluster.wait_for_workers(ScriptConfig(), 0.05, Console())
+        ray_cluster.wait_for_workers(RunConfig(), 0.05, Console())
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_wait_watches_for_the_fewest_workers(
     asked: list[Any] = []
     monkeypatch.setattr(ray_cluster, "failover_of", lambda console, *needs: asked.append(needs))
     with pytest.raises(ResourceError):
-        ray_cluster.wait_for_workers(ScriptConfig(**given), 0.05, Console())
+        ray_cluster.wait_for_workers(RunConfig(**given), 0.05, Console())
     assert asked == [(workers, True)]
 
 
@@ -227,31 +227,19 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 @pytest.mark.parametrize(
-    ("settings", "leaves_helpers", "labels"),
+    ("settings", "labels"),
     [
-        ({}, True, {}),
-        ({"device": "cpu", "num_workers": 8}, True, {"ray.io/node-group": "!helpers"}),
-        ({"device": "cpu", "num_workers": 9}, False, {}),
+        ({}, {}),
+        ({"device": "cpu", "num_workers": 8}, {"ray.io/node-group": "!helpers"}),
+        ({"device": "cpu", "num_workers": 9}, {}),
     ],
 )
 def test_helpers_are_left_to_the_data_unless_workers_need_their_cpus(
-    cluster: Cluster, settings: dict[str, Any], leaves_helpers: bool, labels: dict[str, str]
+    cluster: Cluster, settings: dict[str, Any], labels: dict[str, str]
 ) -> None:
     cluster.nodes[1]["Labels"] = {"ray.io/node-group": "helpers"}
-    allocation = ray_cluster.wait_for_workers(ScriptConfig(**settings), 0, Console())
-    assert allocation.leaves_helpers == leaves_helpers, "a pipeline would wait for a CPU for ever"
-    assert allocation.node_labels == labels
-
-
-@pytest.mark.parametrize(
-    ("workers", "expected"),
-    [(None, False), ({"scaling": {"workers": {}}}, False), ({"scaling": {"helpers": {"max": 2}}}, True)],
-)
-def test_only_a_stack_that_may_have_helpers_is_asked_for_one(
-    monkeypatch: pytest.MonkeyPatch, workers: Any, expected: bool
-) -> None:
-    monkeypatch.setattr(ray_cluster, "read_workers", lambda: workers)
-    assert ray_cluster.may_start_helpers() == expected
+    allocation = ray_cluster.wait_for_workers(RunConfig(**settings), 0, Console())
+    assert allocation.node_labels == labels, "a pipeline would wait for a CPU for ever"
 
 
 def test_gpus_that_wait_for_this_job_alone_are_idle(cluster: Cluster) -> None:

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted, TrainingError
-from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.run.failure_policy import Failure
 from ray_on_ecs.run.group import Directive, WorkerStatus
 from ray_on_ecs.run.last_words import LastWords
@@ -36,7 +36,7 @@ class Group:
         self.draining: dict[str, float | None] = {}
         self.error: TrainingError | None = None
         decider = Decider(lambda: None, self._decide, self._store_stacks, self.said.append)
-        config = ScriptConfig(command=("train.py",), **settings)
+        config = RunConfig(command=("train.py",), **settings)
         self.scripts = ScriptGroup(self.client, config, decider, lambda: self.draining)
         self.name = "first"
         self.members = [self._member(rank) for rank in range(2)]
@@ -248,7 +248,7 @@ def test_a_group_that_ray_train_starts_after_the_end_of_the_scripts_leaves_at_on
 
 
 def test_a_stop_before_there_are_workers_waits_for_none() -> None:
-    scripts = ScriptGroup(LocalClient(), ScriptConfig(command=("train.py",)), cast("Decider", None), dict)
+    scripts = ScriptGroup(LocalClient(), RunConfig(command=("train.py",)), cast("Decider", None), dict)
     scripts.stop(TrainingError("interrupted"))
     assert scripts.waits_until < time.time() + 5
 
@@ -323,7 +323,7 @@ def test_a_few_files_that_were_left_out_are_named() -> None:
     ],
 )
 def test_a_bucket_that_refuses_is_explained(text: str, storage: str, said: str) -> None:
-    config = ScriptConfig(command=("train.py",), storage_path=storage)
+    config = RunConfig(command=("train.py",), storage_path=storage)
     assert denied(text, config).startswith(said)
     assert bool(denied(text, config)) == bool(said)
     assert ("Ray's results" in denied(text, replace(config, driver=True))) == bool(said)

@@ -11,19 +11,13 @@ import pytest
 from rich.console import Console
 
 from ray_on_ecs.tracking import cloudwatch
-from ray_on_ecs.tracking.cloudwatch import SPEED, Publisher
+from ray_on_ecs.tracking.cloudwatch import Publisher
 from ray_on_ecs.tracking.run_actor import RunClient
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from tests.aws import MetricTotals, metric_totals
 from tests.waiting import until
 
 STEPS = 10
-NAMES = {
-    "TrainLoss": "train_loss",
-    "TestLoss": "test_loss",
-    "TestAccuracy": "test_accuracy",
-    SPEED: "samples_per_second",
-}
 EPOCH = {"train_loss": 0.5, "test_loss": 0.75, "test_accuracy": 0.9, "samples_per_second": 1000.0}
 Published = Callable[[], dict[str, MetricTotals]]
 
@@ -45,7 +39,7 @@ def namespace(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def publisher(monitor: RunMonitor, namespace: str) -> Publisher:
-    return Publisher(monitor, namespace, NAMES, Console(width=100))
+    return Publisher(monitor, namespace, Console(width=100))
 
 
 @pytest.fixture
@@ -80,9 +74,7 @@ def test_a_run_that_loads_tests_or_compiles_is_not_idle(
     assert published() == {"RunProgress": (3, 3 + 1 + 1, "Count")}, "its GPUs would be taken away"
 
 
-def test_an_epoch_is_published_once_with_its_metrics(
-    monitor: RunMonitor, publisher: Publisher, published: Published
-) -> None:
+def test_metrics_are_published_once(monitor: RunMonitor, publisher: Publisher, published: Published) -> None:
     for epoch in range(2):
         finish(monitor, epoch, test_accuracy=0.8 + epoch / 10)
         publisher.publish()
@@ -114,7 +106,7 @@ def test_the_first_metrics_are_published_at_once_and_the_last_at_the_end(
 ) -> None:
     monkeypatch.setattr(cloudwatch, "POLL_SECONDS", 0.01)
     monitor.steps_made = 1
-    with cloudwatch.publish_metrics(monitor, namespace, NAMES, Console()):
+    with cloudwatch.publish_metrics(monitor, namespace, Console()):
         until(lambda: bool(published()))
         monitor.steps_made = 9
     assert published() == {"RunProgress": (2, 1 + 8, "Count")}, "once a minute is enough, and nothing is lost"
@@ -126,7 +118,7 @@ def test_who_interrupts_a_run_does_not_wait_for_cloudwatch(
     monitor.steps_made = 5
     with (
         pytest.raises(SystemExit),
-        cloudwatch.publish_metrics(monitor, namespace, NAMES, Console()),
+        cloudwatch.publish_metrics(monitor, namespace, Console()),
     ):
         raise SystemExit
     assert published() == {}
@@ -136,7 +128,7 @@ def test_a_run_that_fails_publishes_what_is_left(monitor: RunMonitor, namespace:
     finish(monitor, 0)
     with (
         pytest.raises(RuntimeError),
-        cloudwatch.publish_metrics(monitor, namespace, NAMES, Console()),
+        cloudwatch.publish_metrics(monitor, namespace, Console()),
     ):
         raise RuntimeError
     assert published()["TestAccuracy"].count == 1
@@ -179,7 +171,7 @@ def test_without_a_namespace_nothing_runs_and_boto3_is_not_imported() -> None:
         import sys, threading
         from ray_on_ecs.tracking import cloudwatch
         before = threading.active_count()
-        with cloudwatch.publish_metrics(None, None, {}, None):
+        with cloudwatch.publish_metrics(None, None, None):
             assert threading.active_count() == before
         sys.exit("boto3" in sys.modules)
     """

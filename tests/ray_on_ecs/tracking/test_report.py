@@ -11,61 +11,43 @@ from typing import Any
 
 import pytest
 
-from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.report import Documents, read_documents, render, try_write_report, write_report
 from ray_on_ecs.tracking.storage import RunStorage
 
+NEXT = "ray-on-ecs run --run-name mine train.py --epochs 5"
 PICTURE = b"\x89PNG of the curves"
 STATUS = {
     "run_name": "mine",
     "state": "interrupted",
     "started": "2026-11-23T18:15:00.000+00:00",
     "updated": "2026-11-23T19:16:01.000+00:00",
-    "kind": "images",
-    "epoch": 1,
-    "epochs": 5,
-    "step": 13,
-    "steps_per_epoch": 10,
+    "step": 1300,
     "loss": 0.7,
     "workers": 2,
     "cost_usd": 1.0,
     "instances": [{"instance_type": "g5.xlarge", "market": "spot", "hours": 2.0, "hourly_usd": 0.5}],
     "job": None,
     "error": None,
-    "changed": ["epochs"],
-    "next": "python -m training --run-name mine --epochs 5",
+    "changed": ["command"],
+    "next": NEXT,
 }
-SETTINGS = {"format": 1, "settings": {"epochs": 5, "seed": 0, "bucket_mb": None, "model": "resnet18"}}
+SETTINGS = {
+    "format": 1,
+    "settings": {"command": ["train.py", "--epochs", "5"], "device": "auto", "code": None, "env": []},
+}
 ERROR = {"what": "no progress for 5 s", "rank": 1, "time": "2026-11-23T19:16:01+00:00", "next": "again"}
 
 
-def epoch(number: int) -> dict[str, Any]:
-    return {
-        "epoch": number,
-        "train_loss": 0.5 / (number + 1),
-        "test_loss": 0.6,
-        "test_accuracy": 0.9 + number / 100,
-        "test_samples": 359,
-        "train_seconds": 2.0,
-        "test_seconds": 0.5,
-        "samples_per_second": 12345.6,
-        "step_seconds_median": 0.0123,
-        "data_wait_fraction": 0.25,
-        "gpu_memory_bytes": 3 * 2**29,
-    }
-
-
-METRICS = [epoch(0), epoch(1)]
+METRICS = [
+    {"step": 1, "time": "2026-11-23T18:16:00+00:00", "loss": 1.0, "lr": 0.1},
+    {"step": 2000, "time": "2026-11-23T18:17:00+00:00", "loss": 0.51239},
+]
 RESULT = {
     "metrics": METRICS[1],
-    "best": METRICS[1],
-    "score": "test_accuracy",
-    "data": {"name": "digits", "test_samples": 359},
     "hardware": {"workers": 2, "device": "NVIDIA A10G", "backend": None},
     "versions": {"torch": "2.14.1"},
-    "times": {"started": STATUS["started"], "first_step": None, "total_seconds": 3661.0},
+    "times": {"started": STATUS["started"], "total_seconds": 3661.0},
     "cost": {"usd": 1.0, "on_demand_usd": 2.0, "instances": STATUS["instances"]},
-    "config": {"epochs": 2},
 }
 
 
@@ -93,35 +75,31 @@ def text(report: str) -> str:
     return re.sub(r"\s*\n\s*", "\n", re.sub(r"<[^>]*>", "\n", re.sub(r"<style>.*?</style>", "", report, flags=re.S)))
 
 
-def test_a_finished_run_shows_its_score_its_epochs_and_what_it_ran_on(
-    storage: RunStorage, write: Callable[..., str]
-) -> None:
+def test_a_finished_run_shows_its_metrics_and_what_it_ran_on(storage: RunStorage, write: Callable[..., str]) -> None:
     storage.write_lines("metrics.jsonl", METRICS)
     storage.write("curves.png", PICTURE)
     report = write(result=RESULT)
     shown = text(report)
-    assert "mine\nfinished\n: test accuracy 0.9100 in epoch 2 of 2\n" in shown
-    assert "epoch\ntrain loss\ntest loss\ntest accuracy\ns\nsamples/s\nstep ms\ndata wait\nGPU GiB\n" in shown
-    row = "<td>2</td><td>0.2500</td><td>0.6000</td><td>0.9100</td><td>2.5</td><td>12,346</td><td>12.3</td>"
-    assert f'<tr class="best">{row}<td>25.0%</td><td>1.50</td></tr>' in report, "the best epoch stands out"
+    assert "mine\nfinished\n: loss 0.5124\n" in shown
+    assert "what\ntrain.py --epochs 5\n" in shown
+    assert "metric\nlast value\nstep\n2,000\nloss\n0.5124\nlr\n0.1\n" in shown
     assert f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}" in report
     for line in ("NVIDIA A10G", "torch\n2.14.1", "time\n1:01:01", "cost\n1.00 USD", "started\n2026-11-23 18:15:00 UTC"):
         assert line in shown
     assert "g5.xlarge, spot\n2.00 h at 0.5 USD: 1.00 USD\nin all\n1.00 USD\nthe same on demand\n2.00 USD" in shown
-    assert "python -m training" not in shown, "there is nothing to resume"
+    assert NEXT not in shown, "there is nothing to resume"
 
 
 def test_settings_that_were_changed_come_first_and_the_rest_is_folded(write: Callable[..., str]) -> None:
     settings, folded = text(write()).split("Settings\n")[1].split("3 at their defaults\n")
-    assert settings == "epochs\n5\n"
-    assert folded.startswith("seed\n0\nbucket mb\nnone\nmodel\nresnet18\n")
+    assert settings == "command\ntrain.py --epochs 5\n"
+    assert folded.startswith("device\nauto\ncode\nnone\nenv\nnone\n")
 
 
 def test_an_interrupted_run_shows_where_it_was_and_how_to_go_on(write: Callable[..., str]) -> None:
     shown = text(write())
-    assert "interrupted\n: interrupted in epoch 2 of 5\n" not in shown, "it is said once"
-    assert "interrupted\n: in epoch 2 of 5\n" in shown
-    assert "python -m training --run-name mine --epochs 5" in shown
+    assert "interrupted\n: after step 1,300\n" in shown
+    assert NEXT in shown
     assert "cost\n1.00 USD" in shown
 
 
@@ -129,35 +107,23 @@ def test_a_failed_run_shows_why_and_how_to_go_on(write: Callable[..., str]) -> N
     line = "training failed: no progress for 5 s; continue with --run-name mine"
     shown = text(write(status={**STATUS, "state": "failed", "error": line}, error=ERROR))
     assert f"failed\n: {line}\n" in shown
-    assert "python -m training --run-name mine --epochs 5" in shown
+    assert NEXT in shown
     assert "Failure\ntime\n2026-11-23T19:16:01+00:00\nwhat\nno progress for 5 s\nrank\n1\n" in shown
 
 
 def test_a_run_whose_command_was_killed_has_a_report_too(write: Callable[..., str]) -> None:
     shown = text(write(status={**STATUS, "state": "training"}))
-    assert "training\n: in epoch 2 of 5; last heard of at 2026-11-23 19:16:01 UTC\n" in shown
-    assert "python -m training --run-name mine --epochs 5" in shown
+    assert "training\n: after step 1,300; last heard of at 2026-11-23 19:16:01 UTC\n" in shown
+    assert NEXT in shown
 
 
 @pytest.mark.parametrize(
     ("documents", "outcome"),
-    [({}, "unfinished"), ({"error": ERROR}, "failed\n: no progress for 5 s"), ({"result": RESULT}, "finished\n: test")],
+    [({}, "unfinished"), ({"error": ERROR}, "failed\n: no progress for 5 s"), ({"result": RESULT}, "finished\n: loss")],
     ids=["nothing", "error.json", "result.json"],
 )
 def test_a_folder_without_a_status_has_a_report_of_what_there_is(documents: dict[str, Any], outcome: str) -> None:
     assert f"mine\n{outcome}" in text(render(Documents("mine", "results/mine", **documents)))
-
-
-def test_a_script_shows_its_command_and_its_last_metrics(storage: RunStorage, write: Callable[..., str]) -> None:
-    records = [{"step": 1, "time": "t", "loss": 1.0, "lr": 0.1}, {"step": 2000, "time": "t", "loss": 0.51239}]
-    storage.write_lines("metrics.jsonl", records)
-    config = {"format": 1, "settings": {"command": ["train.py", "--epochs", "3"]}}
-    status = {**STATUS, "kind": "script", "epoch": None, "epochs": None, "changed": ["command"]}
-    result = {**RESULT, "score": None, "metrics": records[1], "data": None}
-    shown = text(write(config=config, status=status, result=result))
-    assert "finished\n: loss 0.5124\n" in shown
-    assert "what\ntrain.py --epochs 3\n" in shown
-    assert "metric\nlast value\nstep\n2,000\nloss\n0.5124\nlr\n0.1\n" in shown
 
 
 def test_it_ends_with_the_last_lines_of_the_newest_log(storage: RunStorage, write: Callable[..., str]) -> None:
@@ -213,13 +179,6 @@ def test_what_is_rendered_is_what_was_read(storage: RunStorage, write: Callable[
     documents = read_documents(storage)
     assert render(documents) == report
     assert render(replace(documents, run_name="other")) != report
-
-
-def test_a_script_may_log_what_it_calls_an_epoch(tmp_path: Path) -> None:
-    storage = RunStorage.open(str(tmp_path), "own")
-    storage.write_lines(layout.METRICS, [{"step": step, "epoch": step, "train_loss": None} for step in (1, 2)])
-    write_report(storage)
-    assert "last value" in storage.read(layout.REPORT).decode()
 
 
 def test_the_trials_of_ray_tune_are_a_table() -> None:

@@ -28,7 +28,7 @@ def test_a_worker_that_finds_no_actor_goes_on_and_looks_again(monkeypatch: pytes
         return actor
 
     monkeypatch.setattr(run_actor.ray, "get_actor", get_actor)
-    client, progress = RunClient("run-1"), Progress(0, 1, 2, "group")
+    client, progress = RunClient("run-1"), Progress("group", 1)
     client.report(progress)
     assert not actor.reports
     client.report(progress)
@@ -44,7 +44,7 @@ def test_a_driver_whose_request_lost_its_answer_finds_the_actor(monkeypatch: pyt
 
     monkeypatch.setattr(run_actor, "_create", create)
     monkeypatch.setattr(run_actor.ray, "get_actor", lambda name: actor)
-    client, progress = create_run_actor(), Progress(0, 1, 2, "group")
+    client, progress = create_run_actor(), Progress("group", 1)
     client.report(progress)
     assert not actor.reports
     client.report(progress)

@@ -15,11 +15,9 @@ def monitor() -> RunMonitor:
     return RunMonitor(cast("RunClient", None), Console(width=100))
 
 
-def state(
-    steps_made: int, *finished: int, workers: str = "a", actor: str = "first", first: float | None = 7.0
-) -> RunState:
+def state(steps: int, *finished: int, workers: str = "a", actor: str = "first") -> RunState:
     metrics: dict[int, Any] = {each: {"epoch": each} for each in finished}
-    return RunState(actor, Progress(3, 5, 10, workers, steps_made, first), metrics)
+    return RunState(actor, Progress(workers, steps), metrics)
 
 
 def test_steps_are_those_of_this_command(monitor: RunMonitor) -> None:
@@ -33,13 +31,6 @@ def test_steps_that_were_lost_and_made_again_count_twice(monitor: RunMonitor) ->
     for steps, workers in ((8, "a"), (3, "b"), (4, "b")):
         monitor.update(state(steps, workers=workers))
     assert monitor.steps_made == 8 + 4, "it is progress to whoever stops what idles"
-
-
-def test_the_first_step_is_that_of_the_first_workers(monitor: RunMonitor) -> None:
-    monitor.update(state(0, first=None))
-    monitor.update(state(1, first=5.0))
-    monitor.update(state(1, workers="b", first=50.0))
-    assert monitor.first_step_at == 5.0
 
 
 def test_an_actor_that_was_restarted_costs_a_line(monitor: RunMonitor, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +55,7 @@ class LocalClient(RunClient):
         return state
 
 
-def test_a_poll_sends_the_epochs_that_are_new_however_many_there_were() -> None:
+def test_a_poll_sends_the_metrics_that_are_new_however_many_there_were() -> None:
     client = LocalClient()
     monitor = RunMonitor(client, Console(width=100))
     for epoch in range(5000):

@@ -8,16 +8,16 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.run.attempts import hold_run
-from ray_on_ecs.run.config import ScriptConfig
 from ray_on_ecs.tracking import lock, run_record
 from ray_on_ecs.tracking.cost import InstanceKind
 from ray_on_ecs.tracking.lock import RunLock
 from ray_on_ecs.tracking.run_actor import Progress, RunClient, RunState
 from ray_on_ecs.tracking.run_monitor import RunMonitor
-from ray_on_ecs.tracking.run_record import SCRIPT, RunRecord
+from ray_on_ecs.tracking.run_record import RunRecord
 from ray_on_ecs.tracking.storage import RunStorage
 from tests.waiting import until
 
@@ -38,13 +38,13 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> ScriptConfig:
-    return ScriptConfig(command=("train.py",), storage_path=str(tmp_path), run_name="test", keep_gib=5.0)
+def config(tmp_path: Path) -> RunConfig:
+    return RunConfig(command=("train.py",), storage_path=str(tmp_path), run_name="test", keep_gib=5.0)
 
 
 @pytest.fixture
-def record(storage: RunStorage, config: ScriptConfig) -> RunRecord:
-    return RunRecord(storage, SCRIPT, config, config.resolve_defaults(), 5)
+def record(storage: RunStorage, config: RunConfig) -> RunRecord:
+    return RunRecord(storage, config, config.resolve_defaults())
 
 
 def monitor(*metrics: Any, progress: Progress | None = None) -> RunMonitor:
@@ -71,17 +71,13 @@ def test_it_says_how_far_the_run_is(storage: RunStorage, record: RunRecord, monk
     monkeypatch.setattr(run_record, "cost_of", lambda hours: cost if hours else None)
     job = {"metadata": {"job_submission_id": "test.2"}, "runtime_env": {}}
     monkeypatch.setenv(run_record.JOB_VARIABLE, json.dumps(job))
-    seen = monitor({"epoch": 0, "train_loss": 0.7, "test_loss": 0.9}, progress=Progress(1, 3, 10, "a"))
+    seen = monitor({"step": 11, "train_loss": 0.7, "test_loss": 0.9}, progress=Progress("a", 13))
     with record.training(seen, {InstanceKind(): 2.0}, 2):
         found = until(lambda: status(storage))
     known = {
         "run_name": "test",
         "state": "training",
-        "kind": "script",
-        "epoch": 1,
-        "epochs": 5,
         "step": 13,
-        "steps_per_epoch": 10,
         "loss": 0.7,
         "workers": 2,
         "cost_usd": 1.0,
@@ -101,7 +97,7 @@ def test_it_waits_before_it_trains_and_is_written_again_and_again(storage: RunSt
     with record.waiting():
         found = until(lambda: status(storage))
         until(lambda: status(storage)["updated"] > found["updated"])
-    assert (found["state"], found["epoch"], found["workers"]) == ("waiting", None, None)
+    assert (found["state"], found["step"], found["workers"]) == ("waiting", None, None)
     with record.training(monitor(), {}, 2):
         until(lambda: status(storage)["state"] == "training")
 
@@ -116,16 +112,15 @@ def test_it_waits_before_it_trains_and_is_written_again_and_again(storage: RunSt
     ],
     ids=["loss", "a loss", "not finite", "none"],
 )
-def test_of_a_script_it_has_the_step_and_the_last_loss(
+def test_a_script_that_reports_no_steps_has_those_of_its_metrics(
     storage: RunStorage, metrics: dict[str, Any], loss: float | None
 ) -> None:
-    config = ScriptConfig(command=("train.py",), run_name="test")
-    record = RunRecord(storage, SCRIPT, config, config)
-    with record.training(monitor(metrics, progress=Progress(0, 0, 0, "a")), {}, 2):
+    config = RunConfig(command=("train.py",), run_name="test")
+    record = RunRecord(storage, config, config)
+    with record.training(monitor(metrics, progress=Progress("a", 0)), {}, 2):
         found = until(lambda: status(storage))
-    known = {"kind": "script", "epoch": None, "epochs": None, "step": 7, "steps_per_epoch": None, "loss": loss}
-    assert known.items() <= found.items()
-    assert found["changed"] == ["run_name", "command"]
+    assert (found["step"], found["loss"]) == (7, loss)
+    assert found["changed"] == ["command", "run_name"]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +197,7 @@ def test_a_run_that_is_taken_over_belongs_to_the_other_command(storage: RunStora
 
 
 def test_a_run_that_another_command_trains_keeps_its_status(
-    storage: RunStorage, record: RunRecord, config: ScriptConfig, monkeypatch: pytest.MonkeyPatch
+    storage: RunStorage, record: RunRecord, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "POLL_SECONDS", 0.1)
     storage.write("status.json", "of the holder")
@@ -231,10 +226,10 @@ class Failing(RunStorage):
 
 
 def test_a_write_that_fails_is_made_again_and_ends_nothing(
-    storage: RunStorage, config: ScriptConfig, said: list[str]
+    storage: RunStorage, config: RunConfig, said: list[str]
 ) -> None:
     failing = Failing(storage.filesystem, storage.base, storage.run_name, storage.uri)
-    record = RunRecord(failing, SCRIPT, config, config, 4)
+    record = RunRecord(failing, config, config)
     with record.closing(lambda: True, said.append):
         with record.training(monitor(), {}, 2):
             until(lambda: status(storage))

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from ray_on_ecs.config import JOB_VARIABLE, LOCAL_VARIABLE, parse
+from ray_on_ecs.config import JOB_VARIABLE, LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.run.config import ScriptConfig
+from ray_on_ecs.run.command_line import parse
 
 
-def config(*arguments: str) -> ScriptConfig:
-    return parse(ScriptConfig, arguments, {})
+def config(*arguments: str) -> RunConfig:
+    return parse(arguments, {})
 
 
 def test_what_follows_the_script_is_its_own() -> None:
@@ -22,7 +22,7 @@ def test_what_follows_the_script_is_its_own() -> None:
 @pytest.mark.parametrize(
     ("of_job", "typed"),
     [
-        ({}, "python -m ray_on_ecs.run --num-workers 2 --run-name mine --working-dir /x/working-dir train.py"),
+        ({}, "python -m ray_on_ecs.run --num-workers 2 --working-dir /x/working-dir --run-name mine train.py"),
         ({JOB_VARIABLE: "{}"}, "ray-on-ecs run --num-workers 2 --run-name mine train.py"),
         (
             {JOB_VARIABLE: "{}", LOCAL_VARIABLE: "1"},
@@ -127,16 +127,7 @@ def test_a_mistake_is_one_line_before_anything_starts(given: list[str], message:
 
 def test_the_command_that_continues_a_run_has_all_that_was_given() -> None:
     given = [
-        "--run-name",
-        "a",
-        "--module",
-        "--env",
-        "A=1",
-        "--env",
-        "B=",
-        "--metric",
-        "loss=loss: (.*)",
-        "train",
-        "--run",
+        *("--module", "--env", "A=1", "--env", "B=", "--metric", "loss=loss: (.*)"),
+        *("--run-name", "a", "train", "--run"),
     ]
     assert config(*given).command_line() == ["python", "-m", "ray_on_ecs.run", *given]

@@ -1,0 +1,65 @@
+"""The settings of a run as flags: their descriptions, rules and environment variables are declared with the fields."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import Field, field
+from typing import Any, NoReturn
+
+from ray_on_ecs.errors import UsageError
+
+ENVIRONMENT_PREFIX = "RAY_ON_ECS_"
+
+
+def setting(default: Any, description: str, *, section: str, type: Callable[[str], Any] = str, **more: Any) -> Any:
+    """Declare a dataclass field that is also a flag.
+
+    Args:
+        default: The value if neither a flag nor an environment variable gives one. None prints no default.
+        description: The flag's line in `--help`.
+        section: The section of `--help`.
+        type: Converts the text of a flag or an environment variable.
+        **more: The rules `at_least` (inclusive), `above` (exclusive) and `choices`; `metavar`; `flags`, if they are not
+            the field's name with dashes; `repeated`, if the flag may be given several times, for a tuple of texts;
+            `hidden`, if `--help` does not show it.
+    """
+    return field(default=default, metadata={"description": description, "section": section, "type": type, **more})
+
+
+def flag(name: str) -> str:
+    """Return the flag of a setting: `--run-name` for `run_name`."""
+    return "--" + name.replace("_", "-")
+
+
+def flags_of(spec: Field) -> tuple[str, ...]:
+    """Return the flags of a setting; the last one is that of a command that is written."""
+    return spec.metadata.get("flags") or (flag(spec.name),)
+
+
+def environment_variable(name: str) -> str:
+    """Return the environment variable of a setting: `RAY_ON_ECS_RUN_NAME` for `run_name`."""
+    return ENVIRONMENT_PREFIX + name.upper()
+
+
+def help_line(spec: Field, default: Any) -> str:
+    """Return a setting's line in `--help`."""
+    shown = "" if default in (None, (), False) else f" (default: {default})"
+    return f"{spec.metadata['description']}{shown}"
+
+
+def check(spec: Field, value: Any) -> None:
+    """Raise UsageError if a value breaks its rule; the message names the flag, the value and the rule."""
+    rules = spec.metadata
+    if isinstance(value, float) and not math.isfinite(value):
+        _refuse(spec, value, "a finite number")
+    if "at_least" in rules and value < rules["at_least"]:
+        _refuse(spec, value, f"{rules['at_least']} or more")
+    if "above" in rules and value <= rules["above"]:
+        _refuse(spec, value, f"above {rules['above']:g}")
+    if "choices" in rules and value not in rules["choices"]:
+        _refuse(spec, value, f"one of {', '.join(rules['choices'])}")
+
+
+def _refuse(spec: Field, value: Any, rule: str) -> NoReturn:
+    raise UsageError(f"{flag(spec.name)}: {value!r} is not allowed; it must be {rule} ({spec.metadata['description']})")
