@@ -133,7 +133,7 @@ def test_the_train_command_asks_for_a_worker_on_each_gpu() -> None:
 def test_the_packaged_jobs_are_in_the_image_s_working_directory() -> None:
     dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
     assert "WORKDIR /home/ray/training\n" in dockerfile
-    [copied] = re.findall(r"^COPY --chown=ray (.*) /home/ray/training/$", dockerfile, flags=re.MULTILINE)
+    [copied] = re.findall(r"^COPY --chown=ray (.*) /home/ray/training/$", dockerfile.replace("\\\n", ""), re.MULTILINE)
     assert copied.split() == sorted(f"training/{name}.py" for name in RECIPES)
 
 

@@ -1,6 +1,7 @@
 """The README's commands, keys, outputs, flags and paths exist."""
 
 import re
+import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -13,7 +14,6 @@ from ray_on_ecs.cli.main import COMMANDS, command_line
 from ray_on_ecs.cluster import jobs
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.run.command_line import parse
-from training import image_classifier
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -22,6 +22,7 @@ CONFIG = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")))
 LAPTOP = (ROOT / "docs" / "laptop.md").read_text()
 TRAINING = (ROOT / "docs" / "training.md").read_text()
+LANGUAGE = (ROOT / "docs" / "language.md").read_text()
 FAILURES = (ROOT / "docs" / "failures.md").read_text()
 OF_OTHER_TOOLS = {
     "--build",
@@ -76,27 +77,25 @@ def test_every_make_command_is_a_target() -> None:
     assert used <= set(targets), f"no such target: {used - set(targets)}"
 
 
-def test_every_flag_that_is_mentioned_is_one_of_the_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = helps(capsys, monkeypatch)
-    for flag in mentioned(README + TRAINING + FAILURES) - OF_OTHER_TOOLS - of_the_laptop():
+def test_every_flag_that_is_mentioned_is_one_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    known = helps(capsys)
+    for flag in mentioned(README + TRAINING + LANGUAGE + FAILURES) - OF_OTHER_TOOLS - of_the_laptop():
         assert re.search(rf"{flag}\b", known), f"{flag} is no flag of a command"
 
 
-def helps(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
-    """The flags of a run and of the image classifier."""
-    monkeypatch.setattr(sys, "argv", ["image_classifier.py", "--help"])
-    for show in (lambda: parse(["--help"], {}), image_classifier.parse):
-        with pytest.raises(SystemExit):
-            show()
-    return capsys.readouterr().out
+def helps(capsys: pytest.CaptureFixture[str]) -> str:
+    """The flags of a run and of the packaged jobs."""
+    with pytest.raises(SystemExit):
+        parse(["--help"], {})
+    jobs = [ROOT / "training" / f"{name}.py" for name in ("image_classifier", "language_model")]
+    return capsys.readouterr().out + "".join(
+        subprocess.run([sys.executable, str(job), "--help"], text=True, capture_output=True, check=True).stdout
+        for job in jobs
+    )
 
 
-def test_every_flag_of_the_laptop_is_one_of_its_verbs(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = helps(capsys, monkeypatch)
+def test_every_flag_of_the_laptop_is_one_of_its_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    known = helps(capsys)
     for flag in mentioned(LAPTOP) - of_the_laptop() - OF_OTHER_TOOLS - {"--head", "--help"}:
         assert re.search(rf"{flag}\b", known), flag
     assert set(first_words(LAPTOP)) | {"completion"} == set(COMMANDS), "each verb is in the table"

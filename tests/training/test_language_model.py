@@ -281,7 +281,8 @@ def test_a_fine_tuned_model_loads_and_answers(kind: str, make: Make, chats: Path
     assert done.returncode == 0, done.stderr
     assert losses(done.stdout)[-1] < losses(done.stdout)[0] / 3
     made = tmp_path / "run" / "model"
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(made), AutoTokenizer.from_pretrained(made)
+    model: Any = AutoModelForCausalLM.from_pretrained(made)
+    tokenizer: Any = AutoTokenizer.from_pretrained(made)
     assert model.dtype == torch.bfloat16
     for name in ("config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja"):
         assert (made / name).read_bytes() == (base / name).read_bytes(), name
@@ -299,7 +300,8 @@ def test_from_scratch_on_bytes(tmp_path: Path, cache: Path) -> None:
     assert losses(done.stdout)[-1] < 3, "of log(320) = 5.8"
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
     assert (model.dtype, model.config.max_position_embeddings) == (torch.float32, 256)
-    assert AutoTokenizer.from_pretrained(tmp_path / "run" / "model")("a")["input_ids"] == [100, 1]
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    assert tokenizer("a")["input_ids"] == [100, 1]
 
 
 def test_adapters_alone_change_and_merge(make: Make, chats: Path, tmp_path: Path, cache: Path) -> None:

@@ -718,3 +718,21 @@ def test_a_resume_reports_the_epoch_of_its_checkpoint_again(
     for line in (tmp_path / sdk.REPORTS).read_text().splitlines():
         log.take_report(json.loads(line))
     assert [(each["step"], each["val_loss"]) for each in log.records] == [(1, 0.25)]
+
+
+def test_frozen_weights_may_be_left_out(tmp_path: Path) -> None:
+    def made(value: float) -> nn.Sequential:
+        network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        nn.init.constant_(network[0].weight, value)
+        network[0].requires_grad_(False)
+        return network
+
+    torch.manual_seed(0)
+    first = made(1)
+    save(tmp_path / "checkpoints", model=first, save_frozen=False)
+    second = made(2)
+    assert Checkpointer(tmp_path / "checkpoints", model=second, save_frozen=False).resume()
+    assert torch.equal(second[1].weight, first[1].weight)
+    assert second[0].weight.eq(2).all(), "the script has loaded them"
+    with pytest.raises(ResumeError, match=r"0\.weight is .* it is missing"):
+        Checkpointer(tmp_path / "checkpoints", model=made(2)).resume()

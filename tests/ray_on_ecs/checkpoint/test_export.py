@@ -91,3 +91,11 @@ def test_the_same_weights_and_metadata_make_the_same_file(tmp_path: Path) -> Non
         assert opened.metadata() == {**metadata, "format": "pt"}
     found = load_file(files[0])
     assert all(torch.equal(found[name], value) for name, value in model.state_dict().items() if name in found)
+
+
+def test_another_dtype_for_floating_point_numbers(tmp_path: Path) -> None:
+    model = built()
+    export_weights(model, *open_file(tmp_path / "model.safetensors"), Collectives(), dtype=torch.bfloat16)
+    found, expected = weights(tmp_path), model.state_dict()
+    assert found["norm.num_batches_tracked"].dtype == torch.int64
+    assert torch.equal(found["embedding.weight"], expected["embedding.weight"].bfloat16())
