@@ -721,18 +721,16 @@ def test_a_resume_reports_the_epoch_of_its_checkpoint_again(
 
 
 def test_frozen_weights_may_be_left_out(tmp_path: Path) -> None:
-    def made(value: float) -> nn.Sequential:
-        network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-        nn.init.constant_(network[0].weight, value)
-        network[0].requires_grad_(False)
-        return network
+    def made(value: float) -> tuple[nn.Module, nn.Linear, nn.Linear]:
+        frozen, trained = nn.Linear(2, 2), nn.Linear(2, 2)
+        nn.init.constant_(frozen.weight, value)
+        return nn.Sequential(frozen.requires_grad_(False), trained), frozen, trained
 
-    torch.manual_seed(0)
-    first = made(1)
-    save(tmp_path / "checkpoints", model=first, save_frozen=False)
-    second = made(2)
-    assert Checkpointer(tmp_path / "checkpoints", model=second, save_frozen=False).resume()
-    assert torch.equal(second[1].weight, first[1].weight)
-    assert second[0].weight.eq(2).all(), "the script has loaded them"
+    network, _, before = made(1)
+    save(tmp_path / "checkpoints", model=network, save_frozen=False)
+    network, frozen, after = made(2)
+    assert Checkpointer(tmp_path / "checkpoints", model=network, save_frozen=False).resume()
+    assert torch.equal(after.weight, before.weight)
+    assert frozen.weight.eq(2).all(), "the script has loaded them"
     with pytest.raises(ResumeError, match=r"0\.weight is .* it is missing"):
-        Checkpointer(tmp_path / "checkpoints", model=made(2)).resume()
+        Checkpointer(tmp_path / "checkpoints", model=network).resume()
