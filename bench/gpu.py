@@ -33,10 +33,10 @@ BATCH_SIZE = 128
 SIDE = 4096  # of the square matrices whose product says what the GPU can do
 NAME = "an epoch on a GPU, above the arithmetic floor"
 TOKENS_NAME = "tokens per second on a GPU, of the arithmetic limit"
-# 124 million weights, as GPT-2's smallest.
+# 110 million weights, about as GPT-2's smallest.
 MODEL = {
     "model_type": "llama", "vocab_size": 32_000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,
-    "num_attention_heads": 12, "num_key_value_heads": 12, "max_position_embeddings": 1024,
+    "num_attention_heads": 12, "num_key_value_heads": 12, "max_position_embeddings": 1024, "tie_word_embeddings": True,
 }  # fmt: skip
 NAMES = (NAME, TOKENS_NAME)
 STEPS, CONTEXT = 60, 1024

@@ -2,7 +2,6 @@
 
     ray-on-ecs run language_model.py --model s3://my-bucket/Qwen3-8B --data s3://my-bucket/chats --sharding full
     ray-on-ecs run language_model.py --model ./SmolLM2-135M --data ./texts --lora 16
-    torchrun --nproc-per-node 2 language_model.py --max-steps 100
 
 --model is a folder or bucket prefix as Hugging Face's libraries write it; with a config.json alone the training starts
 from scratch. The run leaves model/, which from_pretrained loads. Order and steps depend on seed and global batch size
@@ -31,7 +30,6 @@ from typing import Any, NoReturn, cast
 
 RANK, RANKS = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "ray-on-ecs"
-# Of data files, without .gz. A text file is one document.
 KINDS = {".txt": "text", ".md": "text", ".py": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 TINY = {
     "vocab_size": 320, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -41,6 +39,7 @@ IGNORED = -100  # labels that cross_entropy leaves out
 WARMUP, CLIP_NORM = 0.05, 1.0  # fraction of the steps, and largest norm of the gradients
 CHUNK = 512  # tokens whose logits are in memory at a time
 DOCUMENTS = 256  # that are packed together; their last sequence is filled up
+COPIED = ("config.json", "generation_config", "tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "chat_")
 CHATS = (["messages"], ["prompt", "completion"])  # columns of chats
 
 
@@ -52,7 +51,8 @@ def fail(line: str, status: int = 2) -> NoReturn:
 
 def parse() -> argparse.Namespace:
     """Return the options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
     parser.error = fail  # ty: ignore[invalid-assignment]
     add = parser.add_argument
     add("--model", default="tiny", help="folder or s3://bucket/prefix; tiny: a small Llama, from scratch (%(default)s)")
@@ -61,7 +61,6 @@ def parse() -> argparse.Namespace:
     add("--column", help="of the text; by default messages (chats), prompt and completion, or text")
     add("--validation-data", metavar="FOLDER", help="default: a part of --data")
     add("--validation-fraction", type=float, default=0.05, help="documents for validation (%(default)s)")
-    add("--train-on-prompts", action="store_true", help="learn all of a chat, not the assistant's answers alone")
     add("--context", type=int, help="tokens of a sequence (default: the model's, at most 2048)")
     add("--lora", type=int, default=0, metavar="RANK", help="train adapters of this rank; 0: all weights (%(default)s)")
     add("--epochs", type=int, default=1, help="passes over the documents (%(default)s)")
@@ -80,13 +79,13 @@ def parse() -> argparse.Namespace:
     add("--checkpoint-seconds", type=float, default=300.0, help="between checkpoints (%(default)s)")
     add("--seed", type=int, default=0, help="of weights and order (%(default)s)")
     args = parser.parse_args()
-    for name in ("context", "epochs", "max_steps", "batch_size", "global_batch_size", "log_every"):
-        if (value := getattr(args, name)) is not None and value < 1:
-            fail(f"argument --{name.replace('_', '-')}: {value} must be at least 1")
-    if not (0 < args.validation_fraction <= 0.5 and 0 < (args.lr or 1) < math.inf and args.checkpoint_seconds > 0):
-        fail("argument --validation-fraction, --lr, --checkpoint-seconds: a number up to 0.5, and positive ones")
-    if not (0 <= (args.weight_decay or 0) < math.inf and args.lora >= 0):
-        fail("argument --weight-decay, --lora: a number and a rank of at least 0")
+    least = dict.fromkeys(("context", "epochs", "max_steps", "batch_size", "global_batch_size", "log_every"), 1.0)
+    least |= {"lora": 0, "weight_decay": 0, "validation_fraction": 1e-6, "lr": 1e-9, "checkpoint_seconds": 1}
+    for name, limit in least.items():
+        if (value := getattr(args, name)) is not None and not limit <= value < math.inf:
+            fail(f"argument --{name.replace('_', '-')}: {value} must be at least {limit:g}")
+    if args.validation_fraction > 0.5:
+        fail(f"argument --validation-fraction: {args.validation_fraction} must be at most 0.5")
     for name, built_in in (("model", "tiny"), ("data", "python"), ("validation_data", None)):
         value = getattr(args, name)
         if value not in (built_in, None) and "://" not in value and not Path(value).expanduser().exists():
@@ -96,7 +95,7 @@ def parse() -> argparse.Namespace:
 
 if __name__ == "__main__":
     options = parse()  # before torch is imported, which takes seconds
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # lengths of documents differ
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # less waste
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes share the work instead
 
 import datasets
@@ -118,19 +117,18 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
-from torch.utils.data import DataLoader
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, ByT5Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, ByT5Tokenizer, GenerationConfig
 
 from ray_on_ecs import Checkpointer, DistributedSampler, log, microbatches
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.filesystem import fetch, open_filesystem
+from ray_on_ecs.sdk import alive
 
-say = partial(print, flush=True) if RANK == 0 else lambda line: None
+say = partial(print, flush=True) if RANK == 0 else lambda *words: None
 # Results that selective activation checkpointing keeps: of matrix products and attention.
-KEPT = [getattr(torch.ops.aten, name).default for name in (
-    "mm", "addmm", "bmm", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
-)]  # fmt: skip
+ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+KEPT = [getattr(torch.ops.aten, name).default
+        for name in ("mm", "addmm", "bmm", *(f"_scaled_dot_product_{kind}" for kind in ATTENTION))]  # fmt: skip
 
 
 def read_documents(address: str, flag: str, args: argparse.Namespace) -> tuple[Dataset, list[str]]:
@@ -143,7 +141,7 @@ def read_documents(address: str, flag: str, args: argparse.Namespace) -> tuple[D
         kinds.setdefault(KINDS.get(Path(name).suffix, ""), []).append(str(path))
     others = kinds.pop("", [])
     if others:
-        say(f"warning: {flag}: {len(others)} files of other kinds are left out, as {others[0]}")
+        say(f"warning: {flag}: files of other kinds are left out: {len(others)}, such as {others[0]}")
     if not kinds:
         fail(f"argument {flag}: {address!r} has no file whose name ends with {', '.join(KINDS)}, or that and .gz")
     try:
@@ -158,7 +156,7 @@ def read_documents(address: str, flag: str, args: argparse.Namespace) -> tuple[D
     columns = next((columns for columns in wanted if set(columns) <= set(rows.column_names)), None)
     if columns is None:
         fail(f"argument {flag}: there is no column {args.column or 'messages, prompt and completion, or text'}, but "
-             f"{', '.join(rows.column_names)}; --column names the one with the text")  # fmt: skip
+             f"{', '.join(rows.column_names)}; rename them, or name the one with a text by --column")  # fmt: skip
     for name in columns:
         if columns != ["messages"] and getattr(rows.features[name], "dtype", "") not in ("string", "large_string"):
             fail(f"argument {flag}: the column {name} is not text alone, but {rows.features[name]}")
@@ -170,14 +168,14 @@ def read_documents(address: str, flag: str, args: argparse.Namespace) -> tuple[D
 
 def first_fault(paths: Sequence[str]) -> str | None:
     """Return the first line of JSONL files that is not an object."""
-    for path in paths:
-        with gzip.open(path, "rt") if path.endswith(".gz") else open(path) as file:
+    for path in (path for path in paths if path.removesuffix(".gz").endswith(".jsonl")):
+        with gzip.open(path, "rt", encoding="utf-8") if path.endswith(".gz") else open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
                 try:
                     if line.strip() and not isinstance(json.loads(line), dict):
                         return f"{path}, line {number} is not an object, such as one with a text"
-                except ValueError as cause:
-                    return f"{path}, line {number} is not JSON ({cause}); correct it, or take it out"
+                except json.JSONDecodeError as cause:
+                    return f"{path}, line {number} is not JSON ({cause.msg}); correct it, or take it out"
     return None
 
 
@@ -193,39 +191,41 @@ def split(rows: Dataset, columns: list[str], args: argparse.Namespace) -> tuple[
     return Dataset.from_dict({columns[0]: [text[:cut]]}), Dataset.from_dict({columns[0]: [text[cut:]]})
 
 
-def tokenize(row: Mapping[str, Any], tokenizer: Any, columns: list[str], every_token: bool) -> dict[str, Any]:
+def tokenize(row: Mapping[str, Any], tokenizer: Any, columns: list[str]) -> dict[str, Any]:
     """Return a document's tokens, and which of them are learned: all of a text, and of a chat the answers."""
-    if columns == ["prompt", "completion"]:
-        messages = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]
-    elif columns == ["messages"]:
-        messages = row["messages"]
-    else:
+    if columns not in CHATS:
         ids = tokenizer(row[columns[0]], truncation=False)["input_ids"]
         if tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
             ids.append(tokenizer.eos_token_id)
-        return {"ids": ids, "learned": [True] * len(ids)}
-    text, answers = render(tokenizer, messages)
-    if not (answers or every_token):
+        return {"ids": np.asarray(ids, np.int32), "learned": np.ones(len(ids), bool)}
+    pair = [
+        {"role": role, "content": row.get(name)} for role, name in (("user", "prompt"), ("assistant", "completion"))
+    ]
+    text, answers = render(tokenizer, row["messages"] if columns == ["messages"] else pair)
+    if not answers:
         return {"ids": [], "learned": []}
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, truncation=False)
-    learned = [every_token or any(a <= start < b for a, b in answers) for start, _ in encoded["offset_mapping"]]
-    return {"ids": encoded["input_ids"], "learned": learned}
+    learned = [any(a <= start < b for a, b in answers) for start, _ in encoded["offset_mapping"]]
+    return {"ids": np.asarray(encoded["input_ids"], np.int32), "learned": np.asarray(learned)}
 
 
 def render(tokenizer: Any, messages: list[dict[str, Any]]) -> tuple[str, list[tuple[int, int]]]:
     """Return a chat as text, by the model's template, and the ranges of the assistant's answers, with their end."""
-    template = partial(tokenizer.apply_chat_template, tokenize=False)
-    # Arrow gives all messages all fields, with None for those that a message does not have.
-    messages = [{name: value for name, value in each.items() if value is not None} for each in messages]
+    template = partial(tokenizer.apply_chat_template, tokenize=False, date_string="26 Jul 2024")
+    if not isinstance(messages, list) or not all({"role", "content"} <= dict(each).keys() for each in messages):
+        raise ValueError(f"messages are a list of {{'role': ..., 'content': ...}}, not {str(messages)[:200]}")
+    messages = [{name: value for name, value in each.items() if value is not None} for each in messages]  # of Arrow
     try:
         text = str(template(messages))
         answers = []
         for number, message in enumerate(messages):
             if message["role"] == "assistant":
-                before = str(template(messages[:number], add_generation_prompt=True))
-                after = str(template(messages[: number + 1]))
-                if text.startswith(before) and text.startswith(after):  # a template may change earlier answers
-                    answers.append((len(before), len(after)))
+                # A template may change earlier answers, as Qwen3's does, but not what they say and how they end.
+                before = str(template(messages[:number], add_generation_prompt=True)) if number else ""
+                says, after = str(message["content"]).strip(), str(template(messages[: number + 1]))
+                says = after[after.rfind(says) :]
+                if text.startswith(before) and (at := text.find(says, len(before))) >= 0:
+                    answers.append((len(before), at + len(says)))
     except Exception as cause:  # a template may raise anything
         raise ValueError(f"the chat template refuses a chat ({cause}): {json.dumps(messages)[:200]}") from None
     return text, answers
@@ -248,25 +248,30 @@ def pack(rows: Mapping[str, Any], context: int) -> dict[str, list[Any]]:
 
 def prepare(rows: Dataset, name: str, tokenizer: Any, columns: list[str], args: argparse.Namespace) -> Dataset:
     """Return sequences of documents, and say what there was; datasets keeps them on the node's disk for later runs."""
+    if not len(rows):
+        fail(f"argument --data, --validation-data: there are no documents for {name}")
     processes = min(os.cpu_count() or 1, len(rows) // 1000) or None
-    one = partial(tokenize, tokenizer=tokenizer, columns=columns, every_token=args.train_on_prompts)
+    one = partial(tokenize, tokenizer=tokenizer, columns=columns)
     form = Features({"ids": List(Value("int32")), "learned": List(Value("bool"))})
-    how = {"remove_columns": rows.column_names, "features": form, "desc": f"{name} tokens"}
+    how = {"remove_columns": rows.column_names, "features": form, "writer_batch_size": DOCUMENTS}
     try:
         tokens = rows.map(one, num_proc=processes, **how)
     except (ValueError, TypeError, KeyError, AttributeError) as cause:
         fail(f"argument --data: {str(cause).splitlines()[0]}")
-    lengths = pc.call_function("list_value_length", [tokens.data.column("ids")]).to_numpy()
+    ids, learned = (tokens.data.column(each) for each in ("ids", "learned"))
+    lengths = pc.call_function("list_value_length", [ids]).to_numpy()
+    ids, learned = (pc.call_function("list_flatten", [each]) for each in (ids, learned))
+    if not pc.call_function("any", [learned]).as_py():
+        fail(f"argument --data, --validation-data: there is nothing to learn in the documents for {name}")
+    if (largest := pc.call_function("max", [ids]).as_py()) >= args.vocab_size:
+        fail(f"argument --model: its tokenizer made token {largest}, and its vocab_size is {args.vocab_size}")
     several = partial(pack, context=args.context)
     how |= {"remove_columns": tokens.column_names, "features": Features({**form, "starts": List(Value("int32"))})}
     sequences = tokens.with_format("numpy").map(several, batched=True, batch_size=DOCUMENTS, **how)
-    empty, long = int((lengths == 0).sum()), int((lengths > args.context).sum())
+    empty = int((lengths == 0).sum())
     more = f"; {empty:,} without an answer of the assistant are left out" if empty else ""
-    more += f"; {long:,} are longer than a sequence and go on in the next one" if long else ""
     total = f"{len(rows):,} documents, {lengths.sum():,} tokens, {len(sequences):,} sequences of {args.context}"
     say(f"{name}: {total}{more}")
-    if not any(any(each) for each in sequences["learned"][:1000]):
-        fail(f"argument --data: there is nothing to learn in the documents for {name}")
     return sequences.with_format(None)
 
 
@@ -284,7 +289,7 @@ def collate(rows: Sequence[Mapping[str, Any]], device: torch.device) -> dict[str
     return {name: value.to(device, non_blocking=True) for name, value in batch.items()}
 
 
-def load_tokenizer(folder: Path | None, vocab_size: int, *, pretrained: bool, for_chats: bool) -> Any:
+def load_tokenizer(folder: Path | None, *, pretrained: bool, for_chats: bool) -> Any:
     """Return the model's tokenizer; a model from scratch that has none learns bytes."""
     tokenizer: Any = ByT5Tokenizer(extra_ids=0)
     if folder and (pretrained or (folder / "tokenizer.json").is_file()):
@@ -292,25 +297,25 @@ def load_tokenizer(folder: Path | None, vocab_size: int, *, pretrained: bool, fo
             tokenizer = cast(Any, AutoTokenizer.from_pretrained(folder))
         except Exception as cause:  # its files may be broken in any way
             fail(f"argument --model: the tokenizer of {folder} can't be read ({cause})")
-    if len(tokenizer) > vocab_size:
-        fail(f"argument --model: its tokenizer has {len(tokenizer)} tokens, and config.json has room for {vocab_size}")
     if for_chats and not (tokenizer.chat_template and tokenizer.is_fast):
         fail("argument --model: chats need a tokenizer.json and a chat template; take the model's instruct version")
     return tokenizer
 
 
-def load_data(args: Any, folder: Path | None, vocab_size: int, pretrained: bool) -> tuple[Dataset, Dataset, Any]:
+def load_data(args: Any, folder: Path | None, pretrained: bool) -> tuple[Dataset, Dataset, Any]:
     """Return sequences for training and for validation, and the tokenizer."""
     CACHE.mkdir(parents=True, exist_ok=True)
-    if int(os.environ.get("LOCAL_RANK", "0")):
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # an error is one line
+    if int(os.environ.get("LOCAL_RANK", "0")) or not sys.stderr.isatty():
         datasets.disable_progress_bars()
+    say(f"reading the documents of {args.data}, which takes a minute for each gigabyte")
     with FileLock(CACHE / "language-model.lock"):  # one worker of a node does the work, which the others find done
         train, columns = read_documents(args.data, "--data", args)
         if args.validation_data:
             validation, _ = read_documents(args.validation_data, "--validation-data", args)
         else:
             train, validation = split(train, columns, args)
-        tokenizer = load_tokenizer(folder, vocab_size, pretrained=pretrained, for_chats=columns in CHATS)
+        tokenizer = load_tokenizer(folder, pretrained=pretrained, for_chats=columns in CHATS)
         parts = [prepare(part, name, tokenizer, columns, args)
                  for part, name in ((train, "training"), (validation, "validation"))]  # fmt: skip
     return parts[0], parts[1], tokenizer
@@ -318,14 +323,16 @@ def load_data(args: Any, folder: Path | None, vocab_size: int, pretrained: bool)
 
 def read_config(args: argparse.Namespace) -> tuple[Path | None, Any, bool]:
     """Return the model's folder on this node, its configuration, and whether there are weights."""
-    folder, config = None, AutoConfig.for_model("llama", **TINY)
+    folder, config = None, AutoConfig.for_model("llama", **TINY, eos_token_id=1, bos_token_id=None)
     if args.model != "tiny":
         folder = fetch(os.path.expanduser(args.model), "--model")
         try:
             config = AutoConfig.from_pretrained(folder)
         except Exception as cause:  # the file may be broken in any way
             fail(f"argument --model: {args.model!r} has no config.json of transformers ({str(cause).splitlines()[0]})")
-    config.dtype = config.dtype or torch.float32
+    if config.get_text_config() is not config or hasattr(config, "quantization_config"):
+        fail(f"argument --model: {args.model!r} is quantized, or not of text alone; take a plain language model")
+    config.dtype, args.vocab_size = config.dtype or torch.float32, config.vocab_size
     pretrained = folder is not None and any(any(folder.glob(name)) for name in ("*.safetensors", "pytorch_model*.bin"))
     if args.lora and not pretrained:
         fail(f"argument --lora: adapters need a trained model, and {args.model!r} has no weights; leave out --lora")
@@ -340,14 +347,18 @@ def build_model(folder: Any, config: Any, args: Any, dtype: torch.dtype, pretrai
             with init_empty_weights(include_buffers=False):
                 model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         elif pretrained:
-            model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype)
+            load: Any = AutoModelForCausalLM.from_pretrained
+            model, found = load(folder, config=config, dtype=dtype, output_loading_info=True)
+            if missing := [*found["missing_keys"], *found["mismatched_keys"]]:
+                fail(f"argument --model: {args.model!r} has no weights for {missing[0]} of its config.json")
         else:
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    except Exception as cause:  # the files may be broken in any way
+    except (ValueError, LookupError, RuntimeError, ImportError, AttributeError, TypeError) as cause:  # not of a disk
         fail(f"argument --model: {args.model!r} can't be loaded ({str(cause).splitlines()[0]})")
     if args.lora:
         adapters = LoraConfig(r=args.lora, lora_alpha=2 * args.lora, target_modules="all-linear", task_type="CAUSAL_LM")
         model = get_peft_model(model, adapters, low_cpu_mem_usage=empty)
+        model.peft_config["default"].base_model_name_or_path = args.model
     return model
 
 
@@ -370,11 +381,7 @@ def shard(model: Any, weights: dict[str, Any], bf16: bool) -> None:
 
 
 class Loss:
-    """The sum of the losses of a batch's tokens, computed for a part of the tokens at a time.
-
-    The logits of all tokens would take most of the memory: 512 KB for each token of Llama 3. So the output layer's
-    forward returns the loss in their place, unless a model changes its logits after that layer, as Gemma 2 does.
-    """
+    """The sum of the losses of a batch's tokens; the output layer returns it, since the logits of a token take 512 KB."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self.head, self.labels = model.get_output_embeddings(), torch.empty(0)
@@ -414,16 +421,10 @@ def validate(network: nn.Module, loss_of: Loss, sequences: Dataset, batch_size: 
     sums = torch.zeros(2, device=device, dtype=torch.float64)
     for first in range(RANK * batch_size, len(sequences) + RANK * batch_size, batch_size * RANKS):
         rows = [sequences[number] for number in range(first, min(first + batch_size, len(sequences)))]
-        batch = collate(rows or [sequences[0]], device)
-        if not rows:
-            batch["labels"].fill_(IGNORED)
+        batch = collate(rows or [{**sequences[0], "learned": [False] * len(sequences[0]["ids"])}], device)
         sums += torch.stack([loss_of(network, batch), (batch["labels"] != IGNORED).sum()])
+        alive()
     return mean_loss(sums)
-
-
-def show(metrics: Mapping[str, Any]) -> str:
-    """Return metrics as text."""
-    return "  ".join(f"{name.replace('_', ' ')} {value:<6.4g}" for name, value in metrics.items())
 
 
 def mean_loss(sums: Tensor) -> float:
@@ -442,10 +443,7 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 def export(saved: Checkpointer, model: Any, folder: Any, config: Any, tokenizer: Any, lora: bool) -> None:
-    """Write model/, which from_pretrained loads: the weights in the model's dtype, and its other files as they came in.
-
-    With LoRA, model/ has adapters and weights in one, and adapter/ the adapters alone.
-    """
+    """Write model/, which from_pretrained loads, its other files as they came in; with LoRA also adapter/."""
     if not lora:
         saved.export("model/model.safetensors", dtype=config.dtype)
     else:  # all ranks take part in making the weights whole
@@ -456,16 +454,20 @@ def export(saved: Checkpointer, model: Any, folder: Any, config: Any, tokenizer:
     with tempfile.TemporaryDirectory() as temporary:
         made, adapter = Path(temporary, "model"), Path(temporary, "adapter")
         if lora:
+            model.peft_config["default"].inference_mode = True
             model.peft_config["default"].save_pretrained(adapter)
             adapters = get_peft_model_state_dict(model, state_dict=whole)
             weights = {name: value.to("cpu").contiguous() for name, value in adapters.items()}
             save_file(weights, adapter / "adapter_model.safetensors")
             base = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=config.dtype)
             PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(made)
+        alive()
         tokenizer.save_pretrained(made)
+        config.architectures = config.architectures or [type(model).__name__.removeprefix("FSDP")]
         config.save_pretrained(made)
+        GenerationConfig.from_model_config(config).save_pretrained(made)
         for path in sorted(folder.iterdir()) if folder else ():
-            if path.suffix in (".json", ".jinja", ".model", ".txt") and not path.name.endswith(".index.json"):
+            if path.name.startswith(COPIED):
                 shutil.copy(path, made)
         filesystem, path = open_filesystem(os.environ.get("RUN_URI") or os.getcwd())
         fs.copy_files(temporary, path, destination_filesystem=filesystem)
@@ -474,10 +476,10 @@ def export(saved: Checkpointer, model: Any, folder: Any, config: Any, tokenizer:
 def main(args: argparse.Namespace) -> None:
     """Train, validate after each epoch, and export the best weights."""
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
     is_gpu = device.type == "cuda"
-    has_bf16 = is_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
-    bf16 = args.precision == "bf16" or (args.precision == "auto" and has_bf16)
+    bf16 = {"fp32": False, "bf16": True}.get(args.precision, is_gpu and torch.cuda.is_bf16_supported(False))
     folder, config, pretrained = read_config(args)
     args.lr = args.lr or (1e-3 if not pretrained else 2e-4 if args.lora else 1e-5)
     args.weight_decay = (0.0 if pretrained else 0.1) if args.weight_decay is None else args.weight_decay
@@ -487,24 +489,17 @@ def main(args: argparse.Namespace) -> None:
         fail(f"argument --context: {args.context} is more than the model's {positions} positions")
     workers = int(os.environ.get("MAX_WORLD_SIZE", RANKS))
     args.global_batch_size = args.global_batch_size or max(16, args.batch_size * workers)
-    if args.global_batch_size < workers:
-        fail(f"argument --global-batch-size: {args.global_batch_size} is less than the {workers} workers")
-    training, validation, tokenizer = load_data(args, folder, config.vocab_size, pretrained)
+    training, validation, tokenizer = load_data(args, folder, pretrained)
+    if not workers <= args.global_batch_size <= len(training):
+        fail(f"argument --global-batch-size: {args.global_batch_size} must be at least {workers}, the workers, and at "
+             f"most {len(training)}, the sequences of {args.context} tokens; a smaller --context makes more")  # fmt: skip
     steps_per_epoch = len(training) // args.global_batch_size
-    if not steps_per_epoch:
-        fail(f"argument --global-batch-size: {args.global_batch_size} is more than the {len(training)} sequences of "
-             f"{args.context} tokens; use {len(training)} or less, or a smaller --context")  # fmt: skip
     steps = min(args.epochs * steps_per_epoch, args.max_steps or sys.maxsize)
     epochs = math.ceil(steps / steps_per_epoch)
     if is_gpu:
         torch.cuda.set_device(device)
     if RANKS > 1:
         dist.init_process_group("cpu:gloo,cuda:nccl" if is_gpu else "gloo", timeout=timedelta(hours=1))
-        data: list[Any] = [None] * RANKS
-        dist.all_gather_object(data, [len(training), training[0], training[-1]])
-        if any(each != data[0] for each in data):
-            fail("argument --data: it is not the same on every node; give s3://bucket/prefix")
-
     torch.manual_seed(args.seed)  # the same weights on all ranks
     sharded = args.sharding == "full" and RANKS > 1
     dtype = config.dtype if args.lora and bf16 else torch.float32  # all that is trained is in fp32
@@ -522,16 +517,24 @@ def main(args: argparse.Namespace) -> None:
         network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False, **more})
     for layer in layers_of(network) if args.compile else ():
         layer.compile()
-    model = DDP(network, gradient_as_bucket_view=True) if RANKS > 1 and not sharded else network
+    # FSDP2 would keep whole gradients on each GPU until the last micro-batch: there each one is reduced.
+    ddp = DDP(network, gradient_as_bucket_view=True) if RANKS > 1 and not sharded else None
+    model = ddp or network
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     decayed, others = ([p for p in parameters if (p.dim() > 1) is flag] for flag in (True, False))
     groups = [{"params": decayed, "weight_decay": args.weight_decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(learning_rate, steps=steps))
     sampler = DistributedSampler(training, seed=args.seed)
-    shares = sampler.batches(args.global_batch_size)
-    loader = DataLoader(cast(Any, training), batch_sampler=shares, collate_fn=partial(collate, device=device))
-    free = ("compile", "precision", "batch_size", "sharding", "activation_checkpointing", "log_every")
+    free = (
+        "compile",
+        "precision",
+        "batch_size",
+        "sharding",
+        "activation_checkpointing",
+        "log_every",
+        "checkpoint_seconds",
+    )
     saved = Checkpointer(
         model=model,
         optimizer=optimizer,
@@ -539,24 +542,24 @@ def main(args: argparse.Namespace) -> None:
         keep_best="validation_loss",
         save_frozen=not args.lora,
         every_seconds=args.checkpoint_seconds,
-        config={name: value for name, value in vars(args).items() if name not in (*free, "checkpoint_seconds")},
+        config={name: value for name, value in vars(args).items() if name not in free},
     )
     saved.resume()
     total, trained = (sum(each.numel() for each in group) / 1e6 for group in (network.parameters(), parameters))
-    say(f"{args.model}: {total:,.1f} million weights, {trained:,.1f} trained; {steps} steps of "
+    say(f"{args.model}: {total:,.1f} million weights, {trained:,.2f} trained; {steps} steps of "
         f"{args.global_batch_size} sequences, {RANKS} x {device.type.upper()}, {'bf16' if bf16 else 'fp32'}, peak "
         f"learning rate {args.lr:g}, {saved.step} steps done")  # fmt: skip
-
     while saved.epoch < epochs and not saved.should_stop:
         began, first, sums = time.perf_counter(), saved.step, torch.zeros(2, device=device, dtype=torch.float64)
         network.train()
-        for share in islice(loader, steps - saved.step):
+        for numbers in islice(sampler.batches(args.global_batch_size), steps - saved.step):
+            share = collate([training[number] for number in numbers], device)
             tokens = (share["labels"] != IGNORED).sum()
             all_tokens = tokens.clone()
             if RANKS > 1:
                 dist.all_reduce(all_tokens)
             loss = torch.zeros((), device=device)
-            for part, _ in microbatches(share, args.global_batch_size, size=args.batch_size, model=model):
+            for part, _ in microbatches(share, args.global_batch_size, size=args.batch_size, model=ddp):
                 with autocast:
                     part_loss = loss_of(model, part)
                 (part_loss * (RANKS / all_tokens.clamp(min=1))).backward()  # DDP and FSDP take the mean over the ranks
@@ -575,21 +578,24 @@ def main(args: argparse.Namespace) -> None:
                 metrics: dict[str, Any] = {"loss": mean, "perplexity": math.exp(min(mean, 100)), "gradient_norm": size,
                            "learning_rate": schedule.get_last_lr()[0], "tokens_per_second": speed}  # fmt: skip
                 log(**metrics)
-                say(f"step {saved.step}/{steps}  " + show(metrics))
+                say(f"step {saved.step}/{steps}", *(f" {name} {value:.4g}" for name, value in metrics.items()))
                 if not math.isfinite(mean + size):
                     fail(f"the loss of step {saved.step} is not finite; lower --lr, now {args.lr:g}")
                 began, first = time.perf_counter(), saved.step
                 sums.zero_()
         if not saved.should_stop:
-            mean = validate(network, loss_of, validation, args.batch_size, device)
+            with autocast:
+                mean = validate(network, loss_of, validation, args.batch_size, device)
             metrics = {"validation_loss": mean, "validation_perplexity": math.exp(min(mean, 100))}
-            say(f"epoch {saved.epoch + 1}/{epochs}  " + show(metrics))
+            say(f"epoch {saved.epoch + 1}/{epochs}", *(f" {name} {value:.4g}" for name, value in metrics.items()))
             saved.end_epoch(**metrics)
     if not saved.should_stop:
         saved.load_best()
+        say("writing the weights with the lowest validation loss to model/")
         export(saved, network, folder, config, tokenizer, bool(args.lora))
     saved.close()
     if RANKS > 1:
+        dist.barrier()  # rank 0 may still write
         dist.destroy_process_group()
 
 

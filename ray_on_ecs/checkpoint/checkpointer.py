@@ -300,7 +300,7 @@ class Checkpointer:
                 run in the working directory. A model of more than 2 GB becomes several files and an index, as
                 Hugging Face's libraries read it.
             metadata: Strings for the file's header, which `safetensors.safe_open(path, "pt").metadata()` returns.
-            dtype: Of the numbers in the file that are not integers; by default each tensor's.
+            dtype: Of the parameters in the file; by default each its own.
 
         Raises:
             OSError: It can't be written.

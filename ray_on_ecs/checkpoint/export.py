@@ -45,13 +45,18 @@ def export_weights(
         ranks: All ranks.
         file_bytes: The most bytes of a file, unless a single tensor has more.
         metadata: Strings for the header of each file.
-        dtype: Of the floating point numbers in the files, or each tensor's.
+        dtype: Of the parameters in the files, or each its own.
 
     Raises:
         OSError: A file could not be written; all ranks raise it.
     """
     tensors = _without_aliases(module)
-    files = _divide(tensors, file_bytes)
+    parameters = {key for key, _ in module.named_parameters(remove_duplicate=False)}
+    sizes = {
+        key: tensor.numel() * (dtype if dtype and key in parameters else tensor.dtype).itemsize
+        for key, tensor in tensors.items()
+    }
+    files = _divide(sizes, file_bytes)
     names = _file_names(name, len(files))
     fault: str | None = None
     for first in range(0, len(files), ranks.world_size):
@@ -62,13 +67,13 @@ def export_weights(
                 whole = _whole(tensors[key])  # by all ranks
                 if number == ranks.rank:
                     # On a CPU two buffers may share their memory, which a file can't.
-                    kind = dtype if whole.is_floating_point() else None
+                    kind = dtype if key in parameters and whole.is_floating_point() else None
                     mine[plain_name(key)] = whole.detach().to("cpu", dtype=kind, copy=True).contiguous()
         if mine and fault is None:
             fault = _write(storage, names[first + ranks.rank], lambda mine=mine: _serialize(mine, metadata or {}))
     if ranks.rank == 0 and len(files) > 1:
         index = {
-            "metadata": {"total_size": sum(_bytes(each) for each in tensors.values())},
+            "metadata": {"total_size": sum(sizes.values())},
             "weight_map": {plain_name(key): names[number] for number, keys in enumerate(files) for key in keys},
         }
         fault = fault or _write(storage, f"{name}.index.json", lambda: json.dumps(index, indent=2).encode())
@@ -103,16 +108,16 @@ def _without_aliases(module: nn.Module) -> Mapping[str, Tensor]:
     return tensors
 
 
-def _divide(tensors: Mapping[str, Tensor], file_bytes: int) -> list[list[str]]:
+def _divide(sizes: Mapping[str, int], file_bytes: int) -> list[list[str]]:
     """Return the names for each file, in order."""
     files: list[list[str]] = [[]]
     size = 0
-    for name, tensor in tensors.items():
-        if files[-1] and size + _bytes(tensor) > file_bytes:
+    for name, number in sizes.items():
+        if files[-1] and size + number > file_bytes:
             files.append([])
             size = 0
         files[-1].append(name)
-        size += _bytes(tensor)
+        size += number
     return files
 
 
@@ -121,10 +126,6 @@ def _file_names(name: str, number: int) -> list[str]:
         return [name]
     path = PurePosixPath(name)
     return [f"{path.stem}-{each:05d}-of-{number:05d}{path.suffix}" for each in range(1, number + 1)]
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -45,7 +45,8 @@ def write_results(storage: RunStorage, config: RunConfig, summary: dict[str, Any
         storage.write(layout.CURVES, plot(records, names))
         storage.write(layout.EVENTS, event_file(records, names))
         files |= {"metrics": layout.METRICS, "curves": layout.CURVES, "events": layout.EVENTS}
-    files |= {PurePath(name).stem: name for name in sorted(storage.file_sizes()) if name.endswith(WEIGHTS)}
+    files |= {PurePath(name).stem: name for name in sorted(storage.file_sizes()) if _is_weights(name)}
+    files |= {name: f"{name}/" for name in storage.folders("") if any(map(_is_weights, storage.file_sizes(name)))}
     document = {
         "run_name": config.run_name,
         "storage_path": storage.uri,
@@ -60,6 +61,10 @@ def write_results(storage: RunStorage, config: RunConfig, summary: dict[str, Any
     }
     storage.write_json(layout.RESULT, document)
     return document
+
+
+def _is_weights(name: str) -> bool:
+    return name.endswith(WEIGHTS)
 
 
 def check_not_finished(storage: RunStorage) -> None:
@@ -88,7 +93,10 @@ def plot(records: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes:
     columns = min(len(names), COLUMNS)
     rows = -(-len(names) // columns)
     figure = Figure(figsize=(4.5 * columns, 3.6 * rows), layout="constrained")
-    for axes, name in zip(figure.subplots(rows, columns, squeeze=False).flat, names, strict=False):
+    grid = figure.subplots(rows, columns, squeeze=False).flat
+    for axes in grid[len(names) :]:
+        axes.set_visible(False)
+    for axes, name in zip(grid, names, strict=False):
         found = [(each[STEP], each[name]) for each in records if each.get(name) is not None]
         axes.plot([step for step, _ in found], [value for _, value in found], marker="o", markersize=3)
         axes.set(title=name, xlabel=STEP)

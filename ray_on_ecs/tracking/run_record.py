@@ -226,19 +226,14 @@ def _logged_step(history: Sequence[Any]) -> int | None:
 
 
 def _last_loss(history: Sequence[Any]) -> float | None:
-    """Return the last loss that the script logged; None if there is none, or it is no finite number."""
-    for metrics in reversed(history):
-        if name := _loss_name(metrics):
-            value = metrics[name]
-            return value if isinstance(value, int | float) and math.isfinite(value) else None
+    """Return the last training loss that the script logged; None if there is none, or it is not a finite number."""
+    names = dict.fromkeys(name for metrics in history for name in metrics)
+    wanted = [name for name in ("train_loss", "loss") if name in names]
+    wanted += [name for name in reversed(names) if name.endswith("loss")]
+    values = [metrics[wanted[0]] for metrics in history if wanted and metrics.get(wanted[0]) is not None]
+    if values and isinstance(values[-1], int | float) and math.isfinite(values[-1]):
+        return values[-1]
     return None
-
-
-def _loss_name(metrics: Mapping[str, Any]) -> str | None:
-    """Return the name of the training loss: `train_loss`, or the last one that ends with `loss`."""
-    if "train_loss" in metrics:
-        return "train_loss"
-    return next((name for name in reversed(list(metrics)) if name.endswith("loss")), None)
 
 
 def _iso(moment: datetime) -> str:

@@ -15,14 +15,24 @@ from typing import Any
 import datasets
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, logging
 
 from tests.waiting import until
 from training import language_model
-from training.language_model import Loss, collate, first_fault, pack, read_documents, render, split, tokenize
+from training.language_model import (
+    Loss,
+    build_model,
+    collate,
+    first_fault,
+    pack,
+    read_documents,
+    render,
+    split,
+    tokenize,
+)
 
 SCRIPT = Path(language_model.__file__)
 TEMPLATE = (
@@ -128,22 +138,38 @@ def test_the_answers_of_a_chat_are_learned(tokenizer: Any) -> None:
         {"role": "user", "content": "and?"},
         {"role": "assistant", "content": "so", "name": None},
     ]
-    row = tokenize({"messages": messages}, tokenizer, ["messages"], every_token=False)
+    row = tokenize({"messages": messages}, tokenizer, ["messages"])
     learned = [token for token, flag in zip(row["ids"], row["learned"], strict=True) if flag]
     assert tokenizer.decode(learned) == "ho<|im_end|>\nso<|im_end|>\n"
     assert tokenizer.decode(row["ids"]) == tokenizer.apply_chat_template(messages, tokenize=False)
-    assert all(tokenize({"messages": messages}, tokenizer, ["messages"], every_token=True)["learned"])
     pair = {"prompt": "hi", "completion": "ho"}
-    assert tokenize(pair, tokenizer, ["prompt", "completion"], False) == tokenize(
-        {"messages": messages[:2]}, tokenizer, ["messages"], False
-    )
+    first = tokenize({"messages": messages[:2]}, tokenizer, ["messages"])
+    assert tokenize(pair, tokenizer, ["prompt", "completion"])["ids"].tolist() == first["ids"].tolist()
     assert render(tokenizer, messages[:1])[1] == [], "there is no answer"
+
+
+def test_earlier_answers_that_a_template_changes_are_learned(tokenizer: Any) -> None:
+    thinking = TEMPLATE.replace(
+        "{{ m['content'] }}",
+        "{% if loop.last and m['role'] == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m['content'] }}",
+    )
+    messages = [{"role": role, "content": role[:2] + str(turn)} for turn in (1, 2) for role in ("user", "assistant")]
+    qwen = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, chat_template=thinking)
+    row = tokenize({"messages": messages}, qwen, ["messages"])
+    learned = [token for token, flag in zip(row["ids"], row["learned"], strict=True) if flag]
+    assert qwen.decode(learned) == "as1<|im_end|>\n<think>\n\n</think>\n\nas2<|im_end|>\n"
+
+
+@pytest.mark.parametrize("messages", ["text", [{"from": "human", "value": "hi"}], [{"role": "user"}]])
+def test_another_form_of_chats_is_named(messages: Any, tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match="messages are a list of"):
+        tokenize({"messages": messages}, tokenizer, ["messages"])
 
 
 def test_a_tokenizer_that_truncates_keeps_all_of_a_text(tokenizer: Any) -> None:
     cut = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>")
     cut.backend_tokenizer.enable_truncation(4)
-    row = tokenize({"text": "words " * 50}, cut, ["text"], every_token=False)
+    row = tokenize({"text": "words " * 50}, cut, ["text"])
     assert tokenizer.decode(row["ids"]) == "words " * 50 + "<|im_end|>"
 
 
@@ -212,7 +238,7 @@ def test_files_of_all_kinds_are_documents(tmp_path: Path, capsys: pytest.Capture
     assert short == ["one\n\ntwo\n", "three", "four", "five", "six", "seven"]
     assert len(rows) == 7
     out = capsys.readouterr().out
-    assert "1 files of other kinds are left out" in out
+    assert "files of other kinds are left out: 1, such as" in out
     assert "2 of 9 documents are empty and left out" in out
     train, validation = split(rows, columns, arguments())
     assert sorted([*train["text"], *validation["text"]]) == sorted(rows["text"])
@@ -257,7 +283,8 @@ def test_different_columns_are_refused(tmp_path: Path, capsys: pytest.CaptureFix
     ("flags", "line"),
     [
         (["--epochs=0"], "argument --epochs: 0 must be at least 1"),
-        (["--lr=-1"], "and positive ones"),
+        (["--lr=0"], "argument --lr: 0.0 must be at least 1e-09"),
+        (["--model=Qwen/Qwen3-0.6B"], "'Qwen/Qwen3-0.6B' is neither a folder nor s3://bucket/prefix"),
         (["--data=nowhere"], "'nowhere' is neither a folder nor s3://bucket/prefix"),
         (["--typo"], "unrecognized arguments: --typo"),
     ],
@@ -273,11 +300,20 @@ def test_a_wrong_option_ends_before_torch(flags: list[str], line: str, tmp_path:
 # Training
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
-def test_a_fine_tuned_model_loads_and_answers(kind: str, make: Make, chats: Path, tmp_path: Path, cache: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "ranks", "more"),
+    [
+        ("llama", 2, ["--precision=bf16", "--activation-checkpointing=selective", "--batch-size=2"]),
+        ("qwen3", 1, []),
+        ("mistral", 1, ["--precision=bf16", "--activation-checkpointing=full"]),
+    ],
+)
+def test_a_fine_tuned_model_loads_and_answers(
+    kind: str, ranks: int, more: list[str], make: Make, chats: Path, tmp_path: Path, cache: Path
+) -> None:
     base = make(kind, tie_word_embeddings=kind == "llama")
-    flags = ("--model", str(base), "--data", str(chats), *TRAINING, "--epochs=3", "--log-every=5")
-    done = run(tmp_path / "run", cache, *flags)
+    flags = ("--model", str(base), "--data", str(chats), *TRAINING, "--epochs=3", "--log-every=5", *more)
+    done = run(tmp_path / "run", cache, *flags, ranks=ranks)
     assert done.returncode == 0, done.stderr
     assert losses(done.stdout)[-1] < losses(done.stdout)[0] / 3
     made = tmp_path / "run" / "model"
@@ -294,21 +330,36 @@ def test_a_fine_tuned_model_loads_and_answers(kind: str, make: Make, chats: Path
 
 
 def test_from_scratch_on_bytes(tmp_path: Path, cache: Path) -> None:
-    (tmp_path / "a.txt").write_text("so it goes on and on. " * 800)
-    done = run(tmp_path / "run", cache, "--data", str(tmp_path / "a.txt"), "--epochs=8", "--lr=1e-2")
+    (tmp_path / "a.txt").write_text("so it goes on and on. " * 400)
+    done = run(tmp_path / "run", cache, "--data", str(tmp_path / "a.txt"), "--epochs=2", *TRAINING)
     assert done.returncode == 0, done.stderr
     assert losses(done.stdout)[-1] < 3, "of log(320) = 5.8"
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
     assert (model.dtype, model.config.max_position_embeddings) == (torch.float32, 256)
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
     assert tokenizer("a")["input_ids"] == [100, 1]
+    assert (model.config.architectures, model.generation_config.eos_token_id) == (["LlamaForCausalLM"], 1)
+
+
+def test_weights_that_are_missing_are_named(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make("qwen3")
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: value for name, value in weights.items() if ".1." not in name},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
+    args = Namespace(model=str(folder), lora=0)
+    with pytest.raises(SystemExit):
+        build_model(folder, AutoConfig.from_pretrained(folder), args, torch.float32, True, False)
+    assert "has no weights for model.layers.1." in capsys.readouterr().err
 
 
 def test_adapters_alone_change_and_merge(make: Make, chats: Path, tmp_path: Path, cache: Path) -> None:
     base = make("qwen3", torch.float32)
     flags = ("--model", str(base), "--data", str(chats), *TRAINING, "--lora=4", "--max-steps=6", "--log-every=3")
     results = []
-    for name, ranks, more in (("one", 1, []), ("two", 2, ["--sharding=full"])):
+    for name, ranks, more in (("one", 1, []), ("two", 2, ["--sharding=full", "--batch-size=2"])):
         done = run(tmp_path / name, cache, *flags, *more, ranks=ranks)
         assert done.returncode == 0, done.stderr
         results.append(load_file(tmp_path / name / "adapter" / "adapter_model.safetensors"))
@@ -331,7 +382,7 @@ def test_adapters_alone_change_and_merge(make: Make, chats: Path, tmp_path: Path
 
 def test_a_reclaimed_training_ends_with_the_same_weights(make: Make, chats: Path, tmp_path: Path, cache: Path) -> None:
     base = make("llama", torch.float32, tie_word_embeddings=True)
-    flags = ("--model", str(base), "--data", str(chats), *TRAINING, "--max-steps=40", "--log-every=5")
+    flags = ("--model", str(base), "--data", str(chats), *TRAINING, "--max-steps=24", "--log-every=4")
     whole = run(tmp_path / "whole", cache, *flags, "--sharding=full", ranks=2)
     assert whole.returncode == 0, whole.stderr
 
@@ -343,7 +394,7 @@ def test_a_reclaimed_training_ends_with_the_same_weights(make: Make, chats: Path
             command(tmp_path / "cut", *flags, "--sharding=full", ranks=2), cwd=tmp_path / "cut", stdout=file,
             stderr=subprocess.STDOUT, env=environment(cache, RAY_ON_ECS_SDK_DIR=str(told)),
         )  # fmt: skip
-        until(lambda: process.poll() is not None or "step 10/" in log.read_text())
+        until(lambda: process.poll() is not None or "step 4/" in log.read_text())
         (told / "deadline").write_text(str(time.time() + 60))
         assert process.wait(300) == 0, log.read_text()
     assert "nodes are being reclaimed: saving after step" in log.read_text()
