@@ -39,6 +39,8 @@ IGNORED = -100  # labels that cross_entropy leaves out
 WARMUP, CLIP_NORM = 0.05, 1.0  # fraction of the steps, and largest norm of the gradients
 CHUNK = 512  # tokens whose logits are in memory at a time
 DOCUMENTS = 256  # that are packed together; their last sequence is filled up
+# Options that may differ when a run resumes.
+FREE = ("compile", "precision", "batch_size", "sharding", "activation_checkpointing", "log_every", "checkpoint_seconds")
 COPIED = ("config.json", "generation_config", "tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "chat_")
 CHATS = (["messages"], ["prompt", "completion"])  # columns of chats
 
@@ -381,7 +383,7 @@ def shard(model: Any, weights: dict[str, Any], bf16: bool) -> None:
 
 
 class Loss:
-    """The sum of the losses of a batch's tokens; the output layer returns it, since the logits of a token take 512 KB."""
+    """The sum of the losses of a batch's tokens; the output layer returns it, as the logits of a token take 512 KB."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self.head, self.labels = model.get_output_embeddings(), torch.empty(0)
@@ -492,7 +494,7 @@ def main(args: argparse.Namespace) -> None:
     training, validation, tokenizer = load_data(args, folder, pretrained)
     if not workers <= args.global_batch_size <= len(training):
         fail(f"argument --global-batch-size: {args.global_batch_size} must be at least {workers}, the workers, and at "
-             f"most {len(training)}, the sequences of {args.context} tokens; a smaller --context makes more")  # fmt: skip
+             f"most {len(training)}, the sequences of {args.context} tokens; a smaller --context: more")  # fmt: skip
     steps_per_epoch = len(training) // args.global_batch_size
     steps = min(args.epochs * steps_per_epoch, args.max_steps or sys.maxsize)
     epochs = math.ceil(steps / steps_per_epoch)
@@ -526,15 +528,6 @@ def main(args: argparse.Namespace) -> None:
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(learning_rate, steps=steps))
     sampler = DistributedSampler(training, seed=args.seed)
-    free = (
-        "compile",
-        "precision",
-        "batch_size",
-        "sharding",
-        "activation_checkpointing",
-        "log_every",
-        "checkpoint_seconds",
-    )
     saved = Checkpointer(
         model=model,
         optimizer=optimizer,
@@ -542,7 +535,7 @@ def main(args: argparse.Namespace) -> None:
         keep_best="validation_loss",
         save_frozen=not args.lora,
         every_seconds=args.checkpoint_seconds,
-        config={name: value for name, value in vars(args).items() if name not in free},
+        config={name: value for name, value in vars(args).items() if name not in FREE},
     )
     saved.resume()
     total, trained = (sum(each.numel() for each in group) / 1e6 for group in (network.parameters(), parameters))
