@@ -1,12 +1,12 @@
 """A Ray cluster on ECS as one component, for this project's program, for others, and for other languages.
 
-Pulumi reads the annotations of RayClusterArgs as they stand for the schema that it offers other languages, and their
+Pulumi reads the annotations of RayCluster as they stand for the schema that it offers other languages, and their
 docstrings: this module can't postpone annotations.
 """
 
 import os
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import pulumi
 
@@ -14,7 +14,7 @@ from infra import config
 from infra.auth import AuthToken, AuthTokenArgs
 from infra.capacity import Capacity, CapacityArgs
 from infra.cluster import Cluster, ClusterArgs
-from infra.config.settings import Settings
+from infra.config.settings import RayClusterArgs, Settings
 from infra.definitions import commands
 from infra.discovery import Discovery, DiscoveryArgs
 from infra.image import Image, ImageArgs
@@ -30,84 +30,6 @@ from infra.tags import company_tags, name_prefix
 from infra.worker_facts import WorkerFacts, WorkerFactsArgs
 
 ROOT = Path(__file__).parents[1]
-
-
-class RayClusterArgs(TypedDict, total=False):
-    """Inputs of RayCluster. Each is a key of Pulumi.yaml, which has its default; README.md explains them all.
-
-    What AWS is asked about while the cluster is planned has to be known then, and is no Input.
-    """
-
-    head_instance_type: str
-    """EC2 type of the Ray head, which schedules and trains nothing; x86_64 with at least 8 GiB."""
-    worker_instance_types: list[str]
-    """EC2 types of the Ray workers, the preferred one first; x86_64 with NVIDIA GPUs."""
-    head_ami_id: str
-    """Machine image of the instances without GPUs; by default AWS's newest for ECS."""
-    worker_ami_id: str
-    """Machine image of the workers' instances; by default AWS's newest for ECS with the NVIDIA driver."""
-    worker_count: int
-    """Number of GPU instances that the cluster begins with, one Ray worker on each; a job's default request."""
-    min_workers: int
-    """Number of GPU instances that the idle stop leaves running."""
-    max_workers: int
-    """Most GPU instances that jobs may request; 0 is worker_count."""
-    idle_timeout_minutes: int
-    """Idle time in minutes after which GPU and helper instances are stopped; 0 never stops them."""
-    spot: bool
-    """Run the workers on spot instances."""
-    on_demand_workers: int
-    """With spot, the number of workers that stay on demand."""
-    helper_instance_types: list[str]
-    """EC2 types of the CPU helpers, x86_64; none for a cluster without helpers."""
-    helper_count: int
-    """Number of CPU helpers that the cluster begins with, one on each instance."""
-    min_helpers: int
-    """Number of CPU helpers that the idle stop leaves running."""
-    max_helpers: int
-    """Most CPU helpers that jobs may request; 0 is helper_count."""
-    redeploy_workers: str
-    """Any word; changing it restarts all workers and helpers."""
-    vpc_cidr: str
-    """Addresses of the cluster's own VPC, /16 to /24."""
-    vpc_id: pulumi.Input[str]
-    """A VPC to use instead of one of its own. One that the same program makes needs availability_zones, too."""
-    subnet_ids: list[pulumi.Input[str]]
-    """Private subnets of that VPC in different zones, in the order of availability_zones."""
-    availability_zones: list[str]
-    """Zone of every instance; workers go on to the next of several. By default one is chosen."""
-    spread_zones: bool
-    """Let the workers of one job be in several of those zones."""
-    nat_gateway: bool
-    """Give the cluster's own VPC a way to the internet; false makes interface endpoints to AWS's services instead."""
-    image_uri: str
-    """A ready training image instead of the one in docker/."""
-    registry_secret_arn: str
-    """Secret in AWS Secrets Manager with the user name and password of image_uri's registry."""
-    retain_bucket: bool
-    """Keep the bucket and its runs when the cluster is destroyed."""
-    data_buckets: list[str]
-    """Buckets that training may also read, each as bucket or bucket/prefix."""
-    root_volume_gib: int
-    """Root disk of each instance in GiB."""
-    log_retention_days: int
-    """Days that CloudWatch keeps the containers' logs."""
-    check_quotas: bool
-    """Refuse more vCPUs than the account's EC2 quotas allow."""
-    max_hourly_usd: float
-    """Refuse a cluster whose instances would cost more USD an hour; 0 is no limit."""
-    alert_email: str
-    """Address that hears of alarms, and of the account's costs by an AWS budget."""
-    monthly_budget_usd: int
-    """The budget of the whole account in USD a month, for alert_email."""
-    tags: dict[str, str]
-    """Tags for everything."""
-    permissions_boundary: str
-    """ARN of the policy that bounds every role."""
-    role_path: str
-    """IAM path of every role."""
-    kms_key_arn: str
-    """ARN of a KMS key of your own for bucket, disks, logs, token and repository."""
 
 
 class RayCluster(pulumi.ComponentResource):

@@ -1,4 +1,4 @@
-"""The README's commands, keys, outputs, flags and paths exist."""
+"""The README's commands, outputs, flags and paths exist."""
 
 import re
 import subprocess
@@ -18,7 +18,6 @@ from ray_on_ecs.run.command_line import parse
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PROGRAM = (ROOT / "__main__.py").read_text()
-CONFIG = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")))
 LAPTOP = (ROOT / "docs" / "laptop.md").read_text()
 TRAINING = (ROOT / "docs" / "training.md").read_text()
@@ -46,16 +45,6 @@ def section(title: str) -> str:
 
 def first_column(table: str) -> list[str]:
     return re.findall(r"^\| `([^`]+)`", table, flags=re.MULTILINE)
-
-
-def test_the_configuration_table_is_that_of_pulumi_yaml() -> None:
-    assert first_column(section("Configuration")) == list(CONFIG), "a key is missing, superfluous or misspelt"
-    for key, spec in CONFIG.items():
-        shown = re.search(rf"^\| `{key}` \| (.*?) \|", README, flags=re.MULTILINE)
-        assert shown is not None
-        default = spec["default"]
-        expected = str(default).lower() if isinstance(default, bool) else str(default)
-        assert shown[1].strip("`") == expected, f"{key}: the README's default is not Pulumi.yaml's"
 
 
 def test_the_outputs_table_is_what_the_program_exports() -> None:

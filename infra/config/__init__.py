@@ -1,6 +1,6 @@
 """What is asked for, what AWS says to it, and what is refused: the only package that reads the stack's configuration.
 
-The keys, their defaults and what they mean stand in Pulumi.yaml. Components import nothing of this.
+settings.py declares the keys, their defaults and what they mean. Components import nothing of this.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""The stack's configuration: the only module that reads it.
+"""The settings of a cluster, each declared once: its name, type and meaning, and below them its default and rule.
 
-The keys, their defaults and what they mean stand in Pulumi.yaml, the rules for their values in validation.py. What
-only AWS can answer, such as whether a zone offers an instance type, is asked in plan.py.
+A setting is an argument of RayCluster and a key of the stack's configuration. `python -m infra.config --write` writes
+Pulumi.yaml and docs/configuration.md from this module. What only AWS can answer, such as whether a zone offers an
+instance type, is asked in plan.py.
+
+Pulumi reads the annotations of RayClusterArgs as they stand: this module can't postpone annotations.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Annotated, Any, Self, TypedDict
 
 import pulumi
 
@@ -17,7 +18,6 @@ from infra.config import validation
 from infra.errors import SettingError
 from infra.references import Alerts, Scale
 
-T = TypeVar("T")
 # Keys that are not their fields' names in camel case: some take several values by comma, and Pulumi.yaml says one.
 KEYS = {
     "worker_instance_types": "workerInstanceType",
@@ -26,79 +26,146 @@ KEYS = {
     "subnet_ids": "subnetId",
     "root_volume_gib": "rootVolumeGiB",
 }
+# What is said of a value that is not of its key's type.
+WRONG_TYPE = {
+    bool: ("is neither true nor false", "give one of the two"),
+    int: ("is no whole number", "give one, such as {}"),
+    float: ("is no number", "give one, such as {}"),
+}
+
+
+class RayClusterArgs(TypedDict, total=False):
+    """Inputs of RayCluster. Each is a key of the stack's configuration and has a default: see docs/configuration.md.
+
+    What AWS is asked about while the cluster is planned has to be known then, and is no Input. A VPC that the same
+    program makes needs availability_zones, too: one for each subnet, in their order.
+    """
+
+    head_instance_type: str
+    """EC2 type of the Ray head, which schedules and trains nothing; x86_64 with at least 8 GiB."""
+    worker_instance_types: list[str]
+    """EC2 types of the Ray workers, x86_64 with NVIDIA GPUs (T4 or later), the preferred one first."""
+    head_ami_id: str
+    """Machine image of the instances without GPUs, such as ami-0123456789abcdef0; by default AWS's newest for ECS."""
+    worker_ami_id: str
+    """Machine image of the workers' instances, with the NVIDIA driver; by default AWS's newest for ECS."""
+    worker_count: int
+    """Number of GPU instances that the cluster begins with, one Ray worker on each; a job's default request."""
+    min_workers: int
+    """Number of GPU instances that the idle stop leaves running."""
+    max_workers: int
+    """Most GPU instances that jobs may request, at least worker_count; 0 is worker_count."""
+    idle_timeout_minutes: int
+    """Idle time in minutes, 15 to 1440, after which GPU and helper instances are stopped; 0 never stops them."""
+    spot: bool
+    """Run the workers on spot instances, which cost less and which EC2 may reclaim at two minutes' notice."""
+    on_demand_workers: int
+    """With spot, the number of workers that stay on demand."""
+    helper_instance_types: list[str]
+    """EC2 types of the CPU helpers (none by default), which prepare data, such as c6i.2xlarge."""
+    helper_count: int
+    """Number of CPU helpers that the cluster begins with, one on each instance of helper_instance_types."""
+    min_helpers: int
+    """Number of CPU helpers that the idle stop leaves running."""
+    max_helpers: int
+    """Most CPU helpers that jobs may request, at least helper_count; 0 is helper_count."""
+    redeploy_workers: str
+    """Any word; changing it restarts all workers and helpers, also after ECS has given them up."""
+    vpc_cidr: str
+    """Addresses of the cluster's own VPC, /16 to /24."""
+    vpc_id: pulumi.Input[str]
+    """A VPC to use instead of one of the cluster's own; subnet_ids goes with it."""
+    subnet_ids: list[pulumi.Input[str]]
+    """Private subnets of that VPC for everything, in different zones."""
+    availability_zones: list[str]
+    """Zone of every instance, such as us-west-2b (by default one is chosen); workers go on to the next of several."""
+    spread_zones: bool
+    """Let the workers of one job be in several of those zones, with traffic between them that AWS charges."""
+    nat_gateway: bool
+    """Give the cluster's own VPC a way to the internet; false makes interface endpoints to AWS's services instead."""
+    image_uri: str
+    """A ready training image instead of the one in docker/; no repository is made then and nothing is built."""
+    registry_secret_arn: str
+    """Secret in AWS Secrets Manager with the user name and password of image_uri's registry."""
+    retain_bucket: bool
+    """Keep the bucket and its runs when the cluster is destroyed; it takes effect with the next `pulumi up`."""
+    data_buckets: list[str]
+    """Buckets that training may also read, each as bucket or bucket/prefix."""
+    root_volume_gib: int
+    """Root disk of each instance in GiB; it holds the machine image and the unpacked training image."""
+    log_retention_days: int
+    """Days that CloudWatch keeps the containers' logs."""
+    check_quotas: bool
+    """Refuse more vCPUs than the account's EC2 quotas allow; false leaves that to EC2."""
+    max_hourly_usd: float
+    """Refuse a cluster whose instances would cost more USD an hour; 0 is no limit."""
+    alert_email: str
+    """Address that hears of alarms, and of the account's costs by an AWS budget; by default neither is made."""
+    monthly_budget_usd: int
+    """The budget of the whole account in USD a month, for alert_email."""
+    tags: dict[str, str]
+    """Tags of the company for everything."""
+    permissions_boundary: str
+    """ARN of the policy that bounds every role."""
+    role_path: str
+    """IAM path of every role, such as /teams/ml/."""
+    kms_key_arn: str
+    """ARN of a KMS key of your own for bucket, disks, logs, token and repository; by default AWS's keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The configuration of a stack, checked. Every default equals the one in Pulumi.yaml."""
+    """The same settings, complete and checked: an annotation has the rule for its value."""
 
-    head_instance_type: str = "m5.xlarge"
-    worker_instance_types: tuple[str, ...] = ("g5.xlarge",)
-    head_ami_id: str = ""
-    worker_ami_id: str = ""
+    head_instance_type: Annotated[str, validation.instance_type] = "m5.xlarge"
+    worker_instance_types: Annotated[tuple[str, ...], validation.instance_types] = ("g5.xlarge",)
+    head_ami_id: Annotated[str, validation.ami_id] = ""
+    worker_ami_id: Annotated[str, validation.ami_id] = ""
     worker_count: int = 2
     min_workers: int = 0
     max_workers: int = 0
-    idle_timeout_minutes: int = 30
+    idle_timeout_minutes: Annotated[int, validation.idle_timeout_minutes] = 30
     spot: bool = False
-    on_demand_workers: int = 0
-    helper_instance_types: tuple[str, ...] = ()
+    on_demand_workers: Annotated[int, validation.on_demand_workers] = 0
+    helper_instance_types: Annotated[tuple[str, ...], validation.optional_instance_types] = ()
     helper_count: int = 0
     min_helpers: int = 0
     max_helpers: int = 0
-    redeploy_workers: str = ""
-    vpc_cidr: str = "10.0.0.0/16"
-    vpc_id: str = ""
-    subnet_ids: tuple[str, ...] = ()
-    availability_zones: tuple[str, ...] = ()
+    redeploy_workers: Annotated[str, validation.redeploy_workers] = ""
+    vpc_cidr: Annotated[str, validation.vpc_cidr] = "10.0.0.0/16"
+    vpc_id: Annotated[str, validation.vpc_id] = ""
+    subnet_ids: Annotated[tuple[str, ...], validation.subnet_ids] = ()
+    availability_zones: Annotated[tuple[str, ...], validation.availability_zones] = ()
     spread_zones: bool = False
     nat_gateway: bool = True
-    image_uri: str = ""
-    registry_secret_arn: str = ""
+    image_uri: Annotated[str, validation.image_uri] = ""
+    registry_secret_arn: Annotated[str, validation.registry_secret_arn] = ""
     retain_bucket: bool = False
-    data_buckets: tuple[str, ...] = ()
-    root_volume_gib: int = 100
-    log_retention_days: int = 30
+    data_buckets: Annotated[tuple[str, ...], validation.data_buckets] = ()
+    root_volume_gib: Annotated[int, validation.root_volume_gib] = 100
+    log_retention_days: Annotated[int, validation.log_retention_days] = 30
     check_quotas: bool = True
-    max_hourly_usd: float = 0.0
-    alert_email: str = ""
-    monthly_budget_usd: int = 500
-    tags: Mapping[str, str] = field(default_factory=dict)
-    permissions_boundary: str = ""
-    role_path: str = "/"
-    kms_key_arn: str = ""
+    max_hourly_usd: Annotated[float, validation.max_hourly_usd] = 0.0
+    alert_email: Annotated[str, validation.alert_email] = ""
+    monthly_budget_usd: Annotated[int, validation.monthly_budget_usd] = 500
+    tags: Annotated[Mapping[str, str], validation.tags] = field(default_factory=dict)
+    permissions_boundary: Annotated[str, validation.permissions_boundary] = ""
+    role_path: Annotated[str, validation.role_path] = "/"
+    kms_key_arn: Annotated[str, validation.kms_key_arn] = ""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work, with a SettingError."""
-        validation.instance_types("headInstanceType", (self.head_instance_type,))
-        validation.instance_types("workerInstanceType", self.worker_instance_types)
-        validation.ami_id("headAmiId", self.head_ami_id)
-        validation.ami_id("workerAmiId", self.worker_ami_id)
+        """Refuse what cannot work, with a SettingError: first by the rule of each field, then by those of several."""
+        for each in fields(self):
+            for rule in getattr(each.type, "__metadata__", ()):
+                rule(key_of(each.name), getattr(self, each.name))
         validation.counts("Worker", self.worker_count, self.min_workers, self.max_workers)
-        validation.idle_timeout_minutes(self.idle_timeout_minutes)
-        validation.on_demand_workers(self.on_demand_workers, self.workers.max_count, spot=self.spot)
-        if self.helper_instance_types:
-            validation.instance_types("helperInstanceType", self.helper_instance_types)
+        validation.on_demand(self.on_demand_workers, self.workers.max_count, spot=self.spot)
         validation.counts("Helper", self.helper_count, self.min_helpers, self.max_helpers)
         validation.helpers(self.helper_instance_types, self.helpers.max_count)
-        validation.redeploy_workers(self.redeploy_workers)
-        validation.vpc_cidr(self.vpc_cidr)
         validation.existing_network(self.vpc_id, self.subnet_ids)
-        validation.availability_zones(self.availability_zones)
         validation.spread_zones(self.spread_zones, max(len(self.availability_zones), len(self.subnet_ids)))
-        validation.image_uri(self.image_uri)
         validation.nat_gateway(self.nat_gateway, self.vpc_id, self.image_uri)
-        validation.registry_secret_arn(self.registry_secret_arn, self.image_uri)
-        validation.data_buckets(self.data_buckets)
-        validation.root_volume_gib(self.root_volume_gib)
-        validation.log_retention_days(self.log_retention_days)
-        validation.max_hourly_usd(self.max_hourly_usd)
-        validation.alert_email(self.alert_email)
-        validation.monthly_budget_usd(self.monthly_budget_usd)
-        validation.tags(self.tags)
-        validation.permissions_boundary(self.permissions_boundary)
-        validation.role_path(self.role_path)
-        validation.kms_key_arn(self.kms_key_arn)
+        validation.registry_secret(self.registry_secret_arn, self.image_uri)
 
     @property
     def workers(self) -> Scale:
@@ -116,13 +183,17 @@ class Settings:
         return Alerts(email=self.alert_email, monthly_usd=self.monthly_budget_usd)
 
     @classmethod
-    def load(cls) -> Settings:
+    def load(cls) -> Self:
         """Read the stack's configuration; a key that is not set has its default."""
-        read = _Reader()
-        defaults = cls()
-        given = {each.name: read.field(key_of(each.name), getattr(defaults, each.name)) for each in fields(cls)}
-        read.refuse_unknown_keys()
-        return cls(**given)
+        read = {name: _read(key_of(name), default) for name, default in vars(cls()).items()}
+        _refuse_unknown_keys([key_of(name) for name in read])
+        return cls(**{name: value for name, value in read.items() if value is not None})
+
+
+def key_of(field_name: str) -> str:
+    """Return the configuration key of a field of Settings."""
+    first, *rest = field_name.split("_")
+    return KEYS.get(field_name) or first + "".join(word.title() for word in rest)
 
 
 def _scale(count: int, fewest: int, most: int, idle_minutes: int) -> Scale:
@@ -135,67 +206,40 @@ def _scale(count: int, fewest: int, most: int, idle_minutes: int) -> Scale:
     )
 
 
-def key_of(field_name: str) -> str:
-    """Return the configuration key of a field of Settings."""
-    first, *rest = field_name.split("_")
-    return KEYS.get(field_name) or first + "".join(word.title() for word in rest)
+def _read(key: str, default: Any) -> Any:
+    """Value of a key, of its default's type; None if it is not set."""
+    config = pulumi.Config()
+    getters = {bool: config.get_bool, int: config.get_int, float: config.get_float}
+    try:
+        value = getters.get(type(default), config.get)(key)
+    except pulumi.ConfigTypeError as error:
+        problem, hint = WRONG_TYPE[type(default)]
+        raise SettingError(key, error.value, problem, hint.format(default)) from error
+    if not isinstance(value, str):
+        return value
+    parts = [each.strip() for each in value.split(",") if each.strip()]
+    match default:
+        case tuple():
+            return tuple(parts)
+        case dict():
+            return dict(_pair(key, each) for each in parts)
+    return value.strip()
 
 
-class _Reader:
-    """Reads keys of the project, and knows which it has read."""
+def _pair(key: str, text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise SettingError(key, text, "has no =", "give key=value, several with commas between them")
+    return name.strip(), value.strip()
 
-    def __init__(self) -> None:
-        self._config = pulumi.Config()
-        self._keys: set[str] = set()
 
-    def field(self, key: str, default: Any) -> Any:
-        """Read a key as what its default is."""
-        self._keys.add(key)
-        match default:
-            case bool():
-                problem = "is neither true nor false"
-                return self._typed(self._config.get_bool, key, default, problem, "give one of the two")
-            case int():
-                hint = f"give one, such as {default}"
-                return self._typed(self._config.get_int, key, default, "is no whole number", hint)
-            case float():
-                return self._typed(self._config.get_float, key, default, "is no number", f"give one, such as {default}")
-            case tuple():
-                return self._list(key, default)
-            case dict():
-                return self._pairs(key)
-        value = self._config.get(key)
-        return default if value is None else value.strip()
-
-    def refuse_unknown_keys(self) -> None:
-        """Refuse a key that nobody reads, with a RunError: Pulumi itself takes a misspelt one in silence."""
-        prefix = f"{pulumi.get_project()}:"
-        for name in pulumi.runtime.get_config_env():
-            key = name.removeprefix(prefix)
-            if key != name and key not in self._keys:
-                nearest = get_close_matches(key, sorted(self._keys), n=1)
-                hint = f"did you mean {nearest[0]}?" if nearest else "Pulumi.yaml lists them all."
-                # Without its value, which may be a secret.
-                raise pulumi.RunError(
-                    f"{key}: is no setting of this project; {hint} Remove it: `pulumi config rm {key}`"
-                )
-
-    def _list(self, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
-        value = self._config.get(key)
-        if value is None:
-            return default
-        return tuple(each.strip() for each in value.split(",") if each.strip())
-
-    def _pairs(self, key: str) -> dict[str, str]:
-        pairs = [each.partition("=") for each in self._list(key, ())]
-        for name, equals, value in pairs:
-            if not equals:
-                raise SettingError(key, name + value, "has no =", "give key=value, several with commas between them")
-        return {name.strip(): value.strip() for name, _, value in pairs}
-
-    def _typed(self, get: Callable[[str], T | None], key: str, default: T, problem: str, hint: str) -> T:
-        try:
-            value = get(key)
-        except pulumi.ConfigTypeError as error:
-            raise SettingError(key, error.value, problem, hint) from error
-        return default if value is None else value
+def _refuse_unknown_keys(known: list[str]) -> None:
+    """Refuse a key that nobody reads, with a RunError: Pulumi itself takes a misspelt one in silence."""
+    prefix = f"{pulumi.get_project()}:"
+    for name in pulumi.runtime.get_config_env():
+        key = name.removeprefix(prefix)
+        if key != name and key not in known:
+            nearest = get_close_matches(key, sorted(known), n=1)
+            hint = f"did you mean {nearest[0]}?" if nearest else "Pulumi.yaml lists them all."
+            # Without its value, which may be a secret.
+            raise pulumi.RunError(f"{key}: is no setting of this project; {hint} Remove it: `pulumi config rm {key}`")

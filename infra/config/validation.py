@@ -1,6 +1,7 @@
 """What each value of the stack's configuration must be, as far as it can be told without asking AWS.
 
-Every rule is a function that raises SettingError; settings.py applies them.
+Every rule is a function that raises SettingError. Those of one value take its key and the value, and settings.py names
+each at its field; those of several come last.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ ARN = "arn:aws[a-z-]*"
 # Tags by which the program finds its stack, and ECS its instances.
 OWN_TAGS = {"name", "project", "stack", "amazonecsmanaged"}
 TAG_TEXT = r"[\w .:/=+\-@]{{{},{}}}"
+OWN_NETWORK = "or leave it empty for a network of the stack's own"
 # Our roles' names begin at the end of it.
 LONGEST_ROLE_PATH = 512
 # An alarm looks back a day at most.
@@ -43,12 +45,203 @@ LONGEST_ROLE_PATH = 512
 LONGEST_IDLE_MINUTES = 24 * 60
 
 
+def instance_type(key: str, value: str) -> None:
+    """A family and a size."""
+    if not re.fullmatch(r"[a-z][a-z0-9-]*\.[a-z0-9-]+", value):
+        raise SettingError(key, value, "is no EC2 instance type", "give a family and a size, such as g5.xlarge")
+
+
 def instance_types(key: str, values: Sequence[str]) -> None:
-    """A family and a size each, none of them twice."""
-    for value in values or ("",):
-        if not re.fullmatch(r"[a-z][a-z0-9-]*\.[a-z0-9-]+", value):
-            raise SettingError(key, value, "is no EC2 instance type", "give a family and a size, such as g5.xlarge")
+    """One type or more, none of them twice."""
+    optional_instance_types(key, values or ("",))
+
+
+def optional_instance_types(key: str, values: Sequence[str]) -> None:
+    """Types, none of them twice, or nothing."""
+    for value in values:
+        instance_type(key, value)
     _once(key, values)
+
+
+def ami_id(key: str, value: str) -> None:
+    """ID of a machine image, or nothing."""
+    if value and not re.fullmatch(r"ami-([0-9a-f]{8}|[0-9a-f]{17})", value):
+        hint = "give one such as ami-0123456789abcdef0, or leave it empty for AWS's newest one for ECS"
+        raise SettingError(key, value, "is no ID of a machine image", hint)
+
+
+def idle_timeout_minutes(key: str, value: int) -> None:
+    """Off, or longer than a worker needs to start."""
+    if value and not SHORTEST_IDLE_MINUTES <= value <= LONGEST_IDLE_MINUTES:
+        problem = f"is outside {SHORTEST_IDLE_MINUTES} (starting a worker takes ten) to {LONGEST_IDLE_MINUTES} (a day)"
+        raise SettingError(key, value, problem, "give minutes, such as 60, or 0 to never stop")
+
+
+def on_demand_workers(key: str, value: int) -> None:
+    """A number, or 0."""
+    if value < 0:
+        raise SettingError(key, value, "is below 0", "give a number of workers, or 0 for none")
+
+
+def redeploy_workers(key: str, value: str) -> None:
+    """A word, or nothing."""
+    if not re.fullmatch(r"[\w.:-]*", value):
+        hint = "give another one than at the last `pulumi up`, such as today's date, or leave it empty"
+        raise SettingError(key, value, "is no single word", hint)
+
+
+def vpc_cidr(key: str, value: str) -> None:
+    """A private IPv4 network with room for a cluster, apart from what instances use inside."""
+    hint = "give a private IPv4 network of /16 to /24, such as 10.0.0.0/16"
+    try:
+        network = ipaddress.IPv4Network(value)
+    except ValueError as error:
+        raise SettingError(key, value, f"is no IPv4 network ({error})", hint) from error
+    if not 16 <= network.prefixlen <= 24:
+        problem = "is outside /16 (AWS's largest VPC) to /24 (the smallest with room for a cluster)"
+        raise SettingError(key, value, problem, hint)
+    if not any(network.subnet_of(private) for private in PRIVATE_RANGES):
+        problem = f"is public; private are {', '.join(map(str, PRIVATE_RANGES))}"
+        raise SettingError(key, value, problem, hint)
+    if network.overlaps(DOCKER_BRIDGE):
+        raise SettingError(key, value, f"overlaps Docker's bridge {DOCKER_BRIDGE} on every instance", hint)
+
+
+def vpc_id(key: str, value: str) -> None:
+    """ID of a VPC, or nothing."""
+    if value and not re.fullmatch("vpc-[0-9a-f]+", value):
+        raise SettingError(key, value, "is no ID of a VPC", f"give one such as vpc-0123456789abcdef0, {OWN_NETWORK}")
+
+
+def subnet_ids(key: str, values: Sequence[str]) -> None:
+    """IDs of subnets, none of them twice, or nothing."""
+    for value in values:
+        if not re.fullmatch("subnet-[0-9a-f]+", value):
+            hint = f"give one such as subnet-0123456789abcdef0, {OWN_NETWORK}"
+            raise SettingError(key, value, "is no ID of a subnet", hint)
+    _once(key, values)
+
+
+def availability_zones(key: str, values: Sequence[str]) -> None:
+    """Names of zones, or none."""
+    for value in values:
+        if not re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", value):
+            hint = "give one such as us-west-2a, several with commas between them, or leave it empty to have one chosen"
+            raise SettingError(key, value, "is no name of an availability zone", hint)
+    _once(key, values)
+
+
+def image_uri(key: str, value: str) -> None:
+    """An image's address with its registry, and a tag or a digest, or nothing.
+
+    https://pkg.go.dev/github.com/distribution/reference
+    """
+    if value and not re.fullmatch(IMAGE, value):
+        hint = "give registry/repository:tag or registry/repository@sha256:digest, or leave it empty to build docker/"
+        raise SettingError(key, value, "is no image reference", hint)
+
+
+def registry_secret_arn(key: str, value: str) -> None:
+    """ARN of a secret, or nothing."""
+    if value and not re.fullmatch(rf"{ARN}:secretsmanager:[a-z0-9-]+:\d{{12}}:secret:[\w/+=.@-]+", value):
+        hint = 'give one with {"username": "...", "password": "..."} in it, or leave it empty'
+        raise SettingError(key, value, "is no ARN of a secret in Secrets Manager", hint)
+
+
+def data_buckets(key: str, values: tuple[str, ...]) -> None:
+    """Buckets by S3's rules, each with a prefix or without.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
+    """
+    for value in values:
+        name, _, prefix = value.partition("/")
+        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", name) or re.search(r"[*?\s]|//|^/|\$\{", prefix):
+            hint = "give bucket or bucket/prefix, without s3:// and wildcards, several with commas between them"
+            raise SettingError(key, value, "names no bucket", hint)
+
+
+def root_volume_gib(key: str, value: int) -> None:
+    """Room for the machine image and the training image."""
+    if not SMALLEST_ROOT_VOLUME_GIB <= value <= LARGEST_ROOT_VOLUME_GIB:
+        problem = (
+            f"is outside {SMALLEST_ROOT_VOLUME_GIB} (machine image and training image) to {LARGEST_ROOT_VOLUME_GIB}"
+        )
+        raise SettingError(key, value, problem, "give the size of the root disk in GiB, such as 100")
+
+
+def log_retention_days(key: str, value: int) -> None:
+    """One of CloudWatch's periods."""
+    if value not in RETENTION_DAYS:
+        hint = f"give one of {', '.join(map(str, RETENTION_DAYS))}"
+        raise SettingError(key, value, "is no period that CloudWatch Logs keeps logs for", hint)
+
+
+def max_hourly_usd(key: str, value: float) -> None:
+    """A limit in dollars, or 0 for none."""
+    if value < 0 or not math.isfinite(value):
+        raise SettingError(key, value, "is no amount of dollars", "give one, such as 5.5, or 0 for no limit")
+
+
+def alert_email(key: str, value: str) -> None:
+    """One address, or nothing."""
+    if value and not re.fullmatch(r"[^@\s,;<>]+@[^@\s,;<>.]+(\.[^@\s,;<>.]+)+", value):
+        hint = "give one address, such as team@example.com, or leave it empty"
+        raise SettingError(key, value, "is no e-mail address", hint)
+
+
+def monthly_budget_usd(key: str, value: int) -> None:
+    """What AWS Budgets takes as a limit."""
+    if value < 1:
+        raise SettingError(key, value, "is below 1", "give whole dollars a month, such as 500")
+
+
+def tags(key: str, values: Mapping[str, str]) -> None:
+    """By AWS's rules, and none of the stack's own.
+
+    https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html
+    """
+    hint = "give key=value of letters, digits, blanks and _.:/=+-@, several with commas between them"
+    folded = [name.lower() for name in values]
+    for name, value in values.items():
+        if folded.count(name.lower()) > 1:
+            problem = "has a key that differs from another's in case alone, which IAM takes for the same"
+            raise SettingError(key, f"{name}={value}", problem, "give each key once")
+        if name.lower() in OWN_TAGS or name.lower().startswith(TAG_PREFIX):
+            raise SettingError(key, f"{name}={value}", f"has a key that the stack needs ({name})", "give another key")
+        if not re.fullmatch(TAG_TEXT.format(1, 128), name) or not re.fullmatch(TAG_TEXT.format(0, 256), value):
+            raise SettingError(key, f"{name}={value}", "is no tag that all of AWS's services take", hint)
+        if name.lower().startswith("aws:"):
+            raise SettingError(key, f"{name}={value}", "begins with aws:, which AWS keeps to itself", hint)
+
+
+def permissions_boundary(key: str, value: str) -> None:
+    """ARN of a policy, or nothing."""
+    if value and not re.fullmatch(rf"{ARN}:iam::(aws|\d{{12}}):policy/[\w+=,.@/-]+", value):
+        hint = "give one such as arn:aws:iam::123456789012:policy/boundary, or leave it empty"
+        raise SettingError(key, value, "is no ARN of an IAM policy", hint)
+
+
+def role_path(key: str, value: str) -> None:
+    """A path with a slash at both ends.
+
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html
+    """
+    if not re.fullmatch(r"/([!-.0-~]+/)*", value) or len(value) > LONGEST_ROLE_PATH:
+        hint = "give one such as /teams/ml/, or leave it at /"
+        raise SettingError(key, value, "is no IAM path", hint)
+
+
+def kms_key_arn(key: str, value: str) -> None:
+    """ARN of a key, or nothing; aliases can be given to another key, which what is encrypted would not follow."""
+    if value and not re.fullmatch(rf"{ARN}:kms:[a-z0-9-]+:\d{{12}}:key/[\w-]+", value):
+        hint = "give one such as arn:aws:kms:us-west-2:123456789012:key/…, no alias, or leave it empty for AWS's keys"
+        raise SettingError(key, value, "is no ARN of a KMS key", hint)
+
+
+def _once(key: str, values: Sequence[str]) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise SettingError(key, ",".join(values), f"names {value} twice", "give each once")
 
 
 def counts(kind: str, count: int, fewest: int, most: int) -> None:
@@ -74,10 +267,8 @@ def counts(kind: str, count: int, fewest: int, most: int) -> None:
         raise SettingError(keys["max"], most, f"is below {keys['count']}, which is {count}", hint)
 
 
-def on_demand_workers(value: int, most: int, *, spot: bool) -> None:
+def on_demand(value: int, most: int, *, spot: bool) -> None:
     """So many of the workers, where the others are spot instances."""
-    if value < 0:
-        raise SettingError("onDemandWorkers", value, "is below 0", "give a number of workers, or 0 for none")
     if value and not spot:
         hint = "give spot, too, or leave it at 0: without spot all workers are on-demand instances"
         raise SettingError("onDemandWorkers", value, "comes without spot", hint)
@@ -92,52 +283,11 @@ def helpers(instance_types: Sequence[str], most: int) -> None:
         raise SettingError("helperInstanceType", "", f"is empty, and there are up to {most} helpers", hint)
 
 
-def vpc_cidr(value: str) -> None:
-    """A private IPv4 network with room for a cluster, apart from what instances use inside."""
-    hint = "give a private IPv4 network of /16 to /24, such as 10.0.0.0/16"
-    try:
-        network = ipaddress.IPv4Network(value)
-    except ValueError as error:
-        raise SettingError("vpcCidr", value, f"is no IPv4 network ({error})", hint) from error
-    if not 16 <= network.prefixlen <= 24:
-        problem = "is outside /16 (AWS's largest VPC) to /24 (the smallest with room for a cluster)"
-        raise SettingError("vpcCidr", value, problem, hint)
-    if not any(network.subnet_of(private) for private in PRIVATE_RANGES):
-        problem = f"is public; private are {', '.join(map(str, PRIVATE_RANGES))}"
-        raise SettingError("vpcCidr", value, problem, hint)
-    if network.overlaps(DOCKER_BRIDGE):
-        raise SettingError("vpcCidr", value, f"overlaps Docker's bridge {DOCKER_BRIDGE} on every instance", hint)
-
-
 def existing_network(vpc_id: str, subnet_ids: Sequence[str]) -> None:
     """A VPC and subnets of it, or neither."""
-    own = "or leave it empty for a network of the stack's own"
-    if vpc_id and not re.fullmatch("vpc-[0-9a-f]+", vpc_id):
-        raise SettingError("vpcId", vpc_id, "is no ID of a VPC", f"give one such as vpc-0123456789abcdef0, {own}")
-    for subnet_id in subnet_ids:
-        if not re.fullmatch("subnet-[0-9a-f]+", subnet_id):
-            hint = f"give one such as subnet-0123456789abcdef0, {own}"
-            raise SettingError("subnetId", subnet_id, "is no ID of a subnet", hint)
     if bool(vpc_id) != bool(subnet_ids):
         key, value, other = ("vpcId", vpc_id, "subnetId") if vpc_id else ("subnetId", ",".join(subnet_ids), "vpcId")
         raise SettingError(key, value, f"comes without {other}", f"give {other}, too, or leave both empty")
-    _once("subnetId", subnet_ids)
-
-
-def ami_id(key: str, value: str) -> None:
-    """ID of a machine image, or nothing."""
-    if value and not re.fullmatch(r"ami-([0-9a-f]{8}|[0-9a-f]{17})", value):
-        hint = "give one such as ami-0123456789abcdef0, or leave it empty for AWS's newest one for ECS"
-        raise SettingError(key, value, "is no ID of a machine image", hint)
-
-
-def availability_zones(values: Sequence[str]) -> None:
-    """Names of zones, or none."""
-    for value in values:
-        if not re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", value):
-            hint = "give one such as us-west-2a, several with commas between them, or leave it empty to have one chosen"
-            raise SettingError("availabilityZone", value, "is no name of an availability zone", hint)
-    _once("availabilityZone", values)
 
 
 def spread_zones(value: bool, zones: int) -> None:
@@ -159,134 +309,9 @@ def nat_gateway(value: bool, vpc_id: str, image_uri: str) -> None:
         raise SettingError("natGateway", "false", f"leaves no way to the registry of imageUri, {image_uri}", hint)
 
 
-def registry_secret_arn(value: str, image_uri: str) -> None:
+def registry_secret(value: str, image_uri: str) -> None:
     """For a registry that asks for a password, and is not ECR."""
-    if not value:
-        return
-    if not re.fullmatch(rf"{ARN}:secretsmanager:[a-z0-9-]+:\d{{12}}:secret:[\w/+=.@-]+", value):
-        hint = 'give one with {"username": "...", "password": "..."} in it, or leave it empty'
-        raise SettingError("registrySecretArn", value, "is no ARN of a secret in Secrets Manager", hint)
-    if not image_uri or ECR_IMAGE.match(image_uri):
+    if value and (not image_uri or ECR_IMAGE.match(image_uri)):
         which = f"imageUri is {image_uri}, in ECR" if image_uri else "imageUri is empty"
         hint = "give imageUri in the registry that it is for, or leave it empty: ECR asks for no password"
         raise SettingError("registrySecretArn", value, f"is of no use, as {which}", hint)
-
-
-def image_uri(value: str) -> None:
-    """An image's address with its registry, and a tag or a digest, or nothing.
-
-    https://pkg.go.dev/github.com/distribution/reference
-    """
-    if value and not re.fullmatch(IMAGE, value):
-        hint = "give registry/repository:tag or registry/repository@sha256:digest, or leave it empty to build docker/"
-        raise SettingError("imageUri", value, "is no image reference", hint)
-
-
-def data_buckets(values: tuple[str, ...]) -> None:
-    """Buckets by S3's rules, each with a prefix or without.
-
-    https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
-    """
-    for value in values:
-        name, _, prefix = value.partition("/")
-        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", name) or re.search(r"[*?\s]|//|^/|\$\{", prefix):
-            hint = "give bucket or bucket/prefix, without s3:// and wildcards, several with commas between them"
-            raise SettingError("dataBuckets", value, "names no bucket", hint)
-
-
-def root_volume_gib(value: int) -> None:
-    """Room for the machine image and the training image."""
-    if not SMALLEST_ROOT_VOLUME_GIB <= value <= LARGEST_ROOT_VOLUME_GIB:
-        problem = (
-            f"is outside {SMALLEST_ROOT_VOLUME_GIB} (machine image and training image) to {LARGEST_ROOT_VOLUME_GIB}"
-        )
-        raise SettingError("rootVolumeGiB", value, problem, "give the size of the root disk in GiB, such as 100")
-
-
-def log_retention_days(value: int) -> None:
-    """One of CloudWatch's periods."""
-    if value not in RETENTION_DAYS:
-        hint = f"give one of {', '.join(map(str, RETENTION_DAYS))}"
-        raise SettingError("logRetentionDays", value, "is no period that CloudWatch Logs keeps logs for", hint)
-
-
-def idle_timeout_minutes(value: int) -> None:
-    """Off, or longer than a worker needs to start."""
-    if value and not SHORTEST_IDLE_MINUTES <= value <= LONGEST_IDLE_MINUTES:
-        problem = f"is outside {SHORTEST_IDLE_MINUTES} (starting a worker takes ten) to {LONGEST_IDLE_MINUTES} (a day)"
-        raise SettingError("idleTimeoutMinutes", value, problem, "give minutes, such as 60, or 0 to never stop")
-
-
-def redeploy_workers(value: str) -> None:
-    """A word, or nothing."""
-    if not re.fullmatch(r"[\w.:-]*", value):
-        hint = "give another one than at the last `pulumi up`, such as today's date, or leave it empty"
-        raise SettingError("redeployWorkers", value, "is no single word", hint)
-
-
-def max_hourly_usd(value: float) -> None:
-    """A limit in dollars, or 0 for none."""
-    if value < 0 or not math.isfinite(value):
-        raise SettingError("maxHourlyUsd", value, "is no amount of dollars", "give one, such as 5.5, or 0 for no limit")
-
-
-def alert_email(value: str) -> None:
-    """One address, or nothing."""
-    if value and not re.fullmatch(r"[^@\s,;<>]+@[^@\s,;<>.]+(\.[^@\s,;<>.]+)+", value):
-        hint = "give one address, such as team@example.com, or leave it empty"
-        raise SettingError("alertEmail", value, "is no e-mail address", hint)
-
-
-def monthly_budget_usd(value: int) -> None:
-    """What AWS Budgets takes as a limit."""
-    if value < 1:
-        raise SettingError("monthlyBudgetUsd", value, "is below 1", "give whole dollars a month, such as 500")
-
-
-def tags(values: Mapping[str, str]) -> None:
-    """By AWS's rules, and none of the stack's own.
-
-    https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html
-    """
-    hint = "give key=value of letters, digits, blanks and _.:/=+-@, several with commas between them"
-    folded = [key.lower() for key in values]
-    for key, value in values.items():
-        if folded.count(key.lower()) > 1:
-            problem = "has a key that differs from another's in case alone, which IAM takes for the same"
-            raise SettingError("tags", f"{key}={value}", problem, "give each key once")
-        if key.lower() in OWN_TAGS or key.lower().startswith(TAG_PREFIX):
-            raise SettingError("tags", f"{key}={value}", f"has a key that the stack needs ({key})", "give another key")
-        if not re.fullmatch(TAG_TEXT.format(1, 128), key) or not re.fullmatch(TAG_TEXT.format(0, 256), value):
-            raise SettingError("tags", f"{key}={value}", "is no tag that all of AWS's services take", hint)
-        if key.lower().startswith("aws:"):
-            raise SettingError("tags", f"{key}={value}", "begins with aws:, which AWS keeps to itself", hint)
-
-
-def permissions_boundary(value: str) -> None:
-    """ARN of a policy, or nothing."""
-    if value and not re.fullmatch(rf"{ARN}:iam::(aws|\d{{12}}):policy/[\w+=,.@/-]+", value):
-        hint = "give one such as arn:aws:iam::123456789012:policy/boundary, or leave it empty"
-        raise SettingError("permissionsBoundary", value, "is no ARN of an IAM policy", hint)
-
-
-def role_path(value: str) -> None:
-    """A path with a slash at both ends.
-
-    https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html
-    """
-    if not re.fullmatch(r"/([!-.0-~]+/)*", value) or len(value) > LONGEST_ROLE_PATH:
-        hint = "give one such as /teams/ml/, or leave it at /"
-        raise SettingError("rolePath", value, "is no IAM path", hint)
-
-
-def kms_key_arn(value: str) -> None:
-    """ARN of a key, or nothing; aliases can be given to another key, which what is encrypted would not follow."""
-    if value and not re.fullmatch(rf"{ARN}:kms:[a-z0-9-]+:\d{{12}}:key/[\w-]+", value):
-        hint = "give one such as arn:aws:kms:us-west-2:123456789012:key/…, no alias, or leave it empty for AWS's keys"
-        raise SettingError("kmsKeyArn", value, "is no ARN of a KMS key", hint)
-
-
-def _once(key: str, values: Sequence[str]) -> None:
-    for value in values:
-        if values.count(value) > 1:
-            raise SettingError(key, ",".join(values), f"names {value} twice", "give each once")

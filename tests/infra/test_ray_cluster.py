@@ -24,11 +24,6 @@ ROOT = Path(__file__).parents[2]
 IMAGE = "public.example/ray@sha256:" + "a" * 64
 
 
-def test_its_arguments_are_the_settings() -> None:
-    settings = {each.name for each in dataclasses.fields(Settings)}
-    assert RayClusterArgs.__annotations__.keys() == settings, "a key of the stack would be missing elsewhere"
-
-
 def test_two_in_one_program_do_not_collide(cloud: Cloud) -> None:
     def program() -> None:
         for name in ("vision", "language"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from infra import config
-from infra.config.settings import Alerts, Scale, Settings, key_of
+from infra.config.__main__ import files
+from infra.config.settings import Alerts, RayClusterArgs, Scale, Settings, key_of
 from infra.config.validation import RETENTION_DAYS
 from infra.errors import SettingError
 from tests.infra.fake_aws import Cloud
@@ -108,25 +109,11 @@ def load(cloud: Cloud, **config: str) -> Settings:
     return cloud.run(Settings.load)
 
 
-def test_the_defaults_are_those_of_the_project_file() -> None:
-    declared = {key: entry["default"] for key, entry in PROJECT["config"].items()}
-    defaults = {key_of(name): as_declared(value) for name, value in asdict(Settings()).items()}
-    assert defaults == declared, "the file is what people read, the class is what runs"
-
-
-def as_declared(value: Any) -> Any:
-    """A default as Pulumi.yaml has it, which knows no type for fractions, lists and pairs."""
-    match value:
-        case float():
-            return f"{value:g}"
-        case tuple() | dict():
-            return ",".join(value)
-    return value
-
-
-@pytest.mark.parametrize("key", PROJECT["config"])
-def test_every_key_has_a_type_a_default_and_a_description(key: str) -> None:
-    assert set(PROJECT["config"][key]) == {"type", "default", "description"}, "the engine and people both need them"
+def test_every_setting_is_an_argument_a_key_and_a_row_of_the_table() -> None:
+    assert list(RayClusterArgs.__annotations__) == [each.name for each in fields(Settings)]
+    assert not RayClusterArgs.__required_keys__, "every argument has a default"
+    for path, text in files().items():
+        assert path.read_text() == text, f"{path.name} is stale: python -m infra.config --write"
 
 
 def test_the_dev_stack_adds_the_region_alone() -> None:
@@ -142,83 +129,50 @@ def test_an_empty_configuration_is_the_default_one(cloud: Cloud) -> None:
     assert load(cloud) == Settings(), "every key is optional"
 
 
+# A good value of each setting: the text of its key, and what it is read as.
+GOOD: dict[str, tuple[str, Any]] = {
+    "head_instance_type": ("m5.large", "m5.large"),
+    "worker_instance_types": ("g5.12xlarge, g6.12xlarge", ("g5.12xlarge", "g6.12xlarge")),
+    "head_ami_id": ("ami-0123456789abcdef0", "ami-0123456789abcdef0"),
+    "worker_ami_id": ("ami-01234567", "ami-01234567"),
+    "worker_count": ("0", 0),
+    "min_workers": ("0", 0),
+    "max_workers": ("4", 4),
+    "idle_timeout_minutes": ("60", 60),
+    "spot": ("true", True),
+    "on_demand_workers": ("1", 1),
+    "helper_instance_types": ("c6i.large", ("c6i.large",)),
+    "helper_count": ("1", 1),
+    "min_helpers": ("0", 0),
+    "max_helpers": ("3", 3),
+    "redeploy_workers": ("again", "again"),
+    "vpc_cidr": ("192.168.0.0/20", "192.168.0.0/20"),
+    "vpc_id": ("vpc-0a1b", "vpc-0a1b"),
+    "subnet_ids": ("subnet-0c2d,subnet-0e", ("subnet-0c2d", "subnet-0e")),
+    "availability_zones": ("us-west-2b,us-west-2a", ("us-west-2b", "us-west-2a")),
+    "spread_zones": ("true", True),
+    "nat_gateway": ("true", True),
+    "image_uri": ("public.example/ray@sha256:" + "0" * 64, "public.example/ray@sha256:" + "0" * 64),
+    "registry_secret_arn": (f"{SECRET}:registry", f"{SECRET}:registry"),
+    "retain_bucket": ("true", True),
+    "data_buckets": ("my-data, other.data/images/2026,", ("my-data", "other.data/images/2026")),
+    "root_volume_gib": ("200", 200),
+    "log_retention_days": ("7", 7),
+    "check_quotas": ("false", False),
+    "max_hourly_usd": ("12.5", 12.5),
+    "alert_email": ("team@example.com", "team@example.com"),
+    "monthly_budget_usd": ("900", 900),
+    "tags": ("team=vision, cost-center=42", {"team": "vision", "cost-center": "42"}),
+    "permissions_boundary": ("arn:aws:iam::123456789012:policy/boundary", "arn:aws:iam::123456789012:policy/boundary"),
+    "role_path": ("/teams/ml/", "/teams/ml/"),
+    "kms_key_arn": ("arn:aws:kms:us-west-2:123456789012:key/1a2b", "arn:aws:kms:us-west-2:123456789012:key/1a2b"),
+}
+
+
 def test_every_key_is_read(cloud: Cloud) -> None:
-    given = {
-        "headInstanceType": "m5.large",
-        "workerInstanceType": "g5.12xlarge, g6.12xlarge",
-        "headAmiId": "ami-0123456789abcdef0",
-        "workerAmiId": "ami-01234567",
-        "workerCount": "0",
-        "minWorkers": "0",
-        "maxWorkers": "4",
-        "idleTimeoutMinutes": "60",
-        "spot": "true",
-        "onDemandWorkers": "1",
-        "helperInstanceType": "c6i.large",
-        "helperCount": "1",
-        "minHelpers": "0",
-        "maxHelpers": "3",
-        "redeployWorkers": "again",
-        "vpcCidr": "192.168.0.0/20",
-        "vpcId": "vpc-0a1b",
-        "subnetId": "subnet-0c2d,subnet-0e",
-        "availabilityZone": "us-west-2b,us-west-2a",
-        "spreadZones": "true",
-        "natGateway": "true",
-        "imageUri": "public.example/ray@sha256:" + "0" * 64,
-        "registrySecretArn": f"{SECRET}:registry",
-        "retainBucket": "true",
-        "dataBuckets": "my-data, other.data/images/2026,",
-        "rootVolumeGiB": "200",
-        "logRetentionDays": "7",
-        "checkQuotas": "false",
-        "maxHourlyUsd": "12.5",
-        "alertEmail": "team@example.com",
-        "monthlyBudgetUsd": "900",
-        "tags": "team=vision, cost-center=42",
-        "permissionsBoundary": "arn:aws:iam::123456789012:policy/boundary",
-        "rolePath": "/teams/ml/",
-        "kmsKeyArn": "arn:aws:kms:us-west-2:123456789012:key/1a2b",
-    }
-    assert given.keys() == PROJECT["config"].keys(), "a new key belongs here"
-    expected = Settings(
-        head_instance_type="m5.large",
-        worker_instance_types=("g5.12xlarge", "g6.12xlarge"),
-        head_ami_id="ami-0123456789abcdef0",
-        worker_ami_id="ami-01234567",
-        worker_count=0,
-        min_workers=0,
-        max_workers=4,
-        idle_timeout_minutes=60,
-        spot=True,
-        on_demand_workers=1,
-        helper_instance_types=("c6i.large",),
-        helper_count=1,
-        min_helpers=0,
-        max_helpers=3,
-        redeploy_workers="again",
-        vpc_cidr="192.168.0.0/20",
-        vpc_id="vpc-0a1b",
-        subnet_ids=("subnet-0c2d", "subnet-0e"),
-        availability_zones=("us-west-2b", "us-west-2a"),
-        spread_zones=True,
-        nat_gateway=True,
-        image_uri=given["imageUri"],
-        registry_secret_arn=given["registrySecretArn"],
-        retain_bucket=True,
-        data_buckets=("my-data", "other.data/images/2026"),
-        root_volume_gib=200,
-        log_retention_days=7,
-        check_quotas=False,
-        max_hourly_usd=12.5,
-        alert_email="team@example.com",
-        monthly_budget_usd=900,
-        tags={"team": "vision", "cost-center": "42"},
-        permissions_boundary=given["permissionsBoundary"],
-        role_path="/teams/ml/",
-        kms_key_arn=given["kmsKeyArn"],
-    )
-    assert load(cloud, **given) == expected, "a key that is declared and not read does nothing"
+    assert GOOD.keys() == vars(Settings()).keys(), "a new key belongs here"
+    expected = Settings(**{name: value for name, (_, value) in GOOD.items()})
+    assert load(cloud, **{key_of(name): text for name, (text, _) in GOOD.items()}) == expected
 
 
 def test_every_key_has_a_bad_value_to_refuse() -> None:

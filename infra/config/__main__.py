@@ -1,0 +1,80 @@
+"""Writer of the keys in Pulumi.yaml and docs/configuration.md: `python -m infra.config --write`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from infra.config.settings import RayClusterArgs, Settings, key_of
+
+ROOT = Path(__file__).parents[2]
+TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", tuple: "list", dict: "pairs"}
+# How a string holds the types that Pulumi.yaml doesn't know.
+FORMS = {tuple: ", separated by commas", dict: ", as key=value, separated by commas"}
+
+
+def files() -> dict[Path, str]:
+    """Text that each file should have."""
+    blocks = {ROOT / "Pulumi.yaml": config_block(), ROOT / "docs" / "configuration.md": table()}
+    return {path: between_markers(path.read_text(), block) for path, block in blocks.items()}
+
+
+def between_markers(text: str, block: str) -> str:
+    """Replace the lines between those that say `begin of the keys` and `end of the keys`."""
+    before, begin, _, end, after = re.split("(.*(?:begin|end) of the keys.*\n)", text)
+    return before + begin + block + end + after
+
+
+def config_block() -> str:
+    """Mapping `config` of Pulumi.yaml."""
+    words, config = descriptions(), {}
+    for name, default in vars(Settings()).items():
+        kind = TYPES[type(default)] if isinstance(default, int) else "string"
+        description = words[name] + FORMS.get(type(default), "")
+        config[key_of(name)] = {"type": kind, "default": as_declared(default), "description": description}
+    return yaml.safe_dump({"config": config}, sort_keys=False, width=1000)
+
+
+def table() -> str:
+    """Table of docs/configuration.md."""
+    words, rows = descriptions(), "| key | type | default | description |\n|---|---|---|---|\n"
+    for name, default in vars(Settings()).items():
+        shown = json.dumps(as_declared(default)).strip('"')
+        code = f"`{shown}`" if shown else ""
+        rows += f"| `{key_of(name)}` | {TYPES[type(default)]} | {code} | {words[name]} |\n"
+    return rows
+
+
+def descriptions() -> dict[str, str]:
+    """Docstring below each field of RayClusterArgs, with keys for the names of fields."""
+    found = {}
+    # Statements of a class are walked in their order.
+    for field, below in pairwise(ast.walk(ast.parse(inspect.getsource(RayClusterArgs)))):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                found[name] = re.sub(r"[a-z]+(_[a-z]+)+", lambda word: key_of(word[0]), words).removesuffix(".")
+    return found
+
+
+def as_declared(default: Any) -> Any:
+    """Convert a default to what Pulumi.yaml knows: fractions, lists and pairs are strings there."""
+    if isinstance(default, dict):
+        return ",".join(f"{key}={value}" for key, value in default.items())
+    if isinstance(default, tuple):
+        return ",".join(default)
+    return f"{default:g}" if isinstance(default, float) else default
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit(__doc__)
+    for path, text in files().items():
+        path.write_text(text)
