@@ -87,7 +87,7 @@ def test_a_program_that_is_killed_resumes_and_each_report_is_kept_once(
     hold.unlink()
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, out + err
-    assert "train.py:21 calls TorchTrainer: a Ray program" in err
+    assert "train.py:22 calls TorchTrainer: a Ray program" in err
     assert "begins from 0" in out
     assert "begins from 3" in out, "Ray Train finds its checkpoints under the run's name"
     assert [(each["step"], each["epoch"]) for each in _metrics(run)] == [(number + 1, number) for number in range(6)]
