@@ -73,7 +73,7 @@ def language(device: torch.device, model: dict[str, Any], flags: tuple[str, ...]
             printed, fault = done.stdout, done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
         except subprocess.TimeoutExpired as late:
             printed, fault = str(late.stdout or ""), f"not done after {SECONDS:.0f} s"
-    speeds = [float(speed) for speed in re.findall(r"tokens per second ([\d.e+]+)", printed)][1:]  # the first warms up
+    speeds = [float(speed) for speed in re.findall(r"tokens_per_second ([\d.e+]+)", printed)][1:]  # the first warms up
     weights = re.search(r"([\d.,]+) million weights", printed)
     note = (
         f"{' '.join(flags)}, {weights[1] if weights else '?'} million weights, context {CONTEXT}; 6 operations a weight"

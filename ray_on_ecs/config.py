@@ -23,7 +23,7 @@ DRIVER = ("python", "-m", "ray_on_ecs.run")
 # Ray sets the first for the driver of a job, and `ray-on-ecs run --local` the second.
 JOB_VARIABLE, LOCAL_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_ON_ECS_LOCAL"
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-# Settings of the number of workers, and those that a Ray program has no use for, with the reason.
+# Settings of the number of workers, and those that a Ray program can't use, with the reason.
 WORKERS = ("num_workers", "nnodes", "nproc_per_node")
 WITHOUT_DRIVER = {
     **dict.fromkeys(WORKERS, "sets its number of workers itself, as in ScalingConfig(num_workers=...)"),
@@ -189,7 +189,7 @@ class RunConfig:
         return minimum * per_node, maximum * per_node
 
     def resolve_defaults(self) -> Self:
-        """Return this config with a run name of its own, after the script, if it has none."""
+        """Return this config with a run name made from the script's, if it has none."""
         script = PurePath(self.command[0]).stem if self.command else "run"
         label = re.sub(r"[^A-Za-z0-9]+", "-", script)
         unique = f"{label}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
@@ -307,7 +307,7 @@ class RunConfig:
         return replace(self, num_workers=number, nnodes=None, nproc_per_node=None)
 
     def _check_driver(self) -> None:
-        """Refuse what a Ray program has no use for, and forget what the environment says of workers."""
+        """Refuse settings that a Ray program can't use, and forget what the environment says of workers."""
         if not self.driver:
             return
         for name, why in WITHOUT_DRIVER.items():

@@ -200,9 +200,7 @@ def tokenize(row: Mapping[str, Any], tokenizer: Any, columns: list[str]) -> dict
         if tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
             ids.append(tokenizer.eos_token_id)
         return {"ids": np.asarray(ids, np.int32), "learned": np.ones(len(ids), bool)}
-    pair = [
-        {"role": role, "content": row.get(name)} for role, name in (("user", "prompt"), ("assistant", "completion"))
-    ]
+    pair = [{"role": "user", "content": row.get("prompt")}, {"role": "assistant", "content": row.get("completion")}]
     text, answers = render(tokenizer, row["messages"] if columns == ["messages"] else pair)
     if not answers:
         return {"ids": [], "learned": []}

@@ -78,7 +78,7 @@ def estimate(*nodes: NodeSpec) -> float | None:
 
 
 def check(limit: float, *nodes: NodeSpec) -> None:
-    """Refuse with a SettingError what would cost more than `limit` USD an hour; 0 is no limit."""
+    """Refuse with a SettingError what would cost more than `limit` USD an hour; 0 disables the check."""
     estimated = estimate(*nodes)
     if not limit or (estimated is not None and estimated <= limit):
         return

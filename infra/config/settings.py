@@ -26,11 +26,11 @@ KEYS = {
     "subnet_ids": "subnetId",
     "root_volume_gib": "rootVolumeGiB",
 }
-# What is said of a value that is not of its key's type.
+# Problem and hint for a value of the wrong type.
 WRONG_TYPE = {
     bool: ("is neither true nor false", "give one of the two"),
-    int: ("is no whole number", "give one, such as {}"),
-    float: ("is no number", "give one, such as {}"),
+    int: ("is not a whole number", "give one, such as {}"),
+    float: ("is not a number", "give one, such as {}"),
 }
 
 
@@ -98,7 +98,7 @@ class RayClusterArgs(TypedDict, total=False):
     check_quotas: bool
     """Refuse more vCPUs than the account's EC2 quotas allow; false leaves that to EC2."""
     max_hourly_usd: float
-    """Refuse a cluster whose instances would cost more USD an hour; 0 is no limit."""
+    """Refuse a cluster whose instances cost more USD per hour; 0 disables the check."""
     alert_email: str
     """Address that hears of alarms, and of the account's costs by an AWS budget; by default neither is made."""
     monthly_budget_usd: int
@@ -110,7 +110,7 @@ class RayClusterArgs(TypedDict, total=False):
     role_path: str
     """IAM path of every role, such as /teams/ml/."""
     kms_key_arn: str
-    """ARN of a KMS key of your own for bucket, disks, logs, token and repository; by default AWS's keys."""
+    """ARN of your KMS key for bucket, disks, logs, token and repository; by default AWS's keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +234,7 @@ def _pair(key: str, text: str) -> tuple[str, str]:
 
 
 def _refuse_unknown_keys(known: list[str]) -> None:
-    """Refuse a key that nobody reads, with a RunError: Pulumi itself takes a misspelt one in silence."""
+    """Refuse an unknown key, with a RunError: Pulumi itself accepts a misspelt one silently."""
     prefix = f"{pulumi.get_project()}:"
     for name in pulumi.runtime.get_config_env():
         key = name.removeprefix(prefix)
@@ -242,4 +242,6 @@ def _refuse_unknown_keys(known: list[str]) -> None:
             nearest = get_close_matches(key, sorted(known), n=1)
             hint = f"did you mean {nearest[0]}?" if nearest else "Pulumi.yaml lists them all."
             # Without its value, which may be a secret.
-            raise pulumi.RunError(f"{key}: is no setting of this project; {hint} Remove it: `pulumi config rm {key}`")
+            raise pulumi.RunError(
+                f"{key}: is not a setting of this project; {hint} Remove it: `pulumi config rm {key}`"
+            )

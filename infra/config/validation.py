@@ -48,7 +48,7 @@ LONGEST_IDLE_MINUTES = 24 * 60
 def instance_type(key: str, value: str) -> None:
     """A family and a size."""
     if not re.fullmatch(r"[a-z][a-z0-9-]*\.[a-z0-9-]+", value):
-        raise SettingError(key, value, "is no EC2 instance type", "give a family and a size, such as g5.xlarge")
+        raise SettingError(key, value, "is not an EC2 instance type", "give a family and a size, such as g5.xlarge")
 
 
 def instance_types(key: str, values: Sequence[str]) -> None:
@@ -67,7 +67,7 @@ def ami_id(key: str, value: str) -> None:
     """ID of a machine image, or nothing."""
     if value and not re.fullmatch(r"ami-([0-9a-f]{8}|[0-9a-f]{17})", value):
         hint = "give one such as ami-0123456789abcdef0, or leave it empty for AWS's newest one for ECS"
-        raise SettingError(key, value, "is no ID of a machine image", hint)
+        raise SettingError(key, value, "is not an ID of a machine image", hint)
 
 
 def idle_timeout_minutes(key: str, value: int) -> None:
@@ -87,7 +87,7 @@ def redeploy_workers(key: str, value: str) -> None:
     """A word, or nothing."""
     if not re.fullmatch(r"[\w.:-]*", value):
         hint = "give another one than at the last `pulumi up`, such as today's date, or leave it empty"
-        raise SettingError(key, value, "is no single word", hint)
+        raise SettingError(key, value, "is not a single word", hint)
 
 
 def vpc_cidr(key: str, value: str) -> None:
@@ -96,7 +96,7 @@ def vpc_cidr(key: str, value: str) -> None:
     try:
         network = ipaddress.IPv4Network(value)
     except ValueError as error:
-        raise SettingError(key, value, f"is no IPv4 network ({error})", hint) from error
+        raise SettingError(key, value, f"is not an IPv4 network ({error})", hint) from error
     if not 16 <= network.prefixlen <= 24:
         problem = "is outside /16 (AWS's largest VPC) to /24 (the smallest with room for a cluster)"
         raise SettingError(key, value, problem, hint)
@@ -110,7 +110,9 @@ def vpc_cidr(key: str, value: str) -> None:
 def vpc_id(key: str, value: str) -> None:
     """ID of a VPC, or nothing."""
     if value and not re.fullmatch("vpc-[0-9a-f]+", value):
-        raise SettingError(key, value, "is no ID of a VPC", f"give one such as vpc-0123456789abcdef0, {OWN_NETWORK}")
+        raise SettingError(
+            key, value, "is not an ID of a VPC", f"give one such as vpc-0123456789abcdef0, {OWN_NETWORK}"
+        )
 
 
 def subnet_ids(key: str, values: Sequence[str]) -> None:
@@ -118,7 +120,7 @@ def subnet_ids(key: str, values: Sequence[str]) -> None:
     for value in values:
         if not re.fullmatch("subnet-[0-9a-f]+", value):
             hint = f"give one such as subnet-0123456789abcdef0, {OWN_NETWORK}"
-            raise SettingError(key, value, "is no ID of a subnet", hint)
+            raise SettingError(key, value, "is not an ID of a subnet", hint)
     _once(key, values)
 
 
@@ -127,7 +129,7 @@ def availability_zones(key: str, values: Sequence[str]) -> None:
     for value in values:
         if not re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", value):
             hint = "give one such as us-west-2a, several with commas between them, or leave it empty to have one chosen"
-            raise SettingError(key, value, "is no name of an availability zone", hint)
+            raise SettingError(key, value, "is not a name of an availability zone", hint)
     _once(key, values)
 
 
@@ -138,14 +140,14 @@ def image_uri(key: str, value: str) -> None:
     """
     if value and not re.fullmatch(IMAGE, value):
         hint = "give registry/repository:tag or registry/repository@sha256:digest, or leave it empty to build docker/"
-        raise SettingError(key, value, "is no image reference", hint)
+        raise SettingError(key, value, "is not an image reference", hint)
 
 
 def registry_secret_arn(key: str, value: str) -> None:
     """ARN of a secret, or nothing."""
     if value and not re.fullmatch(rf"{ARN}:secretsmanager:[a-z0-9-]+:\d{{12}}:secret:[\w/+=.@-]+", value):
         hint = 'give one with {"username": "...", "password": "..."} in it, or leave it empty'
-        raise SettingError(key, value, "is no ARN of a secret in Secrets Manager", hint)
+        raise SettingError(key, value, "is not an ARN of a secret in Secrets Manager", hint)
 
 
 def data_buckets(key: str, values: tuple[str, ...]) -> None:
@@ -173,20 +175,20 @@ def log_retention_days(key: str, value: int) -> None:
     """One of CloudWatch's periods."""
     if value not in RETENTION_DAYS:
         hint = f"give one of {', '.join(map(str, RETENTION_DAYS))}"
-        raise SettingError(key, value, "is no period that CloudWatch Logs keeps logs for", hint)
+        raise SettingError(key, value, "is not a period that CloudWatch Logs keeps logs for", hint)
 
 
 def max_hourly_usd(key: str, value: float) -> None:
     """A limit in dollars, or 0 for none."""
     if value < 0 or not math.isfinite(value):
-        raise SettingError(key, value, "is no amount of dollars", "give one, such as 5.5, or 0 for no limit")
+        raise SettingError(key, value, "is not an amount of dollars", "give one, such as 5.5, or 0 for no limit")
 
 
 def alert_email(key: str, value: str) -> None:
     """One address, or nothing."""
     if value and not re.fullmatch(r"[^@\s,;<>]+@[^@\s,;<>.]+(\.[^@\s,;<>.]+)+", value):
         hint = "give one address, such as team@example.com, or leave it empty"
-        raise SettingError(key, value, "is no e-mail address", hint)
+        raise SettingError(key, value, "is not an e-mail address", hint)
 
 
 def monthly_budget_usd(key: str, value: int) -> None:
@@ -209,7 +211,7 @@ def tags(key: str, values: Mapping[str, str]) -> None:
         if name.lower() in OWN_TAGS or name.lower().startswith(TAG_PREFIX):
             raise SettingError(key, f"{name}={value}", f"has a key that the stack needs ({name})", "give another key")
         if not re.fullmatch(TAG_TEXT.format(1, 128), name) or not re.fullmatch(TAG_TEXT.format(0, 256), value):
-            raise SettingError(key, f"{name}={value}", "is no tag that all of AWS's services take", hint)
+            raise SettingError(key, f"{name}={value}", "is not a tag that all of AWS's services take", hint)
         if name.lower().startswith("aws:"):
             raise SettingError(key, f"{name}={value}", "begins with aws:, which AWS keeps to itself", hint)
 
@@ -218,7 +220,7 @@ def permissions_boundary(key: str, value: str) -> None:
     """ARN of a policy, or nothing."""
     if value and not re.fullmatch(rf"{ARN}:iam::(aws|\d{{12}}):policy/[\w+=,.@/-]+", value):
         hint = "give one such as arn:aws:iam::123456789012:policy/boundary, or leave it empty"
-        raise SettingError(key, value, "is no ARN of an IAM policy", hint)
+        raise SettingError(key, value, "is not an ARN of an IAM policy", hint)
 
 
 def role_path(key: str, value: str) -> None:
@@ -228,14 +230,14 @@ def role_path(key: str, value: str) -> None:
     """
     if not re.fullmatch(r"/([!-.0-~]+/)*", value) or len(value) > LONGEST_ROLE_PATH:
         hint = "give one such as /teams/ml/, or leave it at /"
-        raise SettingError(key, value, "is no IAM path", hint)
+        raise SettingError(key, value, "is not an IAM path", hint)
 
 
 def kms_key_arn(key: str, value: str) -> None:
     """ARN of a key, or nothing; aliases can be given to another key, which what is encrypted would not follow."""
     if value and not re.fullmatch(rf"{ARN}:kms:[a-z0-9-]+:\d{{12}}:key/[\w-]+", value):
         hint = "give one such as arn:aws:kms:us-west-2:123456789012:key/…, no alias, or leave it empty for AWS's keys"
-        raise SettingError(key, value, "is no ARN of a KMS key", hint)
+        raise SettingError(key, value, "is not an ARN of a KMS key", hint)
 
 
 def _once(key: str, values: Sequence[str]) -> None:

@@ -227,13 +227,14 @@ def _logged_step(history: Sequence[Any]) -> int | None:
 
 def _last_loss(history: Sequence[Any]) -> float | None:
     """Return the last training loss that the script logged; None if there is none, or it is not a finite number."""
-    names = dict.fromkeys(name for metrics in history for name in metrics)
-    wanted = [name for name in ("train_loss", "loss") if name in names]
-    wanted += [name for name in reversed(names) if name.endswith("loss")]
-    values = [metrics[wanted[0]] for metrics in history if wanted and metrics.get(wanted[0]) is not None]
-    if values and isinstance(values[-1], int | float) and math.isfinite(values[-1]):
-        return values[-1]
-    return None
+    # A validation's metrics may be the newest: a script's own training loss comes first.
+    metrics = next((each for each in reversed(history) if "train_loss" in each or "loss" in each), None)
+    if metrics is None:
+        metrics = next((each for each in reversed(history) if any(name.endswith("loss") for name in each)), {})
+    names = [name for name in ("train_loss", "loss") if name in metrics]
+    names += [name for name in reversed(metrics) if name.endswith("loss")]
+    value = metrics[names[0]] if names else None
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _iso(moment: datetime) -> str:
