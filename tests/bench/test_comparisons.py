@@ -97,7 +97,7 @@ def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> N
 def test_language_model_prints_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "CONTEXT", 32)
     monkeypatch.setattr(gpu, "SIDE", 256)
-    small = {**gpu.MODEL, "vocab_size": 300, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1}
+    small = {**gpu.MODEL, "vocab_size": 4000, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1}
     found = gpu.language(torch.device("cpu"), small, ("--global-batch-size=2", "--max-steps=20"))
     assert found.ratio is not None, found.note
     assert found.n == 1, "the first ten steps warm up"
