@@ -150,8 +150,7 @@ def _part(number: int) -> str:
 
 def _read(storage: RunStorage, name: str) -> list[Record]:
     """Read the records of a file. A last line without an end is being written, or was when the command was killed."""
-    *lines, _ = storage.read(name).split(b"\n")
-    return [json.loads(line) for line in lines]
+    return storage.read_parsed(name, lambda content: [json.loads(line) for line in content.split(b"\n")[:-1]])
 
 
 def _line(record: Record) -> str:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import tempfile
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pyarrow import NativeFile, fs
 
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.filesystem import open_filesystem, short_reason
 from ray_on_ecs.tracking import layout
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,25 @@ class RunStorage:
         with self.open_reader(name) as stream:
             return stream.read()
 
+    def read_parsed(self, name: str, parse: Callable[[bytes], T]) -> T:
+        """Read a whole file and parse it.
+
+        pyarrow asks S3 for an object's size before it reads it. An object that is replaced in between is cut off, or
+        has random bytes at its end, and is read again.
+
+        Raises:
+            FileNotFoundError: There is none.
+            ValueError: It can't be parsed.
+        """
+        content = None
+        while True:
+            before, content = content, self.read(name)
+            try:
+                return parse(content)
+            except ValueError:
+                if content == before:
+                    raise
+
     def open_reader(self, name: str) -> NativeFile:
         """Open a file to read any part of it; FileNotFoundError where there is none."""
         return self.filesystem.open_input_file(self.path(name))
@@ -150,7 +171,7 @@ class RunStorage:
             UsageError: The file is no JSON.
         """
         try:
-            return json.loads(self.read(name))
+            return self.read_parsed(name, json.loads)
         except FileNotFoundError:
             return None
         except ValueError as cause:

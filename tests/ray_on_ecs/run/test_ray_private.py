@@ -61,10 +61,11 @@ ASK = """
 import json, ray
 from concurrent.futures import ThreadPoolExecutor
 from ray_on_ecs.run import ray_private
-from ray_on_ecs.tracking.run_actor import create_run_actor
+from ray_on_ecs.tracking import run_actor
+run_actor.ANSWER_SECONDS = 300  # on a busy machine, too
 ray.init(address="local", num_cpus=1, include_dashboard=False)
 [resources] = ray_private.available_resources_per_node().values()
-client = create_run_actor()
+client = run_actor.create_run_actor()
 with ThreadPoolExecutor(8) as threads:
     states = list(threads.map(client.read, [-1] * 8))
 found = ray.get(ray.remote(lambda client: client.read(-1)).remote(client))

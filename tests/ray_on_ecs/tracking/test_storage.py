@@ -101,6 +101,34 @@ def test_calls_that_are_lost_are_made_again(s3: Any, aws_server: str, monkeypatc
 
 
 @pytest.mark.usefixtures("s3")
+@pytest.mark.parametrize(("before", "after"), [("long" * 1000, "short"), ("short", "long" * 1000)])
+def test_a_document_that_is_replaced_while_it_is_read_is_read_again(
+    s3: Any, aws_server: str, monkeypatch: pytest.MonkeyPatch, before: str, after: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", aws_server)
+    storage = RunStorage.open(f"s3://{BUCKET}/runs", "replaced")
+    storage.write_json("status.json", before)
+    opened = []
+
+    def replacing(self: RunStorage, name: str) -> Any:
+        opened.append(real(self, name))  # it has asked for the object's size
+        if len(opened) == 1:
+            self.write_json(name, after)
+        return opened[-1]
+
+    real = RunStorage.open_reader
+    monkeypatch.setattr(RunStorage, "open_reader", replacing)
+    assert storage.read_json("status.json") == after
+    assert len(opened) == 2
+
+
+def test_a_broken_document_is_read_twice_and_refused(tmp_path: Path) -> None:
+    storage = RunStorage.open(str(tmp_path), "run")
+    storage.write("files.json", "{")
+    with pytest.raises(UsageError, match=r"files.json in .*/run is broken .*; delete it or give another --run-name"):
+        storage.read_json("files.json")
+
+
 def test_another_process_retries_as_often(aws_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with flaky_proxy(aws_server, 0.0) as line:
         monkeypatch.setenv("AWS_ENDPOINT_URL", line.url)
