@@ -110,10 +110,13 @@ class TaskDefaults:
         )
 
     def _task_policy(self, **given: pulumi.Input[str | None]) -> pulumi.Output[str]:
-        return pulumi.Output.all(bucket_arn=self.bucket.arn, **given).apply(
+        place = self.location
+        tasks = f"arn:{place.partition}:ecs:{place.region}:{place.account}:task/"
+        tasks_arn = pulumi.Output.concat(tasks, self.cluster.name, "/*")
+        return pulumi.Output.all(bucket_arn=self.bucket.arn, tasks_arn=tasks_arn, **given).apply(
             lambda inputs: json.dumps(
                 policies.training(
-                    partition=self.location.partition,
+                    partition=place.partition,
                     data_buckets=self.data_buckets,
                     kms_key_arn=self.rules.kms_key_arn,
                     **inputs,

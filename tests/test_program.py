@@ -363,6 +363,7 @@ PARTS = {
     f"arn:aws:ec2:{REGION}:{ACCOUNT}:instance/*": "an instance's agent answers for itself alone",
     "arn:aws:s3:::training-bucket/*": "the stack's own bucket",
     f"arn:aws:service:{REGION}:{ACCOUNT}:ray-on-ecs-ray-logs:*": "the streams of the stack's own log group",
+    f"arn:aws:ecs:{REGION}:{ACCOUNT}:task/ray-on-ecs-ray-dev-c0ffee/*": "tasks of the stack's own cluster",
 }
 
 
@@ -557,8 +558,8 @@ def test_another_partition_is_named_in_every_arn(monkeypatch: pytest.MonkeyPatch
     written = [each.inputs["policyArn"] for each in cloud.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")]
     for policy in cloud.of_type("aws:iam/rolePolicy:RolePolicy"):
         resources = [each["Resource"] for each in statements(policy.inputs["policy"])]
-        written += [each for each in resources if "ecr" in each or "my-data" in each]
-    assert len(written) == 8, "two agents, two images, two listings and reads of the data"
+        written += [each for each in resources if any(part in each for part in ("ecr", "my-data", ":task/"))]
+    assert len(written) == 10, "two agents, images, protections, listings and reads of the data"
     assert all(arn.startswith("arn:aws-us-gov:") for arn in written), written
 
 

@@ -22,6 +22,8 @@ SESSION_MANAGER = (
 )
 # What a job that waits for workers asks, to say why there are none, and does, where they may go to another zone.
 LOOK_AT_GROUPS = ("autoscaling:DescribeAutoScalingGroups", "autoscaling:DescribeScalingActivities")
+# ECS's agent calls it with the role of the task that asks for protection.
+PROTECT_TASK = "ecs:UpdateTaskProtection"
 MOVE_GROUP, END_INSTANCE = "autoscaling:UpdateAutoScalingGroup", "autoscaling:TerminateInstanceInAutoScalingGroup"
 # Actions that IAM lets nobody restrict to a resource, and what holds them instead.
 # https://docs.aws.amazon.com/service-authorization/latest/reference/
@@ -100,6 +102,7 @@ def training(
     *,
     partition: str,
     bucket_arn: str,
+    tasks_arn: str | None = None,
     metrics_namespace: str | None = None,
     parameter_arn: str | None = None,
     group_arn: str | None = None,
@@ -109,9 +112,9 @@ def training(
     """Policy of a task: read and write the stack's bucket, and whatever else is given.
 
     The whole bucket, since one cluster is one trust domain: a Ray program may keep its checkpoints where it likes.
-    That is a namespace for its metrics; the parameter with what the workers are and cost, and with it a look at their
-    Auto Scaling group; that group itself, to move it to another zone; and other buckets to read from, each as
-    `bucket` or `bucket/prefix`.
+    That is the cluster's tasks, for the scale-in protection of its own one; a namespace for its metrics; the parameter
+    with what the workers are and cost, and with it a look at their Auto Scaling group; that group itself, to move it to
+    another zone; and other buckets to read from, each as `bucket` or `bucket/prefix`.
 
     Two calls carry no prefix: HeadBucket, and S3's own check whether a missing key may be told as 404 instead of 403.
     PyArrow needs both, so the condition holds only where a prefix is given.
@@ -119,6 +122,7 @@ def training(
     """
     objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
     data = [statement for each in data_buckets for statement in _read(partition, each)]
+    protect = [_allow([PROTECT_TASK], tasks_arn)] if tasks_arn else []
     workers = [_allow(["ssm:GetParameter"], parameter_arn), _allow(list(LOOK_AT_GROUPS), "*")] if parameter_arn else []
     move = _move(group_arn) if group_arn else []
     return _policy(
@@ -126,6 +130,7 @@ def training(
         _allow(objects, f"{bucket_arn}/*"),
         *_use_key(kms_key_arn, ["kms:Decrypt", "kms:GenerateDataKey"], "s3"),
         *data,
+        *protect,
         *workers,
         *move,
         *_publish(metrics_namespace),

@@ -42,8 +42,8 @@ def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
     return Follower(cluster, same).follow(under_way[-1])
 
 
-def jobs_of(client: Any, run: str) -> dict[str, Any]:
-    """Return the jobs of a run by ID, in the order of their start.
+def jobs_of(client: Any, run: str | None) -> dict[str, Any]:
+    """Return the jobs of a run, or all jobs, by ID, in the order of their start.
 
     Raises:
         ResourceError: The head doesn't answer, or not as Ray does.
@@ -51,7 +51,7 @@ def jobs_of(client: Any, run: str) -> dict[str, Any]:
     from ray_on_ecs.cluster.jobs import of_run, submitted
 
     try:
-        mine = of_run(submitted(client.list_jobs()), {"run_name": run})
+        mine = of_run(submitted(client.list_jobs()), {"run_name": run} if run else {})
     except (OSError, RuntimeError, TypeError, ValueError) as cause:
         raise ResourceError(f"the Ray head doesn't list its jobs ({one_line(cause)}); try again in a minute") from cause
     return dict(sorted(mine.items(), key=lambda item: item[1].start_time or 0))

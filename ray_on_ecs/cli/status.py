@@ -216,8 +216,8 @@ def what_stops(
         hint = "pulumi config set idleTimeoutMinutes 30 and pulumi up"
         yield f"nothing stops idle {kind}: {_costing(usd)} until pulumi destroy, or {hint}"
     elif scale["min"] < scale["max"]:
-        down = f"go down to {scale['min']}" if scale["min"] else "stop"
-        yield f"{kind} {down} after {scale['idle_minutes']} idle minutes{_ringing('idle', alarms)}"
+        down = f", down to {scale['min']}" if scale["min"] else ""
+        yield f"idle {kind} stop after {scale['idle_minutes']} minutes{down}{_ringing('idle', alarms)}"
     if scale["idle_minutes"] and scale["min"]:
         last = kind.removesuffix("s") if scale["min"] == 1 else f"{scale['min']} {kind}"
         yield f"nothing stops the last {last} until pulumi destroy, or {_setting(kind)}"

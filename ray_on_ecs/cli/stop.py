@@ -9,7 +9,7 @@ import click
 from ray_on_ecs.cli.logs import jobs_of
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster, Head, on_cluster
-from ray_on_ecs.errors import ResourceError, UsageError, one_line
+from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
 
 # A driver that is asked to stop writes a last checkpoint.
 STOP_SECONDS = 180.0
@@ -17,17 +17,22 @@ POLL_SECONDS = 1.0
 
 
 @click.command("stop")
-@click.argument("run")
+@click.argument("run", required=False)
+@click.option("--all", "stops_all", is_flag=True, help="Stop every run, notebook and other job that is under way.")
 @on_cluster
-def command(cluster: Cluster, run: str) -> int:
+def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
     """Stop RUN, which keeps its checkpoints; the same ray-on-ecs run with its --run-name resumes it.
 
     With --local Ray ends, too, if it was started for a run and no other one is under way.
     """
+    if stops_all == bool(run):
+        raise UsageError(f"RUN: give the name of one run, or --all; {cluster.command('runs')} lists what is under way")
     with cluster.connect() as head:
-        was_under_way = stop_run(head, run)
-    has_ended = cluster.down(run)
-    if was_under_way:
+        was_under_way = stop_run(head, run) if run else stop_all(head)
+    has_ended = cluster.down(run or "")
+    if not run:
+        note("all jobs are stopped" if was_under_way else "no job is under way")
+    elif was_under_way:
         line = f"run {run} is stopped; the same ray-on-ecs run with --run-name {run} goes on from its last checkpoint"
         note(f"{line}, if any")
     elif has_ended:
@@ -43,17 +48,35 @@ def stop_run(head: Head, run: str) -> bool:
     Raises:
         ResourceError: It has not ended in time, or the head doesn't answer.
     """
-    client = head.jobs
-    under_way = [job_id for job_id, job in jobs_of(client, run).items() if not job.status.is_terminal()]
+    return _stop(head, _under_way(head, run), f"run {run}")
+
+
+def stop_all(head: Head) -> bool:
+    """List all jobs under way, stop them, and wait for their end; return whether there was any.
+
+    Raises:
+        ResourceError: One has not ended in time, or the head doesn't answer.
+    """
+    under_way = _under_way(head, None)
+    for job_id in under_way:
+        note(f"stopping job {job_id}")
+    return _stop(head, under_way, counted(len(under_way), "job"))
+
+
+def _under_way(head: Head, run: str | None) -> list[str]:
+    return [job_id for job_id, job in jobs_of(head.jobs, run).items() if not job.status.is_terminal()]
+
+
+def _stop(head: Head, job_ids: list[str], what: str) -> bool:
     try:
-        for job_id in under_way:
-            client.stop_job(job_id)
-        with out.status(f"stopping run {run}"):
-            for job_id in under_way:
-                _wait(client, job_id)
+        for job_id in job_ids:
+            head.jobs.stop_job(job_id)
+        with out.status(f"stopping {what}"):
+            for job_id in job_ids:
+                _wait(head.jobs, job_id)
     except (OSError, RuntimeError) as cause:
-        raise ResourceError(f"run {run} could not be stopped ({one_line(cause)}); try again") from cause
-    return bool(under_way)
+        raise ResourceError(f"{what} could not be stopped ({one_line(cause)}); try again") from cause
+    return bool(job_ids)
 
 
 def _wait(client: object, job_id: str) -> None:

@@ -11,10 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ray_on_ecs.node import gcs
+
 if TYPE_CHECKING:
-    from ray.autoscaler.v2.schema import ResourceDemand
+    from ray.autoscaler.v2.schema import ClusterStatus, NodeInfo, ResourceDemand
 
 TIMEOUT_SECONDS = 10
+# Ray counts in ten-thousandths; a smaller remainder is a rounding error of a sum.
+DIGITS = 4
 # Resources by their names in Ray.
 Resources = Mapping[str, float]
 
@@ -32,6 +36,8 @@ class Demand:
         worker_cpus_used: CPUs of nodes with GPUs, used in the same way.
         helper_cpus: CPUs of all other nodes.
         helper_cpus_used: Those of them that are used.
+        workers_in_use: Nodes with GPUs of which a GPU or a CPU is used.
+        helpers_in_use: All other nodes of which a CPU is used.
         cpus_waiting: CPUs of all that is pending and needs no GPU, each bundle of a placement group by itself.
         cpus_requested: CPUs that a program requests in bundles without a GPU. Ray Data requests what would
             double a busy pipeline's throughput, again and again.
@@ -45,20 +51,21 @@ class Demand:
     worker_cpus_used: float = 0
     helper_cpus: float = 0
     helper_cpus_used: float = 0
+    workers_in_use: int = 0
+    helpers_in_use: int = 0
     cpus_waiting: float = 0
     cpus_requested: float = 0
     has_helpers: bool = False
 
     @property
     def gpus_needed(self) -> int:
-        """The number of GPUs that the cluster should have.
+        """The number of GPUs that the cluster should have; which of them are idle, ECS knows by itself.
 
         Where there can be no helpers, work that waits for CPUs alone needs a worker if there is none, and then counts
         as one GPU.
         """
         for_cpus = float(self.cpus_waiting > 0 and not self.gpus and not self.has_helpers)
-        waiting = self.gpus_waiting or for_cpus
-        return _needed(self.gpus, self.gpus_used, waiting, self.gpus_requested, in_use=self.gpus_in_use > 0)
+        return _needed(self.gpus_in_use, self.gpus_waiting or for_cpus, self.gpus_requested)
 
     @property
     def gpus_in_use(self) -> float:
@@ -68,8 +75,7 @@ class Demand:
     @property
     def helper_cpus_needed(self) -> int:
         """The number of CPUs that the helpers should have."""
-        used = self.helper_cpus_used
-        return _needed(self.helper_cpus, used, self.cpus_waiting, self.cpus_requested, in_use=used > 0)
+        return _needed(self.helper_cpus_used, self.cpus_waiting, self.cpus_requested)
 
 
 def read(gcs_address: str, *, has_helpers: bool) -> Demand:
@@ -88,7 +94,7 @@ def read(gcs_address: str, *, has_helpers: bool) -> Demand:
     demands = status.resource_demands
     waiting = _bundles([*demands.ray_task_actor_demand, *demands.placement_group_demand])
     requested = [*json.loads(left or "[]"), *_bundles(demands.cluster_constraint_demand)]
-    nodes = [*status.active_nodes, *status.idle_nodes]
+    nodes = _nodes(status)
     workers = [node for node in nodes if node.total_resources().get("GPU")]
     helpers = [node for node in nodes if not node.total_resources().get("GPU")]
     return Demand(
@@ -99,21 +105,40 @@ def read(gcs_address: str, *, has_helpers: bool) -> Demand:
         worker_cpus_used=_sum("CPU", (node.used_resources() for node in workers)),
         helper_cpus=_sum("CPU", (node.total_resources() for node in helpers)),
         helper_cpus_used=_sum("CPU", (node.used_resources() for node in helpers)),
+        workers_in_use=sum(map(_is_used, workers)),
+        helpers_in_use=sum(map(_is_used, helpers)),
         cpus_waiting=_sum("CPU", _without_gpus(waiting)),
         cpus_requested=_sum("CPU", _without_gpus(requested)),
         has_helpers=has_helpers,
     )
 
 
-def _needed(there: float, used: float, waiting: float, requested: float, *, in_use: bool) -> int:
-    """Return how many GPUs or CPUs of a kind of node are needed.
+def node_in_use(gcs_address: str, ip_address: str) -> bool:
+    """Return whether a CPU or GPU of the node with this address is used, or reserved by a placement group.
 
-    ECS can't be told which node to stop. So while any is in use none may be stopped, because it could be the one that
-    works; all idle ones may be stopped when nothing is in use.
+    Raises:
+        Exception: The GCS didn't answer; any of Ray's errors.
     """
-    needed = max(there, used + waiting) if in_use else waiting
-    # Ray counts in ten-thousandths; a smaller remainder is a rounding error of the sum.
-    return math.ceil(round(max(needed, requested), 4))
+    gcs.check(gcs_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
+    from ray.autoscaler.v2 import sdk
+
+    status = sdk.get_cluster_status(gcs_address, timeout=TIMEOUT_SECONDS)
+    return any(_is_used(node) for node in _nodes(status) if node.ip_address == ip_address)
+
+
+def _nodes(status: ClusterStatus) -> list[NodeInfo]:
+    """Return the nodes that are alive."""
+    return [*status.active_nodes, *status.idle_nodes]
+
+
+def _is_used(node: NodeInfo) -> bool:
+    used = node.used_resources()
+    return any(round(used.get(name, 0), DIGITS) > 0 for name in ("CPU", "GPU"))
+
+
+def _needed(used: float, waiting: float, requested: float) -> int:
+    """Return how many GPUs or CPUs of a kind of node are needed."""
+    return math.ceil(round(max(used + waiting, requested), DIGITS))
 
 
 def _bundles(demands: Iterable[ResourceDemand]) -> list[Resources]:

@@ -6,8 +6,8 @@ Arguments, such as --num-cpus=0, go to `ray start`. With RAY_HEAD_STATE it takes
 import os
 import sys
 
-from ray_on_ecs.node import address, labels, metrics, ports, process, state
-from ray_on_ecs.node.jobs import JobRecovery
+from ray_on_ecs.node import address, labels, metrics, ports, process, protection, state
+from ray_on_ecs.node.jobs import JobRecovery, any_under_way
 
 # Seconds after which Ray kills a job that is stopped. Its default, 3, is too short: a script has 30 s after SIGTERM,
 # and its workers 30 s more to store its files.
@@ -31,6 +31,8 @@ def start() -> int:
     jobs = JobRecovery(head_state)
     jobs.start()
     metrics.start()
+    # Drivers use no CPU that Ray counts, so the head goes by its jobs.
+    protection.start("ray-head", any_under_way)
     # The dashboard listens on every interface: it is reached from the instance, and requires the token.
     arguments = [
         "--head",

@@ -214,13 +214,25 @@ class JobRecovery:
             print(f"ray-head: job {job} {what}", flush=True)
 
 
+def any_under_way() -> bool:
+    """Return whether a job is pending or running, or a driver that was started by hand, as in the head's shell.
+
+    Raises:
+        OSError: The Jobs API doesn't answer, or not as Ray does.
+    """
+    return any(_is_running(job) for job in _list_all())
+
+
 def _list_jobs() -> list[Job]:
     """Return the submitted jobs; a driver that nobody submitted has no submission ID, and is left out."""
+    return [job for job in _list_all() if job["submission_id"]]
+
+
+def _list_all() -> list[Job]:
     listed = api.get(url())
-    try:
-        return [job for job in listed if job["submission_id"]]
-    except (KeyError, TypeError) as cause:
-        raise OSError(f"not a list of jobs: {cause!r}") from cause
+    if isinstance(listed, list) and all(isinstance(job, dict) and "submission_id" in job for job in listed):
+        return listed
+    raise OSError(f"not a list of jobs: {listed!r:.100}")
 
 
 def _is_running(job: Job) -> bool:

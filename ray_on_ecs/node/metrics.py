@@ -63,6 +63,7 @@ def publish(namespace: str) -> None:
         "GPUs": found.gpus,
         "GPUsRequested": found.gpus_needed,
         "GPUsUsed": found.gpus_in_use,
+        "GPUNodesInUse": found.workers_in_use,
         "RunProgress": 0,
     }
     if found.has_helpers:
@@ -70,6 +71,7 @@ def publish(namespace: str) -> None:
             "CPUs": found.helper_cpus,
             "CPUsRequested": found.helper_cpus_needed,
             "CPUsUsed": found.helper_cpus_used,
+            "CPUNodesInUse": found.helpers_in_use,
         }
     _put(namespace, [_datum(name, "Count", [value]) for name, value in counts.items()])
     try:

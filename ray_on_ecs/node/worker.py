@@ -15,7 +15,7 @@ from importlib.metadata import version
 from urllib.error import HTTPError
 
 from ray_on_ecs.contract import HEAD_HOST_VARIABLE
-from ray_on_ecs.node import address, api, gcs, gpus, labels, ports, process
+from ray_on_ecs.node import address, api, demand, gcs, gpus, labels, ports, process, protection
 from ray_on_ecs.node.errors import HeadError, StartError
 
 DEFAULT_WAIT_SECONDS = 300.0
@@ -49,7 +49,9 @@ def start() -> int:
         raise HeadError(f"{host} has no address any more, or no route leads there ({cause})") from cause
     os.environ.setdefault(RECONNECT, RECONNECT_SECONDS)
     # By name, not by address: Ray finds the next head by it, which may have another address.
-    arguments = [f"--address={host}:{ports.GCS}", f"--node-ip-address={own}", *labels.flags(), *sys.argv[1:]]
+    head = f"{host}:{ports.GCS}"
+    protection.start("ray-worker", partial(demand.node_in_use, head, own))
+    arguments = [f"--address={head}", f"--node-ip-address={own}", *labels.flags(), *sys.argv[1:]]
     return process.ray_start("ray-worker", arguments, before_stop=partial(stop_signal, host))
 
 

@@ -33,16 +33,22 @@ def show(**expected):
         time.sleep(0.1)
     print(json.dumps(found), flush=True)
 
+def show_use():
+    address = context.address_info
+    print(json.dumps([demand.node_in_use(address["gcs_address"], address["node_ip_address"])]), flush=True)
+
 @ray.remote(num_cpus=1, num_gpus=0.5)
 class Work:
     pass
 
 show(gpus=2)
+show_use()
 group = placement_group([{"CPU": 1, "GPU": 4}] * 2 + [{"CPU": 3}])
 show(gpus=2, gpus_waiting=8, cpus_waiting=3)
 remove_placement_group(group)
 work = [Work.remote() for _ in range(3)]
-show(gpus=2, gpus_used=1, worker_cpus_used=2, gpus_waiting=0.5)
+show(gpus=2, gpus_used=1, worker_cpus_used=2, gpus_waiting=0.5, workers_in_use=1)
+show_use()
 del work
 request_resources(bundles=[{"GPU": 1, "CPU": 1}] * 3 + [{"CPU": 2}])
 show(gpus=2, gpus_requested=3, cpus_requested=2)
@@ -87,7 +93,7 @@ def wait(file):
 USES = """
 start(gpus=2)
 actor = Actor.remote()
-show("an actor", 1, 2)
+show("an actor", 1, 1)
 more = [Actor.remote() for _ in range(3)]
 show("and actors that wait", 2, 4)
 del actor, more
@@ -95,7 +101,7 @@ show("nothing", 0, 0)
 for name, options in {"a task": {"num_gpus": 1}, "a task on CPUs alone": {"num_gpus": 0}}.items():
     end = f"{sys.argv[1]}/{name}"
     task = wait.options(**options).remote(end)
-    show(name, 1, 2)
+    show(name, 1, 1)
     open(end, "w").close()
     ray.get(task)
     show("nothing", 0, 0)
@@ -234,10 +240,12 @@ def test_ray_tells_what_is_there_what_is_used_and_what_waits(environment: dict[s
     node = {**TOKEN, **ports.METRICS, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(REPOSITORY / "docker")}
     done = _run(CLUSTER, environment={**environment, **node})
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "["))]
+    assert (found.pop(1), found.pop(3)) == ([False], [True]), "whether the node is in use"
     nothing = dataclasses.asdict(Demand(gpus=2))
+    work = {"gpus_used": 1, "worker_cpus_used": 2, "gpus_waiting": 0.5, "workers_in_use": 1}
     assert found[0] == nothing
     assert found[1] == {**nothing, "gpus_waiting": 8, "cpus_waiting": 3}, "a placement group that waits"
-    assert found[2] == {**nothing, "gpus_used": 1, "worker_cpus_used": 2, "gpus_waiting": 0.5}, "actors"
+    assert found[2] == {**nothing, **work}, "actors"
     requested = {**nothing, "gpus_requested": 3, "cpus_requested": 2}
     assert found[3] == requested, "what a program requests, and nothing that has ended"
     assert found[4] == ["ALIVE", []], "the dashboard tells of nodes and GPUs though the Prometheus servers are shut"
@@ -249,12 +257,12 @@ def test_ray_tells_what_is_there_what_is_used_and_what_waits(environment: dict[s
         (
             USES,
             [
-                ["an actor", 1, 2],
+                ["an actor", 1, 1],
                 ["and actors that wait", 2, 4],
                 ["nothing", 0, 0],
-                ["a task", 1, 2],
+                ["a task", 1, 1],
                 ["nothing", 0, 0],
-                ["a task on CPUs alone", 1, 2],
+                ["a task on CPUs alone", 1, 1],
                 ["nothing", 0, 0],
                 ["STRICT_PACK", 2, 2],
                 ["nothing", 0, 0],

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import math
+import operator
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pulumi
 import pytest
 
-from infra.node_scaling import MAX_STEPS, NodeScaling, NodeScalingArgs, scaling_steps
+from infra.node_scaling import MAX_STEPS, NodeScaling, NodeScalingArgs, scale_in_steps, scale_out_steps
 from infra.references import Scale, ServiceRef
 from tests.infra.fake_aws import Cloud, node_spec
-
-REPEAT = object()
 
 
 def scale(initial: int = 2, fewest: int = 0, most: int = 4, idle: int = 30) -> Scale:
@@ -41,38 +44,62 @@ def scaling(cloud: Cloud, count: Scale, gpus: int = 1, kind: str = "workers", vc
     return cloud
 
 
-class Missing:
-    """A metric without a value in a minute."""
-
-    def __add__(self, other: object) -> Missing:
-        return self
-
-    __mul__ = __add__
-
-
 def value(cloud: Cloud, kind: str, **metrics: float | None) -> float | None:
     """The value of an alarm's expression in a minute with these values, by CloudWatch's rules."""
     alarm = cloud.resources[f"scaling-{kind}-alarm"].inputs
     result = next(query for query in alarm["metricQueries"] if query.get("returnData"))
-
-    def largest(values: list[Any]) -> Any:
-        return max((each for each in values if not isinstance(each, Missing)), default=Missing())
-
-    functions = {
-        "IF": lambda condition, yes, no: yes if condition else no,
-        "FILL": lambda value, filling: filling if isinstance(value, Missing) and filling is not REPEAT else value,
-        "REPEAT": REPEAT,  # without an earlier value
-        "MAX": largest,
-    }
     used = {query["id"] for query in alarm["metricQueries"]} - {"result"}
     assert metrics.keys() <= used, "the alarm looks at other metrics"
-    known = {name: Missing() if metrics.get(name) is None else metrics[name] for name in used}
     expression = result["expression"].replace("&&", "and").replace("||", "or")
-    try:
-        found = eval(expression, {"__builtins__": {}}, {**functions, **known})
-    except TypeError:  # a missing value is compared
-        return None
-    return None if isinstance(found, Missing) else found
+    return evaluate(parse(expression), {"REPEAT": None, **dict.fromkeys(used), **metrics})
+
+
+@cache
+def parse(expression: str) -> ast.AST:
+    return ast.parse(expression, mode="eval").body
+
+
+OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Eq: operator.eq,
+}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "IF": lambda condition, yes, no: None if condition is None else yes if condition else no,
+    "FILL": lambda value, filling: filling if value is None else value,  # REPEAT: without an earlier value
+    "MAX": lambda values: max((each for each in values if each is not None), default=None),
+    "CEIL": lambda value: None if value is None else math.ceil(value),
+}
+
+
+def evaluate(node: ast.AST, known: dict[str, Any]) -> Any:
+    """The value of an expression; None where a metric is missing that it can't do without."""
+
+    def each(*nodes: ast.AST) -> list[Any]:
+        return [evaluate(each, known) for each in nodes]
+
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name():
+            return known[node.id]
+        case ast.List():
+            return each(*node.elts)
+        case ast.Call(func=ast.Name(id=name)):
+            return FUNCTIONS[name](*each(*node.args))
+        case ast.BoolOp():
+            values = each(*node.values)
+            return None if None in values else (all if isinstance(node.op, ast.And) else any)(values)
+        case ast.BinOp(left=left, op=sign, right=right) | ast.Compare(left=left, ops=[sign], comparators=[right]):
+            operands = each(left, right)
+            return None if None in operands else OPERATORS[type(sign)](*operands)
+    raise AssertionError(f"not translated: {ast.dump(node)}")
 
 
 def rings(cloud: Cloud, kind: str, **metrics: float | None) -> bool:
@@ -157,36 +184,53 @@ def test_as_many_workers_are_started_as_hold_the_gpus(cloud: Cloud, gpus: int, f
 
 @pytest.mark.parametrize("most", [21, 40, 64, 100])
 def test_many_workers_share_the_steps_that_a_policy_may_have(most: int) -> None:
-    steps = scaling_steps(units=8, min_count=0, max_count=most)
-    assert len(steps) <= MAX_STEPS, "AWS refuses more"
-    assert max(step.scaling_adjustment for step in steps) == most, "no more than maxWorkers"  # ty: ignore
+    for steps in (
+        scale_out_steps(units=8, min_count=0, max_count=most),
+        scale_in_steps(min_count=0, max_count=most)[1],
+    ):
+        assert len(steps) <= MAX_STEPS, "AWS refuses more"
+        assert max(step.scaling_adjustment for step in steps) == most, "no more than maxWorkers"  # ty: ignore
 
 
-ALIVE = {"head": 1, "used": 0, "requested": 0, "available": 2, "instances": 2}
+ALIVE = {"head": 1, "used": 0, "nodes": 0, "requested": 0, "available": 2, "instances": 2}
+BUSY = {**ALIVE, "used": 1, "nodes": 1, "requested": 1}
+
+
+def idle_number(cloud: Cloud, minute: dict[str, float | None]) -> int | None:
+    """The number of workers that the idle alarm sets in such a minute, or None where it is silent."""
+    if not rings(cloud, "idle", **minute):
+        return None
+    found = value(cloud, "idle", **minute)
+    assert found is not None
+    return number(cloud, "idle", found)
 
 
 @pytest.mark.parametrize(
-    ("minute", "idle"),
+    ("minute", "left"),
     [
-        (ALIVE, True),
-        ({**ALIVE, "progress": 0}, True),
-        ({**ALIVE, "available": 0}, True),
-        ({**ALIVE, "instances": 0}, False),
-        ({**ALIVE, "instances": 0, "wanted": 2}, True),
-        ({**ALIVE, "instances": None}, False),
-        ({**ALIVE, "used": 1}, False),
-        ({**ALIVE, "used": 1, "requested": 2}, False),
-        ({**ALIVE, "requested": 1, "available": 0}, False),
-        ({**ALIVE, "requested": 2}, False),
-        ({**ALIVE, "requested": 9, "available": 2}, False),
-        ({**ALIVE, "requested": 9, "available": 4, "instances": 4}, True),
-        ({**ALIVE, "requested": 9, "used": 4, "available": 4, "instances": 4}, False),
-        ({**ALIVE, "progress": 40}, False),
-        ({"head": 1, "progress": 40, "instances": 2}, False),
-        ({"progress": 40, "instances": 2}, False),
-        ({"head": 1, "instances": 2}, False),
-        ({"head": 0, "instances": 2}, True),
-        ({"instances": 2}, True),
+        (ALIVE, 0),
+        ({**ALIVE, "progress": 0}, 0),
+        ({**ALIVE, "available": 0}, 0),
+        ({**ALIVE, "instances": 0}, None),
+        ({**ALIVE, "instances": 0, "wanted": 2}, 0),
+        ({**ALIVE, "instances": None}, None),
+        (BUSY, 1),
+        ({**BUSY, "progress": 40}, 1),
+        ({**BUSY, "nodes": 2}, None),
+        ({**BUSY, "requested": 2}, None),
+        ({**ALIVE, "requested": 1, "available": 0}, 1),
+        ({**ALIVE, "requested": 2}, None),
+        ({**ALIVE, "requested": 9, "available": 2}, None),
+        ({**ALIVE, "requested": 9, "available": 4, "instances": 4}, 0),
+        ({**BUSY, "requested": 9, "available": 4, "instances": 4}, None),
+        ({**BUSY, "nodes": None}, 1),
+        ({**ALIVE, "used": 1, "requested": 2}, None),
+        ({**ALIVE, "progress": 40}, None),
+        ({"head": 1, "progress": 40, "instances": 2}, None),
+        ({"progress": 40, "instances": 2}, None),
+        ({"head": 1, "instances": 2}, None),
+        ({"head": 0, "instances": 2}, 0),
+        ({"instances": 2}, 0),
     ],
     ids=[
         "after up without a run",
@@ -195,14 +239,18 @@ ALIVE = {"head": 1, "used": 0, "requested": 0, "available": 2, "instances": 2}
         "no instances",
         "EC2 has none yet",
         "no group",
-        "a Ray program without progress",
+        "one of two is in use",
+        "a run on one of two makes progress",
+        "both are in use, one by its CPUs",
         "a Ray program that wants more",
-        "one worker from zero",
+        "two from zero, and one requested",
         "requested and there",
         "more than maxWorkers, and some are missing",
         "more than maxWorkers, and all are there",
         "in use, and more than maxWorkers requested",
-        "a run makes progress",
+        "the metric of the nodes is missing",
+        "a head of before, whose request has all nodes in it",
+        "a run makes progress between two attempts",
         "a run without the head's metrics",
         "a run without Container Insights",
         "a silent head that runs",
@@ -210,9 +258,54 @@ ALIVE = {"head": 1, "used": 0, "requested": 0, "available": 2, "instances": 2}
         "a dead head without Container Insights",
     ],
 )
-def test_only_idle_workers_count_as_idle(cloud: Cloud, minute: dict[str, float | None], idle: bool) -> None:
+def test_idle_workers_are_stopped_and_others_stay(
+    cloud: Cloud, minute: dict[str, float | None], left: int | None
+) -> None:
     scaling(cloud, scale())
-    assert rings(cloud, "idle", **minute) == idle
+    assert idle_number(cloud, minute) == left
+
+
+@pytest.mark.parametrize(
+    ("nodes", "requested", "left"), [(2, 2, None), (2, 8, None), (1, 1, 1), (1, 4, 1), (1, 5, None), (0, 5, None)]
+)
+def test_nodes_in_part_use_stay(cloud: Cloud, nodes: int, requested: int, left: int | None) -> None:
+    scaling(cloud, scale(), gpus=4)
+    minute = {**BUSY, "nodes": nodes, "used": requested * bool(nodes), "requested": requested, "available": 8}
+    assert idle_number(cloud, minute) == left, "a run on two GPUs may have one of each instance"
+
+
+@pytest.mark.parametrize(("fewest", "most"), [(0, 1), (0, 4), (2, 4), (0, 19), (0, 20), (3, 64), (0, 100)])
+def test_a_scale_in_stops_no_needed_node_and_starts_none(cloud: Cloud, fewest: int, most: int) -> None:
+    scaling(cloud, scale(fewest, fewest, most))
+    stride = scale_in_steps(min_count=fewest, max_count=most)[0]
+    for instances in {*range(0, most, -(-most // 8)), most, most + 2}:  # `up` may have lowered maxWorkers a moment ago
+        for nodes in {*range(0, instances, -(-most // 12)), instances}:
+            minute = {**BUSY, "nodes": nodes, "requested": nodes, "available": instances, "instances": instances}
+            left = idle_number(cloud, minute)
+            if left is not None:
+                assert min(max(nodes, fewest), most) <= left <= max(nodes, fewest) + stride - 1
+                assert left < instances
+            else:
+                assert instances < max(nodes, fewest) + stride
+
+
+def test_expressions_are_of_a_length_that_cloudwatch_takes(cloud: Cloud) -> None:
+    scaling(cloud, scale(fewest=100, most=1000), gpus=8)
+    for kind in ("short", "idle"):
+        queries = cloud.resources[f"scaling-{kind}-alarm"].inputs["metricQueries"]
+        assert len(queries) <= 10
+        assert all(len(query.get("expression", "")) <= 2048 for query in queries)
+
+
+def test_the_number_follows_nodes_that_a_job_took_while_it_was_lowered(cloud: Cloud) -> None:
+    scaling(cloud, scale(), gpus=4)
+    minute = {"requested": 8, "available": 8, "tasks": 2, "nodes": 2}
+    found = value(cloud, "short", **minute, desired=1)
+    assert found is not None
+    assert number(cloud, "short", found) == 2, "ECS renews no protection beyond the desired count"
+    assert not rings(cloud, "short", **minute, desired=2)
+    assert not rings(cloud, "short", **minute), "the metric is late"
+    assert rings(cloud, "short", requested=12, available=8, tasks=2), "and a job that waits gets its workers"
 
 
 def test_the_idle_time_is_that_of_the_setting(cloud: Cloud) -> None:
@@ -227,6 +320,7 @@ def test_the_idle_time_is_that_of_the_setting(cloud: Cloud) -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "metric"),
     [
+        ("idle", "nodes", "GPUNodesInUse"),
         ("idle", "requested", "GPUsRequested"),
         ("idle", "used", "GPUsUsed"),
         ("idle", "progress", "RunProgress"),
@@ -270,6 +364,7 @@ def test_helpers_go_by_cpus(cloud: Cloud) -> None:
     alarm = cloud.resources["scaling-short-alarm"].inputs
     metrics = {query["id"]: query["metric"]["metricName"] for query in alarm["metricQueries"] if "metric" in query}
     assert (metrics["requested"], metrics["available"]) == ("CPUsRequested", "CPUs")
+    assert metrics["nodes"] == "CPUNodesInUse"
     assert alarm["alarmDescription"] == "Jobs of the Ray cluster wait for CPUs"
     found = value(cloud, "short", requested=9, available=0, tasks=0)
     assert found is not None
@@ -279,7 +374,8 @@ def test_helpers_go_by_cpus(cloud: Cloud) -> None:
 def test_idle_helpers_stop_during_a_run_on_gpus(cloud: Cloud) -> None:
     scaling(cloud, scale(), gpus=0, kind="helpers", vcpus=8)
     assert rings(cloud, "idle", **ALIVE)
-    assert not rings(cloud, "idle", **{**ALIVE, "used": 1})
+    assert idle_number(cloud, {**BUSY, "requested": 8}) == 1
+    assert idle_number(cloud, {**BUSY, "requested": 9}) is None, "the ninth CPU is on a second helper"
     assert not rings(cloud, "idle", head=1, instances=2), "a silent head may have a run"
     alarm = cloud.resources["scaling-idle-alarm"].inputs
     assert "progress" not in {query["id"] for query in alarm["metricQueries"]}
@@ -304,9 +400,10 @@ class Clock:
             self.minute += 1
             self._counts.append(self.desired)
             instances, workers = self._counts[-4], min(self._counts[-9:])
-            published = {} if silent else {"used": used, "requested": requested, "available": workers}
+            published = {"used": used, "nodes": used, "requested": requested, "available": workers}
             counted = {"instances": instances, "wanted": self.desired, "tasks": workers, "head": 1}
-            self._apply({**counted, **published, **more})
+            counted["desired"] = self.desired
+            self._apply({**counted, **({} if silent else published), **more})
         return self.desired
 
     def _apply(self, metrics: dict[str, float | None]) -> None:
@@ -348,6 +445,33 @@ def test_a_gang_gets_its_last_instance(cloud: Cloud) -> None:
     clock.run(20)
     assert clock.run(10, requested=4) == 4, "3 of 4 are there"
     assert clock.run(60, used=4, requested=4) == 4
+
+
+def test_a_small_run_after_a_large_one_keeps_one_worker(cloud: Cloud) -> None:
+    clock = Clock(scaling(cloud, scale(initial=4)), desired=4)
+    assert clock.run(60, used=4, requested=4, progress=1) == 4
+    assert clock.run(29, used=1, requested=1, progress=1) == 4
+    assert clock.run(5, used=1, requested=1, progress=1) == 1, "the idle ones are stopped beside the one that works"
+    assert clock.run(60, used=1, requested=1, progress=1) == 1
+    assert clock.run(5, used=1, requested=3, progress=1) == 3
+    assert clock.run(5, used=3, requested=3, progress=1) == 3
+
+
+def test_a_run_that_begins_while_workers_are_stopped_gets_them_back(cloud: Cloud) -> None:
+    clock = Clock(scaling(cloud, scale(initial=4)), desired=4)
+    assert clock.run(31, used=1, requested=1) == 1
+    late = {"available": 4, "tasks": 4}  # which protect their tasks
+    assert clock.run(1, used=4, requested=4, **late) == 4
+    assert clock.run(60, used=4, requested=4, **late) == 4
+
+
+def test_a_run_that_starts_its_workers_again_keeps_them(cloud: Cloud) -> None:
+    clock = Clock(scaling(cloud, scale(initial=3, most=4)), desired=3)
+    assert clock.run(40, used=2, requested=2, progress=1) == 2
+    for _ in range(10):
+        assert clock.run(1, progress=1) == 2, "between two attempts"
+        assert clock.run(2, requested=2) == 2, "the next one waits for its workers"
+        assert clock.run(2, used=2, requested=2, progress=1) == 2
 
 
 def test_minimum_workers_stay(cloud: Cloud) -> None:

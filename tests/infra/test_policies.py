@@ -95,6 +95,12 @@ def test_only_who_has_to_publishes_metrics_and_into_one_namespace() -> None:
     assert len(policies.training(partition="aws", bucket_arn=BUCKET)["Statement"]) == 2, "a worker publishes nothing"
 
 
+def test_a_task_protects_tasks_of_its_cluster_alone() -> None:
+    tasks = "arn:aws:ecs:us-west-2:123456789012:task/ray/*"
+    *_, protect = policies.training(partition="aws", bucket_arn=BUCKET, tasks_arn=tasks)["Statement"]
+    assert protect == {"Effect": "Allow", "Action": ["ecs:UpdateTaskProtection"], "Resource": tasks}
+
+
 def test_only_who_waits_for_workers_looks_at_them() -> None:
     facts = TOKEN.replace("auth", "facts")
     *_, read, look = policies.training(partition="aws", bucket_arn=BUCKET, parameter_arn=facts)["Statement"]

@@ -24,6 +24,7 @@ TOKEN = "arn:aws:ssm:us-west-2:123456789012:parameter/auth"
 FACTS = "arn:aws:ssm:us-west-2:123456789012:parameter/worker-facts"
 GROUP = "arn:aws:autoscaling:us-west-2:123456789012:autoScalingGroup:1:autoScalingGroupName/workers-group"
 BUCKET = "arn:aws:s3:::training-bucket"
+CLUSTER_TASKS = f"arn:aws:ecs:{REGION}:{ACCOUNT}:task/ray-cluster/*"
 HEAD_SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=0)
 WORKER_SIZE = TaskSize(vcpus=48, memory_mib=185600, gpus=4)
 KINDS = ["ray-head", "ray-workers"]
@@ -197,7 +198,7 @@ def test_each_kind_has_roles_of_its_own_with_no_more_than_it_needs(nodes: Cloud,
     )
     training = nodes.resources[f"{kind}-task-role-policy"].inputs
     of_head = {"metrics_namespace": NAMESPACE, "parameter_arn": FACTS, "group_arn": GROUP} if kind == "ray-head" else {}
-    expected = policies.training(partition="aws", bucket_arn=BUCKET, **of_head)
+    expected = policies.training(partition="aws", bucket_arn=BUCKET, tasks_arn=CLUSTER_TASKS, **of_head)
     assert json.loads(training["policy"]) == expected, "its runs, the head the stack's metrics, and nothing else"
     trusted = json.loads(nodes.resources[f"{kind}-task-role"].inputs["assumeRolePolicy"])
     of_tasks = policies.assumed_by_tasks(partition="aws", region=REGION, account=ACCOUNT)

@@ -45,7 +45,7 @@ def test_it_is_one_screen(stack: Laptop) -> None:
         "ECS": "head 1 of 1 running, workers 2 of 2 running",
         "EC2": "asked for 2 workers, has 2",
         "cost": "2.20 USD an hour now; at most 2.20 with all workers and helpers; disks, NAT and traffic are extra",
-        "stops": "workers stop after 30 idle minutes (not so at present, for 0 min)",
+        "stops": "idle workers stop after 30 minutes (not so at present, for 0 min)",
     }
 
 
@@ -62,11 +62,11 @@ def test_programs_get_the_same(stack: Laptop) -> None:
 def test_idle_workers_say_when_they_stop(stack: Laptop) -> None:
     stack.head.add_worker()
     stack.put_alarm("idle", "OK")
-    assert shown(stack.run("status"))["stops"] == "workers stop after 30 idle minutes (not so at present, for 0 min)"
+    assert shown(stack.run("status"))["stops"] == "idle workers stop after 30 minutes (not so at present, for 0 min)"
     stack.put_workers(scaling=MINIMUM)
     stack.put_alarm("idle", "ALARM")
     assert shown(stack.run("status"))["stops"] == (
-        "workers go down to 1 after 60 idle minutes (that has been so for 0 min: they are being stopped); "
+        "idle workers stop after 60 minutes, down to 1 (that has been so for 0 min: they are being stopped); "
         "nothing stops the last worker until pulumi destroy, or pulumi config set minWorkers 0 and pulumi up"
     )
 

@@ -1,7 +1,13 @@
 """The GPUs and the helpers' CPUs that the cluster needs, by rule; tests/commands/test_ray.py asks a real Ray."""
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+from ray.autoscaler.v2 import sdk
+from ray.autoscaler.v2.schema import NodeInfo, NodeUsage, ResourceUsage
+
+from ray_on_ecs.node import demand, gcs
 from ray_on_ecs.node.demand import Demand
 
 
@@ -12,8 +18,9 @@ from ray_on_ecs.node.demand import Demand
         (Demand(gpus_waiting=3), 3),
         (Demand(gpus=4, gpus_waiting=1), 1),
         (Demand(gpus=4), 0),
-        (Demand(gpus=4, gpus_used=1), 4),
-        (Demand(gpus=4, worker_cpus_used=1), 4),
+        (Demand(gpus=4, gpus_used=1), 1),
+        (Demand(gpus=4, worker_cpus_used=1), 1),
+        (Demand(gpus=4, worker_cpus_used=1, gpus_waiting=2), 3),
         (Demand(gpus=4, gpus_used=3, gpus_waiting=1), 4),
         (Demand(gpus=4, gpus_used=4, gpus_waiting=2), 6),
         (Demand(cpus_waiting=8), 1),
@@ -31,8 +38,9 @@ from ray_on_ecs.node.demand import Demand
         "pending work is served",
         "with nothing in use the unused are stopped",
         "with nothing in use and nothing pending all are stopped",
-        "while a GPU is in use none is stopped",
-        "while a CPU is in use none is stopped",
+        "while a GPU is in use the others are stopped",
+        "a worker whose CPUs alone are in use stays",
+        "and counts as one GPU beside pending work",
         "free GPUs are used first",
         "pending work is added to what is used",
         "work for CPUs needs a worker",
@@ -71,8 +79,8 @@ def test_the_number_of_gpus_that_are_in_use(demand: Demand, used: float) -> None
         (Demand(cpus_waiting=8), 8),
         (Demand(helper_cpus=16), 0),
         (Demand(helper_cpus=16, cpus_waiting=1), 1),
-        (Demand(helper_cpus=16, helper_cpus_used=1), 16),
-        (Demand(helper_cpus=16, helper_cpus_used=0.1 + 0.2 + 0.7), 16),
+        (Demand(helper_cpus=16, helper_cpus_used=1), 1),
+        (Demand(helper_cpus=16, helper_cpus_used=0.1 + 0.2 + 0.7), 1),
         (Demand(helper_cpus=16, helper_cpus_used=10, cpus_waiting=6), 16),
         (Demand(helper_cpus=16, helper_cpus_used=16, cpus_waiting=4.5), 21),
         (Demand(helper_cpus=16, gpus=4, gpus_used=4, worker_cpus_used=4, gpus_waiting=2), 0),
@@ -84,7 +92,7 @@ def test_the_number_of_gpus_that_are_in_use(demand: Demand, used: float) -> None
         "pending work is served",
         "with nothing in use and nothing pending all are stopped",
         "with nothing in use the unused are stopped",
-        "while a CPU is in use none is stopped",
+        "while a CPU is in use the others are stopped",
         "and a rounding error adds none",
         "free CPUs are used first",
         "pending work is added to what is used",
@@ -95,3 +103,39 @@ def test_the_number_of_gpus_that_are_in_use(demand: Demand, used: float) -> None
 )
 def test_the_number_of_cpus_that_the_helpers_should_have(demand: Demand, wanted: int) -> None:
     assert demand.helper_cpus_needed == wanted
+
+
+def node(ip_address: str, **used: float) -> NodeInfo:
+    """A worker with four GPUs of which so much is used."""
+    usage = [ResourceUsage(name, 4.0, used.get(name, 0.0)) for name in ("CPU", "GPU", "memory")]
+    return NodeInfo("", "", "", ip_address, resource_usage=NodeUsage(usage, 0))
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> list[NodeInfo]:
+    """The nodes that the GCS knows as alive."""
+    nodes: list[NodeInfo] = []
+
+    def status(gcs_address: str, timeout: int) -> Any:
+        return SimpleNamespace(active_nodes=nodes[:1], idle_nodes=nodes[1:])
+
+    monkeypatch.setattr(gcs, "check", lambda gcs_address: None)
+    monkeypatch.setattr(sdk, "get_cluster_status", status)
+    return nodes
+
+
+@pytest.mark.parametrize(
+    ("used", "in_use"),
+    [({}, False), ({"GPU": 0.5}, True), ({"CPU": 1.0}, True), ({"memory": 1.0}, False), ({"GPU": 1e-9}, False)],
+    ids=["idle", "a part of a GPU", "a CPU", "memory alone", "a rounding error"],
+)
+def test_a_node_goes_by_its_own_use(cluster: list[NodeInfo], used: dict[str, float], in_use: bool) -> None:
+    cluster += [node("10.0.0.1", **used), node("10.0.0.2", GPU=4.0), node("10.0.0.3")]
+    assert demand.node_in_use("head:6379", "10.0.0.1") is in_use
+    assert not demand.node_in_use("head:6379", "10.0.0.3")
+    assert not demand.node_in_use("head:6379", "10.0.0.9"), "it has not joined yet"
+
+
+def test_a_gcs_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OSError, match="does not answer"):
+        demand.node_in_use("127.0.0.1:9", "10.0.0.1")

@@ -290,3 +290,23 @@ def test_an_answer_that_is_not_a_list_of_jobs_is_an_error(ray: Head, answer: obj
     ray.answer = answer
     with pytest.raises(OSError, match="not a list of jobs"):
         JobRecovery(None).resubmit_lost_jobs()
+
+
+@pytest.mark.parametrize(
+    ("statuses", "under_way"),
+    [([], False), (["SUCCEEDED", "FAILED", "STOPPED"], False), (["PENDING"], True), (["SUCCEEDED", "RUNNING"], True)],
+)
+def test_a_head_is_in_use_while_a_job_is_under_way(ray: Head, statuses: list[str], under_way: bool) -> None:
+    ray.answer = [a_job({"status": status}, f"job-{status}") for status in statuses]
+    assert jobs.any_under_way() is under_way
+
+
+def test_a_driver_in_the_heads_shell_is_under_way(ray: Head) -> None:
+    ray.answer = [{"submission_id": None, "type": "DRIVER", "status": "RUNNING"}]
+    assert jobs.any_under_way()
+
+
+def test_a_silent_head_does_not_say_that_it_is_idle(ray: Head) -> None:
+    ray.failing = True
+    with pytest.raises(OSError, match="500"):
+        jobs.any_under_way()

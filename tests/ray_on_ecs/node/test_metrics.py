@@ -20,7 +20,7 @@ from tests.aws import metric_totals
 from tests.ray_on_ecs.node.conftest import Gcs, Head
 from tests.ray_on_ecs.node.test_process import fake_ray
 
-COUNTS = {"GPUs", "GPUsRequested", "GPUsUsed", "RunProgress"}
+COUNTS = {"GPUs", "GPUsRequested", "GPUsUsed", "GPUNodesInUse", "RunProgress"}
 
 
 def node(*gpus: dict[str, Any], state: str = "ALIVE") -> dict[str, Any]:
@@ -40,7 +40,9 @@ def summary(*nodes: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def ray(head: Head, gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> Head:
     """A head whose cluster has three GPUs and needs five, and a helper with eight CPUs and needs ten."""
-    found = Demand(gpus=3, gpus_used=3, gpus_waiting=2, helper_cpus=8, helper_cpus_used=8, cpus_waiting=2)
+    gpus = {"gpus": 3, "gpus_used": 3, "gpus_waiting": 2, "workers_in_use": 2}
+    cpus = {"helper_cpus": 8, "helper_cpus_used": 8, "cpus_waiting": 2, "helpers_in_use": 1}
+    found = Demand(**gpus, **cpus)
     monkeypatch.setattr(demand, "read", lambda gcs, *, has_helpers: replace(found, has_helpers=has_helpers))
     monkeypatch.delenv(HELPERS_VARIABLE, raising=False)
     head.answer = summary(node(), node(gpu(97, 11514)), node(gpu(3, 11514), gpu(97, 23028)))
@@ -53,6 +55,7 @@ def test_the_gpus_that_there_are_those_needed_and_their_utilization_are_publishe
         "GPUs": (1, 3, "Count"),
         "GPUsRequested": (1, 5, "Count"),
         "GPUsUsed": (1, 3, "Count"),
+        "GPUNodesInUse": (1, 2, "Count"),
         "RunProgress": (1, 0, "Count"),
         "GPUUtilization": (3, 97 + 3 + 97, "Percent"),
         "GPUMemoryUtilization": (3, 50 + 50 + 100, "Percent"),
@@ -71,6 +74,7 @@ def test_where_there_can_be_helpers_their_cpus_are_published_as_well(
     metrics.publish("head-f")
     published = metric_totals(cloudwatch, "head-f")
     expected = {"CPUs": (1, 8, "Count"), "CPUsRequested": (1, 10, "Count"), "CPUsUsed": (1, 8, "Count")}
+    expected["CPUNodesInUse"] = (1, 1, "Count")
     assert {name: published.get(name) for name in expected} == expected
 
 

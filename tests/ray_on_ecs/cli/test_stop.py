@@ -1,0 +1,82 @@
+"""`ray-on-ecs stop`: one run, or all that is under way."""
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.metadata import version
+from typing import Any, cast
+
+import pytest
+
+from ray_on_ecs.cli.main import main
+from tests.ray_on_ecs.cli.folders import job
+from tests.serving import serving
+
+
+class Jobs(HTTPServer):
+    """The Jobs API of a head, with these jobs; one that is stopped has ended."""
+
+    def __init__(self, *jobs: dict[str, Any]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.jobs = {each["submission_id"]: each for each in jobs}
+
+    @property
+    def states(self) -> dict[str, str]:
+        return {job_id: each["status"] for job_id, each in self.jobs.items()}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers as Ray's dashboard does."""
+
+    def do_GET(self) -> None:
+        head = cast(Jobs, self.server)
+        if self.path == "/api/version":
+            self._answer({"version": "4", "ray_version": version("ray")})
+        else:
+            job_id = self.path.removeprefix("/api/jobs/")
+            self._answer(head.jobs[job_id] if job_id else list(head.jobs.values()))
+
+    def do_POST(self) -> None:
+        head = cast(Jobs, self.server)
+        head.jobs[self.path.split("/")[3]]["status"] = "STOPPED"
+        self._answer({"stopped": True})
+
+    def _answer(self, document: object) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(document).encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing: the tests say what went wrong."""
+
+
+@pytest.fixture
+def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
+    """A head with two runs and a job of Ray's own commands under way, and one that has ended."""
+    plain = job("plain", metadata=None, submission_id="raysubmit_1")
+    with serving(Jobs(job("first"), job("second", "PENDING"), job("done", "SUCCEEDED"), plain)) as server:
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{server.server_port}")
+        yield server
+
+
+def test_a_run_is_stopped_alone(head: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stop", "--local", "first"]) == 0
+    assert "run first is stopped" in capsys.readouterr().err
+    assert head.states == {"first": "STOPPED", "second": "PENDING", "done": "SUCCEEDED", "raysubmit_1": "RUNNING"}
+
+
+def test_all_lists_and_stops_every_job(head: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stop", "--local", "--all"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    stopped = ["first", "raysubmit_1", "second"]
+    assert sorted(lines[:3]) == [f"stopping job {job_id}" for job_id in stopped]
+    assert lines[3:] == ["all jobs are stopped"]
+    assert {job_id for job_id, state in head.states.items() if state == "STOPPED"} == set(stopped)
+    assert main(["stop", "--local", "--all"]) == 0
+    assert capsys.readouterr().err == "no job is under way\n"
+
+
+@pytest.mark.parametrize("words", [(), ("--all", "first")], ids=["neither", "both"])
+def test_it_takes_a_run_or_all(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stop", "--local", *words]) == 2
+    assert "RUN: give the name of one run, or --all" in capsys.readouterr().err

@@ -1,0 +1,225 @@
+"""A node in use protects its task, an idle one does not, and neither a silent Ray nor a failing agent ends anything."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any, cast
+
+import pytest
+
+from ray_on_ecs.node import demand, head, jobs, metrics, process, protection, worker
+from ray_on_ecs.node.protection import EXPIRES_MINUTES, IDLE_SECONDS, POLL_SECONDS, RENEW_SECONDS, Protection
+from tests.serving import serving
+
+PROTECT = {"ProtectionEnabled": True, "ExpiresInMinutes": EXPIRES_MINUTES}
+RELEASE = {"ProtectionEnabled": False}
+TASK = "arn:aws:ecs:us-west-2:123456789012:task/ray/1"
+# What the agent answers with, by AWS's documentation of the endpoint and the agent's source.
+SET = {"protection": {"ExpirationDate": "2026-10-06T02:29:16Z", "ProtectionEnabled": True, "TaskArn": TASK}}
+BLOCKED = {"failure": {"Arn": TASK, "Detail": None, "Reason": "DEPLOYMENT_BLOCKED"}}
+DENIED = {"requestID": "1", "error": {"Arn": TASK, "Code": "AccessDeniedException", "Message": "not authorized"}}
+
+
+class Agent(HTTPServer):
+    """Records what is put to the endpoint and answers with `status` and `answer`."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.status, self.answer = 200, json.dumps(SET)
+        self.put: list[tuple[str, dict[str, Any]]] = []
+
+    @property
+    def states(self) -> list[dict[str, Any]]:
+        return [state for _, state in self.put]
+
+    def fail(self, status: int, answer: object) -> None:
+        self.status, self.answer = status, answer if isinstance(answer, str) else json.dumps(answer)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers as ECS's agent does."""
+
+    def do_PUT(self) -> None:
+        agent = cast(Agent, self.server)
+        agent.put.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+        assert "Authorization" not in self.headers, "Ray's token is not for the agent"
+        self.send_response(agent.status)
+        self.end_headers()
+        self.wfile.write(agent.answer.encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing: the tests say what went wrong."""
+
+
+@pytest.fixture
+def agent() -> Iterator[Agent]:
+    with serving(Agent()) as server:
+        yield server
+
+
+class Node:
+    """A node whose use the test decides; an exception in the place of an answer is raised."""
+
+    now = 1000.0
+
+    def __init__(self, url: str) -> None:
+        self.answer: bool | Exception = False
+        self.protection = Protection("ray-worker", url, self._in_use)
+
+    def _in_use(self) -> bool:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def passes(self, seconds: float, answer: bool | Exception) -> None:
+        """Let time pass while the question has this answer."""
+        self.answer = answer
+        end = self.now + seconds
+        while self.now < end:
+            self.now += POLL_SECONDS
+            self.protection.poll()
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def node(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Node:
+    made = Node(f"http://127.0.0.1:{agent.server_port}/api/1{protection.PATH}")
+    monkeypatch.setattr(protection, "time", made)
+    return made
+
+
+def test_a_node_in_use_is_protected_and_renews(agent: Agent, node: Node) -> None:
+    node.passes(POLL_SECONDS, True)
+    assert agent.put == [("/api/1/task-protection/v1/state", PROTECT)], "at once"
+    node.passes(10 * RENEW_SECONDS, True)
+    assert agent.states == [PROTECT] * 11, "each minute"
+
+
+def test_an_idle_node_is_released_once(agent: Agent, node: Node) -> None:
+    node.passes(600, False)
+    assert agent.states == [], "it never was protected"
+    node.passes(POLL_SECONDS, True)
+    node.passes(IDLE_SECONDS, False)
+    assert RELEASE not in agent.states, "a run may start its workers again"
+    node.passes(600, False)
+    assert agent.states[-1] == RELEASE
+    assert agent.states.count(RELEASE) == 1
+    node.passes(POLL_SECONDS, True)
+    assert agent.states[-1] == PROTECT
+
+
+def test_a_short_break_releases_nothing(agent: Agent, node: Node) -> None:
+    for _ in range(10):
+        node.passes(POLL_SECONDS, True)
+        node.passes(IDLE_SECONDS - POLL_SECONDS, False)
+    assert RELEASE not in agent.states
+
+
+def test_a_silent_ray_keeps_the_protection(agent: Agent, node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.passes(POLL_SECONDS, True)
+    node.passes(3600, OSError("the GCS does not answer"))
+    assert agent.states == [PROTECT] * 61, "renewed"
+    node.passes(IDLE_SECONDS, False)
+    assert RELEASE not in agent.states, "idle counts from its first answer"
+    node.passes(POLL_SECONDS, False)
+    assert agent.states[-1] == RELEASE
+    begins, ends = capsys.readouterr().err.splitlines()
+    assert begins.startswith("ray-worker: the protection of this task has failed for 60 s (OSError: the GCS does not")
+    assert ends == "ray-worker: the protection of this task works again"
+
+
+def test_a_silent_ray_protects_no_idle_node(agent: Agent, node: Node) -> None:
+    node.passes(3600, RuntimeError())
+    assert agent.states == []
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "said"),
+    [
+        (500, "busy", "ECS's agent answers 500: busy"),
+        (400, DENIED, "AccessDeniedException"),
+        (200, BLOCKED, "ECS refuses: .*DEPLOYMENT_BLOCKED"),
+        (200, "text", "not an answer of ECS's agent"),
+        (200, "[]", "ECS refuses"),
+    ],
+)
+def test_a_failing_agent_is_asked_again_and_is_one_line(
+    agent: Agent, node: Node, capsys: pytest.CaptureFixture[str], status: int, answer: object, said: str
+) -> None:
+    agent.fail(status, answer)
+    node.passes(120, True)
+    assert agent.states == [PROTECT] * 12, "at each poll"
+    agent.fail(200, SET)
+    node.passes(POLL_SECONDS, True)
+    agent.fail(status, answer)
+    node.passes(300, False)
+    assert agent.states.count(RELEASE) > 1
+    agent.fail(200, SET)
+    released = agent.states.count(RELEASE)
+    node.passes(300, False)
+    assert agent.states.count(RELEASE) == released + 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.endswith("works again") for line in lines] == [False, True, False, True], lines
+    assert re.search(said, lines[0])
+
+
+def test_an_agent_that_does_not_listen_is_asked_again(node: Node, agent: Agent) -> None:
+    url, node.protection._url = node.protection._url, "http://127.0.0.1:9/state"
+    node.passes(60, True)
+    node.protection._url = url
+    node.passes(POLL_SECONDS, True)
+    assert agent.states == [PROTECT]
+
+
+def test_a_failure_of_seconds_says_nothing(agent: Agent, node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(10):
+        node.passes(protection.REPORT_SECONDS, OSError("Ray still starts"))
+        node.passes(POLL_SECONDS, False)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("agent_uri", "threads"), [("http://169.254.170.2/api/1", 1), ("", 0)])
+def test_outside_ecs_nothing_is_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], agent_uri: str, threads: int
+) -> None:
+    begun: list[object] = []
+    monkeypatch.setenv(protection.AGENT_VARIABLE, agent_uri)
+    monkeypatch.setattr(protection.threading.Thread, "start", lambda thread: begun.append(thread))
+    protection.start("ray-worker", lambda: True)
+    assert len(begun) == threads
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], bool]]:
+    """The questions of the nodes that were started, by command; Ray is not."""
+    asked: dict[str, Callable[[], bool]] = {}
+    monkeypatch.setattr(protection, "start", lambda name, in_use: asked.update({name: in_use}))
+    monkeypatch.setattr(process, "ray_start", lambda *args, **kwargs: 0)
+    monkeypatch.setattr("sys.argv", ["ray"])
+    for name in (head.JOB_LIMIT, worker.RECONNECT):  # which they set themselves otherwise
+        monkeypatch.setenv(name, "600")
+    return asked
+
+
+def test_a_worker_asks_the_gcs_about_itself(
+    started: dict[str, Callable[[], bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_HEAD_HOST", "localhost")
+    monkeypatch.setattr(worker, "join_blocker", lambda host: None)
+    monkeypatch.setattr(demand, "node_in_use", lambda gcs, address: (gcs, address) == ("localhost:6379", "127.0.0.1"))
+    monkeypatch.setattr(worker.address, "source_address_for", lambda host: "127.0.0.1")
+    worker.start()
+    assert started["ray-worker"]()
+
+
+def test_a_head_asks_for_its_jobs(started: dict[str, Callable[[], bool]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs.JobRecovery, "start", lambda recovery: None)
+    monkeypatch.setattr(metrics, "start", lambda: None)
+    monkeypatch.setattr(jobs.api, "get", lambda url: [{"submission_id": "mine", "status": "RUNNING"}])
+    monkeypatch.delenv("RAY_HEAD_STATE", raising=False)
+    head.start()
+    assert started["ray-head"]()
