@@ -1,4 +1,4 @@
-"""Scaling of the workers or the CPU helpers: out to the number that jobs request, in when they are idle.
+"""Scaling of the GPU or the CPU workers: out to the number that jobs request, in when they are idle.
 
 Two alarms watch the metrics of head, runs and instances, and each sets the service's desired count through Application
 Auto Scaling; the capacity provider starts and stops instances to match. Neither needs a laptop, and the scale-in needs
@@ -116,7 +116,7 @@ class NodeScaling(pulumi.ComponentResource):
             f"({requested} > 0 && ({requested} <= {most} || {published} <= {most}))",
             f"({head} > 0 && {published} == 0)",
         ]
-        if self._args.node.task.gpus:  # helpers may well be idle while GPUs train
+        if self._args.node.task.gpus:  # CPU workers may well be idle while GPUs train
             in_use.append(f"{progress} > 0")
         step = aws.appautoscaling.PolicyStepScalingPolicyConfigurationStepAdjustmentArgs(
             metric_interval_lower_bound="0", scaling_adjustment=scale.min_count

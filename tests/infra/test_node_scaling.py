@@ -265,19 +265,19 @@ def test_each_alarm_moves_the_service_through_its_own_policy(cloud: Cloud) -> No
         assert "scaling-target" in cloud.needs(f"scaling-{kind}-policy"), "AWS refuses a policy without its target"
 
 
-def test_helpers_go_by_cpus(cloud: Cloud) -> None:
-    scaling(cloud, scale(), gpus=0, kind="helpers", vcpus=8)
+def test_cpu_workers_go_by_cpus(cloud: Cloud) -> None:
+    scaling(cloud, scale(), gpus=0, kind="cpu-workers", vcpus=8)
     alarm = cloud.resources["scaling-short-alarm"].inputs
     metrics = {query["id"]: query["metric"]["metricName"] for query in alarm["metricQueries"] if "metric" in query}
     assert (metrics["requested"], metrics["available"]) == ("CPUsRequested", "CPUs")
     assert alarm["alarmDescription"] == "Jobs of the Ray cluster wait for CPUs"
     found = value(cloud, "short", requested=9, available=0, tasks=0)
     assert found is not None
-    assert number(cloud, "short", found) == 2, "the ninth CPU is on a second helper"
+    assert number(cloud, "short", found) == 2, "the ninth CPU is on a second CPU worker"
 
 
-def test_idle_helpers_stop_during_a_run_on_gpus(cloud: Cloud) -> None:
-    scaling(cloud, scale(), gpus=0, kind="helpers", vcpus=8)
+def test_idle_cpu_workers_stop_during_a_run_on_gpus(cloud: Cloud) -> None:
+    scaling(cloud, scale(), gpus=0, kind="cpu-workers", vcpus=8)
     assert rings(cloud, "idle", **ALIVE)
     assert not rings(cloud, "idle", **{**ALIVE, "used": 1})
     assert not rings(cloud, "idle", head=1, instances=2), "a silent head may have a run"
