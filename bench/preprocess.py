@@ -43,7 +43,7 @@ def measure(bench: Bench) -> list[Comparison]:
     helped: list[float] = []
     for repeat in range(REPEATS):
         bench.log(f"preprocess: {repeat + 1} of {REPEATS}")
-        for flag, speeds in (("--no-helpers", alone), ("--helpers", helped)):
+        for flag, speeds in (("--no-cpu-workers", alone), ("--cpu-workers", helped)):
             speeds.append(_train(bench, f"preprocess{flag}-{repeat}", cores, flag))
     return [compare(alone, helped)]
 
@@ -73,7 +73,7 @@ def _train(bench: Bench, name: str, cores: list[int], flag: str) -> float:
     """Return the median of a run's images per second; each node has a core for itself."""
     with LocalCluster(0) as cluster:
         # As on a node with a GPU, the training takes a CPU and leaves one to prepare images; here they share a core.
-        nodes = [cluster.add_worker(cpus=2), *([cluster.add_helper()] if flag == "--helpers" else [])]
+        nodes = [cluster.add_worker(cpus=2), *([cluster.add_cpu_worker()] if flag == "--cpu-workers" else [])]
         for node, core in zip(nodes, cores, strict=False):
             for process in (psutil.Process(node.pid), *psutil.Process(node.pid).children(recursive=True)):
                 process.cpu_affinity([core])

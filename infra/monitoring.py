@@ -23,7 +23,7 @@ IDLE_PERCENT = 5
 
 @dataclass(frozen=True, kw_only=True)
 class MonitoringArgs:
-    """Inputs of Monitoring: the services of "head", "workers" and, if there are any, "helpers".
+    """Inputs of Monitoring: the services of "head", "workers" and, if there are any, "cpu-workers".
 
     Without an address nobody is written to, and there is no budget.
     """

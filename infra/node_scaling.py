@@ -1,4 +1,4 @@
-"""Scaling of the workers or the CPU helpers: out to the number that jobs request, in to those that are in use.
+"""Scaling of the GPU or the CPU workers: out to the number that jobs request, in to those that are in use.
 
 Two alarms watch the metrics of head, runs and instances, and each sets the service's desired count through Application
 Auto Scaling; the capacity provider starts and stops instances to match. Neither needs a laptop, and the scale-in needs
@@ -139,7 +139,7 @@ class NodeScaling(pulumi.ComponentResource):
     def _all_stay(self) -> str:
         """The condition under which no node is stopped, whatever is needed, as an expression."""
         silent = f"({_or_zero('head')} > 0 && {_PUBLISHED} == 0)"
-        if not self._args.node.task.gpus:  # helpers may well be idle while GPUs train
+        if not self._args.node.task.gpus:  # CPU workers may well be idle while GPUs train
             return silent
         return f"{silent} || ({_or_zero('progress')} > 0 && {_or_zero('used')} == 0)"
 

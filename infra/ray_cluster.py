@@ -14,6 +14,7 @@ from infra import config
 from infra.auth import AuthToken, AuthTokenArgs
 from infra.capacity import Capacity, CapacityArgs
 from infra.cluster import Cluster, ClusterArgs
+from infra.cluster_info import ClusterInfo, ClusterInfoArgs
 from infra.config.settings import RayClusterArgs, Settings
 from infra.definitions import commands
 from infra.discovery import Discovery, DiscoveryArgs
@@ -27,13 +28,12 @@ from infra.ray_task import RayTask
 from infra.references import AccountRules, ExistingNetwork, NodeSpec, Scale
 from infra.storage import Storage, StorageArgs
 from infra.tags import company_tags, name_prefix
-from infra.worker_facts import WorkerFacts, WorkerFactsArgs
 
 ROOT = Path(__file__).parents[1]
 
 
 class RayCluster(pulumi.ComponentResource):
-    """Ray on Amazon ECS for distributed PyTorch: network, bucket, image, head, GPU workers, CPU helpers, monitoring.
+    """Ray on Amazon ECS for distributed PyTorch: network, bucket, image, head, GPU and CPU workers, monitoring.
 
     The names of all its parts in the account begin with its own name, which is therefore cut where it is long. It is
     made in the account and region of the default AWS provider (`aws:region`).
@@ -53,18 +53,10 @@ class RayCluster(pulumi.ComponentResource):
     """Name of the CloudWatch dashboard."""
     estimated_hourly_usd: pulumi.Output[float | None]
     """What all instances cost an hour, at present spot prices; none where AWS would not say."""
-    region: pulumi.Output[str]
-    """The AWS region."""
-    head_host: pulumi.Output[str]
-    """Name of the Ray head in the VPC."""
-    token_parameter: pulumi.Output[str]
-    """Name of the SSM parameter with Ray's token."""
-    workers_parameter: pulumi.Output[str]
-    """Name of the SSM parameter with types, zones, prices and numbers of the workers."""
-    services: pulumi.Output[dict[str, str]]
-    """Name of the ECS service of each kind of node: head, workers and, if there are any, helpers."""
-    gpus: pulumi.Output[int]
-    """How many GPUs a job requests by default."""
+    default_gpus: pulumi.Output[int]
+    """Number of GPUs that a job requests by default."""
+    connection: pulumi.Output[dict[str, Any]]
+    """Names by which `ray-on-ecs` finds the cluster; any program that exports it as `connection` can be its stack."""
     train_command: pulumi.Output[str]
     """Shell line that trains."""
     shell_command: pulumi.Output[str]
@@ -118,8 +110,8 @@ class RayCluster(pulumi.ComponentResource):
             "head": (plan.head, None),
             "workers": (plan.worker, settings.workers),
         }
-        if plan.helper:
-            kinds["helpers"] = plan.helper, settings.helpers
+        if plan.cpu_worker:
+            kinds["cpu-workers"] = plan.cpu_worker, settings.cpu_workers
         capacities = {
             kind: Capacity(
                 f"{prefix}-{kind}",
@@ -138,12 +130,12 @@ class RayCluster(pulumi.ComponentResource):
         }
         association = cluster.associate([each.provider_name for each in capacities.values()])
         agents = [each.join_cluster(association) for each in capacities.values()]
-        facts = WorkerFacts(
-            f"{prefix}-worker-facts",
-            WorkerFactsArgs(
+        info = ClusterInfo(
+            f"{prefix}-cluster-info",
+            ClusterInfoArgs(
                 head=plan.head,
                 worker=plan.worker,
-                helper=plan.helper,
+                cpu_worker=plan.cpu_worker,
                 scales={kind: scale for kind, (_, scale) in kinds.items() if scale},
                 group_name=capacities["workers"].group.name,
                 subnets=network.ref.subnets,
@@ -165,16 +157,16 @@ class RayCluster(pulumi.ComponentResource):
         )
         head_args = tasks.head(
             plan.head.task,
-            workers_parameter=facts.parameter,
+            cluster_info_parameter=info.parameter,
             group=capacities["workers"].group,
             moves=plan.worker.moves,
-            helpers=plan.helper is not None,
+            cpu_workers=plan.cpu_worker is not None,
         )
         of_kind = {"head": RayTask(f"{prefix}-head-task", head_args, opts)}
         of_kind["workers"] = RayTask(f"{prefix}-worker-task", tasks.worker(plan.worker.task, discovery.head_host), opts)
-        if plan.helper:
-            of_kind["helpers"] = RayTask(
-                f"{prefix}-helper-task", tasks.helper(plan.helper.task, discovery.head_host), opts
+        if plan.cpu_worker:
+            of_kind["cpu-workers"] = RayTask(
+                f"{prefix}-cpu-worker-task", tasks.cpu_worker(plan.cpu_worker.task, discovery.head_host), opts
             )
         # A run needs all kinds of nodes till its end.
         needed = [association, *agents, *(policy for task in of_kind.values() for policy in task.role_policies)]
@@ -216,23 +208,30 @@ class RayCluster(pulumi.ComponentResource):
 
         head_id = capacities["head"].instance_id(services["head"])
         reach = pulumi.Output.all(head_id, discovery.head_host)
-        outputs: dict[str, pulumi.Output[Any]] = {
+        known: dict[str, pulumi.Output[Any]] = {
             "bucket": storage.bucket.name,
             "head_instance_id": head_id,
             "cluster_name": cluster.ref.name,
-            "image_uri": image_uri,
             "log_group": cluster.logs.name,
             "metrics_dashboard": monitoring.dashboard_name,
             "estimated_hourly_usd": pulumi.Output.from_input(plan.hourly_usd),
-            "region": pulumi.Output.from_input(plan.region),
-            "head_host": discovery.head_host,
-            "token_parameter": auth.parameter_name,
-            "workers_parameter": facts.parameter.name,
-            "services": pulumi.Output.from_input({kind: ref.name for kind, ref in refs.items()}),
-            "gpus": pulumi.Output.from_input(plan.gpus),
+            "default_gpus": pulumi.Output.from_input(plan.gpus),
+        }
+        connection = pulumi.Output.all(
+            **known,
+            region=plan.region,
+            head_host=discovery.head_host,
+            token_parameter=auth.parameter_name,
+            cluster_info_parameter=info.parameter.name,
+            services={kind: ref.name for kind, ref in refs.items()},
+        )
+        outputs: dict[str, pulumi.Output[Any]] = {
+            **known,
+            "image_uri": image_uri,
+            "connection": connection,
             "train_command": head_id.apply(lambda head: commands.train(plan.region, plan.gpus, head)),
             "shell_command": head_id.apply(lambda head: commands.shell(plan.region, head)),
-            "dashboard_command": reach.apply(lambda known: commands.dashboard(plan.region, *known)),
+            "dashboard_command": reach.apply(lambda found: commands.dashboard(plan.region, *found)),
             "token_command": auth.parameter_name.apply(lambda name: commands.token(plan.region, name)),
         }
         vars(self).update(outputs)

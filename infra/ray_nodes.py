@@ -31,7 +31,7 @@ class TaskDefaults:
     data_buckets: Sequence[str] = ()
 
     def head(
-        self, size: TaskSize, *, workers_parameter: ResourceRef, group: ResourceRef, moves: bool, helpers: bool
+        self, size: TaskSize, *, cluster_info_parameter: ResourceRef, group: ResourceRef, moves: bool, cpu_workers: bool
     ) -> RayTaskArgs:
         """Inputs of the head's task; none tells how many workers there are, so that it survives a change to them.
 
@@ -42,15 +42,15 @@ class TaskDefaults:
             common=self._common(size),
             bucket=self.bucket.name,
             metrics_namespace=namespace,
-            workers_parameter=workers_parameter.name,
+            cluster_info_parameter=cluster_info_parameter.name,
         )
         return self._args(
             "head",
-            known.apply(lambda values: json.dumps([containers.head(**values, helpers=helpers)])),
+            known.apply(lambda values: json.dumps([containers.head(**values, cpu_workers=cpu_workers)])),
             size,
             self._task_policy(
                 metrics_namespace=namespace,
-                parameter_arn=workers_parameter.arn,
+                parameter_arn=cluster_info_parameter.arn,
                 group_arn=group.arn if moves else None,
             ),
             state_volume=containers.STATE_VOLUME,
@@ -60,9 +60,9 @@ class TaskDefaults:
         """Inputs of a worker's task; `head_host` is the DNS name under which it finds the head."""
         return self._joining("workers", size, head_host, containers.worker)
 
-    def helper(self, size: TaskSize, head_host: pulumi.Input[str]) -> RayTaskArgs:
-        """Inputs of a helper's task."""
-        return self._joining("helpers", size, head_host, containers.helper)
+    def cpu_worker(self, size: TaskSize, head_host: pulumi.Input[str]) -> RayTaskArgs:
+        """Inputs of a CPU worker's task."""
+        return self._joining("cpu-workers", size, head_host, containers.cpu_worker)
 
     def _joining(
         self, kind: str, size: TaskSize, head_host: pulumi.Input[str], define: Callable[..., containers.Container]

@@ -40,7 +40,7 @@ class Location:
 
     @property
     def zone(self) -> str:
-        """The zone of the head and the helpers."""
+        """The zone of the head and the CPU workers."""
         return self.worker_zones[0]
 
 
@@ -115,7 +115,7 @@ class AccountRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Number of workers or helpers.
+    """Number of GPU or CPU workers.
 
     Attributes:
         initial_count: Desired count of the service when the first `pulumi up` creates it; later ones leave it alone.

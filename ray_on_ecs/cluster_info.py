@@ -6,7 +6,7 @@ import json
 import os
 from typing import TypedDict
 
-from ray_on_ecs.contract import WORKERS_PARAMETER_VARIABLE
+from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 
 CONNECT_SECONDS = 2
 READ_SECONDS = 3
@@ -42,7 +42,7 @@ class Scaling(TypedDict):
     idle_minutes: int
 
 
-class Workers(TypedDict):
+class ClusterInfo(TypedDict):
     """The workers as the stack has them.
 
     Attributes:
@@ -53,7 +53,7 @@ class Workers(TypedDict):
         spread: Whether the workers of one job may be in several zones.
         prices: By instance type; None if the stack knows none.
         head_usd: What the head's instance costs, in dollars an hour, or None.
-        scaling: By kind of node, `workers` and, if there can be any, `helpers`.
+        scaling: By kind of node, `workers` and, if there can be any, `cpu-workers`.
         gpus: The GPUs of each instance.
     """
 
@@ -68,9 +68,9 @@ class Workers(TypedDict):
     gpus: int
 
 
-def read_workers() -> Workers | None:
+def read_cluster_info() -> ClusterInfo | None:
     """Return what the stack says, or None where there is no stack or its parameter can't be read: a run goes on."""
-    if not (name := os.environ.get(WORKERS_PARAMETER_VARIABLE)):
+    if not (name := os.environ.get(CLUSTER_INFO_VARIABLE)):
         return None
     import boto3
     from botocore.config import Config
@@ -82,14 +82,14 @@ def read_workers() -> Workers | None:
         text = boto3.client("ssm", config=config).get_parameter(Name=name)["Parameter"]["Value"]
     except (BotoCoreError, ClientError):
         return None
-    return parse_workers(text)
+    return parse_cluster_info(text)
 
 
-def parse_workers(text: str) -> Workers | None:
+def parse_cluster_info(text: str) -> ClusterInfo | None:
     """Return what the parameter says, or None if it is not what a stack writes."""
     try:
         document = json.loads(text)
     except ValueError:
         return None
-    is_complete = isinstance(document, dict) and Workers.__required_keys__ <= document.keys()
+    is_complete = isinstance(document, dict) and ClusterInfo.__required_keys__ <= document.keys()
     return document if is_complete else None

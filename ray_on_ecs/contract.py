@@ -20,12 +20,12 @@ RUNS_PREFIX = "runs"
 WORKER_TIMEOUT = 1800
 
 # Environment variables of the containers: CloudWatch's namespace of the stack's own metrics; `true` where there can be
-# CPU helpers; the folder of the head's state; the SSM parameter with the facts about the workers; the head's DNS name;
+# CPU workers; the folder of the head's state; the SSM parameter that describes the workers; the head's DNS name;
 # and the file in which an instance says what it is.
 CLOUDWATCH_NAMESPACE_VARIABLE = "CLOUDWATCH_NAMESPACE"
-HELPERS_VARIABLE = "HELPERS"
+CPU_WORKERS_VARIABLE = "CPU_WORKERS"
 HEAD_STATE_VARIABLE = "RAY_HEAD_STATE"
-WORKERS_PARAMETER_VARIABLE = "WORKERS_PARAMETER"
+CLUSTER_INFO_VARIABLE = "CLUSTER_INFO"
 HEAD_HOST_VARIABLE = "RAY_HEAD_HOST"
 INSTANCE_FILE_VARIABLE = "INSTANCE_FILE"
 
@@ -40,8 +40,8 @@ INSTANCE_LABELS = {
     "market": "ray.io/market-type",
 }
 NODE_GROUP_LABEL, NODE_GROUP_VARIABLE = "ray.io/node-group", "RAY_NODE_TYPE_NAME"
-# The group of the CPU helpers; those that train have none.
-HELPERS = "helpers"
+# The group of the CPU workers; those that train have none.
+CPU_WORKERS = "cpu-workers"
 
 # EC2's quotas of running vCPUs: Service Quotas' code and name, the instance families that it counts, and their market.
 STANDARD_FAMILIES = "a|c|d|h|i|im|is|m|r|t|z"

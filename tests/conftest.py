@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from ray_on_ecs.contract import WORKERS_PARAMETER_VARIABLE
+from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from tests.aws import BUCKET, client, environment, moto_server
 from tests.flaky_s3 import flaky_proxy
 
@@ -90,7 +90,7 @@ def price_variables(aws_server: str, aws_variables: dict[str, str]) -> dict[str,
         "gpus": 1,
     }
     client("ssm", aws_server).put_parameter(Name="workers", Type="String", Value=json.dumps(workers))
-    return {**aws_variables, WORKERS_PARAMETER_VARIABLE: "workers"}
+    return {**aws_variables, CLUSTER_INFO_VARIABLE: "workers"}
 
 
 @pytest.fixture(scope="session")

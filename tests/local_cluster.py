@@ -38,8 +38,8 @@ BUSY_MACHINE = {
     # Ray says on stderr when a disk is 95 % full, between the lines that tests compare.
     "RAY_local_fs_capacity_threshold": "1",
 }
-# The label that the image gives to helpers.
-HELPER = "ray.io/node-group=helpers"
+# The label that the image gives to CPU workers.
+CPU_WORKER = "ray.io/node-group=cpu-workers"
 RAY = str(Path(sys.executable).with_name("ray"))
 
 
@@ -56,7 +56,7 @@ class LocalCluster:
         environment: All environment variables of the nodes.
         head: The head node's process.
         workers: The worker nodes' processes.
-        helpers: The helpers' processes.
+        cpu_workers: The CPU workers' processes.
         addresses: The address of each node, by the ID of its process.
     """
 
@@ -78,7 +78,7 @@ class LocalCluster:
         }
         self.head: subprocess.Popen[bytes] | None = None
         self.workers: list[subprocess.Popen[bytes]] = []
-        self.helpers: list[subprocess.Popen[bytes]] = []
+        self.cpu_workers: list[subprocess.Popen[bytes]] = []
         self.addresses: dict[int, str] = {}
 
     def __enter__(self) -> LocalCluster:
@@ -101,7 +101,7 @@ class LocalCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for each in [*self.workers, *self.helpers, self.head]:
+        for each in [*self.workers, *self.cpu_workers, self.head]:
             if each is not None:
                 kill_tree(each.pid)
                 each.wait()
@@ -113,11 +113,11 @@ class LocalCluster:
         self.workers.append(worker)
         return worker
 
-    def add_helper(self) -> subprocess.Popen[bytes]:
-        """Start a CPU helper's node."""
-        helper = self._start_node(f"--address={HOST}:{self.port}", "--num-cpus=1", f"--labels={HELPER}")
-        self.helpers.append(helper)
-        return helper
+    def add_cpu_worker(self) -> subprocess.Popen[bytes]:
+        """Start a CPU worker's node."""
+        cpu_worker = self._start_node(f"--address={HOST}:{self.port}", "--num-cpus=1", f"--labels={CPU_WORKER}")
+        self.cpu_workers.append(cpu_worker)
+        return cpu_worker
 
     def replace_ended(self) -> None:
         """Start a worker node for each one that has ended, as ECS does."""

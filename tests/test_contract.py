@@ -15,16 +15,15 @@ import pytest
 import yaml
 
 import ray_on_ecs
+from infra.cluster_info import ClusterInfo, ClusterInfoArgs
 from infra.definitions import commands, containers
 from infra.definitions.sizing import TaskSize
 from infra.references import Scale
-from infra.worker_facts import WorkerFacts, WorkerFactsArgs
 from ray_on_ecs import cluster_info
 from ray_on_ecs.cli import notebook
 from ray_on_ecs.cli.recipe import RECIPES
 from ray_on_ecs.cluster import clusters as laptop
 from ray_on_ecs.cluster import jobs as client
-from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.contract import DASHBOARD_URL, NODE_GROUP_VARIABLE, RUNS_PREFIX, WORKER_TIMEOUT
 from ray_on_ecs.flags import ENVIRONMENT_PREFIX, environment_variable
 from ray_on_ecs.node import head, jobs, ports
@@ -37,7 +36,9 @@ from tests.infra.fake_aws import Cloud, node_spec
 ROOT = Path(__file__).parents[1]
 SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=1)
 COMMON = containers.ContainerDefaults(image="i", log_group="l", region="us-west-2", token_arn="arn", size=SIZE)
-HEAD = containers.head(COMMON, bucket="bucket", metrics_namespace="ray-on-ecs/dev", workers_parameter="worker-facts")
+HEAD = containers.head(
+    COMMON, bucket="bucket", metrics_namespace="ray-on-ecs/dev", cluster_info_parameter="cluster-info"
+)
 WORKER = containers.worker(COMMON, head_host="head.internal")
 # What the containers on a laptop and those of tests/containers have: no GPU, and room for three of them.
 LOCAL = dataclasses.replace(COMMON, region="us-east-1", size=cluster.SIZE)
@@ -111,10 +112,10 @@ def test_the_training_defaults_of_the_head_are_settings_of_the_job() -> None:
     assert job.worker_timeout == WORKER_TIMEOUT, "instances that are started for a job take minutes"
 
 
-def test_preprocessing_asks_for_helpers_by_the_label_that_they_have() -> None:
-    helper = variables(containers.helper(COMMON, head_host="head.internal"))
+def test_preprocessing_asks_for_cpu_workers_by_the_label_that_they_have() -> None:
+    cpu_worker = variables(containers.cpu_worker(COMMON, head_host="head.internal"))
     example = (ROOT / "training" / "preprocess.py").read_text()
-    assert f'"ray.io/node-group", "{helper[NODE_GROUP_VARIABLE]}"' in example, "its data would wait for ever"
+    assert f'"ray.io/node-group", "{cpu_worker[NODE_GROUP_VARIABLE]}"' in example, "its data would wait for ever"
 
 
 def test_every_port_is_documented() -> None:
@@ -183,7 +184,7 @@ def as_compose(container: containers.Container) -> dict[str, Any]:
         (
             "head",
             containers.head(
-                LOCAL, bucket="training", metrics_namespace="ray-on-ecs/laptop", workers_parameter="worker-facts"
+                LOCAL, bucket="training", metrics_namespace="ray-on-ecs/laptop", cluster_info_parameter="cluster-info"
             ),
         ),
         ("worker", containers.worker(LOCAL, head_host="head")),
@@ -258,7 +259,7 @@ def test_token_authentication_is_on_everywhere() -> None:
 def test_runs_and_laptops_read_what_the_stack_writes_about_the_workers() -> None:
     head, worker = node_spec("m5.xlarge", 1), node_spec("g5.xlarge", gpus=1)
     scale = Scale(initial_count=2, min_count=0, max_count=2, default_job_count=2, idle_minutes=60)
-    args = WorkerFactsArgs(
+    args = ClusterInfoArgs(
         head=head,
         worker=worker,
         scales={"workers": scale},
@@ -267,21 +268,16 @@ def test_runs_and_laptops_read_what_the_stack_writes_about_the_workers() -> None
         placement_groups={},
     )
     cloud = Cloud()
-    cloud.run(lambda: WorkerFacts("worker-facts", args))
-    text = cloud.resources["worker-facts-parameter"].inputs["value"]["value"]
-    found = cluster_info.parse_workers(text)
+    cloud.run(lambda: ClusterInfo("cluster-info", args))
+    text = cloud.resources["cluster-info-parameter"].inputs["value"]["value"]
+    found = cluster_info.parse_cluster_info(text)
     assert found is not None
-    assert found.keys() == cluster_info.Workers.__annotations__.keys()
+    assert found.keys() == cluster_info.ClusterInfo.__annotations__.keys()
     assert found["zones"][0].keys() == cluster_info.Zone.__annotations__.keys()
     assert found["scaling"]["workers"].keys() == cluster_info.Scaling.__annotations__.keys()
     for key in found:
         lacking = json.dumps({name: value for name, value in found.items() if name != key})
-        assert cluster_info.parse_workers(lacking) is None, "of another version"
-
-
-def test_a_laptop_needs_no_output_that_the_program_does_not_export() -> None:
-    exported = set(re.findall(r'pulumi\.export\("(\w+)"', (ROOT / "__main__.py").read_text()))
-    assert {each.name for each in dataclasses.fields(Stack)} - {"name"} <= exported
+        assert cluster_info.parse_cluster_info(lacking) is None, "of another version"
 
 
 def test_a_stop_leaves_the_time_to_end_and_to_store() -> None:

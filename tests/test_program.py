@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import runpy
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from infra.config import docker
 from infra.definitions.policies import ECS_AGENT_POLICY, LOOK_AT_GROUPS, MOVE_GROUP, SESSION_MANAGER, WILDCARD_ACTIONS
 from ray_on_ecs.cluster import aws
+from ray_on_ecs.cluster.stack import find
 from tests.infra.fake_aws import (
     ACCOUNT,
     CLUSTER,
@@ -38,33 +40,29 @@ EXPORTS = {
     "log_group",
     "metrics_dashboard",
     "estimated_hourly_usd",
-    "region",
-    "head_host",
-    "token_parameter",
-    "workers_parameter",
-    "services",
-    "gpus",
+    "default_gpus",
+    "connection",
     "train_command",
     "shell_command",
     "dashboard_command",
     "token_command",
 }
 SERVICES = ["ray-head-service", "ray-workers-service"]
-HEAD_TASK, WORKER_TASK, HELPER_TASK = (f"{kind}-task-definition" for kind in ("head", "worker", "helper"))
+HEAD_TASK, WORKER_TASK, CPU_WORKER_TASK = (f"{kind}-task-definition" for kind in ("head", "worker", "cpu-worker"))
 TASK_OF = dict(zip(SERVICES, (HEAD_TASK, WORKER_TASK), strict=True))
 GROUPS = ["head-group", "workers-group"]
-ALL_GROUPS = [*GROUPS, "helpers-group"]
+ALL_GROUPS = [*GROUPS, "cpu-workers-group"]
 SCALERS = ["short", "idle"]
 KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1a2b"
 EVERYTHING = {
-    "workerInstanceType": "g5.xlarge,g6.xlarge",
-    "availabilityZone": "us-west-2c,us-west-2a",
+    "workerInstanceTypes": "g5.xlarge,g6.xlarge",
+    "availabilityZones": "us-west-2c,us-west-2a",
     "maxWorkers": "4",
     "spot": "true",
     "onDemandWorkers": "1",
-    "helperInstanceType": "c6i.2xlarge",
-    "helperCount": "1",
-    "maxHelpers": "3",
+    "cpuWorkerInstanceTypes": "c6i.2xlarge",
+    "cpuWorkerCount": "1",
+    "maxCpuWorkers": "3",
     "idleTimeoutMinutes": "60",
     "alertEmail": "team@example.com",
     "natGateway": "false",
@@ -130,22 +128,35 @@ def test_everything_is_exported(stack: Cloud) -> None:
 
 
 def test_the_exports_are_those_of_the_resources(stack: Cloud) -> None:
-    plain = {name: value for name, value in stack.exports.items() if not name.endswith("_command")}
-    assert plain == {
+    known = {
         "bucket": "training-bucket",
         "head_instance_id": "i-0123456789abcdef0",
         "cluster_name": "ray-on-ecs-ray-dev-c0ffee",
-        "image_uri": f"{REGISTRY}/training@{DIGEST}",
         "log_group": "ray-on-ecs-ray-logs",
         "metrics_dashboard": "ray-on-ecs-ray-dev-c0ffee",
         "estimated_hourly_usd": 2.204,
-        "region": REGION,
-        "head_host": "head.ray-on-ecs-ray-dev-c0ffee.internal",
-        "token_parameter": "ray-on-ecs-auth-parameter",
-        "workers_parameter": "ray-on-ecs-worker-facts-parameter",
-        "services": {kind: f"ray-on-ecs-ray-{kind}-service" for kind in ("head", "workers")},
-        "gpus": 2,
+        "default_gpus": 2,
     }
+    plain = {name: value for name, value in stack.exports.items() if not name.endswith("_command")}
+    assert plain == {
+        **known,
+        "image_uri": f"{REGISTRY}/training@{DIGEST}",
+        "connection": {
+            **known,
+            "region": REGION,
+            "head_host": "head.ray-on-ecs-ray-dev-c0ffee.internal",
+            "token_parameter": "ray-on-ecs-auth-parameter",
+            "cluster_info_parameter": "ray-on-ecs-cluster-info-parameter",
+            "services": {kind: f"ray-on-ecs-ray-{kind}-service" for kind in ("head", "workers")},
+        },
+    }
+
+
+def test_the_command_line_finds_the_cluster_by_its_connection(stack: Cloud, tmp_path: Path) -> None:
+    for name, document in {"whole": stack.exports, "alone": stack.exports["connection"]}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+        found = find(None, str(tmp_path / f"{name}.json"))
+        assert asdict(found) == {**stack.exports["connection"], "name": name}
 
 
 def test_the_commands_reach_this_stack(stack: Cloud) -> None:
@@ -159,7 +170,7 @@ def test_every_component_is_at_the_top_and_everything_else_in_one(stack: Cloud) 
     components = {name for name, made in stack.resources.items() if made.type.startswith("ray-on-ecs:")}
     assert components == {
         *("network", "storage", "image", "auth", "discovery", "ray", "head", "workers", "ray-head", "ray-workers"),
-        *("head-task", "worker-task", "workers-scaling", "monitoring", "worker-facts", CLUSTER),
+        *("head-task", "worker-task", "workers-scaling", "monitoring", "cluster-info", CLUSTER),
     }, "these are the architecture"
     for name, made in stack.resources.items():
         parents = {CLUSTER} if name in components else components - {CLUSTER}
@@ -235,7 +246,7 @@ def test_another_identity_is_refused_before_anything_exists(
 
 
 # Settings of something that carries the tags itself, and free of charge.
-UNTAGGED = {"workers-scaling-target", "helpers-scaling-target", "monitoring-budget"}
+UNTAGGED = {"workers-scaling-target", "cpu-workers-scaling-target", "monitoring-budget"}
 
 
 def test_everything_that_takes_tags_has_them(everything: Cloud) -> None:
@@ -289,7 +300,7 @@ EDGES = {
     ("ray-capacity-providers", "ray-cluster"): "ECS refuses to delete a cluster's providers before they are taken off",
     **{
         (f"{kind}-instance-ecs", "ray-capacity-providers"): "an instance that registers before has no provider for ever"
-        for kind in ("head", "workers", "helpers")
+        for kind in ("head", "workers", "cpu-workers")
     },
     **{
         (group, needed): why
@@ -369,7 +380,7 @@ PARTS = {
 
 def test_no_role_has_a_wildcard_without_a_written_reason(everything: Cloud) -> None:
     inline = everything.of_type("aws:iam/rolePolicy:RolePolicy")
-    assert len(inline) == 9, "execution, task and instance roles of head, workers and helpers"
+    assert len(inline) == 9, "execution, task and instance roles of head, GPU and CPU workers"
     for policy in inline:
         for statement in statements(policy.inputs["policy"]):
             assert "NotAction" not in statement, f"{policy.name} allows what it does not name"
@@ -401,14 +412,14 @@ def test_the_ecs_agent_alone_has_a_policy_of_aws(everything: Cloud) -> None:
     attached = [each.inputs for each in everything.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")]
     assert {each["policyArn"] for each in attached} == {f"arn:aws:iam::aws:{ECS_AGENT_POLICY}"}
     roles = {each["role"] for each in attached}
-    assert roles == {f"ray-on-ecs-{kind}-instance-role" for kind in ("head", "workers", "helpers")}, (
+    assert roles == {f"ray-on-ecs-{kind}-instance-role" for kind in ("head", "workers", "cpu-workers")}, (
         "a task has its own policies alone"
     )
 
 
 def test_each_role_is_for_one_service(everything: Cloud) -> None:
     roles = everything.of_type("aws:iam/role:Role")
-    assert len(roles) == 9, "instances, execution and tasks, apart for head, workers and helpers"
+    assert len(roles) == 9, "instances, execution and tasks, apart for head, GPU and CPU workers"
     for role in roles:
         assert role.inputs["permissionsBoundary"] == EVERYTHING["permissionsBoundary"], "the company's rules refuse it"
         assert role.inputs["path"] == "/teams/ml/"
@@ -424,7 +435,7 @@ def test_each_role_is_for_one_service(everything: Cloud) -> None:
 
 
 def templates(cloud: Cloud) -> list[Registered]:
-    """What the instances of head, workers and helpers are launched from."""
+    """What the instances of head, GPU and CPU workers are launched from."""
     found = cloud.of_type("aws:ec2/launchTemplate:LaunchTemplate")
     assert len(found) == 3
     return found
@@ -468,7 +479,7 @@ def test_training_finds_its_gpus_and_its_bucket(stack: Cloud) -> None:
 
 
 def test_a_larger_type_changes_every_number_that_follows_from_it(monkeypatch: pytest.MonkeyPatch, stack: Cloud) -> None:
-    cloud = deploy(monkeypatch, {"workerInstanceType": "g5.12xlarge", "workerCount": "4", "checkQuotas": "false"})
+    cloud = deploy(monkeypatch, {"workerInstanceTypes": "g5.12xlarge", "workerCount": "4", "checkQuotas": "false"})
     worker = container(cloud, WORKER_TASK)
     assert worker["resourceRequirements"] == [{"type": "GPU", "value": "4"}], "all four GPUs of each instance"
     assert {"--num-cpus=48", "--num-gpus=4"} <= set(worker["command"]), "Ray offers what the instance has"
@@ -493,7 +504,7 @@ def test_a_stack_can_be_kept_without_gpus(monkeypatch: pytest.MonkeyPatch) -> No
 
 ELASTIC = {"maxWorkers": "4"}
 IDLE = {"idleTimeoutMinutes": "60"}
-NETWORK = {"vpcId": "vpc-0a1b", "subnetId": "subnet-0c2d"}
+NETWORK = {"vpcId": "vpc-0a1b", "subnetIds": "subnet-0c2d"}
 
 
 @pytest.mark.parametrize(
@@ -514,7 +525,7 @@ def test_nothing_of_the_program_holds_a_number_that_the_scaler_moves(
 
 
 def test_a_change_of_the_workers_leaves_the_head_running(monkeypatch: pytest.MonkeyPatch, stack: Cloud) -> None:
-    for config in (ELASTIC, IDLE, {"workerCount": "5"}, {"workerInstanceType": "g6.2xlarge"}):
+    for config in (ELASTIC, IDLE, {"workerCount": "5"}, {"workerInstanceTypes": "g6.2xlarge"}):
         cloud = deploy(monkeypatch, config)
         assert cloud.resources[HEAD_TASK].inputs == stack.resources[HEAD_TASK].inputs, (
             f"{config}: a new task definition restarts the head, and every job with it"
@@ -566,16 +577,16 @@ def test_another_partition_is_named_in_every_arn(monkeypatch: pytest.MonkeyPatch
 def test_a_move_replaces_nothing_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     up = [security_group(zone="us-west-2a", zones="us-west-2a us-west-2b us-west-2c")]
     here, there = (
-        deploy(monkeypatch, {"availabilityZone": f"us-west-2{letter}"}, security_groups=up) for letter in "ab"
+        deploy(monkeypatch, {"availabilityZones": f"us-west-2{letter}"}, security_groups=up) for letter in "ab"
     )
     moved = {name for name, made in here.resources.items() if made.inputs != there.resources[name].inputs}
-    assert moved == {*GROUPS, *SERVICES, "network-security-group", "worker-facts-parameter"}, (
+    assert moved == {*GROUPS, *SERVICES, "network-security-group", "cluster-info-parameter"}, (
         "the rest would end what runs, or refuse to go"
     )
 
 
 def test_a_zone_that_is_asked_for_holds_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    cloud = deploy(monkeypatch, {"availabilityZone": "us-west-2b"})
+    cloud = deploy(monkeypatch, {"availabilityZones": "us-west-2b"})
     for group in GROUPS:
         assert cloud.resources[group].inputs["vpcZoneIdentifiers"] == ["subnet-private-us-west-2b"]
     for service in SERVICES:
@@ -608,9 +619,9 @@ def test_a_preview_evaluates_with_nothing_known_yet(monkeypatch: pytest.MonkeyPa
         ("headInstanceType", "t3.small"),
         ("headInstanceType", "m7g.large"),
         ("headInstanceType", "m99.large"),
-        ("workerInstanceType", "m5.xlarge"),
-        ("workerInstanceType", "p3dn.24xlarge"),
-        ("workerInstanceType", "p4d.24xlarge"),  # within the quota are 64 vCPUs
+        ("workerInstanceTypes", "m5.xlarge"),
+        ("workerInstanceTypes", "p3dn.24xlarge"),
+        ("workerInstanceTypes", "p4d.24xlarge"),  # within the quota are 64 vCPUs
         ("workerCount", "-1"),
         ("minWorkers", "3"),
         ("maxWorkers", "1"),
@@ -621,11 +632,11 @@ def test_a_preview_evaluates_with_nothing_known_yet(monkeypatch: pytest.MonkeyPa
         ("monthlyBudgetUsd", "0"),
         ("vpcCidr", "8.8.0.0/16"),
         ("vpcCidr", "10.0.0.0/8"),
-        ("availabilityZone", "eu-west-1a"),
+        ("availabilityZones", "eu-west-1a"),
         ("imageUri", "https://example.com"),
         ("retainBucket", "perhaps"),
         ("dataBuckets", "s3://my-data"),
-        ("rootVolumeGiB", "8"),
+        ("rootVolumeGib", "8"),
         ("logRetentionDays", "2"),
     ],
 )
@@ -656,25 +667,25 @@ def test_a_key_of_ones_own_encrypts_all_that_is_kept(everything: Cloud) -> None:
         if made.inputs.get("type") != "String":  # the facts of the workers are no secret
             assert KEY in json.dumps(made.inputs[ENCRYPTED[made.type]]), f"{made.name} has another key"
     assert {made.type for made in checked} == ENCRYPTED.keys(), "nothing was checked"
-    for task in (HEAD_TASK, WORKER_TASK, HELPER_TASK):
+    for task in (HEAD_TASK, WORKER_TASK, CPU_WORKER_TASK):
         kind = task.removesuffix("-definition")
         for role in ("execution", "role"):
             document = everything.resources[f"{kind}-{role}-policy"].inputs["policy"]
             assert KEY in document, f"{kind}'s {role} can't use it"
 
 
-def test_helpers_are_workers_without_gpus(everything: Cloud) -> None:
-    helper, worker = container(everything, HELPER_TASK), container(everything, WORKER_TASK)
-    assert helper["command"][:3] == ["ray-worker", "--num-cpus=8", "--num-gpus=0"], "all CPUs of a c6i.2xlarge"
-    label = {"RAY_NODE_TYPE_NAME": "helpers"}
-    assert environment(everything, HELPER_TASK) == {**environment(everything, WORKER_TASK), **label}
-    assert helper["image"] == worker["image"]
-    assert environment(everything, HEAD_TASK)["HELPERS"] == "true"
-    group = everything.resources["helpers-group"].inputs
+def test_cpu_workers_are_workers_without_gpus(everything: Cloud) -> None:
+    cpu_worker, worker = container(everything, CPU_WORKER_TASK), container(everything, WORKER_TASK)
+    assert cpu_worker["command"][:3] == ["ray-worker", "--num-cpus=8", "--num-gpus=0"], "all CPUs of a c6i.2xlarge"
+    label = {"RAY_NODE_TYPE_NAME": "cpu-workers"}
+    assert environment(everything, CPU_WORKER_TASK) == {**environment(everything, WORKER_TASK), **label}
+    assert cpu_worker["image"] == worker["image"]
+    assert environment(everything, HEAD_TASK)["CPU_WORKERS"] == "true"
+    group = everything.resources["cpu-workers-group"].inputs
     assert (group["minSize"], group["maxSize"]) == (0, 3), "ECS starts them for their tasks"
-    assert everything.resources["helpers-scaling-target"].inputs["maxCapacity"] == 3
+    assert everything.resources["cpu-workers-scaling-target"].inputs["maxCapacity"] == 3
     association = everything.resources["ray-capacity-providers"].inputs["capacityProviders"]
-    assert "ray-on-ecs-helpers-capacity-provider" in association
+    assert "ray-on-ecs-cpu-workers-capacity-provider" in association
 
 
 def test_workers_may_go_where_the_head_is_not(everything: Cloud) -> None:
@@ -683,8 +694,8 @@ def test_workers_may_go_where_the_head_is_not(everything: Cloud) -> None:
 
     here, there = "subnet-private-us-west-2c", "subnet-private-us-west-2a"
     assert set(subnets("ray-workers-service")) >= {here, there}, "ECS would not place their tasks after a move"
-    assert subnets("ray-head-service") == subnets("ray-helpers-service") == [here]
-    facts = json.loads(everything.resources["worker-facts-parameter"].inputs["value"]["value"])
+    assert subnets("ray-head-service") == subnets("ray-cpu-workers-service") == [here]
+    facts = json.loads(everything.resources["cluster-info-parameter"].inputs["value"]["value"])
     assert [each["subnet_id"] for each in facts["zones"]] == [here, there]
     policy = everything.resources["head-task-role-policy"].inputs["policy"]
     moved = [each for each in statements(policy) if each["Action"] == [MOVE_GROUP]]
@@ -693,8 +704,8 @@ def test_workers_may_go_where_the_head_is_not(everything: Cloud) -> None:
 
 def test_without_options_nobody_moves_workers(stack: Cloud) -> None:
     assert "autoscaling:UpdateAutoScalingGroup" not in stack.resources["head-task-role-policy"].inputs["policy"]
-    assert "HELPERS" not in environment(stack, HEAD_TASK)
-    assert not [name for name in stack.resources if "helper" in name]
+    assert "CPU_WORKERS" not in environment(stack, HEAD_TASK)
+    assert not [name for name in stack.resources if "cpu-worker" in name]
 
 
 def test_a_laptop_finds_the_alarms_by_their_prefix(everything: Cloud) -> None:

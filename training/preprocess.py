@@ -1,8 +1,8 @@
 """Ray Data and Ray Train: CPU workers prepare images, and GPU workers train on them.
 
-usage: python training/preprocess.py [BUCKET | ./FOLDER] [--images s3://bucket/photos] [--helpers] [--name NAME] ...
+usage: python training/preprocess.py [BUCKET | ./FOLDER] [--images s3://bucket/photos] [--cpu-workers] [--name NAME] ...
 
-The images are those of a folder or bucket with a folder for each class, or generated. On a stack with CPU helpers these
+The images are those of a folder or bucket with a folder for each class, or generated. On a stack with CPU workers these
 prepare them; otherwise the CPUs that the training leaves do, as on a laptop. The same command with the same --name and
 storage resumes from the last checkpoint.
 """
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-# The label that a stack gives to its helpers: https://docs.ray.io/en/latest/ray-core/scheduling/labels.html
-NODE_GROUP, HELPERS = "ray.io/node-group", "helpers"
+# The label that a stack gives to its CPU workers: https://docs.ray.io/en/latest/ray-core/scheduling/labels.html
+NODE_GROUP, CPU_WORKERS = "ray.io/node-group", "cpu-workers"
 
 
 def generate(batch: dict[str, np.ndarray], size: int) -> dict[str, np.ndarray]:
@@ -131,7 +131,11 @@ def parse() -> argparse.Namespace:
     add("--batch-size", type=int, default=64, help="images of a step on each worker (%(default)s)")
     add("--num-workers", type=int, help="by default one for each GPU of the cluster, or one on a CPU")
     add("--use-gpu", action=argparse.BooleanOptionalAction, help="by default if the cluster has GPUs")
-    add("--helpers", action=argparse.BooleanOptionalAction, help="prepare on CPU helpers; by default if there are some")
+    add(
+        "--cpu-workers",
+        action=argparse.BooleanOptionalAction,
+        help="prepare on CPU workers; by default if there are some",
+    )
     args = parser.parse_args()
     for name in ("records", "size", "epochs", "batch_size", "num_workers"):
         if (value := getattr(args, name)) is not None and value < 1:
@@ -178,19 +182,19 @@ def main() -> None:
 
     gpus = int(ray.cluster_resources().get("GPU", 0))
     use_gpu = gpus > 0 if args.use_gpu is None else args.use_gpu
-    are_there = any(node["Alive"] and node["Labels"].get(NODE_GROUP) == HELPERS for node in ray.nodes())
-    helpers = are_there if args.helpers is None else args.helpers
+    are_there = any(node["Alive"] and node["Labels"].get(NODE_GROUP) == CPU_WORKERS for node in ray.nodes())
+    cpu_workers = are_there if args.cpu_workers is None else args.cpu_workers
     trainer = TorchTrainer(
         train,
         train_loop_config={"classes": len(args.classes), "epochs": args.epochs, "batch_size": args.batch_size},
         datasets={"train": data},
         dataset_config=DataConfig(
-            execution_options=ExecutionOptions(label_selector={NODE_GROUP: HELPERS} if helpers else None)
+            execution_options=ExecutionOptions(label_selector={NODE_GROUP: CPU_WORKERS} if cpu_workers else None)
         ),
         scaling_config=ScalingConfig(
             num_workers=args.num_workers or (gpus if use_gpu else 0) or 1,
             use_gpu=use_gpu,
-            label_selector={NODE_GROUP: f"!{HELPERS}"} if helpers else None,
+            label_selector={NODE_GROUP: f"!{CPU_WORKERS}"} if cpu_workers else None,
         ),
         run_config=RunConfig(
             name=args.name,

@@ -56,3 +56,4 @@ cluster = RayCluster(
 pulumi.export("bucket", cluster.bucket)
 pulumi.export("head_instance_id", cluster.head_instance_id)
 pulumi.export("train_command", cluster.train_command)
+pulumi.export("connection", cluster.connection)  # ray-on-ecs finds the cluster by it

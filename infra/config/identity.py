@@ -131,6 +131,6 @@ def _refuse_change(was: Mapping[str, str], now: Mapping[str, str]) -> None:
             )
     if "zones" in changed:
         raise pulumi.RunError(
-            f"availabilityZone: the stack has subnets in {was['zones']}, in this order, and would get others, in "
+            f"availabilityZones: the stack has subnets in {was['zones']}, in this order, and would get others, in "
             f"{now['zones']}: its security group is not found by its tags. If the stack was renamed, rename it back"
         )

@@ -261,7 +261,7 @@ def offerings(settings: Settings, region: str, wanted: Sequence[str]) -> Offerin
         if wanted:
             pulumi.log.warn(f"{what}: {error_reason(error)}); going on in {', '.join(wanted)}")
             return {}
-        raise pulumi.RunError(f"{what}: {error_reason(error)}); set availabilityZone to one that does") from error
+        raise pulumi.RunError(f"{what}: {error_reason(error)}); set availabilityZones to one that does") from error
     zones: Offerings = {name: set() for name in types}
     for name, zone in zip(found.instance_types, found.locations, strict=True):
         if re.fullmatch(f"{region}[a-z]", zone):
@@ -308,14 +308,16 @@ def choose_zones(
             continue
         if at_present and asked_for not in at_present.zones:
             problem = f"is none of the zones that the stack has subnets in, {', '.join(at_present.zones)}"
-            raise SettingError("availabilityZone", asked_for, problem, others)
+            raise SettingError("availabilityZones", asked_for, problem, others)
         hint = f"{others}, or leave it empty to have one chosen"
-        raise SettingError("availabilityZone", asked_for, f"does not offer {_types(settings)}", hint)
+        raise SettingError("availabilityZones", asked_for, f"does not offer {_types(settings)}", hint)
     if settings.availability_zones:
         return settings.availability_zones
     if at_present and at_present.zone not in zones:
         problem = f"is empty, and {at_present.zone}, where the stack is up, does not offer {_types(settings)}"
-        raise SettingError("availabilityZone", "", problem, f"{others}, and the stack moves there" if zones else others)
+        raise SettingError(
+            "availabilityZones", "", problem, f"{others}, and the stack moves there" if zones else others
+        )
     if at_present:
         return (at_present.zone,)
     most = max(_variety(settings, offered, zone) for zone in zones)
@@ -343,7 +345,7 @@ def get_existing_network(settings: Settings, region: str) -> ExistingNetwork:
         zone = _subnets_zone(settings.vpc_id, subnet_id, region)
         if zone in subnets:
             problem = f"lies in {zone}, and so does {subnets[zone]}"
-            raise SettingError("subnetId", subnet_id, problem, "give one subnet of each zone")
+            raise SettingError("subnetIds", subnet_id, problem, "give one subnet of each zone")
         subnets[zone] = subnet_id
     return ExistingNetwork(vpc_id=settings.vpc_id, subnets=subnets)
 
@@ -352,12 +354,12 @@ def _subnets_zone(vpc_id: str, subnet_id: str, region: str) -> str:
     try:
         subnet = aws.ec2.get_subnet(id=subnet_id)
     except Exception as error:
-        raise _unknown("subnetId", subnet_id, region, error) from error
+        raise _unknown("subnetIds", subnet_id, region, error) from error
     if subnet.vpc_id != vpc_id:
-        raise SettingError("subnetId", subnet_id, f"is part of {subnet.vpc_id}", f"give a subnet of {vpc_id}")
+        raise SettingError("subnetIds", subnet_id, f"is part of {subnet.vpc_id}", f"give a subnet of {vpc_id}")
     if subnet.map_public_ip_on_launch:
         pulumi.log.warn(
-            f"subnetId: {subnet_id} is meant for public addresses, which the stack's instances don't have; "
+            f"subnetIds: {subnet_id} is meant for public addresses, which the stack's instances don't have; "
             "they reach AWS only if its route leads to a NAT gateway or to endpoints"
         )
     return subnet.availability_zone
@@ -397,20 +399,20 @@ def _check_subnets_zones(settings: Settings, existing: ExistingNetwork, zones: S
         if zone not in zones:
             problem = f"lies in {zone}, which does not offer {_types(settings)}"
             which = subnet_id if isinstance(subnet_id, str) else zone
-            raise SettingError("subnetId", which, problem, f"give a subnet in one of {', '.join(zones)}")
+            raise SettingError("subnetIds", which, problem, f"give a subnet in one of {', '.join(zones)}")
     if settings.availability_zones not in ((), tuple(existing.subnets)):
         problem = f"does not fit the given subnets, which are in {', '.join(existing.subnets)}"
         hint = "give their zones in their order, or leave it empty"
-        raise SettingError("availabilityZone", ",".join(settings.availability_zones), problem, hint)
+        raise SettingError("availabilityZones", ",".join(settings.availability_zones), problem, hint)
 
 
 def _kinds(settings: Settings) -> dict[str, tuple[str, ...]]:
     """The instance types of each kind of node, by their keys."""
-    helpers = {"helperInstanceType": settings.helper_instance_types} if settings.helper_instance_types else {}
+    cpu_types = settings.cpu_worker_instance_types
     return {
         "headInstanceType": (settings.head_instance_type,),
-        "workerInstanceType": settings.worker_instance_types,
-        **helpers,
+        "workerInstanceTypes": settings.worker_instance_types,
+        **({"cpuWorkerInstanceTypes": cpu_types} if cpu_types else {}),
     }
 
 

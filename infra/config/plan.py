@@ -14,7 +14,7 @@ import pulumi_aws as aws
 from infra.config import account, docker, identity, prices, quotas
 from infra.config.location import Remembered, ask_caller, check_account, locate, remember
 from infra.config.settings import Settings
-from infra.definitions.sizing import InstanceType, head_size, helper_size, worker_size
+from infra.definitions.sizing import InstanceType, cpu_worker_size, head_size, worker_size
 from infra.definitions.subnets import private_addresses
 from infra.definitions.user_data import ROOT_DEVICE
 from infra.errors import SettingError, error_reason
@@ -29,7 +29,7 @@ class Plan:
         location: Region and zones.
         head: The head's node.
         worker: A worker's node.
-        helper: A helper's node, or None where there are no helpers.
+        cpu_worker: A CPU worker's node, or None where there are no CPU workers.
         gpus: How many GPUs a job requests by default.
         identity: Everything that can't change while the stack is up.
         up: The stack as it is up, or None.
@@ -38,7 +38,7 @@ class Plan:
     location: Location
     head: NodeSpec
     worker: NodeSpec
-    helper: NodeSpec | None
+    cpu_worker: NodeSpec | None
     gpus: int
     identity: Mapping[str, str] = field(default_factory=dict)
     up: Remembered | None = None
@@ -51,7 +51,7 @@ class Plan:
     @property
     def hourly_usd(self) -> float | None:
         """What the instances cost an hour at most, or None where AWS would not say."""
-        return prices.estimate(self.head, self.worker, *filter(None, [self.helper]))
+        return prices.estimate(self.head, self.worker, *filter(None, [self.cpu_worker]))
 
 
 def make_plan(settings: Settings, prefix: str, network: ExistingNetwork | None = None) -> Plan:
@@ -80,12 +80,12 @@ def make_plan(settings: Settings, prefix: str, network: ExistingNetwork | None =
     account.check(settings, region)
     location = locate(settings, caller, up, network, others)
     nodes = [_head(settings, location), _worker(settings, location)]
-    if settings.helper_instance_types:
-        nodes.append(_helper(settings, location))
+    if settings.cpu_worker_instance_types:
+        nodes.append(_cpu_worker(settings, location))
     if settings.check_quotas:
         new_network = not (up or location.existing)
         quotas.check(region, *nodes, new_network=new_network, nat_gateway=settings.nat_gateway)
-    head, worker, *helpers = nodes = prices.look_up(region, *nodes)
+    head, worker, *cpu_workers = nodes = prices.look_up(region, *nodes)
     prices.check(settings.max_hourly_usd, *nodes)
     _check_room(settings, location, sum(node.max_count for node in nodes))
     gpus = settings.workers.default_job_count * worker.task.gpus
@@ -93,7 +93,7 @@ def make_plan(settings: Settings, prefix: str, network: ExistingNetwork | None =
         location=location,
         head=head,
         worker=worker,
-        helper=next(iter(helpers), None),
+        cpu_worker=next(iter(cpu_workers), None),
         gpus=gpus,
         identity=identity.identity(settings, location, network),
         up=up,
@@ -166,7 +166,7 @@ def _head(settings: Settings, location: Location) -> NodeSpec:
 
 
 def _worker(settings: Settings, location: Location) -> NodeSpec:
-    key = "workerInstanceType"
+    key = "workerInstanceTypes"
     instances = get_instance_types(key, settings.worker_instance_types, location.region)
     _check_ami("workerAmiId", settings.worker_ami_id, location.region)
     most = settings.workers.max_count
@@ -182,14 +182,14 @@ def _worker(settings: Settings, location: Location) -> NodeSpec:
     )
 
 
-def _helper(settings: Settings, location: Location) -> NodeSpec:
-    key = "helperInstanceType"
-    instances = get_instance_types(key, settings.helper_instance_types, location.region)
+def _cpu_worker(settings: Settings, location: Location) -> NodeSpec:
+    key = "cpuWorkerInstanceTypes"
+    instances = get_instance_types(key, settings.cpu_worker_instance_types, location.region)
     return NodeSpec(
         key=key,
         instances=instances,
-        task=helper_size(key, instances),
-        max_count=settings.helpers.max_count,
+        task=cpu_worker_size(key, instances),
+        max_count=settings.cpu_workers.max_count,
         zones=(location.zone,),
         ami_id=settings.head_ami_id,
     )

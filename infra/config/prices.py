@@ -87,7 +87,7 @@ def check(limit: float, *nodes: NodeSpec) -> None:
         raise SettingError("maxHourlyUsd", limit, "can't be checked, as AWS gives no price", hint)
     instances = " and ".join(str(node) for node in nodes if node.max_count)
     problem = f"is below the {estimated:g} USD an hour that {instances} cost"
-    hint = "raise it, or give fewer (workerCount, maxWorkers, helperCount, maxHelpers) or smaller instances"
+    hint = "raise it, or give fewer (workerCount, maxWorkers, cpuWorkerCount, maxCpuWorkers) or smaller instances"
     raise SettingError("maxHourlyUsd", limit, problem, hint)
 
 

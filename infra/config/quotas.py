@@ -111,8 +111,8 @@ def _has_network() -> bool:
 def _refuse_network(quota: Quota, region: str, there: int, allowed: float) -> None:
     problem = f"is empty, for a VPC of the stack's own, and {region} has {there} of {allowed:g} {quota.name}"
     hint = (
-        f"ask for more under Service Quotas ({quota.code}), delete one, give an existing network (vpcId and subnetId), "
-        "or set checkQuotas to false to go on"
+        f"ask for more under Service Quotas ({quota.code}), delete one, give an existing network (vpcId and "
+        "subnetIds), or set checkQuotas to false to go on"
     )
     raise SettingError("vpcId", "", problem, hint)
 
@@ -124,7 +124,7 @@ def _refuse(counted: list[tuple[NodeSpec, int]], quota: Quota, region: str, need
         f"needs {needed} vCPUs for {instances}, and the quota {quota.name!r} of this account in {region} is {allowed:g}"
     )
     hint = (
-        f"ask for more under Service Quotas ({quota.code}), give fewer (workerCount, maxWorkers, helperCount, "
-        "maxHelpers) or smaller instances, or set checkQuotas to false to go on"
+        f"ask for more under Service Quotas ({quota.code}), give fewer (workerCount, maxWorkers, cpuWorkerCount, "
+        "maxCpuWorkers) or smaller instances, or set checkQuotas to false to go on"
     )
     raise SettingError(most.key, ",".join(most.instance_types), problem, hint)

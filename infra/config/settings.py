@@ -18,14 +18,6 @@ from infra.config import validation
 from infra.errors import SettingError
 from infra.references import Alerts, Scale
 
-# Keys that are not their fields' names in camel case: some take several values by comma, and Pulumi.yaml says one.
-KEYS = {
-    "worker_instance_types": "workerInstanceType",
-    "helper_instance_types": "helperInstanceType",
-    "availability_zones": "availabilityZone",
-    "subnet_ids": "subnetId",
-    "root_volume_gib": "rootVolumeGiB",
-}
 # Problem and hint for a value of the wrong type.
 WRONG_TYPE = {
     bool: ("is neither true nor false", "give one of the two"),
@@ -56,21 +48,21 @@ class RayClusterArgs(TypedDict, total=False):
     max_workers: int
     """Most GPU instances that jobs may request, at least worker_count; 0 is worker_count."""
     idle_timeout_minutes: int
-    """Idle time in minutes, 15 to 1440, after which GPU and helper instances are stopped; 0 never stops them."""
+    """Idle time in minutes, 15 to 1440, after which GPU and CPU worker instances are stopped; 0 never stops them."""
     spot: bool
     """Run the workers on spot instances, which cost less and which EC2 may reclaim at two minutes' notice."""
     on_demand_workers: int
     """With spot, the number of workers that stay on demand."""
-    helper_instance_types: list[str]
-    """EC2 types of the CPU helpers (none by default), which prepare data, such as c6i.2xlarge."""
-    helper_count: int
-    """Number of CPU helpers that the cluster begins with, one on each instance of helper_instance_types."""
-    min_helpers: int
-    """Number of CPU helpers that the idle stop leaves running."""
-    max_helpers: int
-    """Most CPU helpers that jobs may request, at least helper_count; 0 is helper_count."""
+    cpu_worker_instance_types: list[str]
+    """EC2 types of the CPU workers (none by default), which prepare data, such as c6i.2xlarge."""
+    cpu_worker_count: int
+    """Number of CPU workers that the cluster begins with, one on each instance of cpu_worker_instance_types."""
+    min_cpu_workers: int
+    """Number of CPU workers that the idle stop leaves running."""
+    max_cpu_workers: int
+    """Most CPU workers that jobs may request, at least cpu_worker_count; 0 is cpu_worker_count."""
     redeploy_workers: str
-    """Any word; changing it restarts all workers and helpers, also after ECS has given them up."""
+    """Any word; changing it restarts all GPU and CPU workers, also after ECS has given them up."""
     vpc_cidr: str
     """Addresses of the cluster's own VPC, /16 to /24."""
     vpc_id: pulumi.Input[str]
@@ -127,10 +119,10 @@ class Settings:
     idle_timeout_minutes: Annotated[int, validation.idle_timeout_minutes] = 30
     spot: bool = False
     on_demand_workers: Annotated[int, validation.on_demand_workers] = 0
-    helper_instance_types: Annotated[tuple[str, ...], validation.optional_instance_types] = ()
-    helper_count: int = 0
-    min_helpers: int = 0
-    max_helpers: int = 0
+    cpu_worker_instance_types: Annotated[tuple[str, ...], validation.optional_instance_types] = ()
+    cpu_worker_count: int = 0
+    min_cpu_workers: int = 0
+    max_cpu_workers: int = 0
     redeploy_workers: Annotated[str, validation.redeploy_workers] = ""
     vpc_cidr: Annotated[str, validation.vpc_cidr] = "10.0.0.0/16"
     vpc_id: Annotated[str, validation.vpc_id] = ""
@@ -160,8 +152,8 @@ class Settings:
                 rule(key_of(each.name), getattr(self, each.name))
         validation.counts("Worker", self.worker_count, self.min_workers, self.max_workers)
         validation.on_demand(self.on_demand_workers, self.workers.max_count, spot=self.spot)
-        validation.counts("Helper", self.helper_count, self.min_helpers, self.max_helpers)
-        validation.helpers(self.helper_instance_types, self.helpers.max_count)
+        validation.counts("CpuWorker", self.cpu_worker_count, self.min_cpu_workers, self.max_cpu_workers)
+        validation.cpu_workers(self.cpu_worker_instance_types, self.cpu_workers.max_count)
         validation.existing_network(self.vpc_id, self.subnet_ids)
         validation.spread_zones(self.spread_zones, max(len(self.availability_zones), len(self.subnet_ids)))
         validation.nat_gateway(self.nat_gateway, self.vpc_id, self.image_uri)
@@ -173,9 +165,9 @@ class Settings:
         return _scale(self.worker_count, self.min_workers, self.max_workers, self.idle_timeout_minutes)
 
     @property
-    def helpers(self) -> Scale:
-        """Number of helpers by helperCount, minHelpers, maxHelpers and idleTimeoutMinutes."""
-        return _scale(self.helper_count, self.min_helpers, self.max_helpers, self.idle_timeout_minutes)
+    def cpu_workers(self) -> Scale:
+        """Number of CPU workers by cpuWorkerCount, minCpuWorkers, maxCpuWorkers and idleTimeoutMinutes."""
+        return _scale(self.cpu_worker_count, self.min_cpu_workers, self.max_cpu_workers, self.idle_timeout_minutes)
 
     @property
     def alerts(self) -> Alerts:
@@ -193,7 +185,7 @@ class Settings:
 def key_of(field_name: str) -> str:
     """Return the configuration key of a field of Settings."""
     first, *rest = field_name.split("_")
-    return KEYS.get(field_name) or first + "".join(word.title() for word in rest)
+    return first + "".join(word.title() for word in rest)
 
 
 def _scale(count: int, fewest: int, most: int, idle_minutes: int) -> Scale:

@@ -248,7 +248,7 @@ def _once(key: str, values: Sequence[str]) -> None:
 
 def counts(kind: str, count: int, fewest: int, most: int) -> None:
     """0 <= fewest <= count <= most, where `most` of 0 stands for `count`."""
-    keys = {"count": f"{kind.lower()}Count", "min": f"min{kind}s", "max": f"max{kind}s"}
+    keys = {"count": f"{kind[0].lower()}{kind[1:]}Count", "min": f"min{kind}s", "max": f"max{kind}s"}
     if count < 0:
         instances, stack = ("GPU instances", "the stack") if kind == "Worker" else ("CPU instances", "the workers")
         hint = f"give the number of {instances}, or 0 to keep {stack} without any"
@@ -278,24 +278,24 @@ def on_demand(value: int, most: int, *, spot: bool) -> None:
         raise SettingError("onDemandWorkers", value, f"is more than all {most} workers", f"give {most} or less")
 
 
-def helpers(instance_types: Sequence[str], most: int) -> None:
-    """Helpers have a type."""
+def cpu_workers(instance_types: Sequence[str], most: int) -> None:
+    """CPU workers have a type."""
     if most and not instance_types:
-        hint = "give one, such as c6i.2xlarge, or set helperCount and maxHelpers to 0"
-        raise SettingError("helperInstanceType", "", f"is empty, and there are up to {most} helpers", hint)
+        hint = "give one, such as c6i.2xlarge, or set cpuWorkerCount and maxCpuWorkers to 0"
+        raise SettingError("cpuWorkerInstanceTypes", "", f"is empty, and there are up to {most} CPU workers", hint)
 
 
 def existing_network(vpc_id: str, subnet_ids: Sequence[str]) -> None:
     """A VPC and subnets of it, or neither."""
     if bool(vpc_id) != bool(subnet_ids):
-        key, value, other = ("vpcId", vpc_id, "subnetId") if vpc_id else ("subnetId", ",".join(subnet_ids), "vpcId")
+        key, value, other = ("vpcId", vpc_id, "subnetIds") if vpc_id else ("subnetIds", ",".join(subnet_ids), "vpcId")
         raise SettingError(key, value, f"comes without {other}", f"give {other}, too, or leave both empty")
 
 
 def spread_zones(value: bool, zones: int) -> None:
     """Over several zones."""
     if value and zones < 2:
-        hint = "give several by comma (availabilityZone, or subnetId for an existing VPC)"
+        hint = "give several by comma (availabilityZones, or subnetIds for an existing VPC)"
         raise SettingError("spreadZones", "true", "has one zone to spread workers over", hint)
 
 

@@ -14,20 +14,20 @@ from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import INSTANCE_FILE
 from ray_on_ecs.contract import (
     CLOUDWATCH_NAMESPACE_VARIABLE,
+    CLUSTER_INFO_VARIABLE,
+    CPU_WORKERS,
+    CPU_WORKERS_VARIABLE,
     HEAD,
     HEAD_HOST_VARIABLE,
     HEAD_STATE_VARIABLE,
-    HELPERS,
-    HELPERS_VARIABLE,
     INSTANCE_FILE_VARIABLE,
     NODE_GROUP_VARIABLE,
     RUNS_PREFIX,
     WORKER_TIMEOUT,
-    WORKERS_PARAMETER_VARIABLE,
 )
 
 WORKER = "ray-worker"
-HELPER = "ray-helper"
+CPU_WORKER = "ray-cpu-worker"
 
 # ECS sends SIGKILL this long after SIGTERM. Ray drains in that time, and a job can save a last checkpoint: Ray's limit
 # lies below that of ECS. The head has nothing to drain, but its jobs have 45 s (`ray_on_ecs.node.head`).
@@ -59,13 +59,18 @@ class ContainerDefaults:
 
 
 def head(
-    common: ContainerDefaults, *, bucket: str, metrics_namespace: str, workers_parameter: str, helpers: bool = False
+    common: ContainerDefaults,
+    *,
+    bucket: str,
+    metrics_namespace: str,
+    cluster_info_parameter: str,
+    cpu_workers: bool = False,
 ) -> Container:
     """Define the head: it schedules and runs the job's driver, so it offers Ray no CPU and no GPU.
 
     It publishes what Ray is short of, and the job how it goes, to one CloudWatch namespace.
     """
-    of_helpers = {HELPERS_VARIABLE: "true"} if helpers else {}
+    of_cpu_workers = {CPU_WORKERS_VARIABLE: "true"} if cpu_workers else {}
     return _container(
         HEAD,
         common,
@@ -77,8 +82,8 @@ def head(
             "RAY_ON_ECS_CLOUDWATCH_NAMESPACE": metrics_namespace,
             "RAY_ON_ECS_STORAGE_PATH": f"s3://{bucket}/{RUNS_PREFIX}",
             "RAY_ON_ECS_WORKER_TIMEOUT": str(WORKER_TIMEOUT),
-            WORKERS_PARAMETER_VARIABLE: workers_parameter,
-            **of_helpers,
+            CLUSTER_INFO_VARIABLE: cluster_info_parameter,
+            **of_cpu_workers,
         },
         volumes={**TASK_VOLUMES, STATE_VOLUME: STATE_DIR},
         health_check="head",
@@ -92,10 +97,10 @@ def worker(common: ContainerDefaults, *, head_host: str) -> Container:
     return _joining(WORKER, common, head_host, [f"--num-cpus={common.size.vcpus}", f"--num-gpus={common.size.gpus}"])
 
 
-def helper(common: ContainerDefaults, *, head_host: str) -> Container:
-    """Define a CPU helper: a worker that offers its CPUs alone, under a label by which pipelines choose it."""
+def cpu_worker(common: ContainerDefaults, *, head_host: str) -> Container:
+    """Define a CPU worker: a worker that offers its CPUs alone, under a label by which pipelines choose it."""
     flags = [f"--num-cpus={common.size.vcpus}", "--num-gpus=0"]
-    return _joining(HELPER, common, head_host, flags, {NODE_GROUP_VARIABLE: HELPERS})
+    return _joining(CPU_WORKER, common, head_host, flags, {NODE_GROUP_VARIABLE: CPU_WORKERS})
 
 
 def _joining(

@@ -17,13 +17,13 @@ Lines = list[list[Any]]
 
 
 def body(*, region: str, namespace: str, cluster: str, services: dict[str, str]) -> dict[str, Any]:
-    """The dashboard of one stack: a row for the job, one for the GPUs and one for ECS, and the helpers' CPUs.
+    """The dashboard of one stack: a row for the job, one for the GPUs and one for ECS, and the CPU workers' CPUs.
 
-    `services` are the names of the ECS services of "head", "workers" and, if there are any, "helpers".
+    `services` are the names of the ECS services of "head", "workers" and, if there are any, "cpu-workers".
     """
     graphs = {**_of_the_job(namespace), **_of_the_gpus(namespace), **_of_ecs(cluster, services)}
-    if "helpers" in services:
-        graphs |= _of_the_helpers(namespace)
+    if "cpu-workers" in services:
+        graphs |= _of_the_cpu_workers(namespace)
     return {"widgets": [_graph(index, title, lines, region) for index, (title, lines) in enumerate(graphs.items())]}
 
 
@@ -53,9 +53,9 @@ def _of_the_gpus(namespace: str) -> dict[str, Lines]:
     }
 
 
-def _of_the_helpers(namespace: str) -> dict[str, Lines]:
+def _of_the_cpu_workers(namespace: str) -> dict[str, Lines]:
     return {
-        "CPUs of the helpers": [
+        "CPUs of the CPU workers": [
             _own(namespace, "CPUs", "in the cluster"),
             _own(namespace, "CPUsRequested", "requested by jobs", "Maximum"),
         ],

@@ -65,11 +65,11 @@ def head_size(key: str, instances: Sequence[InstanceType]) -> TaskSize:
                 f"has {instance.memory_mib} MiB of memory, less than the {SMALLEST_HEAD_MIB} that Ray's head needs"
             )
             raise SettingError(key, instance.name, problem, "give a larger type, such as m5.xlarge")
-    return helper_size(key, instances)
+    return cpu_worker_size(key, instances)
 
 
-def helper_size(key: str, instances: Sequence[InstanceType]) -> TaskSize:
-    """Size of a helper's task; SettingError where the image does not run on a type."""
+def cpu_worker_size(key: str, instances: Sequence[InstanceType]) -> TaskSize:
+    """Size of a CPU worker's task; SettingError where the image does not run on a type."""
     for instance in instances:
         _check_architecture(key, instance)
     return _fits_all(instances, gpus=0)

@@ -26,7 +26,7 @@ from ray_on_ecs.cluster import aws, clusters, session
 from ray_on_ecs.cluster.clusters import COMPOSE_S3, Cluster, Head, StackCluster, choose, cluster_flags
 from ray_on_ecs.cluster.nodes import ALIVE, head_code, nodes
 from ray_on_ecs.cluster.stack import Stack, find
-from ray_on_ecs.cluster_info import Workers
+from ray_on_ecs.cluster_info import ClusterInfo
 from ray_on_ecs.contract import ON_DEMAND, RUNS_PREFIX, SPOT, VCPU_QUOTAS
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
 from ray_on_ecs.node import code
@@ -87,7 +87,7 @@ class Examined:
     cluster: Cluster | None = None
     head: Head | None = None
     account: str = ""
-    workers: Workers | None = None
+    workers: ClusterInfo | None = None
     running: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -312,7 +312,7 @@ def _region(found: Examined) -> str:
 
 
 def _parameters(found: Examined) -> str:
-    """Ray's token and the facts about the workers: whoever reads both reaches the stack's account, and is let in."""
+    """The SSM parameters with Ray's token and the cluster's description: who may read both is in the right account."""
     try:
         aws.token(found.stack)
         found.workers = aws.workers(found.stack)
@@ -320,12 +320,12 @@ def _parameters(found: Examined) -> str:
         if refused.code == "ParameterNotFound":
             raise Problem(str(aws.gone(found.stack)), UP) from refused
         raise Problem(
-            f"you may not read {found.stack.token_parameter} and {found.stack.workers_parameter} "
+            f"you may not read {found.stack.token_parameter} and {found.stack.cluster_info_parameter} "
             f"({one_line(refused)}); ask for ssm:GetParameter, and kms:Decrypt if the stack has a key of its own"
         ) from refused
     except ResourceError as cause:
         raise Problem(str(cause), UP) from cause
-    return "Ray's token and the workers' facts can be read"
+    return "Ray's token and the cluster's description can be read"
 
 
 def _quota(found: Examined) -> str:

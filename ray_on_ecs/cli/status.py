@@ -15,8 +15,8 @@ from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.clusters import Cluster, Head, on_cluster
 from ray_on_ecs.cluster.nodes import ALIVE, nodes
 from ray_on_ecs.cluster.stack import Stack
-from ray_on_ecs.cluster_info import Scaling, Workers
-from ray_on_ecs.contract import HELPERS, INSTANCE_LABELS, NODE_GROUP_LABEL, ON_DEMAND, SPOT
+from ray_on_ecs.cluster_info import ClusterInfo, Scaling
+from ray_on_ecs.contract import CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL, ON_DEMAND, SPOT
 from ray_on_ecs.errors import ResourceError, TrainingError, counted, one_line
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ def read_ray(head: Head) -> Document:
 def _node(node: dict[str, Any], load: dict[str, Any], now: float) -> Document:
     usage, total = (load.get("usageByNode") or {}).get(node["node_id"]) or {}, node["resources_total"]
     labels = node["labels"] or {}
-    kind = HEAD if node["is_head_node"] else HELPERS if labels.get(NODE_GROUP_LABEL) == HELPERS else WORKERS
+    kind = HEAD if node["is_head_node"] else CPU_WORKERS if labels.get(NODE_GROUP_LABEL) == CPU_WORKERS else WORKERS
     return {
         "kind": kind,
         **{key: labels.get(label) for key, label in INSTANCE_LABELS.items()},
@@ -164,10 +164,10 @@ def _numbers(there: Sequence[Document] | None, found: Document) -> dict[str, int
         counted = Counter({kind: each["running"] for kind, each in found["services"].items()})
     if group := found.get("group"):
         counted[WORKERS] = max(counted[WORKERS], group["has"]) if there is None else counted[WORKERS]
-    return {kind: counted[kind] for kind in (HEAD, WORKERS, HELPERS)}
+    return {kind: counted[kind] for kind in (HEAD, WORKERS, CPU_WORKERS)}
 
 
-def costs(there: Sequence[Document], starting: int, workers: Workers) -> Document:
+def costs(there: Sequence[Document], starting: int, workers: ClusterInfo) -> Document:
     """Return dollars an hour, by kind of node and `now` in all; what has no known price is left out.
 
     Args:
@@ -177,16 +177,16 @@ def costs(there: Sequence[Document], starting: int, workers: Workers) -> Documen
     """
     nodes = [*there, *[{"kind": WORKERS, "instance_type": None, "market": None}] * starting]
     found: Document = {"starting": starting}
-    for kind in (HEAD, WORKERS, HELPERS):
+    for kind in (HEAD, WORKERS, CPU_WORKERS):
         prices = [_price(each, workers) for each in nodes if each["kind"] == kind]
         if None not in prices:
             found[kind] = round(sum(filter(None, prices)), 4)
     if len(found) == 4:
-        found["now"] = round(found[HEAD] + found[WORKERS] + found[HELPERS], 4)
+        found["now"] = round(found[HEAD] + found[WORKERS] + found[CPU_WORKERS], 4)
     return found
 
 
-def _price(node: Document, workers: Workers) -> float | None:
+def _price(node: Document, workers: ClusterInfo) -> float | None:
     """Return what a node costs an hour; a worker without labels counts as what the stack asks for first."""
     if node["kind"] == HEAD:
         return workers["head_usd"]
@@ -199,10 +199,10 @@ def _price(node: Document, workers: Workers) -> float | None:
 def what_stops(
     kind: str, scale: Scaling, number: int, usd: float | None, alarms: dict[str, dict[str, Any]] | None
 ) -> Iterator[str]:
-    """Yield what ends the workers or the helpers, and what keeps them.
+    """Yield what ends the GPU or the CPU workers, and what keeps them.
 
     Args:
-        kind: `workers` or `helpers`.
+        kind: `workers` or `cpu-workers`.
         scale: What the stack says of their number.
         number: How many there are.
         usd: What they cost an hour, if that is known.
@@ -274,7 +274,7 @@ def _ray_lines(found: Document) -> Iterator[str]:
         unknown = _unknown(found["unknown"], "head") if "head" in found.get("unknown", {}) else ""
         parts = [place or unknown, f"Ray {found['ray_version']}", f"up {_age(head['up_seconds'])}", cpus]
         yield _line("head", ", ".join(filter(None, parts)))
-    for kind in (WORKERS, HELPERS):
+    for kind in (WORKERS, CPU_WORKERS):
         keys = ("instance_type", "market", "zone")
         alike: dict[tuple[Any, ...], list[Document]] = {}
         for each in found["nodes"]:
@@ -311,7 +311,7 @@ def _group_line(group: Document | None) -> str:
 def _cost_line(found: Document) -> str:
     usd, unknown = found["hourly_usd"], found["unknown"]
     estimated = usd["estimated"]
-    at_most = "" if estimated is None else f"; at most {estimated:.2f} with all workers and helpers"
+    at_most = "" if estimated is None else f"; at most {estimated:.2f} with all GPU and CPU workers"
     if "now" not in usd:
         why = _unknown(unknown, "workers") if "workers" in unknown else "unknown (the stack knows no price of a node)"
         return (why if "nodes" in found else "unknown (Ray does not say which nodes there are)") + at_most

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from ray_on_ecs.cluster.stack import Stack
-from ray_on_ecs.cluster_info import Workers, parse_workers
+from ray_on_ecs.cluster_info import ClusterInfo, parse_cluster_info
 from ray_on_ecs.contract import HEAD_SHELL, SHELL_DOCUMENT
 from ray_on_ecs.errors import HeadUnavailable, ResourceError, StackNotFound, TrainingError, UsageError, one_line
 from ray_on_ecs.run.zone_failover import newest_failure
@@ -157,15 +157,15 @@ def explain_head(stack: Stack) -> ResourceError | None:
     )
 
 
-def workers(stack: Stack) -> Workers:
+def workers(stack: Stack) -> ClusterInfo:
     """Return what the stack says of its workers.
 
     Raises:
         TrainingError: AWS refuses, or the parameter says something else.
     """
-    found = call("ssm", stack, "get_parameter", Name=stack.workers_parameter)["Parameter"]["Value"]
-    if (parsed := parse_workers(found)) is None:
-        raise ResourceError(f"{stack.workers_parameter} does not say what the workers are; pulumi up writes it")
+    found = call("ssm", stack, "get_parameter", Name=stack.cluster_info_parameter)["Parameter"]["Value"]
+    if (parsed := parse_cluster_info(found)) is None:
+        raise ResourceError(f"{stack.cluster_info_parameter} does not say what the workers are; pulumi up writes it")
     return parsed
 
 
@@ -193,7 +193,7 @@ def group(stack: Stack, name: str) -> dict[str, Any]:
     return found["AutoScalingGroups"][0]
 
 
-def launch_failure(stack: Stack, workers: Workers) -> str | None:
+def launch_failure(stack: Stack, workers: ClusterInfo) -> str | None:
     """Return what EC2 says of the workers' last launch if it failed within a day.
 
     Raises:
@@ -207,7 +207,7 @@ def launch_failure(stack: Stack, workers: Workers) -> str | None:
 
 
 def scaling_alarms(stack: Stack, kind: str) -> dict[str, dict[str, Any]]:
-    """Return the alarms that change the number of the workers or the helpers: `short` and `idle`.
+    """Return the alarms that change the number of the GPU or the CPU workers: `short` and `idle`.
 
     Raises:
         TrainingError: AWS refuses.

@@ -308,7 +308,7 @@ class StackCluster(Cluster):
 
     def run_flags(self) -> dict[str, Any]:
         """See Cluster: a worker for each GPU of the stack, which the run waits for."""
-        return {"num_workers": self.stack.gpus} if self.stack.gpus else {}
+        return {"num_workers": self.stack.default_gpus} if self.stack.default_gpus else {}
 
     @property
     def token_hint(self) -> str:

@@ -17,11 +17,17 @@ INSTALL_PULUMI = (
     "install Pulumi, or give the stack's outputs as --outputs FILE (pulumi stack output --json > FILE), or --local "
     "for a Ray cluster on this machine"
 )
+# The output of a program that makes a RayCluster.
+CONNECTION = "connection"
+UPDATE = (
+    "export a RayCluster's connection under this name; in a stack of this project pulumi up does so (and replaces the "
+    "head: not during a run); --stack names another stack"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """The outputs of a stack that is up (see __main__.py of the project).
+    """The cluster of a stack that is up: the output `connection` of the program that makes it.
 
     Attributes:
         name: What the stack is called: its name, or that of the file with its outputs.
@@ -31,9 +37,9 @@ class Stack:
         head_instance_id: The EC2 instance of the head, when the outputs were written.
         head_host: The name of the head's task in the VPC.
         token_parameter: The SSM parameter with Ray's token.
-        workers_parameter: The SSM parameter with the facts about the workers.
-        services: The ECS service of each kind of node: head, workers and, if there can be any, helpers.
-        gpus: GPUs of all workers that the stack is set to.
+        cluster_info_parameter: The SSM parameter that describes the workers.
+        services: The ECS service of each kind of node: `head`, `workers` and, if there can be any, `cpu-workers`.
+        default_gpus: Number of GPUs that a job requests by default.
         log_group: The CloudWatch log group.
         metrics_dashboard: The CloudWatch dashboard.
         estimated_hourly_usd: What all instances cost an hour, or None if AWS did not say.
@@ -46,9 +52,9 @@ class Stack:
     head_instance_id: str
     head_host: str
     token_parameter: str
-    workers_parameter: str
+    cluster_info_parameter: str
     services: dict[str, str]
-    gpus: int
+    default_gpus: int
     log_group: str
     metrics_dashboard: str
     estimated_hourly_usd: float | None
@@ -124,14 +130,10 @@ def _read(name: str, outputs: dict[str, Any], called: str) -> Stack:
     if not outputs:
         raise ResourceError(f"{called} has no outputs: the stack is not up; pulumi up creates it")
     known = {each.name for each in fields(Stack)} - {"name"}
-    given = {key: value for key, value in outputs.items() if key in known}
-    if not isinstance(given.get("estimated_hourly_usd"), int | float):
-        given["estimated_hourly_usd"] = None
-    try:
-        return Stack(name=name, **given)
-    except TypeError as cause:
-        missing = sorted(known - set(outputs))
-        raise UsageError(
-            f"{called}: has no output {', '.join(missing)}; pulumi up brings the stack to this version of the project "
-            "(and replaces the head: not during a run); --stack names another stack"
-        ) from cause
+    # A file may hold the connection alone, as of one of several clusters of a program.
+    connection = outputs if known <= outputs.keys() else outputs.get(CONNECTION)
+    if not isinstance(connection, dict):
+        raise UsageError(f"{called}: has no output {CONNECTION}; {UPDATE}")
+    if missing := sorted(known - connection.keys()):
+        raise UsageError(f"{called}: its output {CONNECTION} has no {', '.join(missing)}; {UPDATE}")
+    return Stack(name=name, **{key: connection[key] for key in known})

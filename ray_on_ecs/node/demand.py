@@ -1,6 +1,7 @@
-"""The GPUs and CPUs that the cluster has and needs, read from Ray; the stack scales its workers and helpers by them.
+"""The GPUs and CPUs that the cluster has and needs, read from Ray; the stack scales its GPU and CPU workers by them.
 
-Workers are counted in GPUs and helpers in CPUs: the head offers neither, a worker both, and a helper CPUs alone.
+GPU workers are counted in GPUs and CPU workers in CPUs: the head offers neither, a GPU worker both, and a CPU worker
+CPUs alone.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ class Demand:
         gpus_requested: GPUs that a program requests whatever is pending: `ray.autoscaler.sdk.request_resources`. Ray
             Data does so, too, for pipelines that keep half of their resources busy.
         worker_cpus_used: CPUs of nodes with GPUs, used in the same way.
-        helper_cpus: CPUs of all other nodes.
-        helper_cpus_used: Those of them that are used.
+        cpu_worker_cpus: CPUs of all other nodes.
+        cpu_worker_cpus_used: Those of them that are used.
         workers_in_use: Nodes with GPUs of which a GPU or a CPU is used.
-        helpers_in_use: All other nodes of which a CPU is used.
+        cpu_workers_in_use: All other nodes of which a CPU is used.
         cpus_waiting: CPUs of all that is pending and needs no GPU, each bundle of a placement group by itself.
         cpus_requested: CPUs that a program requests in bundles without a GPU. Ray Data requests what would
             double a busy pipeline's throughput, again and again.
-        has_helpers: Whether the stack can have helpers.
+        has_cpu_workers: Whether the stack can have CPU workers.
     """
 
     gpus: float = 0
@@ -49,22 +50,22 @@ class Demand:
     gpus_waiting: float = 0
     gpus_requested: float = 0
     worker_cpus_used: float = 0
-    helper_cpus: float = 0
-    helper_cpus_used: float = 0
+    cpu_worker_cpus: float = 0
+    cpu_worker_cpus_used: float = 0
     workers_in_use: int = 0
-    helpers_in_use: int = 0
+    cpu_workers_in_use: int = 0
     cpus_waiting: float = 0
     cpus_requested: float = 0
-    has_helpers: bool = False
+    has_cpu_workers: bool = False
 
     @property
     def gpus_needed(self) -> int:
         """The number of GPUs that the cluster should have; which of them are idle, ECS knows by itself.
 
-        Where there can be no helpers, work that waits for CPUs alone needs a worker if there is none, and then counts
-        as one GPU.
+        Where there can be no CPU workers, work that waits for CPUs alone needs a GPU worker if there is none, and then
+        counts as one GPU.
         """
-        for_cpus = float(self.cpus_waiting > 0 and not self.gpus and not self.has_helpers)
+        for_cpus = float(self.cpus_waiting > 0 and not self.gpus and not self.has_cpu_workers)
         return _needed(self.gpus_in_use, self.gpus_waiting or for_cpus, self.gpus_requested)
 
     @property
@@ -73,12 +74,12 @@ class Demand:
         return self.gpus_used or float(self.worker_cpus_used > 0)
 
     @property
-    def helper_cpus_needed(self) -> int:
-        """The number of CPUs that the helpers should have."""
-        return _needed(self.helper_cpus_used, self.cpus_waiting, self.cpus_requested)
+    def cpu_worker_cpus_needed(self) -> int:
+        """The number of CPUs that the CPU workers should have."""
+        return _needed(self.cpu_worker_cpus_used, self.cpus_waiting, self.cpus_requested)
 
 
-def read(gcs_address: str, *, has_helpers: bool) -> Demand:
+def read(gcs_address: str, *, has_cpu_workers: bool) -> Demand:
     """Read the present demand from the GCS at `gcs_address`, `host:port`.
 
     Raises:
@@ -96,20 +97,20 @@ def read(gcs_address: str, *, has_helpers: bool) -> Demand:
     requested = [*json.loads(left or "[]"), *_bundles(demands.cluster_constraint_demand)]
     nodes = _nodes(status)
     workers = [node for node in nodes if node.total_resources().get("GPU")]
-    helpers = [node for node in nodes if not node.total_resources().get("GPU")]
+    cpu_workers = [node for node in nodes if not node.total_resources().get("GPU")]
     return Demand(
         gpus=_sum("GPU", (node.total_resources() for node in workers)),
         gpus_used=_sum("GPU", (node.used_resources() for node in workers)),
         gpus_waiting=_sum("GPU", waiting),
         gpus_requested=_sum("GPU", requested),
         worker_cpus_used=_sum("CPU", (node.used_resources() for node in workers)),
-        helper_cpus=_sum("CPU", (node.total_resources() for node in helpers)),
-        helper_cpus_used=_sum("CPU", (node.used_resources() for node in helpers)),
+        cpu_worker_cpus=_sum("CPU", (node.total_resources() for node in cpu_workers)),
+        cpu_worker_cpus_used=_sum("CPU", (node.used_resources() for node in cpu_workers)),
         workers_in_use=sum(map(_is_used, workers)),
-        helpers_in_use=sum(map(_is_used, helpers)),
+        cpu_workers_in_use=sum(map(_is_used, cpu_workers)),
         cpus_waiting=_sum("CPU", _without_gpus(waiting)),
         cpus_requested=_sum("CPU", _without_gpus(requested)),
-        has_helpers=has_helpers,
+        has_cpu_workers=has_cpu_workers,
     )
 
 

@@ -1,7 +1,7 @@
 """Publish to CloudWatch once per minute what the cluster has and what it needs, from a thread of the head.
 
 The thread runs if CLOUDWATCH_NAMESPACE names a namespace. Each stack has its own namespace, so no metric has a
-dimension. The stack starts and stops workers and helpers by these metrics. A failure is a line in the log and does not
+dimension. The stack starts and stops GPU and CPU workers by these metrics. A failure is a line in the log and does not
 harm the head.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ray_on_ecs.contract import CLOUDWATCH_NAMESPACE_VARIABLE, HELPERS_VARIABLE
+from ray_on_ecs.contract import CLOUDWATCH_NAMESPACE_VARIABLE, CPU_WORKERS_VARIABLE
 from ray_on_ecs.node import api, demand, gcs, ports
 
 PUBLISH_SECONDS = 60.0
@@ -55,8 +55,8 @@ def publish(namespace: str) -> None:
     """
     own = gcs.own_address()
     gcs.check(own)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
-    found = demand.read(own, has_helpers=os.environ.get(HELPERS_VARIABLE) == "true")
-    # The metrics that scale workers and helpers go first, so that they don't depend on those of the GPUs, which the
+    found = demand.read(own, has_cpu_workers=os.environ.get(CPU_WORKERS_VARIABLE) == "true")
+    # The metrics that scale GPU and CPU workers go first, so that they don't depend on those of the GPUs, which the
     # dashboard knows. RunProgress=0 is a baseline: alarms take the maximum, so a run's own value wins; without a run
     # the metric reads 0 instead of being missing.
     counts = {
@@ -66,12 +66,12 @@ def publish(namespace: str) -> None:
         "GPUNodesInUse": found.workers_in_use,
         "RunProgress": 0,
     }
-    if found.has_helpers:
+    if found.has_cpu_workers:
         counts |= {
-            "CPUs": found.helper_cpus,
-            "CPUsRequested": found.helper_cpus_needed,
-            "CPUsUsed": found.helper_cpus_used,
-            "CPUNodesInUse": found.helpers_in_use,
+            "CPUs": found.cpu_worker_cpus,
+            "CPUsRequested": found.cpu_worker_cpus_needed,
+            "CPUsUsed": found.cpu_worker_cpus_used,
+            "CPUNodesInUse": found.cpu_workers_in_use,
         }
     _put(namespace, [_datum(name, "Count", [value]) for name, value in counts.items()])
     try:

@@ -21,9 +21,9 @@ from ray.util.placement_group import PlacementGroup
 from rich.console import Console
 from rich.markup import escape
 
-from ray_on_ecs.cluster_info import Workers, read_workers
+from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.contract import HELPERS, INSTANCE_LABELS, NODE_GROUP_LABEL, WORKERS_PARAMETER_VARIABLE
+from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL
 from ray_on_ecs.errors import ResourceError, UsageError, counted
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.run import cluster_token
@@ -32,7 +32,7 @@ from ray_on_ecs.run.zone_failover import ZoneFailover
 from ray_on_ecs.tracking import shown_log
 from ray_on_ecs.tracking.cost import InstanceKind
 
-CPU_WORKERS = 2
+WORKERS_WITHOUT_GPUS = 2
 POLL_SECONDS = 2.0
 CONNECT_SECONDS = 5.0
 WATCH_SECONDS = 20.0
@@ -51,19 +51,19 @@ class WorkerAllocation:
         use_gpu: Whether each has a GPU.
         cpus_per_worker: The CPUs that each may use.
         limits: The fewest and the most, where their number may change while the run goes on.
-        leaves_helpers: Whether its nodes must not be CPU helpers, which are left to what prepares data.
+        leaves_cpu_workers: Whether its nodes must not be CPU workers, which are left to what prepares data.
     """
 
     num_workers: int
     use_gpu: bool
     cpus_per_worker: int
     limits: tuple[int, int] | None = None
-    leaves_helpers: bool = False
+    leaves_cpu_workers: bool = False
 
     @property
     def node_labels(self) -> dict[str, str]:
         """The labels that the workers' nodes must have, as Ray selects nodes by them."""
-        return {NODE_GROUP_LABEL: f"!{HELPERS}"} if self.leaves_helpers else {}
+        return {NODE_GROUP_LABEL: f"!{CPU_WORKERS}"} if self.leaves_cpu_workers else {}
 
     @property
     def resources_per_worker(self) -> Resources:
@@ -111,7 +111,7 @@ def _join_or_start(config: RunConfig, address: str) -> bool:
                 raise ResourceError(
                     f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({cause}), or RAY_AUTH_TOKEN isn't its token"
                 ) from cause
-    cpus = max(os.cpu_count() or 1, config.workers[0] if config.workers else CPU_WORKERS)
+    cpus = max(os.cpu_count() or 1, config.workers[0] if config.workers else WORKERS_WITHOUT_GPUS)
     os.environ.setdefault(PREEMPTION_WATCHER, "0")  # nobody announces the end of one's own machine
     _start_here(partial(init, address="local", num_cpus=cpus))
     return True
@@ -156,7 +156,7 @@ def wait_for_workers(config: RunConfig, seconds: float, console: Console) -> Wor
     Raises:
         ResourceError: The cluster has no room after `seconds`.
     """
-    return _apart_from_helpers(config, _find_room(config, seconds, console))
+    return _apart_from_cpu_workers(config, _find_room(config, seconds, console))
 
 
 def _find_room(config: RunConfig, seconds: float, console: Console) -> WorkerAllocation:
@@ -179,14 +179,14 @@ def _find_room(config: RunConfig, seconds: float, console: Console) -> WorkerAll
     return allocation
 
 
-def _apart_from_helpers(config: RunConfig, allocation: WorkerAllocation) -> WorkerAllocation:
-    """Return the allocation on nodes that are no helpers, if these have room for the workers."""
-    if allocation.use_gpu:  # which no helper has
+def _apart_from_cpu_workers(config: RunConfig, allocation: WorkerAllocation) -> WorkerAllocation:
+    """Return the allocation on nodes that are no CPU workers, if these have room for the workers."""
+    if allocation.use_gpu:  # which no CPU worker has
         return allocation
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    others = [node["Resources"] for node in nodes if node["Labels"].get(NODE_GROUP_LABEL) != HELPERS]
+    others = [node["Resources"] for node in nodes if node["Labels"].get(NODE_GROUP_LABEL) != CPU_WORKERS]
     apart = allocate_workers(config, others)
-    return replace(apart, leaves_helpers=True) if apart else allocation
+    return replace(apart, leaves_cpu_workers=True) if apart else allocation
 
 
 @contextmanager
@@ -209,7 +209,7 @@ def zone_failover(console: Console, allocation: WorkerAllocation) -> Generator[N
             watch.look_if_due()
         has_waited = is_waiting
 
-    if WORKERS_PARAMETER_VARIABLE not in os.environ:
+    if CLUSTER_INFO_VARIABLE not in os.environ:
         yield
         return
     with run_every(WATCH_SECONDS, look, "zone failover"):
@@ -325,7 +325,7 @@ def allocate_workers(config: RunConfig, nodes: list[Resources]) -> WorkerAllocat
     """
     gpus = int(sum(node.get("GPU", 0) for node in nodes))
     use_gpu = config.device == "cuda" or (config.device == "auto" and gpus > 0)
-    default = gpus if use_gpu else CPU_WORKERS
+    default = gpus if use_gpu else WORKERS_WITHOUT_GPUS
     least, most = config.workers or (default, default)
     workers = min(most, sum(_workers_per_node(node, 1, use_gpu) for node in nodes))
     if workers < max(least, 1):
@@ -391,12 +391,12 @@ def failover_of(
     def say(line: str) -> None:
         console.print(escape(f"ray-on-ecs: {line}"), highlight=False, soft_wrap=True)
 
-    workers = read_workers()
+    workers = read_cluster_info()
     needed = _instances_needed(num_workers, use_gpu, workers) if workers else 0
     return ZoneFailover(workers, needed, gpus_are_idle, others_wait, say) if workers else None
 
 
-def _instances_needed(num_workers: int, use_gpu: bool, workers: Workers) -> int:
+def _instances_needed(num_workers: int, use_gpu: bool, workers: ClusterInfo) -> int:
     """Return on how many instances so many workers fit: one for each GPU, and any number of them without GPUs."""
     return math.ceil(num_workers / (workers["gpus"] or 1)) if use_gpu else 1
 

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from ray_on_ecs.cluster_info import Workers, Zone
+from ray_on_ecs.cluster_info import ClusterInfo, Zone
 from ray_on_ecs.errors import one_line
 
 POLL_SECONDS = 20.0
@@ -127,7 +127,7 @@ class ZoneFailover:
 
     def __init__(
         self,
-        workers: Workers,
+        workers: ClusterInfo,
         needed: int,
         is_idle: Callable[[], bool],
         others_wait: Callable[[], bool],
@@ -297,8 +297,8 @@ class ZoneFailover:
             if_it_lasts = f", if EC2 has no more for {PATIENCE.seconds // 60} minutes" if self._count else ""
             return f"{problem}; the workers move to {target['zone']} as soon as no GPU is in use{if_it_lasts}"
         on_demand = ", or take them on demand: `pulumi config set spot false`" if failure.is_on_spot else ""
-        more = f"`pulumi config set workerInstanceType {','.join(self._workers['types'])},TYPE`"
-        return f"{problem}; add zones (availabilityZone or subnetId), or types: {more}{on_demand}"
+        more = f"`pulumi config set workerInstanceTypes {','.join(self._workers['types'])},TYPE`"
+        return f"{problem}; add zones (availabilityZones or subnetIds), or types: {more}{on_demand}"
 
     def _types(self, failure: Failure) -> str:
         return f"{' or '.join(self._workers['types'])}{' on spot' if failure.is_on_spot else ''}"

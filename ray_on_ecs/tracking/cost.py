@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple, TypedDict
 
-from ray_on_ecs.cluster_info import Workers, read_workers
+from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.contract import ON_DEMAND, SPOT
 
 
@@ -44,7 +44,7 @@ class Cost(TypedDict):
 
 def cost_of(hours: Mapping[InstanceKind, float]) -> Cost | None:
     """Return the cost of so many hours of each kind of instance, or None where a price is not known."""
-    workers = read_workers()
+    workers = read_cluster_info()
     if workers is None or workers["prices"] is None:
         return None
     on_demand_usd = 0.0
@@ -77,7 +77,7 @@ def cost_line(cost: Cost | None) -> str:
     return f"{line} ({cost['on_demand_usd']:.2f} USD on demand)" if is_on_spot else line
 
 
-def _by_full_kind(hours: Mapping[InstanceKind, float], workers: Workers) -> dict[tuple[str, str], float]:
+def _by_full_kind(hours: Mapping[InstanceKind, float], workers: ClusterInfo) -> dict[tuple[str, str], float]:
     """Return the hours by type and market; where a node says neither, it counts as what the stack asks for first."""
     market = SPOT if workers["spot"] else ON_DEMAND
     found: dict[tuple[str, str], float] = defaultdict(float)

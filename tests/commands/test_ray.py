@@ -27,7 +27,7 @@ context = ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=Tr
 def show(**expected):
     # A node tells of its use with a delay.
     for _ in range(1000):
-        found = dataclasses.asdict(demand.read(context.address_info["gcs_address"], has_helpers=False))
+        found = dataclasses.asdict(demand.read(context.address_info["gcs_address"], has_cpu_workers=False))
         if found == {**dict.fromkeys(found, 0), **expected}:
             break
         time.sleep(0.1)
@@ -73,7 +73,7 @@ def start(gpus):
 def show(name, in_use, needed):
     # A node tells of its use with a delay.
     for _ in range(1000):
-        read = demand.read(gcs, has_helpers=False)
+        read = demand.read(gcs, has_cpu_workers=False)
         found = [read.gpus_in_use, read.gpus_needed]
         if found == [in_use, needed]:
             break
@@ -161,8 +161,8 @@ tuning = fit_tuner.remote(sys.argv[1])
 show("and two trials", 0, 7)
 """
 
-# A Ray of one helper with two CPUs, on which Ray Data prepares data; prints the CPUs that helpers have and should have,
-# once more are wanted, and once the data is no longer read.
+# A Ray of one CPU worker with two CPUs, on which Ray Data prepares data; prints the CPUs that CPU workers have and
+# should have, once more are wanted, and once the data is no longer read.
 PIPELINE = """
 import json, os, time
 os.environ["RAY_DATA_MIN_GAP_BETWEEN_AUTOSCALING_REQUESTS"] = "1"
@@ -176,8 +176,8 @@ def prepare(batch):
     return batch
 
 def cpus():
-    found = demand.read(context.address_info["gcs_address"], has_helpers=True)
-    return found.helper_cpus, found.helper_cpus_needed
+    found = demand.read(context.address_info["gcs_address"], has_cpu_workers=True)
+    return found.cpu_worker_cpus, found.cpu_worker_cpus_needed
 
 rows = iter(ray.data.range(2000, override_num_blocks=2000).map_batches(prepare).iter_rows())
 while cpus()[1] <= 2:
@@ -300,8 +300,8 @@ def test_ray_data_that_is_short_of_cpus_asks_for_more_of_them_until_it_ends(envi
     done = _run(PIPELINE, environment={**environment, **TOKEN, "PYTHONPATH": str(REPOSITORY / "docker")})
     [(there, needed), afterwards] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert there == 2
-    assert needed > 2, "the helpers that are there are too few for it"
-    assert afterwards == [2, 0], "a request that stayed would keep helpers for nobody"
+    assert needed > 2, "the CPU workers that are there are too few for it"
+    assert afterwards == [2, 0], "a request that stayed would keep CPU workers for nobody"
 
 
 def _run(script: str, *arguments: str, environment: dict[str, str]) -> Run:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 HEAD_HOST = "head.ray.internal"
 BUCKET = "training"
 METRICS = "ray-on-ecs/test"
-WORKERS_PARAMETER = "workers"
+CLUSTER_INFO = "workers"
 S3 = "s3"
 AWS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_ENDPOINT_URL": f"http://{S3}:5000"}
 SIZE = TaskSize(vcpus=1, memory_mib=3072, gpus=0)
@@ -164,15 +164,15 @@ class Cluster:
         return f"{self.network}-{S3}"
 
     def definition(self, kind: str) -> containers.Container:
-        """The stack's own definition of a head, a worker or a helper, of a size that fits here."""
+        """The stack's own definition of a head, a worker or a CPU worker, of a size that fits here."""
         common = containers.ContainerDefaults(
             image=self.image, log_group="logs", region="us-east-1", token_arn="arn:token", size=SIZE
         )
         if kind == "head":
             return containers.head(
-                common, bucket=BUCKET, metrics_namespace=METRICS, workers_parameter=WORKERS_PARAMETER, helpers=True
+                common, bucket=BUCKET, metrics_namespace=METRICS, cluster_info_parameter=CLUSTER_INFO, cpu_workers=True
             )
-        joining = containers.helper if kind == "helper" else containers.worker
+        joining = containers.cpu_worker if kind == "cpu-worker" else containers.worker
         return joining(common, head_host=HEAD_HOST)
 
     def state(self, name: str) -> str:
@@ -201,7 +201,7 @@ class Cluster:
             *(f"--env={name}={value}" for name, value in AWS.items() if name != "AWS_ENDPOINT_URL"),
             image,
         )  # fmt: skip
-        create = CREATE.format(bucket=BUCKET, name=WORKERS_PARAMETER, value=json.dumps(WORKERS))
+        create = CREATE.format(bucket=BUCKET, name=CLUSTER_INFO, value=json.dumps(WORKERS))
         until(lambda: self.engine.execute(self.storage, "python", "-c", create, check=False).returncode == 0, 180)
 
     def start_head(self) -> None:

@@ -20,6 +20,7 @@ import pytest
 from tests.containers.cluster import (
     AWS,
     BUCKET,
+    CLUSTER_INFO,
     CODE,
     EPOCHS,
     HEAD_HOST,
@@ -27,7 +28,6 @@ from tests.containers.cluster import (
     LONG,
     METRICS,
     ROOT,
-    WORKERS_PARAMETER,
     Cluster,
 )
 from tests.waiting import until
@@ -41,9 +41,9 @@ OUTPUTS = {
     "head_instance_id": "i-0123456789abcdef0",
     "head_host": HEAD_HOST,
     "token_parameter": TOKEN_PARAMETER,
-    "workers_parameter": WORKERS_PARAMETER,
+    "cluster_info_parameter": CLUSTER_INFO,
     "services": {"head": "head", "workers": "workers"},
-    "gpus": 2,
+    "default_gpus": 2,
     "log_group": "logs",
     "metrics_dashboard": METRICS,
     "estimated_hourly_usd": 7200,

@@ -341,7 +341,7 @@ def node_spec(
     name: str = "g5.xlarge",
     count: int = 2,
     *,
-    key: str = "workerInstanceType",
+    key: str = "workerInstanceTypes",
     vcpus: int = 4,
     gpus: int = 0,
     usd: float | None = None,

@@ -23,7 +23,7 @@ def head() -> containers.Container:
         containers.ContainerDefaults(**COMMON, size=size),
         bucket="runs-bucket",
         metrics_namespace="ray/dev",
-        workers_parameter="facts",
+        cluster_info_parameter="facts",
     )
 
 
@@ -70,7 +70,7 @@ def test_the_head_knows_where_runs_go_and_nothing_of_the_workers() -> None:
         "RAY_ON_ECS_CLOUDWATCH_NAMESPACE": "ray/dev",
         "RAY_ON_ECS_STORAGE_PATH": "s3://runs-bucket/runs",
         "RAY_ON_ECS_WORKER_TIMEOUT": "1800",
-        "WORKERS_PARAMETER": "facts",
+        "CLUSTER_INFO": "facts",
     }, "`python -m ray_on_ecs.run` takes its default from here, and a change of workerCount must not restart the head"
 
 
@@ -177,32 +177,34 @@ def read_only(container: containers.Container) -> set[str]:
 
 
 def test_a_node_reads_what_its_instance_says_of_itself() -> None:
-    for container in (worker(), helper()):
+    for container in (worker(), cpu_worker()):
         assert read_only(container) == {"instance"}, "the instance's disk is not the task's"
         folder = mounts(container)["instance"]
         assert environment(container)["INSTANCE_FILE"] == f"{folder}/{INSTANCE_FILE}", "its labels would be missing"
 
 
-def helper() -> containers.Container:
-    """A helper with valid defaults."""
+def cpu_worker() -> containers.Container:
+    """A CPU worker with valid defaults."""
     size = TaskSize(vcpus=8, memory_mib=1000, gpus=0)
-    return containers.helper(containers.ContainerDefaults(**COMMON, size=size), head_host="head.x.internal")
+    return containers.cpu_worker(containers.ContainerDefaults(**COMMON, size=size), head_host="head.x.internal")
 
 
-def test_a_helper_is_a_worker_without_gpus() -> None:
-    made, other = helper(), worker()
+def test_a_cpu_worker_is_a_worker_without_gpus() -> None:
+    made, other = cpu_worker(), worker()
     assert made["command"][:3] == ["ray-worker", "--num-cpus=8", "--num-gpus=0"]
     assert "resourceRequirements" not in made
-    assert environment(made) == {**environment(other), "RAY_NODE_TYPE_NAME": "helpers"}, "pipelines ask for the label"
-    assert made["name"] == "ray-helper", "logs tell it from a worker"
+    assert environment(made) == {**environment(other), "RAY_NODE_TYPE_NAME": "cpu-workers"}, (
+        "pipelines ask for the label"
+    )
+    assert made["name"] == "ray-cpu-worker", "logs tell it from a worker"
 
 
-def test_the_head_is_told_whether_there_are_helpers() -> None:
+def test_the_head_is_told_whether_there_are_cpu_workers() -> None:
     size = TaskSize(vcpus=4, memory_mib=1000, gpus=0)
-    given = {"bucket": "runs-bucket", "metrics_namespace": "ray/dev", "workers_parameter": "facts"}
-    made = containers.head(containers.ContainerDefaults(**COMMON, size=size), **given, helpers=True)
-    assert environment(made)["HELPERS"] == "true", "work for CPUs would start GPUs"
-    assert "HELPERS" not in environment(head())
+    given = {"bucket": "runs-bucket", "metrics_namespace": "ray/dev", "cluster_info_parameter": "facts"}
+    made = containers.head(containers.ContainerDefaults(**COMMON, size=size), **given, cpu_workers=True)
+    assert environment(made)["CPU_WORKERS"] == "true", "work for CPUs would start GPUs"
+    assert "CPU_WORKERS" not in environment(head())
 
 
 def test_a_private_registry_gets_its_password_from_a_secret() -> None:
@@ -210,7 +212,7 @@ def test_a_private_registry_gets_its_password_from_a_secret() -> None:
     common = containers.ContainerDefaults(
         **COMMON, size=TaskSize(vcpus=4, memory_mib=1000, gpus=0), registry_secret_arn=secret
     )
-    assert containers.helper(common, head_host="head.x.internal")["repositoryCredentials"] == {
+    assert containers.cpu_worker(common, head_host="head.x.internal")["repositoryCredentials"] == {
         "credentialsParameter": secret
     }
     assert "repositoryCredentials" not in worker(), "ECR needs none"

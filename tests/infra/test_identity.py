@@ -186,7 +186,7 @@ def test_another_state_is_refused(preview: bool, cluster: str) -> None:
         ({"vpcCidr": "10.1.0.0/16"}, "vpcCidr: '10.0.0.0/16' is another network than the stack's, 10.1.0.0/16; "),
         (
             {"zones": "us-west-2c us-west-2b"},
-            "availabilityZone: the stack has subnets in us-west-2c us-west-2b, in this",
+            "availabilityZones: the stack has subnets in us-west-2c us-west-2b, in this",
         ),
     ],
 )

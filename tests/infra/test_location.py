@@ -95,7 +95,7 @@ def test_it_moves_to_a_zone_in_which_it_has_subnets_and_to_no_other(cloud: Cloud
     with pytest.raises(SettingError) as refused:
         location(cloud, availability_zones=("us-west-2c",))
     assert str(refused.value) == (
-        "availabilityZone: 'us-west-2c' is none of the zones that the stack has subnets in, us-west-2a, us-west-2b; "
+        "availabilityZones: 'us-west-2c' is none of the zones that the stack has subnets in, us-west-2a, us-west-2b; "
         "give one of us-west-2a, us-west-2b"
     )
 
@@ -106,8 +106,8 @@ def test_a_type_that_its_zone_lacks_moves_nothing_unasked(cloud: Cloud) -> None:
     with pytest.raises(SettingError) as refused:
         location(cloud)
     assert str(refused.value) == (
-        "availabilityZone: '' is empty, and us-west-2b, where the stack is up, does not offer g5.xlarge and m5.xlarge; "
-        "give one of us-west-2a, and the stack moves there"
+        "availabilityZones: '' is empty, and us-west-2b, where the stack is up, does not offer g5.xlarge and "
+        "m5.xlarge; give one of us-west-2a, and the stack moves there"
     )
 
 
@@ -195,7 +195,7 @@ def test_a_zone_without_the_gpus_is_refused_with_those_that_have_them(cloud: Clo
     with pytest.raises(SettingError) as refused:
         location(cloud, availability_zones=("us-west-2b",))
     assert str(refused.value) == (
-        "availabilityZone: 'us-west-2b' does not offer g5.xlarge and m5.xlarge; "
+        "availabilityZones: 'us-west-2b' does not offer g5.xlarge and m5.xlarge; "
         "give one of us-west-2a, us-west-2c, or leave it empty to have one chosen"
     )
 
@@ -204,7 +204,7 @@ def test_a_region_without_a_common_zone_is_said_so(cloud: Cloud) -> None:
     cloud.not_offered = {"g5.xlarge": ("us-west-2a", "us-west-2b"), "m5.xlarge": ("us-west-2c",)}
     with pytest.raises(SettingError, match=r"is not offered together with m5\.xlarge in any zone") as refused:
         location(cloud)
-    assert str(refused.value).startswith("workerInstanceType: 'g5.xlarge' "), "GPUs are what a region lacks"
+    assert str(refused.value).startswith("workerInstanceTypes: 'g5.xlarge' "), "GPUs are what a region lacks"
 
 
 def test_one_type_for_both_kinds_needs_one_zone() -> None:
@@ -214,7 +214,7 @@ def test_one_type_for_both_kinds_needs_one_zone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "field"), [("headInstanceType", "head_instance_type"), ("workerInstanceType", "worker_instance_types")]
+    ("key", "field"), [("headInstanceType", "head_instance_type"), ("workerInstanceTypes", "worker_instance_types")]
 )
 def test_a_type_that_the_region_does_not_offer_is_refused(cloud: Cloud, key: str, field: str) -> None:
     with pytest.raises(SettingError) as refused:
@@ -240,12 +240,12 @@ NO_DNS = (
 )
 UNKNOWN = "vpcId: 'vpc-0a1b' could not be looked up in us-west-2 (invoke of aws:ec2/getVpc:getVpc failed: "
 ELSEWHERE = (
-    "subnetId: 'subnet-0c2d' lies in us-west-2d, which does not offer g5.xlarge and m5.xlarge; "
+    "subnetIds: 'subnet-0c2d' lies in us-west-2d, which does not offer g5.xlarge and m5.xlarge; "
     "give a subnet in one of us-west-2a, us-west-2b, us-west-2c"
 )
 OTHER_ZONE = (
-    "availabilityZone: 'us-west-2a' does not fit the given subnets, which are in us-west-2b; give their zones in their "
-    "order, or leave it empty"
+    "availabilityZones: 'us-west-2a' does not fit the given subnets, which are in us-west-2b; give their zones in "
+    "their order, or leave it empty"
 )
 
 
@@ -255,7 +255,7 @@ OTHER_ZONE = (
         ({"id": "vpc-1"}, {}, {}, UNKNOWN),
         ({"enableDnsHostnames": False}, {}, {}, NO_DNS),
         ({"enableDnsSupport": False}, {}, {}, NO_DNS),
-        ({}, {"vpcId": "vpc-2"}, {}, "subnetId: 'subnet-0c2d' is part of vpc-2; give a subnet of vpc-0a1b"),
+        ({}, {"vpcId": "vpc-2"}, {}, "subnetIds: 'subnet-0c2d' is part of vpc-2; give a subnet of vpc-0a1b"),
         ({}, {"availabilityZone": "us-west-2d"}, {}, ELSEWHERE),
         ({}, {}, {"availability_zones": ("us-west-2a",)}, OTHER_ZONE),
     ],
@@ -288,7 +288,7 @@ def test_a_caller_who_may_not_ask_for_zones_goes_on_in_the_one_that_is_given(
 
 def test_a_caller_who_may_not_ask_for_zones_has_to_give_one(cloud: Cloud) -> None:
     cloud.silent = ("getInstanceTypeOfferings",)
-    with pytest.raises(pulumi.RunError, match="set availabilityZone to one that does"):
+    with pytest.raises(pulumi.RunError, match="set availabilityZones to one that does"):
         location(cloud)
 
 
@@ -342,14 +342,14 @@ def test_several_subnets_are_of_several_zones(cloud: Cloud) -> None:
     with pytest.raises(SettingError) as refused:
         location(cloud, vpc_id="vpc-0a1b", subnet_ids=("subnet-0e", "subnet-0c2d"))
     assert str(refused.value) == (
-        "subnetId: 'subnet-0c2d' lies in us-west-2b, and so does subnet-0e; give one subnet of each zone"
+        "subnetIds: 'subnet-0c2d' lies in us-west-2b, and so does subnet-0e; give one subnet of each zone"
     )
 
 
-def test_helpers_are_where_the_head_is(cloud: Cloud) -> None:
+def test_cpu_workers_are_where_the_head_is(cloud: Cloud) -> None:
     cloud.not_offered = {"c6i.2xlarge": ("us-west-2a", "us-west-2b")}
-    assert location(cloud, helper_instance_types=("c6i.2xlarge",)).zones == ("us-west-2c",)
-    assert len(location(cloud).zones) == 3, "without helpers their type does not count"
+    assert location(cloud, cpu_worker_instance_types=("c6i.2xlarge",)).zones == ("us-west-2c",)
+    assert len(location(cloud).zones) == 3, "without CPU workers their type does not count"
 
 
 def test_another_cluster_of_the_stack_is_not_this_one(cloud: Cloud) -> None:

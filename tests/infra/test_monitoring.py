@@ -114,9 +114,9 @@ def test_alarms_and_costs_reach_the_address(cloud: Cloud) -> None:
     assert all(each["subscriberEmailAddresses"] == ["team@example.com"] for each in budget["notifications"])
 
 
-def test_helpers_have_a_graph_of_their_own() -> None:
-    services = {**SERVICES, "helpers": "ray-helpers"}
+def test_cpu_workers_have_a_graph_of_their_own() -> None:
+    services = {**SERVICES, "cpu-workers": "ray-cpu-workers"}
     body = dashboard.body(region=REGION, namespace="ray-on-ecs/ray", cluster="ray", services=services)
-    assert [widget["properties"]["title"] for widget in body["widgets"][9:]] == ["CPUs of the helpers"]
+    assert [widget["properties"]["title"] for widget in body["widgets"][9:]] == ["CPUs of the CPU workers"]
     tasks = next(each for each in body["widgets"] if each["properties"]["title"] == "Tasks")["properties"]["metrics"]
-    assert {line[5] for line in tasks} == {"ray-head", "ray-workers", "ray-helpers"}
+    assert {line[5] for line in tasks} == {"ray-head", "ray-workers", "ray-cpu-workers"}

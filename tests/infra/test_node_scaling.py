@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -196,7 +196,7 @@ ALIVE = {"head": 1, "used": 0, "nodes": 0, "requested": 0, "available": 2, "inst
 BUSY = {**ALIVE, "used": 1, "nodes": 1, "requested": 1}
 
 
-def idle_number(cloud: Cloud, minute: dict[str, float | None]) -> int | None:
+def idle_number(cloud: Cloud, minute: Mapping[str, float | None]) -> int | None:
     """The number of workers that the idle alarm sets in such a minute, or None where it is silent."""
     if not rings(cloud, "idle", **minute):
         return None
@@ -359,8 +359,8 @@ def test_each_alarm_moves_the_service_through_its_own_policy(cloud: Cloud) -> No
         assert "scaling-target" in cloud.needs(f"scaling-{kind}-policy"), "AWS refuses a policy without its target"
 
 
-def test_helpers_go_by_cpus(cloud: Cloud) -> None:
-    scaling(cloud, scale(), gpus=0, kind="helpers", vcpus=8)
+def test_cpu_workers_go_by_cpus(cloud: Cloud) -> None:
+    scaling(cloud, scale(), gpus=0, kind="cpu-workers", vcpus=8)
     alarm = cloud.resources["scaling-short-alarm"].inputs
     metrics = {query["id"]: query["metric"]["metricName"] for query in alarm["metricQueries"] if "metric" in query}
     assert (metrics["requested"], metrics["available"]) == ("CPUsRequested", "CPUs")
@@ -368,14 +368,14 @@ def test_helpers_go_by_cpus(cloud: Cloud) -> None:
     assert alarm["alarmDescription"] == "Jobs of the Ray cluster wait for CPUs"
     found = value(cloud, "short", requested=9, available=0, tasks=0)
     assert found is not None
-    assert number(cloud, "short", found) == 2, "the ninth CPU is on a second helper"
+    assert number(cloud, "short", found) == 2, "the ninth CPU is on a second CPU worker"
 
 
-def test_idle_helpers_stop_during_a_run_on_gpus(cloud: Cloud) -> None:
-    scaling(cloud, scale(), gpus=0, kind="helpers", vcpus=8)
+def test_idle_cpu_workers_stop_during_a_run_on_gpus(cloud: Cloud) -> None:
+    scaling(cloud, scale(), gpus=0, kind="cpu-workers", vcpus=8)
     assert rings(cloud, "idle", **ALIVE)
     assert idle_number(cloud, {**BUSY, "requested": 8}) == 1
-    assert idle_number(cloud, {**BUSY, "requested": 9}) is None, "the ninth CPU is on a second helper"
+    assert idle_number(cloud, {**BUSY, "requested": 9}) is None, "the ninth CPU is on a second one"
     assert not rings(cloud, "idle", head=1, instances=2), "a silent head may have a run"
     alarm = cloud.resources["scaling-idle-alarm"].inputs
     assert "progress" not in {query["id"] for query in alarm["metricQueries"]}
@@ -460,9 +460,9 @@ def test_a_small_run_after_a_large_one_keeps_one_worker(cloud: Cloud) -> None:
 def test_a_run_that_begins_while_workers_are_stopped_gets_them_back(cloud: Cloud) -> None:
     clock = Clock(scaling(cloud, scale(initial=4)), desired=4)
     assert clock.run(31, used=1, requested=1) == 1
-    late = {"available": 4, "tasks": 4}  # which protect their tasks
-    assert clock.run(1, used=4, requested=4, **late) == 4
-    assert clock.run(60, used=4, requested=4, **late) == 4
+    # Of the three that were to be stopped, all protect their tasks.
+    assert clock.run(1, used=4, requested=4, available=4, tasks=4) == 4
+    assert clock.run(60, used=4, requested=4, available=4, tasks=4) == 4
 
 
 def test_a_run_that_starts_its_workers_again_keeps_them(cloud: Cloud) -> None:

@@ -34,7 +34,7 @@ def test_the_defaults_give_two_gpus_in_one_of_three_zones(cloud: Cloud) -> None:
     assert made.head.task == TaskSize(vcpus=4, memory_mib=14336, gpus=0)
     assert (made.worker.instance_types, made.worker.max_count) == (("g5.xlarge",), 2)
     assert made.worker.prices == {"g5.xlarge": Price(on_demand=1.006)}, "the price of spot is not asked for"
-    assert made.helper is None
+    assert made.cpu_worker is None
     assert made.worker.task == TaskSize(vcpus=4, memory_mib=14336, gpus=1)
     assert made.gpus == 2
     assert made.hourly_usd == pytest.approx(0.192 + 2 * 1.006)
@@ -62,7 +62,7 @@ def test_what_costs_more_than_the_limit_is_refused(cloud: Cloud) -> None:
         plan(cloud, max_hourly_usd=2.2)
     assert str(refused.value) == (
         "maxHourlyUsd: 2.2 is below the 2.204 USD an hour that 1 x m5.xlarge and 2 x g5.xlarge cost; "
-        "raise it, or give fewer (workerCount, maxWorkers, helperCount, maxHelpers) or smaller instances"
+        "raise it, or give fewer (workerCount, maxWorkers, cpuWorkerCount, maxCpuWorkers) or smaller instances"
     )
     assert plan(cloud, max_hourly_usd=2.21).hourly_usd == pytest.approx(2.204), "a limit that is kept stops nothing"
 
@@ -113,9 +113,10 @@ def test_more_vcpus_than_the_quota_are_refused_with_every_way_out(cloud: Cloud) 
     with pytest.raises(SettingError) as refused:
         plan(cloud, worker_instance_types=("g5.12xlarge",), worker_count=4)
     assert str(refused.value) == (
-        "workerInstanceType: 'g5.12xlarge' needs 192 vCPUs for 4 x g5.12xlarge, and the quota 'Running On-Demand G and "
-        "VT instances' of this account in us-west-2 is 64; ask for more under Service Quotas (L-DB2E81BA), give fewer "
-        "(workerCount, maxWorkers, helperCount, maxHelpers) or smaller instances, or set checkQuotas to false to go on"
+        "workerInstanceTypes: 'g5.12xlarge' needs 192 vCPUs for 4 x g5.12xlarge, and the quota 'Running On-Demand G "
+        "and VT instances' of this account in us-west-2 is 64; ask for more under Service Quotas (L-DB2E81BA), give "
+        "fewer (workerCount, maxWorkers, cpuWorkerCount, maxCpuWorkers) or smaller instances, or set checkQuotas to "
+        "false to go on"
     )
 
 
@@ -126,9 +127,9 @@ def test_quotas_that_are_not_to_be_checked_are_not_asked_for(cloud: Cloud) -> No
 
 def test_a_type_that_ec2_does_not_describe_is_refused_with_its_cause(cloud: Cloud) -> None:
     with pytest.raises(SettingError) as refused:
-        cloud.run(lambda: get_instance_type("workerInstanceType", "g99.huge", REGION))
+        cloud.run(lambda: get_instance_type("workerInstanceTypes", "g99.huge", REGION))
     message = str(refused.value)
-    assert message.startswith("workerInstanceType: 'g99.huge' could not be looked up in us-west-2 ("), "what and where"
+    assert message.startswith("workerInstanceTypes: 'g99.huge' could not be looked up in us-west-2 ("), "what and where"
     assert "g99.huge does not exist" in message, "the cause may as well be a missing permission"
     assert "\n" not in message, "the provider's answer has many lines, and the first one says it"
 
@@ -212,21 +213,21 @@ def test_spot_has_quotas_of_its_own(cloud: Cloud) -> None:
         plan(cloud, spot=True)
 
 
-HELPERS: dict[str, Any] = {"helper_instance_types": ("c6i.2xlarge",)}
+CPU_WORKERS: dict[str, Any] = {"cpu_worker_instance_types": ("c6i.2xlarge",)}
 
 
-def test_helpers_are_planned_and_paid_for_like_the_rest(cloud: Cloud) -> None:
+def test_cpu_workers_are_planned_and_paid_for_like_the_rest(cloud: Cloud) -> None:
     assert cloud.prices is not None
     cloud.prices["c6i.2xlarge"] = 0.34
-    made = plan(cloud, **HELPERS, max_helpers=3, helper_count=1)
-    assert made.helper is not None
-    assert (made.helper.max_count, made.helper.task.vcpus, made.helper.task.gpus) == (3, 8, 0)
+    made = plan(cloud, **CPU_WORKERS, max_cpu_workers=3, cpu_worker_count=1)
+    assert made.cpu_worker is not None
+    assert (made.cpu_worker.max_count, made.cpu_worker.task.vcpus, made.cpu_worker.task.gpus) == (3, 8, 0)
     assert made.hourly_usd == pytest.approx(0.192 + 2 * 1.006 + 3 * 0.34)
     cloud.quotas = {"L-1216C47A": 4.0}
     with pytest.raises(
-        SettingError, match=r"^helperInstanceType: 'c6i\.2xlarge' needs 28 vCPUs for 1 x m5\.xlarge and 3 x"
+        SettingError, match=r"^cpuWorkerInstanceTypes: 'c6i\.2xlarge' needs 28 vCPUs for 1 x m5\.xlarge and 3 x"
     ):
-        plan(cloud, **HELPERS, helper_count=3)
+        plan(cloud, **CPU_WORKERS, cpu_worker_count=3)
 
 
 ARNS = {

@@ -41,7 +41,7 @@ def test_one_vcpu_too_many_is_refused(cloud: Cloud) -> None:
 
 def test_a_new_account_without_gpus_is_told_before_anything_exists(cloud: Cloud) -> None:
     cloud.quotas = {G: 0.0}
-    with pytest.raises(SettingError, match=r"^workerInstanceType: "):
+    with pytest.raises(SettingError, match=r"^workerInstanceTypes: "):
         check(cloud, HEAD, workers())
 
 
@@ -50,7 +50,7 @@ def test_a_head_of_the_workers_family_counts_with_them(cloud: Cloud) -> None:
     head = node_spec("g5.xlarge", 1, key="headInstanceType")
     with pytest.raises(SettingError, match=r"12 vCPUs for 1 x g5\.xlarge and 2 x g5\.xlarge") as refused:
         check(cloud, head, workers())
-    assert str(refused.value).startswith("workerInstanceType"), "the larger part is where there is something to save"
+    assert str(refused.value).startswith("workerInstanceTypes"), "the larger part is where there is something to save"
 
 
 def test_no_workers_need_no_quota(cloud: Cloud) -> None:
@@ -121,5 +121,5 @@ def test_each_market_is_held_against_its_quota(cloud: Cloud) -> None:
 def test_of_several_types_the_largest_has_to_fit(cloud: Cloud) -> None:
     cloud.quotas = {G: 8.0}
     types = (instance_type("g5.xlarge"), instance_type("g5.2xlarge", vcpus=8))
-    with pytest.raises(SettingError, match=r"^workerInstanceType: 'g5\.xlarge,g5\.2xlarge' needs 16 vCPUs"):
+    with pytest.raises(SettingError, match=r"^workerInstanceTypes: 'g5\.xlarge,g5\.2xlarge' needs 16 vCPUs"):
         check(cloud, replace(workers(), instances=types))

@@ -27,8 +27,8 @@ IMAGE = "public.example/ray@sha256:" + "a" * 64
 def test_two_in_one_program_do_not_collide(cloud: Cloud) -> None:
     def program() -> None:
         for name in ("vision", "language"):
-            helpers: RayClusterArgs = {"helper_instance_types": ["c6i.large"], "helper_count": 1}
-            RayCluster(name, {**helpers, "image_uri": IMAGE, "min_workers": 0, "tags": {"team": name}})
+            cpu_workers: RayClusterArgs = {"cpu_worker_instance_types": ["c6i.large"], "cpu_worker_count": 1}
+            RayCluster(name, {**cpu_workers, "image_uri": IMAGE, "min_workers": 0, "tags": {"team": name}})
 
     cloud.run(program)  # refuses two resources of one name and type
     parts = [made for made in cloud.resources.values() if made.type.startswith("aws")]
@@ -66,7 +66,7 @@ def test_a_network_of_the_same_program_is_asked_nothing(cloud: Cloud) -> None:
     ("zones", "line"),
     [
         (["us-west-2a"], "availability_zones: us-west-2a for 2 subnet_ids of a VPC that the same program makes; give"),
-        (["us-west-2a", "us-west-2z"], "subnetId: 'us-west-2z' lies in us-west-2z, which does not offer"),
+        (["us-west-2a", "us-west-2z"], "subnetIds: 'us-west-2z' lies in us-west-2z, which does not offer"),
     ],
 )
 def test_zones_that_do_not_fit_the_subnets_are_refused(cloud: Cloud, zones: list[str], line: str) -> None:
@@ -198,5 +198,6 @@ def test_what_aws_is_asked_while_planning_is_plain(schema: dict[str, Any]) -> No
 
 def test_its_outputs_are_the_stacks(schema: dict[str, Any]) -> None:
     outputs = schema["resources"]["ray-on-ecs:index:RayCluster"]["properties"]
-    assert {"bucket", "headInstanceId", "trainCommand", "estimatedHourlyUsd", "services"} <= outputs.keys()
+    assert {"bucket", "headInstanceId", "trainCommand", "estimatedHourlyUsd", "connection"} <= outputs.keys()
+    assert outputs["connection"]["additionalProperties"]["$ref"] == "pulumi.json#/Any"
     assert all(each.get("description") for each in outputs.values())

@@ -21,7 +21,7 @@ from tests.infra.fake_aws import ACCOUNT, DIGEST, REGION, REGISTRY, Cloud
 IMAGE = f"{REGISTRY}/training@{DIGEST}"
 LOGS = "arn:aws:logs:us-west-2:123456789012:log-group:ray-logs"
 TOKEN = "arn:aws:ssm:us-west-2:123456789012:parameter/auth"
-FACTS = "arn:aws:ssm:us-west-2:123456789012:parameter/worker-facts"
+FACTS = "arn:aws:ssm:us-west-2:123456789012:parameter/cluster-info"
 GROUP = "arn:aws:autoscaling:us-west-2:123456789012:autoScalingGroup:1:autoScalingGroupName/workers-group"
 BUCKET = "arn:aws:s3:::training-bucket"
 CLUSTER_TASKS = f"arn:aws:ecs:{REGION}:{ACCOUNT}:task/ray-cluster/*"
@@ -87,9 +87,9 @@ def nodes(cloud: Cloud) -> Cloud:
 
     def program() -> None:
         association = pulumi.CustomResource("test:index:Association", "association", {})
-        facts = ResourceRef(name=known("worker-facts"), arn=known(FACTS))
+        facts = ResourceRef(name=known("cluster-info"), arn=known(FACTS))
         group = ResourceRef(name=known("workers-group"), arn=known(GROUP))
-        head_args = tasks().head(HEAD_SIZE, workers_parameter=facts, group=group, moves=True, helpers=False)
+        head_args = tasks().head(HEAD_SIZE, cluster_info_parameter=facts, group=group, moves=True, cpu_workers=False)
         head = RayTask("ray-on-ecs-ray-head-task", head_args)
         worker = RayTask("ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
         needed = [association, *head.role_policies, *worker.role_policies]
@@ -105,7 +105,7 @@ def test_the_head_runs_its_container(nodes: Cloud) -> None:
     given: dict[str, Any] = {
         "bucket": "training-bucket",
         "metrics_namespace": NAMESPACE,
-        "workers_parameter": "worker-facts",
+        "cluster_info_parameter": "cluster-info",
     }
     expected = containers.head(common(HEAD_SIZE), **given)
     assert container == expected, "what is tested as data is what is deployed"

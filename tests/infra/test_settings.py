@@ -27,8 +27,8 @@ BAD = [
     ("workerAmiId", "al2023", "not an ID of a machine image"),
     ("headInstanceType", "m5", "is not an EC2 instance type"),
     ("headInstanceType", "", "is not an EC2 instance type"),
-    ("workerInstanceType", "g5_xlarge", "is not an EC2 instance type"),
-    ("workerInstanceType", "G5.xlarge", "is not an EC2 instance type"),
+    ("workerInstanceTypes", "g5_xlarge", "is not an EC2 instance type"),
+    ("workerInstanceTypes", "G5.xlarge", "is not an EC2 instance type"),
     ("workerCount", "-1", "is below 0"),
     ("workerCount", "two", "is not a whole number"),
     ("workerCount", "1.5", "is not a whole number"),
@@ -52,9 +52,9 @@ BAD = [
     ("idleTimeoutMinutes", "1h", "is not a whole number"),
     ("redeployWorkers", "once more", "is not a single word"),
     ("vpcId", "my-vpc", "is not an ID of a VPC"),
-    ("vpcId", "vpc-0a1b", "comes without subnetId"),
-    ("subnetId", "subnet_1", "is not an ID of a subnet"),
-    ("subnetId", "subnet-0c2d", "comes without vpcId"),
+    ("vpcId", "vpc-0a1b", "comes without subnetIds"),
+    ("subnetIds", "subnet_1", "is not an ID of a subnet"),
+    ("subnetIds", "subnet-0c2d", "comes without vpcId"),
     ("checkQuotas", "often", "is neither true nor false"),
     ("maxHourlyUsd", "-0.5", "is not an amount of dollars"),
     ("maxHourlyUsd", "nan", "is not an amount of dollars"),
@@ -62,11 +62,11 @@ BAD = [
     ("alertEmail", "team", "is not an e-mail address"),
     ("alertEmail", "team@example", "is not an e-mail address"),
     ("alertEmail", "a@example.com, b@example.com", "is not an e-mail address"),
-    ("workerInstanceType", "g5.xlarge,g5.xlarge", "names g5.xlarge twice"),
-    ("helperInstanceType", "c6i", "is not an EC2 instance type"),
-    ("helperCount", "-1", "is below 0"),
-    ("minHelpers", "1", "is above helperCount, which is 0"),
-    ("maxHelpers", "-1", "is below 0"),
+    ("workerInstanceTypes", "g5.xlarge,g5.xlarge", "names g5.xlarge twice"),
+    ("cpuWorkerInstanceTypes", "c6i", "is not an EC2 instance type"),
+    ("cpuWorkerCount", "-1", "is below 0"),
+    ("minCpuWorkers", "1", "is above cpuWorkerCount, which is 0"),
+    ("maxCpuWorkers", "-1", "is below 0"),
     ("spot", "often", "is neither true nor false"),
     ("onDemandWorkers", "1", "comes without spot"),
     ("onDemandWorkers", "-1", "is below 0"),
@@ -84,7 +84,7 @@ BAD = [
     ("kmsKeyArn", "alias/company", "is not an ARN of a KMS key"),
     ("monthlyBudgetUsd", "0", "is below 1"),
     ("monthlyBudgetUsd", "12.5", "is not a whole number"),
-    ("availabilityZone", "us west 2a", "is not a name of an availability zone"),
+    ("availabilityZones", "us west 2a", "is not a name of an availability zone"),
     ("imageUri", "https://example.com/image", "is not an image reference"),
     ("imageUri", "image with spaces", "is not an image reference"),
     ("imageUri", "foo", "is not an image reference"),
@@ -94,9 +94,9 @@ BAD = [
     ("dataBuckets", "s3://my-data", "names no bucket"),
     ("dataBuckets", "My_Data", "names no bucket"),
     ("dataBuckets", "my-data/*", "names no bucket"),
-    ("rootVolumeGiB", "30", "is outside 50"),
-    ("rootVolumeGiB", "99999", "is outside 50"),
-    ("rootVolumeGiB", "big", "is not a whole number"),
+    ("rootVolumeGib", "30", "is outside 50"),
+    ("rootVolumeGib", "99999", "is outside 50"),
+    ("rootVolumeGib", "big", "is not a whole number"),
     ("logRetentionDays", "31", "is not a period"),
     ("logRetentionDays", "0", "is not a period"),
     ("logRetentionDays", "month", "is not a whole number"),
@@ -141,10 +141,10 @@ GOOD: dict[str, tuple[str, Any]] = {
     "idle_timeout_minutes": ("60", 60),
     "spot": ("true", True),
     "on_demand_workers": ("1", 1),
-    "helper_instance_types": ("c6i.large", ("c6i.large",)),
-    "helper_count": ("1", 1),
-    "min_helpers": ("0", 0),
-    "max_helpers": ("3", 3),
+    "cpu_worker_instance_types": ("c6i.large", ("c6i.large",)),
+    "cpu_worker_count": ("1", 1),
+    "min_cpu_workers": ("0", 0),
+    "max_cpu_workers": ("3", 3),
     "redeploy_workers": ("again", "again"),
     "vpc_cidr": ("192.168.0.0/20", "192.168.0.0/20"),
     "vpc_id": ("vpc-0a1b", "vpc-0a1b"),
@@ -290,7 +290,10 @@ ELSEWHERE = "registry.example/ray:1"
 @pytest.mark.parametrize(
     ("config", "line"),
     [
-        ({"natGateway": "false", "vpcId": "vpc-0a1b", "subnetId": "subnet-0c2d"}, "natGateway: 'false' is of a VPC of"),
+        (
+            {"natGateway": "false", "vpcId": "vpc-0a1b", "subnetIds": "subnet-0c2d"},
+            "natGateway: 'false' is of a VPC of",
+        ),
         (
             {"natGateway": "false", "imageUri": ELSEWHERE},
             "natGateway: 'false' leaves no way to the registry of imageUri",
@@ -301,19 +304,19 @@ ELSEWHERE = "registry.example/ray:1"
         ),
         ({"spot": "true", "onDemandWorkers": "3"}, "onDemandWorkers: 3 is more than all 2 workers"),
         (
-            {"helperCount": "2"},
-            "helperInstanceType: '' is empty, and there are up to 2 helpers; give one, such as c6i.2xlarge",
+            {"cpuWorkerCount": "2"},
+            "cpuWorkerInstanceTypes: '' is empty, and there are up to 2 CPU workers; give one, such as c6i.2xlarge",
         ),
         (
             {"tags": "team=a,Team=b"},
             "tags: 'team=a' has a key that differs from another's in case alone",
         ),
         (
-            {"minHelpers": "-2"},
-            "minHelpers: -2 is below 0; give the number of instances that the idle stop leaves, or `pulumi config rm",
+            {"minCpuWorkers": "-2"},
+            "minCpuWorkers: -2 is below 0; give the number of instances that the idle stop leaves, or `pulumi config",
         ),
-        ({"helperCount": "2", "maxHelpers": "1"}, "maxHelpers: 1 is below helperCount, which is 2"),
-        ({"subnetId": "subnet-0c2d,subnet-0c2d", "vpcId": "vpc-0a1b"}, "subnetId: 'subnet-0c2d,subnet-0c2d' names"),
+        ({"cpuWorkerCount": "2", "maxCpuWorkers": "1"}, "maxCpuWorkers: 1 is below cpuWorkerCount, which is 2"),
+        ({"subnetIds": "subnet-0c2d,subnet-0c2d", "vpcId": "vpc-0a1b"}, "subnetIds: 'subnet-0c2d,subnet-0c2d' names"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(cloud: Cloud, config: dict[str, str], line: str) -> None:
@@ -327,9 +330,9 @@ def test_without_a_nat_gateway_the_image_comes_from_ecr(cloud: Cloud) -> None:
     assert not load(cloud, natGateway="false").nat_gateway, "docker/ is pushed to ECR"
 
 
-def test_helpers_scale_as_workers_do(cloud: Cloud) -> None:
-    given = {"helperInstanceType": "c6i.large", "helperCount": "1", "minHelpers": "0", "maxHelpers": "3"}
-    made = load(cloud, **given, idleTimeoutMinutes="30").helpers
+def test_cpu_workers_scale_as_workers_do(cloud: Cloud) -> None:
+    given = {"cpuWorkerInstanceTypes": "c6i.large", "cpuWorkerCount": "1", "minCpuWorkers": "0", "maxCpuWorkers": "3"}
+    made = load(cloud, **given, idleTimeoutMinutes="30").cpu_workers
     assert made == scale(1, 0, 3, 1), "one idle time for both"
 
 

@@ -10,8 +10,8 @@ from infra.definitions.sizing import (
     GPUS_TOO_OLD,
     InstanceType,
     TaskSize,
+    cpu_worker_size,
     head_size,
-    helper_size,
     task_memory_mib,
     worker_size,
 )
@@ -19,7 +19,7 @@ from infra.errors import SettingError
 from tests.infra.fake_aws import instance_types
 
 MIB = 2**20
-HEAD, WORKER = "headInstanceType", "workerInstanceType"
+HEAD, WORKER = "headInstanceType", "workerInstanceTypes"
 G5_XLARGE = InstanceType(
     name="g5.xlarge",
     vcpus=4,
@@ -91,7 +91,7 @@ def test_on_every_type_of_ec2_the_object_store_fits_into_shared_memory() -> None
 def test_a_worker_type_that_pytorch_cannot_use_is_refused(change: dict, rule: str) -> None:
     with pytest.raises(SettingError, match=rule) as refused:
         worker_size(WORKER, [replace(G5_XLARGE, **change)])
-    assert str(refused.value).startswith("workerInstanceType: 'g5.xlarge' "), "the line names key and value"
+    assert str(refused.value).startswith("workerInstanceTypes: 'g5.xlarge' "), "the line names key and value"
 
 
 @pytest.mark.parametrize(
@@ -166,12 +166,12 @@ def test_types_with_unlike_numbers_of_gpus_are_refused() -> None:
     with pytest.raises(SettingError) as refused:
         worker_size(WORKER, [G5_XLARGE, four])
     assert str(refused.value) == (
-        "workerInstanceType: 'g5.12xlarge' has 4 GPUs, and g5.xlarge has 1; give types with as many GPUs each"
+        "workerInstanceTypes: 'g5.12xlarge' has 4 GPUs, and g5.xlarge has 1; give types with as many GPUs each"
     ), "GPUs that no task asks for would be paid for"
 
 
-def test_a_helper_takes_any_type_that_the_image_runs_on() -> None:
+def test_a_cpu_worker_takes_any_type_that_the_image_runs_on() -> None:
     small = replace(M5_XLARGE, name="c6i.large", vcpus=2, memory_mib=4096)
-    assert helper_size("helperInstanceType", [small, M5_XLARGE]) == TaskSize(vcpus=2, memory_mib=2816, gpus=0)
+    assert cpu_worker_size("cpuWorkerInstanceTypes", [small, M5_XLARGE]) == TaskSize(vcpus=2, memory_mib=2816, gpus=0)
     with pytest.raises(SettingError, match="arm64"):
-        helper_size("helperInstanceType", [replace(small, architectures=("arm64",))])
+        cpu_worker_size("cpuWorkerInstanceTypes", [replace(small, architectures=("arm64",))])

@@ -248,7 +248,7 @@ class Laptop:
         )
 
     def put_workers(self, **changed: Any) -> None:
-        """Write the parameter with the facts about the workers."""
+        """Write the parameter with the cluster's description."""
         facts = {
             "group": f"{self.prefix}-group",
             "types": ["g5.xlarge"],
@@ -262,7 +262,7 @@ class Laptop:
         }
         document = {key: value for key, value in (facts | changed).items() if value is not ...}
         self.aws("ssm").put_parameter(
-            Name=f"{self.prefix}-facts", Type="String", Value=json.dumps(document), Overwrite=True
+            Name=f"{self.prefix}-info", Type="String", Value=json.dumps(document), Overwrite=True
         )
 
     def put_alarm(self, name: str, state: str) -> None:
@@ -326,14 +326,12 @@ def _make(made: Laptop) -> None:
         "head_instance_id": instance,
         "head_host": HEAD_HOST,
         "token_parameter": f"{prefix}-token",
-        "workers_parameter": f"{prefix}-facts",
+        "cluster_info_parameter": f"{prefix}-info",
         "services": {kind: f"{prefix}-ray-{kind}-service" for kind in ("head", "workers")},
-        "gpus": 2,
-        "image_uri": "image",
+        "default_gpus": 2,
         "log_group": f"{prefix}-logs",
         "metrics_dashboard": f"{prefix}-dashboard",
         "estimated_hourly_usd": 2.204,
-        "train_command": "aws ssm start-session",
     }
     made.aws("s3").create_bucket(Bucket=made.outputs["bucket"])
     made.aws("ssm").put_parameter(Name=f"{prefix}-token", Type="SecureString", Value=TOKEN)

@@ -21,21 +21,21 @@ from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.run.command_line import SETTINGS
 from tests.waiting import free_ports
 
-OUTPUTS = {
+CONNECTION = {
     "region": "us-west-2",
     "bucket": "the-bucket",
     "cluster_name": "the-cluster",
     "head_instance_id": "i-1",
     "head_host": "head.ray.internal",
     "token_parameter": "the-token",
-    "workers_parameter": "the-workers",
+    "cluster_info_parameter": "the-workers",
     "services": {"head": "the-head"},
-    "gpus": 2,
+    "default_gpus": 2,
     "log_group": "the-logs",
     "metrics_dashboard": "the-dashboard",
-    "estimated_hourly_usd": "unknown",
-    "train_command": "aws ssm start-session",
+    "estimated_hourly_usd": None,
 }
+OUTPUTS = {"connection": CONNECTION, "estimated_hourly_usd": "unknown", "train_command": "aws ssm start-session"}
 DRIVER = "python -P -m ray_on_ecs.run"
 SECTIONS = ("Cluster", "Script", "Resources", "Files", "Metrics", "Fault tolerance", "Run")
 # Prints what `pulumi stack output` would, and how it was called.
@@ -158,7 +158,7 @@ def test_a_wrong_word_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_stack_is_found_by_asking_pulumi_in_its_project(pulumi: Path) -> None:
     stack = find(None, None)
-    assert (stack.bucket, stack.storage_path, stack.gpus) == ("the-bucket", "s3://the-bucket/runs", 2)
+    assert (stack.bucket, stack.storage_path, stack.default_gpus) == ("the-bucket", "s3://the-bucket/runs", 2)
     assert stack.estimated_hourly_usd is None, "AWS didn't say"
     find("prod", None)
     first, second = pulumi.read_text().splitlines()
@@ -182,7 +182,10 @@ def test_what_is_no_stack_is_one_line(
     with pytest.raises(ResourceError, match=r"prod of .*project has no outputs: .* not up; pulumi up creates it"):
         find("prod", None)
     outputs.write_text(json.dumps({"url": "http://another.project"}))
-    with pytest.raises(UsageError, match="has no output bucket, cluster_name"):
+    with pytest.raises(UsageError, match="has no output connection; export a RayCluster's connection under this name"):
+        find("prod", None)
+    outputs.write_text(json.dumps({"connection": {"region": "us-west-2"}}))
+    with pytest.raises(UsageError, match="its output connection has no bucket, cluster_info_parameter, cluster_name"):
         find("prod", None)
     with pytest.raises(UsageError, match="--outputs: /nowhere can't be read"):
         find(None, "/nowhere")
@@ -193,7 +196,9 @@ def test_what_is_no_stack_is_one_line(
 
 def submitted(*words: str, gpus: int = 2) -> str:
     """The job's command, as a stack with so many GPUs gets it."""
-    (folder := Path(tempfile.mkdtemp())).joinpath("dev.json").write_text(json.dumps({**OUTPUTS, "gpus": gpus}))
+    (folder := Path(tempfile.mkdtemp())).joinpath("dev.json").write_text(
+        json.dumps({**CONNECTION, "default_gpus": gpus})
+    )
     stack = find(None, str(folder / "dev.json"))
     shutil.rmtree(folder)
     context = run.command.make_context("run", list(words))

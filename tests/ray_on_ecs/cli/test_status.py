@@ -44,7 +44,7 @@ def test_it_is_one_screen(stack: Laptop) -> None:
         "jobs": "1 running, 1 queued",
         "ECS": "head 1 of 1 running, workers 2 of 2 running",
         "EC2": "asked for 2 workers, has 2",
-        "cost": "2.20 USD an hour now; at most 2.20 with all workers and helpers; disks, NAT and traffic are extra",
+        "cost": "2.20 USD an hour now; at most 2.20 with all GPU and CPU workers; disks, NAT and traffic are extra",
         "stops": "idle workers stop after 30 minutes (not so at present, for 0 min)",
     }
 
@@ -110,7 +110,7 @@ def test_without_a_price_the_costs_are_not_known(stack: Laptop) -> None:
 def test_a_parameter_of_another_version_is_said_to_be_one(stack: Laptop) -> None:
     stack.put_workers(scaling=...)
     found = shown(stack.run("status"))
-    why = f"unknown ({stack.outputs['workers_parameter']} does not say what the workers are; pulumi up writes it)"
+    why = f"unknown ({stack.outputs['cluster_info_parameter']} does not say what the workers are; pulumi up writes it)"
     assert found["stops"] == why
     assert found["cost"].startswith(f"{why}; at most 2.20")
 

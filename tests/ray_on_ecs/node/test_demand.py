@@ -1,4 +1,4 @@
-"""The GPUs and the helpers' CPUs that the cluster needs, by rule; tests/commands/test_ray.py asks a real Ray."""
+"""The GPUs and the CPU workers' CPUs that the cluster needs, by rule; tests/commands/test_ray.py asks a real Ray."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +26,8 @@ from ray_on_ecs.node.demand import Demand
         (Demand(cpus_waiting=8), 1),
         (Demand(cpus_waiting=2, gpus_waiting=2), 2),
         (Demand(gpus=1, gpus_used=1, cpus_waiting=8), 1),
-        (Demand(cpus_waiting=8, cpus_requested=8, has_helpers=True), 0),
-        (Demand(gpus=4, helper_cpus=8, helper_cpus_used=1, has_helpers=True), 0),
+        (Demand(cpus_waiting=8, cpus_requested=8, has_cpu_workers=True), 0),
+        (Demand(gpus=4, cpu_worker_cpus=8, cpu_worker_cpus_used=1, has_cpu_workers=True), 0),
         (Demand(gpus_waiting=0.5), 1),
         (Demand(gpus=1, gpus_used=0.1 + 0.2 + 0.7, gpus_waiting=0.1 + 0.2 + 0.7), 2),
         (Demand(gpus=4, gpus_requested=2), 2),
@@ -46,8 +46,8 @@ from ray_on_ecs.node.demand import Demand
         "work for CPUs needs a worker",
         "which pending GPUs bring along",
         "or a worker that is there",
-        "and none where helpers do it",
-        "while a helper works idle workers are stopped",
+        "and none where CPU workers do it",
+        "while a CPU worker works idle workers are stopped",
         "a fraction of a GPU is a GPU",
         "but a rounding error is none",
         "requested GPUs are kept",
@@ -64,9 +64,9 @@ def test_the_number_of_gpus_that_the_cluster_should_have(demand: Demand, wanted:
         (Demand(gpus=4), 0),
         (Demand(gpus=4, gpus_used=1.5, worker_cpus_used=8), 1.5),
         (Demand(gpus=4, worker_cpus_used=8), 1),
-        (Demand(gpus=4, gpus_waiting=8, helper_cpus=8, helper_cpus_used=8), 0),
+        (Demand(gpus=4, gpus_waiting=8, cpu_worker_cpus=8, cpu_worker_cpus_used=8), 0),
     ],
-    ids=["an idle worker", "work on GPUs", "work on a worker's CPUs alone", "work that waits, or on a helper"],
+    ids=["an idle worker", "work on GPUs", "work on a worker's CPUs alone", "work that waits, or on a CPU worker"],
 )
 def test_the_number_of_gpus_that_are_in_use(demand: Demand, used: float) -> None:
     assert demand.gpus_in_use == used
@@ -77,15 +77,15 @@ def test_the_number_of_gpus_that_are_in_use(demand: Demand, used: float) -> None
     [
         (Demand(), 0),
         (Demand(cpus_waiting=8), 8),
-        (Demand(helper_cpus=16), 0),
-        (Demand(helper_cpus=16, cpus_waiting=1), 1),
-        (Demand(helper_cpus=16, helper_cpus_used=1), 1),
-        (Demand(helper_cpus=16, helper_cpus_used=0.1 + 0.2 + 0.7), 1),
-        (Demand(helper_cpus=16, helper_cpus_used=10, cpus_waiting=6), 16),
-        (Demand(helper_cpus=16, helper_cpus_used=16, cpus_waiting=4.5), 21),
-        (Demand(helper_cpus=16, gpus=4, gpus_used=4, worker_cpus_used=4, gpus_waiting=2), 0),
-        (Demand(helper_cpus=16, cpus_requested=8), 8),
-        (Demand(helper_cpus=16, helper_cpus_used=16, cpus_requested=32, cpus_waiting=4), 32),
+        (Demand(cpu_worker_cpus=16), 0),
+        (Demand(cpu_worker_cpus=16, cpus_waiting=1), 1),
+        (Demand(cpu_worker_cpus=16, cpu_worker_cpus_used=1), 1),
+        (Demand(cpu_worker_cpus=16, cpu_worker_cpus_used=0.1 + 0.2 + 0.7), 1),
+        (Demand(cpu_worker_cpus=16, cpu_worker_cpus_used=10, cpus_waiting=6), 16),
+        (Demand(cpu_worker_cpus=16, cpu_worker_cpus_used=16, cpus_waiting=4.5), 21),
+        (Demand(cpu_worker_cpus=16, gpus=4, gpus_used=4, worker_cpus_used=4, gpus_waiting=2), 0),
+        (Demand(cpu_worker_cpus=16, cpus_requested=8), 8),
+        (Demand(cpu_worker_cpus=16, cpu_worker_cpus_used=16, cpus_requested=32, cpus_waiting=4), 32),
     ],
     ids=[
         "an empty cluster needs none",
@@ -96,13 +96,13 @@ def test_the_number_of_gpus_that_are_in_use(demand: Demand, used: float) -> None
         "and a rounding error adds none",
         "free CPUs are used first",
         "pending work is added to what is used",
-        "what workers do needs no helper",
+        "what workers do needs no CPU worker",
         "requested CPUs are kept",
         "and what is requested has what waits in it",
     ],
 )
-def test_the_number_of_cpus_that_the_helpers_should_have(demand: Demand, wanted: int) -> None:
-    assert demand.helper_cpus_needed == wanted
+def test_the_number_of_cpus_that_the_cpu_workers_should_have(demand: Demand, wanted: int) -> None:
+    assert demand.cpu_worker_cpus_needed == wanted
 
 
 def node(ip_address: str, **used: float) -> NodeInfo:

@@ -13,7 +13,7 @@ import grpc
 import pytest
 from botocore.exceptions import BotoCoreError
 
-from ray_on_ecs.contract import CLOUDWATCH_NAMESPACE_VARIABLE, HELPERS_VARIABLE
+from ray_on_ecs.contract import CLOUDWATCH_NAMESPACE_VARIABLE, CPU_WORKERS_VARIABLE
 from ray_on_ecs.node import demand, metrics, ports
 from ray_on_ecs.node.demand import Demand
 from tests.aws import metric_totals
@@ -39,12 +39,19 @@ def summary(*nodes: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def ray(head: Head, gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> Head:
-    """A head whose cluster has three GPUs and needs five, and a helper with eight CPUs and needs ten."""
-    gpus = {"gpus": 3, "gpus_used": 3, "gpus_waiting": 2, "workers_in_use": 2}
-    cpus = {"helper_cpus": 8, "helper_cpus_used": 8, "cpus_waiting": 2, "helpers_in_use": 1}
-    found = Demand(**gpus, **cpus)
-    monkeypatch.setattr(demand, "read", lambda gcs, *, has_helpers: replace(found, has_helpers=has_helpers))
-    monkeypatch.delenv(HELPERS_VARIABLE, raising=False)
+    """A head whose cluster has three GPUs and needs five, and a CPU worker with eight CPUs and needs ten."""
+    found = Demand(
+        gpus=3,
+        gpus_used=3,
+        gpus_waiting=2,
+        workers_in_use=2,
+        cpu_worker_cpus=8,
+        cpu_worker_cpus_used=8,
+        cpu_workers_in_use=1,
+        cpus_waiting=2,
+    )
+    monkeypatch.setattr(demand, "read", lambda gcs, *, has_cpu_workers: replace(found, has_cpu_workers=has_cpu_workers))
+    monkeypatch.delenv(CPU_WORKERS_VARIABLE, raising=False)
     head.answer = summary(node(), node(gpu(97, 11514)), node(gpu(3, 11514), gpu(97, 23028)))
     return head
 
@@ -67,10 +74,10 @@ def test_a_metric_has_no_dimension(ray: Head, cloudwatch: Any) -> None:
     assert all(not each["Dimensions"] for each in cloudwatch.list_metrics(Namespace="head-b")["Metrics"])
 
 
-def test_where_there_can_be_helpers_their_cpus_are_published_as_well(
+def test_where_there_can_be_cpu_workers_their_cpus_are_published_as_well(
     ray: Head, cloudwatch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(HELPERS_VARIABLE, "true")
+    monkeypatch.setenv(CPU_WORKERS_VARIABLE, "true")
     metrics.publish("head-f")
     published = metric_totals(cloudwatch, "head-f")
     expected = {"CPUs": (1, 8, "Count"), "CPUsRequested": (1, 10, "Count"), "CPUsUsed": (1, 8, "Count")}

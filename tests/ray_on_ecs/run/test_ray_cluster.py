@@ -12,7 +12,7 @@ from ray.exceptions import AuthenticationError
 from rich.console import Console
 
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.contract import WORKERS_PARAMETER_VARIABLE
+from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.run import nccl_interface, ray_cluster
 from ray_on_ecs.run.ray_cluster import WorkerAllocation, allocate_workers
@@ -158,7 +158,7 @@ def test_workers_that_have_joined_are_not_moved_away(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("nothing_to_join")
 def test_without_a_stack_a_wait_asks_no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(WORKERS_PARAMETER_VARIABLE, raising=False)
+    monkeypatch.delenv(CLUSTER_INFO_VARIABLE, raising=False)
     with pytest.raises(ResourceError, match=r"; ask for fewer workers, another --device, or add nodes$"):
         ray_cluster.wait_for_workers(RunConfig(), 0.05, Console())
 
@@ -190,10 +190,10 @@ LABELS = {"instance-type": "g5.xlarge", "ray.io/market-type": "spot", "ray.io/no
 
 
 class Cluster:
-    """What Ray says of a cluster with a head, a helper without GPUs, and two workers, a and b."""
+    """What Ray says of a cluster with a head, a CPU worker without GPUs, and two workers, a and b."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.free = {"head": HEAD, "helper": {"CPU": 8.0}, "a": dict(G5_XLARGE), "b": dict(G5_XLARGE)}
+        self.free = {"head": HEAD, "cpu-worker": {"CPU": 8.0}, "a": dict(G5_XLARGE), "b": dict(G5_XLARGE)}
         self.nodes = [
             {"NodeID": name, "Alive": True, "Resources": dict(total), "Labels": LABELS if name == "a" else {}}
             for name, total in self.free.items()
@@ -230,14 +230,14 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     ("settings", "labels"),
     [
         ({}, {}),
-        ({"device": "cpu", "num_workers": 8}, {"ray.io/node-group": "!helpers"}),
+        ({"device": "cpu", "num_workers": 8}, {"ray.io/node-group": "!cpu-workers"}),
         ({"device": "cpu", "num_workers": 9}, {}),
     ],
 )
-def test_helpers_are_left_to_the_data_unless_workers_need_their_cpus(
+def test_cpu_workers_are_left_to_the_data_unless_workers_need_their_cpus(
     cluster: Cluster, settings: dict[str, Any], labels: dict[str, str]
 ) -> None:
-    cluster.nodes[1]["Labels"] = {"ray.io/node-group": "helpers"}
+    cluster.nodes[1]["Labels"] = {"ray.io/node-group": "cpu-workers"}
     allocation = ray_cluster.wait_for_workers(RunConfig(**settings), 0, Console())
     assert allocation.node_labels == labels, "a pipeline would wait for a CPU for ever"
 
@@ -248,7 +248,7 @@ def test_gpus_that_wait_for_this_job_alone_are_idle(cluster: Cluster) -> None:
     assert ray_cluster.gpus_are_idle(), "a group that waits holds nothing"
     cluster.place(OWN_JOB, "a")
     assert ray_cluster.gpus_are_idle(), "what this job holds waits with it"
-    cluster.use("helper", {"CPU": 4.0})
+    cluster.use("cpu-worker", {"CPU": 4.0})
     assert ray_cluster.gpus_are_idle(), "a node without GPUs does not move with the workers"
 
 
@@ -316,7 +316,7 @@ def test_a_run_that_waits_for_lost_workers_looks_what_ec2_has(monkeypatch: pytes
         watches.append(Capacity())
         return watches[-1]
 
-    monkeypatch.setenv(WORKERS_PARAMETER_VARIABLE, "worker-facts")
+    monkeypatch.setenv(CLUSTER_INFO_VARIABLE, "cluster-info")
     monkeypatch.setattr(ray_cluster, "_is_waiting", is_waiting)
     monkeypatch.setattr(ray_cluster, "failover_of", watch)
     monkeypatch.setattr(ray_cluster, "WATCH_SECONDS", 0.01)

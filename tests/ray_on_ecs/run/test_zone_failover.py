@@ -203,7 +203,9 @@ class Watch:
 
 
 IN_A = "EC2 has no g5.xlarge in us-east-1a at the moment (InsufficientInstanceCapacity)"
-MORE_TYPES = "add zones (availabilityZone or subnetId), or types: `pulumi config set workerInstanceType g5.xlarge,TYPE`"
+MORE_TYPES = (
+    "add zones (availabilityZones or subnetIds), or types: `pulumi config set workerInstanceTypes g5.xlarge,TYPE`"
+)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +244,7 @@ def test_all_types_are_named(group: Group) -> None:
     group.activities = [activity("Failed", group.subnets[0], message=NO_CAPACITY_OF_SEVERAL)]
     shortage = Watch(group, types=["g5.xlarge", "g6.xlarge"]).look()
     assert shortage.startswith("EC2 has no g5.xlarge or g6.xlarge in us-east-1a")
-    assert "workerInstanceType g5.xlarge,g6.xlarge,TYPE" in shortage, "the way out keeps what there is"
+    assert "workerInstanceTypes g5.xlarge,g6.xlarge,TYPE" in shortage, "the way out keeps what there is"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ray_on_ecs.contract import WORKERS_PARAMETER_VARIABLE
+from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.tracking.cost import InstanceKind, cost_line, cost_of
 from tests.aws import client
 
@@ -34,7 +34,7 @@ def put(
     aws_server: str, aws_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Any]]:
     """Puts the stack's document into the parameter, which is not there before, with the given fields changed."""
-    for name, value in {**aws_variables, WORKERS_PARAMETER_VARIABLE: NAME}.items():
+    for name, value in {**aws_variables, CLUSTER_INFO_VARIABLE: NAME}.items():
         monkeypatch.setenv(name, value)
     ssm = client("ssm", aws_server)
 
@@ -117,5 +117,5 @@ def test_no_instance_costs_nothing(put: Callable[..., Any]) -> None:
 
 
 def test_without_a_stack_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(WORKERS_PARAMETER_VARIABLE, raising=False)
+    monkeypatch.delenv(CLUSTER_INFO_VARIABLE, raising=False)
     assert cost_of({G5: 0.5}) is None

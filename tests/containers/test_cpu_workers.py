@@ -1,4 +1,4 @@
-"""A CPU helper prepares data while the workers train on it, and the head says how many helpers it needs."""
+"""A CPU worker prepares data while the workers train on it, and the head says how many CPU workers it needs."""
 
 import re
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ SUBMIT = ("ray", "job", "submit", "--", "python", "-m", "training.preprocess", f
 
 
 @pytest.fixture
-def helper(cluster: Cluster) -> Iterator[str]:
-    """The container of a helper that has joined, and leaves in peace."""
+def cpu_worker(cluster: Cluster) -> Iterator[str]:
+    """The container of a CPU worker that has joined, and leaves in peace."""
     if cluster.on_two_networks in cluster.workers:  # a plain Ray Train leaves it to Gloo to choose one
         cluster.stop(cluster.on_two_networks)
         cluster.settle()
-    with cluster.one_more("helper", "helper") as name:
+    with cluster.one_more("cpu-worker", "cpu-worker") as name:
         until(lambda: len(cluster.nodes()) == 4, 180, lambda: cluster.engine.logs(name))
         yield name
         cluster.stop_jobs()
@@ -28,13 +28,13 @@ def helper(cluster: Cluster) -> Iterator[str]:
             assert status == 0, cluster.engine.logs(name)
 
 
-def test_helpers_prepare_what_the_workers_train_on(cluster: Cluster, helper: str) -> None:
-    address = cluster.engine.address(helper, cluster.network)
+def test_cpu_workers_prepare_what_the_workers_train_on(cluster: Cluster, cpu_worker: str) -> None:
+    address = cluster.engine.address(cpu_worker, cluster.network)
     [node] = [each for each in cluster.nodes() if each["node_ip"] == address]
     assert node["resources_total"]["CPU"] == SIZE.vcpus
-    assert node["labels"]["ray.io/node-group"] == "helpers", "a pipeline asks for helpers by this label"
+    assert node["labels"]["ray.io/node-group"] == "cpu-workers", "a pipeline asks for CPU workers by this label"
 
-    flags = ("--helpers", "--num-workers=2", f"--epochs={EPOCHS}", f"--records={IMAGES}", "--size=32", "--blurs=1")
+    flags = ("--cpu-workers", "--num-workers=2", f"--epochs={EPOCHS}", f"--records={IMAGES}", "--size=32", "--blurs=1")
     done = cluster.engine.run("exec", cluster.head, *SUBMIT, *flags, check=False, timeout=400)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
@@ -46,6 +46,6 @@ def test_helpers_prepare_what_the_workers_train_on(cluster: Cluster, helper: str
         assert places == str({address: IMAGES}), "the workers' CPUs are for training"
     assert epochs[EPOCHS - 1][0] < epochs[0][0] / 2, "it learns from what is prepared"
     trained_at = set(re.findall(r"\(ip=([\d.]+), pid=\d+\) world_rank=", said))
-    assert trained_at == cluster.places(), "and the helper's are for the data"
+    assert trained_at == cluster.places(), "and the CPU worker's are for the data"
     assert any(key.endswith("state.pt") for key in cluster.keys("runs/prepared/")), "a checkpoint that a restart reads"
     cluster.until(lambda: cluster.metrics() >= {"CPUs", "CPUsRequested"}, 300)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from infra.cluster_info import ClusterInfo, ClusterInfoArgs
 from infra.references import NodeSpec, Scale
-from infra.worker_facts import WorkerFacts, WorkerFactsArgs
 from tests.infra.fake_aws import Cloud, node_spec
 
 HEAD = node_spec("m5.xlarge", 1, usd=0.192)
@@ -17,7 +17,7 @@ FIXED = Scale(initial_count=2, min_count=2, max_count=2, default_job_count=2, id
 
 def facts(cloud: Cloud, worker: NodeSpec, head: NodeSpec = HEAD) -> Any:
     """The document in the parameter."""
-    args = WorkerFactsArgs(
+    args = ClusterInfoArgs(
         head=head,
         worker=worker,
         scales={"workers": FIXED},
@@ -25,10 +25,10 @@ def facts(cloud: Cloud, worker: NodeSpec, head: NodeSpec = HEAD) -> Any:
         subnets={"us-west-2a": "subnet-a", "us-west-2b": "subnet-b"},
         placement_groups={"us-west-2a": "pg-a", "us-west-2b": "pg-b"},
     )
-    made = cloud.run(lambda: WorkerFacts("worker-facts", args))
-    parameter = cloud.resources["worker-facts-parameter"].inputs
+    made = cloud.run(lambda: ClusterInfo("cluster-info", args))
+    parameter = cloud.resources["cluster-info-parameter"].inputs
     assert parameter["type"] == "String", "no key is needed to read it"
-    assert cloud.value(made.parameter.name) == "worker-facts-parameter"
+    assert cloud.value(made.parameter.name) == "cluster-info-parameter"
     return json.loads(parameter["value"]["value"])  # the SDK makes a secret of any parameter's value
 
 
@@ -61,25 +61,25 @@ def test_a_single_worker_has_no_placement_group_anywhere(cloud: Cloud) -> None:
     assert zone["placement_group"] is None
 
 
-def test_a_run_on_helpers_finds_their_price(cloud: Cloud) -> None:
-    worker, helper = node_spec("g5.xlarge", gpus=1, usd=1.0), node_spec("c6i.2xlarge", 1, usd=0.34)
+def test_a_run_on_cpu_workers_finds_their_price(cloud: Cloud) -> None:
+    worker, cpu_worker = node_spec("g5.xlarge", gpus=1, usd=1.0), node_spec("c6i.2xlarge", 1, usd=0.34)
     come_and_go = Scale(initial_count=2, min_count=0, max_count=4, default_job_count=2, idle_minutes=60)
-    args = WorkerFactsArgs(
+    args = ClusterInfoArgs(
         head=HEAD,
         worker=worker,
-        helper=helper,
-        scales={"workers": come_and_go, "helpers": FIXED},
+        cpu_worker=cpu_worker,
+        scales={"workers": come_and_go, "cpu-workers": FIXED},
         group_name="g",
         subnets={"us-west-2b": "subnet-b"},
         placement_groups={},
     )
-    cloud.run(lambda: WorkerFacts("worker-facts", args))
-    found = json.loads(cloud.resources["worker-facts-parameter"].inputs["value"]["value"])
+    cloud.run(lambda: ClusterInfo("cluster-info", args))
+    found = json.loads(cloud.resources["cluster-info-parameter"].inputs["value"]["value"])
     assert found["prices"].keys() == {"g5.xlarge", "c6i.2xlarge"}
     assert found["types"] == ["g5.xlarge"], "what its job waits for"
     assert found["scaling"] == {
         "workers": {"min": 0, "max": 4, "idle_minutes": 60},
-        "helpers": {"min": 2, "max": 2, "idle_minutes": 0},
+        "cpu-workers": {"min": 2, "max": 2, "idle_minutes": 0},
     }, "a laptop says by it what stops by itself"
 
 

@@ -16,29 +16,29 @@ from infra.tags import tags
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerFactsArgs:
-    """Inputs of WorkerFacts: the kinds of nodes, the workers' group, and by zone its subnets and placement groups.
+class ClusterInfoArgs:
+    """Inputs of ClusterInfo: the kinds of nodes, the workers' group, and by zone its subnets and placement groups.
 
-    A run without GPUs may have workers on the helpers, and pay for those. `scales` says how many workers and helpers
+    A run without GPUs may use CPU workers, and pays for those. `scales` says how many GPU and CPU workers
     there are.
     """
 
     head: NodeSpec
     worker: NodeSpec
-    helper: NodeSpec | None = None
+    cpu_worker: NodeSpec | None = None
     scales: Mapping[str, Scale]
     group_name: pulumi.Input[str]
     subnets: Mapping[str, pulumi.Input[str]]
     placement_groups: Mapping[str, pulumi.Input[str]]
 
 
-class WorkerFacts(pulumi.ComponentResource):
+class ClusterInfo(pulumi.ComponentResource):
     """A parameter in SSM: a task definition that held the same would replace the head at each change to the workers."""
 
     parameter: ResourceRef
 
-    def __init__(self, name: str, args: WorkerFactsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("ray-on-ecs:infra:WorkerFacts", name, None, opts)
+    def __init__(self, name: str, args: ClusterInfoArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("ray-on-ecs:infra:ClusterInfo", name, None, opts)
         parameter = aws.ssm.Parameter(
             f"{name}-parameter",
             description="The types, zones and prices of the workers, for runs that wait for them and what they cost",
@@ -51,9 +51,9 @@ class WorkerFacts(pulumi.ComponentResource):
         self.register_outputs({"parameter_name": parameter.name})
 
 
-def _facts(args: WorkerFactsArgs) -> dict[str, pulumi.Input[object]]:
+def _facts(args: ClusterInfoArgs) -> dict[str, pulumi.Input[object]]:
     worker = args.worker
-    nodes = [node for node in (args.helper, worker) if node]
+    nodes = [node for node in (args.cpu_worker, worker) if node]
     known = all(node.prices is not None for node in nodes)
     prices = {name: asdict(price) for node in nodes for name, price in (node.prices or {}).items()} if known else None
     alone = worker.max_count < 2
