@@ -258,7 +258,7 @@ def idle_number(cloud: Cloud, minute: Mapping[str, float | None]) -> int | None:
         "a dead head without Container Insights",
     ],
 )
-def test_idle_workers_are_stopped_and_others_stay(
+def test_only_idle_workers_count_as_idle(
     cloud: Cloud, minute: dict[str, float | None], left: int | None
 ) -> None:
     scaling(cloud, scale())
