@@ -136,6 +136,7 @@ class Capacity(pulumi.ComponentResource):
         profile = aws.iam.InstanceProfile(
             f"{name}-instance-profile",
             role=self._role.name,
+            path=args.rules.role_path,
             tags=tags(f"{name}-instance-profile"),
             opts=pulumi.ResourceOptions(parent=self),
         )

@@ -41,6 +41,8 @@ class Image(pulumi.ComponentResource):
                 dockerfile=args.dockerfile,
                 # The instances' architecture, whatever the machine that builds has.
                 platform="linux/amd64",
+                # awsx would give the build the same name in every cluster of a program.
+                image_name=name,
             ),
             opts=pulumi.ResourceOptions(parent=self),
         )

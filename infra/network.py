@@ -62,6 +62,7 @@ class Network(pulumi.ComponentResource):
         else:
             vpc = self._vpc(name, args)
             self.vpc_id = vpc.vpc_id
+            self._s3_endpoint(name, args.location.region, vpc)
             # A subnet in every zone costs nothing, and lets instances and services move to another one.
             subnets = {zone: vpc.private_subnet_ids[index] for index, zone in enumerate(args.location.zones)}
             self._close_default_group(name)
@@ -81,20 +82,27 @@ class Network(pulumi.ComponentResource):
             nat_gateways=awsx.ec2.NatGatewayConfigurationArgs(
                 strategy=awsx.ec2.NatGatewayStrategy.SINGLE if args.nat_gateway else awsx.ec2.NatGatewayStrategy.NONE
             ),
-            # Checkpoints and image layers pass the gateway endpoint: it is free, the NAT gateway charges by the byte.
-            vpc_endpoint_strategy=awsx.ec2.VpcEndpointStrategy.AUTO,
-            vpc_endpoint_specs=[
-                awsx.ec2.VpcEndpointSpecArgs(
-                    service_name=f"com.amazonaws.{args.location.region}.s3",
-                    vpc_endpoint_type="Gateway",
-                    tags=tags(f"{name}-s3"),
-                )
-            ],
             # A private DNS namespace answers only where both are on, and AWS leaves host names off.
             enable_dns_hostnames=True,
             enable_dns_support=True,
             # No Name here: awsx names each part of the VPC itself.
             tags=stack_tags(),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+
+    def _s3_endpoint(self, name: str, region: str, vpc: awsx.ec2.Vpc) -> None:
+        """Make a gateway endpoint for checkpoints and image layers: it is free, the NAT gateway charges by the byte.
+
+        awsx would make it, too, but under the same name in every cluster of a program.
+        """
+        tables = vpc.route_tables.apply(lambda found: [table.id for table in found])
+        aws.ec2.VpcEndpoint(
+            f"{name}-s3",
+            vpc_id=vpc.vpc_id,
+            service_name=f"com.amazonaws.{region}.s3",
+            vpc_endpoint_type="Gateway",
+            route_table_ids=tables,
+            tags=tags(f"{name}-s3"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 

@@ -21,8 +21,8 @@ RESERVED = ("aws", "ecs", "fargate", "ssm", "sg-", "amzn", "xn--", "sthree-")
 # its instances are and, with a VPC of its own, in which zones that VPC has subnets; a role's tag says which region it
 # is in, since roles are the same in every region.
 TAG_PREFIX = "ray-on-ecs:"
-CLUSTER_TAG, REGION_TAG, ZONE_TAG, ZONES_TAG = (
-    f"{TAG_PREFIX}{name}" for name in ("cluster", "region", "zone", "zones")
+PROJECT_TAG, STACK_TAG, CLUSTER_TAG, REGION_TAG, ZONE_TAG, ZONES_TAG = (
+    f"{TAG_PREFIX}{name}" for name in ("project", "stack", "cluster", "region", "zone", "zones")
 )
 # Ends of the names of that group and that role.
 SECURITY_GROUP, HEAD_ROLE = "network-security-group", "head-instance-role"
@@ -35,7 +35,7 @@ def tags(name: str) -> dict[str, str]:
 
 def stack_tags() -> dict[str, str]:
     """Tags that all of a stack's resources share."""
-    return {"project": pulumi.get_project(), "stack": pulumi.get_stack()}
+    return {PROJECT_TAG: pulumi.get_project(), STACK_TAG: pulumi.get_stack()}
 
 
 def name_prefix(name: str) -> str:

@@ -250,7 +250,7 @@ UNTAGGED = {"workers-scaling-target", "cpu-workers-scaling-target", "monitoring-
 
 
 def test_everything_that_takes_tags_has_them(everything: Cloud) -> None:
-    wanted = {"project": "ray-on-ecs", "stack": "dev", "team": "vision", "cost-center": "42"}
+    wanted = {"ray-on-ecs:project": "ray-on-ecs", "ray-on-ecs:stack": "dev", "team": "vision", "cost-center": "42"}
     checked = 0
     for name, made in everything.resources.items():
         if not made.type.startswith(("aws:", "awsx:")) or not (takes_tags(made.type) or "tags" in made.inputs):

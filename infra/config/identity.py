@@ -17,7 +17,7 @@ from infra.config.location import Caller, Remembered, wrong_account
 from infra.config.settings import Settings
 from infra.errors import SettingError, error_reason
 from infra.references import ExistingNetwork, Location
-from infra.tags import HEAD_ROLE, REGION_TAG
+from infra.tags import HEAD_ROLE, REGION_TAG, stack_tags
 
 # Pulumi puts a hyphen and seven hexadecimal digits behind a logical name.
 RANDOM_END = "-[0-9a-f]{7}"
@@ -51,7 +51,7 @@ def check_roles(settings: Settings, caller: Caller, prefix: str) -> None:
         what = "can't be asked whether the stack is up in another region (iam:ListRoles and iam:GetRole"
         pulumi.log.warn(f"aws:region: IAM {what}: {error_reason(error)}); going on")
         return
-    own = {"project": pulumi.get_project(), "stack": pulumi.get_stack()}
+    own = stack_tags()
     now = {
         "region": caller.region,
         "rolePath": settings.role_path,

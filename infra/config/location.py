@@ -18,7 +18,7 @@ import pulumi_aws as aws
 from infra.config.settings import Settings
 from infra.errors import SettingError, error_reason
 from infra.references import ExistingNetwork, Location
-from infra.tags import CLUSTER_TAG, SECURITY_GROUP, ZONE_TAG, ZONES_TAG
+from infra.tags import CLUSTER_TAG, PROJECT_TAG, SECURITY_GROUP, STACK_TAG, ZONE_TAG, ZONES_TAG
 
 # https://www.pulumi.com/registry/packages/aws/installation-configuration/
 ALLOWED = "aws:allowedAccountIds"
@@ -83,7 +83,7 @@ def locate(
     if up and not given:
         _check_network_stays(settings, up)
     region = caller.region
-    existing = given or (get_existing_network(settings, region) if settings.vpc_id else None)
+    existing = given or (get_existing_network(settings, caller) if settings.vpc_id else None)
     before = up or _renamed(others)
     stays = (before.zone,) if before else ()
     wanted = (tuple(existing.subnets) if existing else settings.availability_zones) or stays
@@ -123,9 +123,9 @@ def remember(prefix: str) -> tuple[Remembered | None, list[Remembered]]:
         what = f"AWS can't be asked whether the stack is up (ec2:DescribeSecurityGroups: {error_reason(error)})"
         raise pulumi.RunError(f"aws:region: {what}; let the caller ask, or try again") from error
     # The pattern also finds a cluster whose name only ends like this one's.
-    groups = [each for each in groups if each.tags.get("Name") == f"{each.tags.get('stack')}{suffix}"]
+    groups = [each for each in groups if each.tags.get("Name") == f"{each.tags.get(STACK_TAG)}{suffix}"]
     name = (pulumi.get_project(), pulumi.get_stack())
-    own = [each for each in groups if (each.tags.get("project"), each.tags["stack"]) == name]
+    own = [each for each in groups if (each.tags.get(PROJECT_TAG), each.tags[STACK_TAG]) == name]
     if len(own) > 1:
         which = " and ".join(f"{each.id} in {each.vpc_id}" for each in own)
         raise pulumi.RunError(
@@ -146,7 +146,7 @@ def _remembered(group: aws.ec2.GetSecurityGroupResult) -> Remembered:
     tags = group.tags
     return Remembered(
         group_id=group.id,
-        stack=tags["stack"],
+        stack=tags[STACK_TAG],
         cluster=tags[CLUSTER_TAG],
         vpc_id=group.vpc_id,
         zone=tags[ZONE_TAG],
@@ -337,12 +337,12 @@ def _any_of(zones: Sequence[str], account: str) -> str:
     return max(zones, key=lambda zone: hashlib.sha256(f"{account}{zone}".encode()).digest())
 
 
-def get_existing_network(settings: Settings, region: str) -> ExistingNetwork:
+def get_existing_network(settings: Settings, caller: Caller) -> ExistingNetwork:
     """Ask EC2 about an existing network; SettingError where it won't do."""
-    _check_vpc(settings.vpc_id, region)
+    _check_vpc(settings.vpc_id, caller)
     subnets: dict[str, pulumi.Input[str]] = {}
     for subnet_id in settings.subnet_ids:
-        zone = _subnets_zone(settings.vpc_id, subnet_id, region)
+        zone = _subnets_zone(settings.vpc_id, subnet_id, caller.region)
         if zone in subnets:
             problem = f"lies in {zone}, and so does {subnets[zone]}"
             raise SettingError("subnetIds", subnet_id, problem, "give one subnet of each zone")
@@ -365,12 +365,19 @@ def _subnets_zone(vpc_id: str, subnet_id: str, region: str) -> str:
     return subnet.availability_zone
 
 
-def _check_vpc(vpc_id: str, region: str) -> None:
-    """The workers find the head by a private DNS name, which answers only where the VPC has both DNS switches on."""
+def _check_vpc(vpc_id: str, caller: Caller) -> None:
+    """Workers find the head by a private DNS name: only the VPC's owner can add it, and both DNS switches must be on.
+
+    https://docs.aws.amazon.com/Route53/latest/DeveloperGuide/hosted-zone-private-considerations.html
+    """
+    region = caller.region
     try:
         vpc = aws.ec2.get_vpc(id=vpc_id)
     except Exception as error:
         raise _unknown("vpcId", vpc_id, region, error) from error
+    if vpc.owner_id != caller.account:
+        problem = f"belongs to account {vpc.owner_id} and is shared with this one, which can't give it a DNS name"
+        raise SettingError("vpcId", vpc_id, problem, "give a VPC of this account, or none for one of the stack's own")
     if not (vpc.enable_dns_support and vpc.enable_dns_hostnames):
         problem = "has DNS support or DNS host names off, and workers could not find the head"
         command = f"aws ec2 modify-vpc-attribute --region {region} --vpc-id {vpc_id} --enable-dns-hostnames"

@@ -18,6 +18,7 @@ import pulumi_aws as aws
 
 from infra.errors import SettingError, error_reason
 from infra.references import NodeSpec
+from infra.tags import stack_tags
 from ray_on_ecs.contract import SPOT, VCPU_QUOTAS
 
 
@@ -104,8 +105,7 @@ def _allowed(quota: Quota) -> float:
 
 def _has_network() -> bool:
     """Return True if there is a VPC of this project or stack: after a rename, or an `up` that failed half-way."""
-    own = ({"project": pulumi.get_project()}, {"stack": pulumi.get_stack()})
-    return any(aws.ec2.get_vpcs(tags=tags).ids for tags in own)
+    return any(aws.ec2.get_vpcs(tags={key: value}).ids for key, value in stack_tags().items())
 
 
 def _refuse_network(quota: Quota, region: str, there: int, allowed: float) -> None:

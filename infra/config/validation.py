@@ -35,7 +35,7 @@ IMAGE = rf"([\w.-]+(:\d+)?/)?[a-z0-9][a-z0-9._/-]*({TAG}|({TAG})?{DIGEST})"
 SHORTEST_IDLE_MINUTES = 15
 ARN = "arn:aws[a-z-]*"
 # Tags by which the program finds its stack, and ECS its instances.
-OWN_TAGS = {"name", "project", "stack", "amazonecsmanaged"}
+OWN_TAGS = {"name", "amazonecsmanaged"}
 TAG_TEXT = r"[\w .:/=+\-@]{{{},{}}}"
 OWN_NETWORK = "or leave it empty for a network of the stack's own"
 # Our roles' names begin at the end of it.

@@ -94,6 +94,7 @@ def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> N
     assert [(each.ratio, each.reached) for each in found] == [(None, None)] * 2
 
 
+@pytest.mark.fault  # takes two minutes
 def test_language_model_prints_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "CONTEXT", 32)
     monkeypatch.setattr(gpu, "SIDE", 256)

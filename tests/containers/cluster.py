@@ -316,7 +316,7 @@ class Cluster:
         assert inside is not None, "train_command has another form"
         return ["ray-on-ecs", "run", f"--run-name={run_name}", *inside[1].split(), *flags]
 
-    def train(self, run_name: str, *flags: str, seconds: float = 240) -> str:
+    def train(self, run_name: str, *flags: str, seconds: float = 600) -> str:
         """Train to the end; the job's log."""
         command = self.submit(run_name, *flags)
         done = self.engine.run("exec", self.head, *command, check=False, timeout=seconds)

@@ -49,10 +49,11 @@ Beside = dict[str, Future[None]]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def beside(engine: Engine, image: str, s3_image: str, code: Path) -> Iterator[Beside]:
+def beside(request: pytest.FixtureRequest, engine: Engine, image: str, s3_image: str, code: Path) -> Iterator[Beside]:
     """What happens to the second cluster, one after the other."""
+    chosen = [end for end in ENDS if any(f"[{end}]" in item.name for item in request.session.items)]
     with cluster_of(engine, image, s3_image, code) as cluster, ThreadPoolExecutor(1) as pool:
-        heads = {end: pool.submit(workers_come_back, cluster, end) for end in ENDS}
+        heads = {end: pool.submit(workers_come_back, cluster, end) for end in chosen}
         yield {**heads, "frozen": pool.submit(lose_a_worker, cluster)}
         pool.shutdown(cancel_futures=True)
 

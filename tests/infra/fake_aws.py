@@ -21,7 +21,7 @@ from unittest import mock
 import moto
 import pulumi
 from botocore.exceptions import EndpointConnectionError
-from pulumi.runtime import mocks
+from pulumi.runtime import mocks, rpc
 
 from infra.config import prices
 from infra.definitions.sizing import InstanceType, TaskSize
@@ -152,7 +152,7 @@ class Cloud(mocks.Mocks):
         found: set[str] = set()
         todo = [name]
         while todo:
-            new = self.resources[todo.pop()].dependencies - found
+            new = (self.resources[todo.pop()].dependencies & self.resources.keys()) - found  # without awsx's children
             found |= new
             todo.extend(new)
         return found
@@ -202,6 +202,7 @@ class Cloud(mocks.Mocks):
                     "enableDnsSupport": True,
                     "enableDnsHostnames": True,
                     "dhcpOptionsId": "dopt-1",
+                    "ownerId": ACCOUNT,
                     **self.vpc,
                 }
                 return (vpc, []) if vpc["id"] == "vpc-0a1b" else ({}, [("id", "no matching EC2 VPC found")])
@@ -282,17 +283,23 @@ class _Recorder(mocks.MockMonitor):
     def __init__(self, cloud: Cloud) -> None:
         super().__init__(cloud)
         self._cloud = cloud
+        self._children: set[str] = set()
 
     def RegisterResource(self, request: Any) -> Any:
+        for each in _route_tables(request):
+            self.resources[each["urn"]] = mocks.MockMonitor.ResourceRegistration(each["urn"], each["id"], {})
         response = super().RegisterResource(request)
         if request.type == "pulumi:pulumi:Stack":
             return response
         name = self._short(request.name)
         assert name not in self._cloud.resources, f"two resources are called {name}"
+        for child in _children_of_awsx(request):
+            assert child not in self._children, f"awsx calls two resources {child}"
+            self._children.add(child)
         self._cloud.resources[name] = Registered(
             type=request.type,
             name=request.name,
-            inputs=pulumi.runtime.rpc.deserialize_properties(request.object),
+            inputs=rpc.deserialize_properties(request.object),
             parent=self._name(request.parent),
             dependencies=frozenset(map(self._name, request.dependencies)),
             retain_on_delete=request.retainOnDelete,
@@ -321,14 +328,14 @@ def security_group(
 ) -> dict[str, Any]:
     """The security group of a stack that is up, as EC2 describes it; an empty tag is left out."""
     where = {"ray-on-ecs:cluster": cluster, "ray-on-ecs:zone": zone, "ray-on-ecs:zones": zones}
-    own = {"Name": f"{stack}-{prefix}-network-security-group", "project": PROJECT, "stack": stack}
+    own = {"Name": f"{stack}-{prefix}-network-security-group", "ray-on-ecs:project": PROJECT, "ray-on-ecs:stack": stack}
     tags = {**own, **{name: value for name, value in where.items() if value}}
     return {"id": f"sg-of-{vpc_id}", "vpcId": vpc_id, "tags": tags}
 
 
 def head_role(*, stack: str = STACK, region: str = REGION, project: str = PROJECT, **attributes: Any) -> dict[str, Any]:
     """The role of the head's instance of a stack that is up, as IAM describes it."""
-    tags = {"project": project, "stack": stack, "ray-on-ecs:region": region}
+    tags = {"ray-on-ecs:project": project, "ray-on-ecs:stack": stack, "ray-on-ecs:region": region}
     return {"name": f"{CLUSTER}-head-instance-role-1a2b3c4", "tags": tags, **attributes}
 
 
@@ -375,11 +382,35 @@ def instance_types() -> dict[str, Any]:
     return json.loads(gzip.decompress(path.read_bytes()))
 
 
+def _route_table(zone: str) -> dict[str, str]:
+    """A reference to the route table of a zone, as awsx returns it."""
+    urn = f"urn:pulumi:{STACK}::{PROJECT}::aws:ec2/routeTable:RouteTable::{zone}"
+    return {rpc._special_sig_key: rpc._special_resource_sig, "urn": urn, "id": f"rtb-{zone}"}
+
+
+def _route_tables(request: Any) -> list[dict[str, str]]:
+    """The route tables that a request leads to."""
+    if request.type != "awsx:ec2:Vpc":
+        return []
+    return [_route_table(zone) for zone in rpc.deserialize_properties(request.object)["availabilityZoneNames"]]
+
+
+def _children_of_awsx(request: Any) -> list[str]:
+    """Names of the children that awsx does not derive from the component's name."""
+    given = rpc.deserialize_properties(request.object)
+    if request.type == "awsx:ec2:Vpc":
+        return [each["serviceName"] for each in given.get("vpcEndpointSpecs", [])]
+    if request.type == "awsx:ecr:Image":
+        return [f"{given.get('imageName') or given['dockerfile']}-container"]
+    return []
+
+
 _AWSX_OUTPUTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "awsx:ec2:Vpc": lambda inputs: {
         "vpcId": "vpc-1",
         "privateSubnetIds": [f"subnet-private-{zone}" for zone in inputs["availabilityZoneNames"]],
         "publicSubnetIds": [f"subnet-public-{zone}" for zone in inputs["availabilityZoneNames"]],
+        "routeTables": [_route_table(zone) for zone in inputs["availabilityZoneNames"]],
     },
     "awsx:ecr:Image": lambda inputs: {"imageUri": f"{REGISTRY}/training@{DIGEST}"},
 }

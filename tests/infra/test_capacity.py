@@ -101,7 +101,11 @@ def test_what_is_launched_is_tagged(cloud: Cloud) -> None:
     specifications = cloud.resources["head-template"].inputs["tagSpecifications"]
     tagged = {entry["resourceType"]: entry["tags"] for entry in specifications}
     assert tagged.keys() == {"instance", "volume", "network-interface"}, "cost reports go by tags"
-    assert tagged["instance"] == {"Name": "dev-head-instance", "project": "ray-on-ecs", "stack": "dev"}
+    assert tagged["instance"] == {
+        "Name": "dev-head-instance",
+        "ray-on-ecs:project": "ray-on-ecs",
+        "ray-on-ecs:stack": "dev",
+    }
 
 
 def test_user_data_reaches_the_instance_encoded(cloud: Cloud) -> None:
@@ -199,7 +203,7 @@ def test_the_tag_that_ecs_adds_is_there_from_the_start(cloud: Cloud) -> None:
     assert tags["AmazonECSManaged"] == {"key": "AmazonECSManaged", "value": "true", "propagateAtLaunch": True}, (
         "every second `pulumi up` would take it away again, and ECS stops no instance without it"
     )
-    assert not tags["stack"]["propagateAtLaunch"], "the template says the others"
+    assert not tags["ray-on-ecs:stack"]["propagateAtLaunch"], "the template says the others"
 
 
 def test_what_is_paid_for_is_counted(cloud: Cloud) -> None:

@@ -20,6 +20,7 @@ def test_the_image_is_built_from_the_project_for_the_instances(cloud: Cloud) -> 
         "context": ".",
         "dockerfile": "./docker/Dockerfile",
         "platform": "linux/amd64",
+        "imageName": "image",
     }, "built on an Arm laptop for itself, the image would not start"
 
 

@@ -145,7 +145,7 @@ def test_a_type_that_none_of_its_zones_has_is_told_the_way_out(cloud: Cloud) -> 
 
 
 def test_the_default_group_of_its_vpc_is_not_asked(cloud: Cloud) -> None:
-    default = {"vpcId": "vpc-0a1b", "tags": {"Name": "dev-ray-on-ecs-network-default-group", "stack": "dev"}}
+    default = {"vpcId": "vpc-0a1b", "tags": {"Name": "dev-ray-on-ecs-network-default-group", "ray-on-ecs:stack": "dev"}}
     cloud.security_groups = [default, up()]
     assert location(cloud).zone == "us-west-2b"
 
@@ -243,6 +243,9 @@ ELSEWHERE = (
     "subnetIds: 'subnet-0c2d' lies in us-west-2d, which does not offer g5.xlarge and m5.xlarge; "
     "give a subnet in one of us-west-2a, us-west-2b, us-west-2c"
 )
+SHARED = (
+    "vpcId: 'vpc-0a1b' belongs to account 210987654321 and is shared with this one, which can't give it a DNS name; "
+)
 OTHER_ZONE = (
     "availabilityZones: 'us-west-2a' does not fit the given subnets, which are in us-west-2b; give their zones in "
     "their order, or leave it empty"
@@ -253,13 +256,14 @@ OTHER_ZONE = (
     ("vpc", "subnet", "settings", "line"),
     [
         ({"id": "vpc-1"}, {}, {}, UNKNOWN),
+        ({"ownerId": "210987654321"}, {}, {}, SHARED),
         ({"enableDnsHostnames": False}, {}, {}, NO_DNS),
         ({"enableDnsSupport": False}, {}, {}, NO_DNS),
         ({}, {"vpcId": "vpc-2"}, {}, "subnetIds: 'subnet-0c2d' is part of vpc-2; give a subnet of vpc-0a1b"),
         ({}, {"availabilityZone": "us-west-2d"}, {}, ELSEWHERE),
         ({}, {}, {"availability_zones": ("us-west-2a",)}, OTHER_ZONE),
     ],
-    ids=["unknown", "no-host-names", "no-dns", "foreign-subnet", "zone-without-the-types", "another-zone"],
+    ids=["unknown", "shared", "no-host-names", "no-dns", "foreign-subnet", "zone-without-the-types", "another-zone"],
 )
 def test_a_network_that_will_not_do_is_refused_in_one_line(
     cloud: Cloud, vpc: dict[str, Any], subnet: dict[str, Any], settings: dict[str, Any], line: str

@@ -106,6 +106,17 @@ def test_a_subnet_of_the_same_program_in_a_vpc_that_is_there_is_enough(cloud: Cl
     assert cloud.resources["vision-workers-group"].inputs["vpcZoneIdentifiers"] == ["subnet-new"]
 
 
+def test_two_default_clusters_in_one_program_have_other_names_throughout(cloud: Cloud) -> None:
+    def program() -> None:
+        RayCluster("vision", {})
+        RayCluster("speech", {})
+
+    cloud.run(program)
+    builds = [made.inputs["imageName"] for made in cloud.of_type("awsx:ecr:Image")]
+    assert builds == ["vision-image", "speech-image"]
+    assert len(cloud.of_type("awsx:ec2:Vpc")) == 2
+
+
 def test_numbers_of_other_languages_are_whole_again(cloud: Cloud) -> None:
     counts: Any = {"min_workers": 0.0, "max_workers": 4.0, "worker_count": 2.0, "max_hourly_usd": 99.0}
     made: list[RayCluster] = []
@@ -115,16 +126,18 @@ def test_numbers_of_other_languages_are_whole_again(cloud: Cloud) -> None:
 
 
 def test_the_providers_default_tags_reach_what_it_leaves_out(cloud: Cloud) -> None:
-    cloud.config = {"aws:defaultTags": json.dumps({"tags": {"team": "vision", "stack": "theirs"}})}
+    cloud.config = {"aws:defaultTags": json.dumps({"tags": {"team": "vision", "ray-on-ecs:stack": "theirs"}})}
     cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE}))
     group = [(tag["key"], tag["value"]) for tag in cloud.resources["vision-workers-group"].inputs["tags"]]
     assert ("team", "vision") in group, "the AWS provider leaves groups out"
-    assert [value for key, value in group if key == "stack"] == ["dev"], "of two tags of one key AWS refuses one"
+    assert [value for key, value in group if key == "ray-on-ecs:stack"] == ["dev"], (
+        "of two tags of one key AWS refuses one"
+    )
     [instance, *_] = cloud.resources["vision-workers-template"].inputs["tagSpecifications"]
     assert instance["tags"] == {
         "Name": "dev-vision-workers-instance",
-        "project": "ray-on-ecs",
-        "stack": "dev",
+        "ray-on-ecs:project": "ray-on-ecs",
+        "ray-on-ecs:stack": "dev",
         "team": "vision",
     }
     assert "team" not in cloud.resources["vision-storage-bucket"].inputs["tags"], "the provider adds them itself"

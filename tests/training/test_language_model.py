@@ -380,6 +380,7 @@ def test_adapters_alone_change_and_merge(make: Make, chats: Path, tmp_path: Path
         assert torch.allclose(value, results[1][key], atol=1e-4), key
 
 
+@pytest.mark.fault  # takes two minutes; test_checkpointer.py has the same with a small model
 def test_a_reclaimed_training_ends_with_the_same_weights(make: Make, chats: Path, tmp_path: Path, cache: Path) -> None:
     base = make("llama", torch.float32, tie_word_embeddings=True)
     flags = ("--model", str(base), "--data", str(chats), *TRAINING, "--max-steps=24", "--log-every=4")
