@@ -258,9 +258,7 @@ def idle_number(cloud: Cloud, minute: Mapping[str, float | None]) -> int | None:
         "a dead head without Container Insights",
     ],
 )
-def test_only_idle_workers_count_as_idle(
-    cloud: Cloud, minute: dict[str, float | None], left: int | None
-) -> None:
+def test_only_idle_workers_count_as_idle(cloud: Cloud, minute: dict[str, float | None], left: int | None) -> None:
     scaling(cloud, scale())
     assert idle_number(cloud, minute) == left
 
