@@ -61,7 +61,7 @@ class Capacity(pulumi.ComponentResource):
     def __init__(self, name: str, args: CapacityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Capacity", name, None, opts)
         self._name = name
-        self._partition = args.location.partition
+        self._cluster_arn = args.cluster.arn
         self._role, sessions = self._instance_role(name, args)
         template = self._launch_template(name, args)
         placement_groups = self._placement_groups(name, args)
@@ -82,11 +82,11 @@ class Capacity(pulumi.ComponentResource):
         outlives the instances: ECS deregisters an instance that ends only while its agent is connected.
         https://docs.aws.amazon.com/AmazonECS/latest/developerguide/asg-capacity-providers.html
         """
-        return aws.iam.RolePolicyAttachment(
+        return aws.iam.RolePolicy(
             f"{self._name}-instance-ecs",
             role=self._role.name,
-            policy_arn=policies.ecs_agent(self._partition),
-            # Without retain_on_delete, `destroy` would detach the policy first, as it was attached last.
+            policy=pulumi.Output.json_dumps(self._cluster_arn.apply(policies.ecs_agent)),
+            # Without retain_on_delete, `destroy` would delete the policy first, as it was made last.
             opts=pulumi.ResourceOptions(parent=self, depends_on=[association], retain_on_delete=True),
         )
 

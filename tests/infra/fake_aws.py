@@ -414,7 +414,9 @@ _AWSX_OUTPUTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     },
     "awsx:ecr:Image": lambda inputs: {"imageUri": f"{REGISTRY}/training@{DIGEST}"},
 }
+ECS_CLUSTER = f"arn:aws:ecs:{REGION}:{ACCOUNT}:cluster/ray-on-ecs-ray-dev-c0ffee"
 _OUTPUTS: dict[str, dict[str, Any]] = {
+    "aws:ecs/cluster:Cluster": {"arn": ECS_CLUSTER},
     "aws:s3/bucket:Bucket": {"bucket": "training-bucket", "arn": "arn:aws:s3:::training-bucket"},
     "aws:ecr/repository:Repository": {"repositoryUrl": f"{REGISTRY}/training"},
     "random:index/randomPassword:RandomPassword": {"result": SECRET},

@@ -14,7 +14,7 @@ from infra.capacity import Capacity, CapacityArgs
 from infra.definitions import policies
 from infra.definitions.user_data import user_data
 from infra.references import AccountRules, Location, NetworkRef, ResourceRef
-from tests.infra.fake_aws import ACCOUNT, REGION, Cloud, instance_type, node_spec
+from tests.infra.fake_aws import ACCOUNT, ECS_CLUSTER, REGION, Cloud, instance_type, node_spec
 
 LOCATION = Location(
     partition="aws",
@@ -38,7 +38,7 @@ def build(args: dict[str, Any] = DEFAULTS) -> Capacity:
     pulumi.CustomResource("test:index:Rule", "rule", {}, pulumi.ResourceOptions(parent=network))
     subnets = {f"us-west-2{letter}": pulumi.Output.from_input(f"subnet-{letter}") for letter in "ab"}
     ref = NetworkRef(subnets=subnets, security_group_id=pulumi.Output.from_input("sg-1"), network=network)
-    cluster = ResourceRef(name=pulumi.Output.from_input("ray-cluster"), arn=pulumi.Output.from_input("arn:cluster"))
+    cluster = ResourceRef(name=pulumi.Output.from_input("ray-cluster"), arn=pulumi.Output.from_input(ECS_CLUSTER))
     return Capacity("head", CapacityArgs(cluster=cluster, network=ref, **args))
 
 
@@ -252,7 +252,7 @@ def test_instances_register_after_their_provider_is_associated(cloud: Cloud, arg
 
     cloud.run(program)
     attached = cloud.resources["head-instance-ecs"]
-    assert attached.inputs["policyArn"] == policies.ecs_agent("aws"), "what the agent registers with"
+    assert json.loads(attached.inputs["policy"]) == policies.ecs_agent(ECS_CLUSTER), "what the agent registers with"
     assert attached.retain_on_delete, "`destroy` would cut the agents off before their instances end"
     assert cloud.resources["head-instance-role"].inputs["forceDetachPolicies"] is True, "it goes with the role"
     assert {"association", "head-capacity-provider", "head-group"} <= cloud.needs("head-instance-ecs")
