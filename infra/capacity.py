@@ -12,7 +12,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import policies
-from infra.definitions.user_data import ROOT_DEVICE, ami_parameter, user_data
+from infra.definitions.user_data import ROOT_DEVICE, user_data
 from infra.references import AccountRules, Location, NetworkRef, NodeSpec, ResourceRef
 from infra.roles import make_role
 from infra.tags import REGION_TAG, tags
@@ -142,7 +142,7 @@ class Capacity(pulumi.ComponentResource):
         )
         return aws.ec2.LaunchTemplate(
             f"{name}-template",
-            image_id=args.node.ami_id or self._newest_ami(args.node),
+            image_id=args.node.ami_id,
             instance_type=args.node.instance_types[0],
             iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=profile.arn),
             network_interfaces=[
@@ -168,13 +168,6 @@ class Capacity(pulumi.ComponentResource):
             # new type or disk becomes a new template, and for that the head's group replaces its instance.
             opts=pulumi.ResourceOptions(parent=self, replace_on_changes=["instanceType", "blockDeviceMappings"]),
         )
-
-    def _newest_ami(self, node: NodeSpec) -> pulumi.Output[str]:
-        newest = aws.ssm.get_parameter_output(
-            name=ami_parameter(gpu=node.task.gpus > 0), opts=pulumi.InvokeOutputOptions(parent=self)
-        )
-        # Not `value`: that one is a secret, and would hide the whole template in previews.
-        return newest.insecure_value
 
     def _auto_scaling_group(
         self,

@@ -24,6 +24,7 @@ from botocore.exceptions import EndpointConnectionError
 from pulumi.runtime import mocks, rpc
 
 from infra.config import prices
+from infra.config.account import AUTO_SCALING_ROLE
 from infra.definitions.sizing import InstanceType, TaskSize
 from infra.references import NodeSpec, Price
 
@@ -71,8 +72,9 @@ class Cloud(mocks.Mocks):
     own_vpcs: int = 0
     addresses: int = 0
     dns_servers: tuple[str, ...] = ("AmazonProvidedDNS",)
-    amis: dict[str, dict[str, str]] = field(default_factory=dict)
+    amis: dict[str, dict[str, Any]] = field(default_factory=dict)
     partition: str = "aws"
+    bucket_region: str = REGION
     security_groups: list[dict[str, Any]] = field(default_factory=list)
     roles: list[dict[str, Any]] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
@@ -178,6 +180,10 @@ class Cloud(mocks.Mocks):
         match asked:
             case _ if asked in self.absent:
                 return {}, [("", f"NotFoundException: {asked[3:]} can't be found")]
+            case "getBucket":
+                return {"bucket": args.args["bucket"], "bucketRegion": self.bucket_region}, []
+            case "getImage":
+                return {"imageDigest": DIGEST}, []
             case "getPolicy" | "getSecret":
                 return {"arn": args.args["arn"]}, []
             case "getKey":
@@ -228,6 +234,8 @@ class Cloud(mocks.Mocks):
                 names = [each["name"] for each in self.roles if re.search(args.args["nameRegex"], each["name"])]
                 return {"names": names}, []
             case "getRole":
+                if args.args["name"] == AUTO_SCALING_ROLE:
+                    return {"path": "/aws-service-role/"}, []
                 [role] = [each for each in self.roles if each["name"] == args.args["name"]]
                 return {"path": "/", "permissionsBoundary": "", **role}, []
             case "getSecurityGroup":

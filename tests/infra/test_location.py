@@ -359,3 +359,10 @@ def test_cpu_workers_are_where_the_head_is(cloud: Cloud) -> None:
 def test_another_cluster_of_the_stack_is_not_this_one(cloud: Cloud) -> None:
     cloud.security_groups = [security_group("my-ray-on-ecs", zone="us-west-2a"), up()]
     assert location(cloud).zone == "us-west-2b"
+
+
+def test_a_network_on_the_addresses_of_dockers_bridge_is_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.vpc = {"cidrBlock": "172.16.0.0/12"}
+    location(cloud, **EXISTING)
+    [line] = warnings
+    assert line.startswith("vpcId: vpc-0a1b (172.16.0.0/12) overlaps Docker's bridge 172.17.0.0/16 on every instance")

@@ -90,8 +90,11 @@ BAD = [
     ("imageUri", "foo", "is not an image reference"),
     ("imageUri", "public.example/ray", "is not an image reference"),
     ("imageUri", "public.example/ray@sha256:12", "is not an image reference"),
+    ("bucketName", "s3://runs", "is not a name of a bucket"),
+    ("objectVersionDays", "-1", "is outside 0 to 3650"),
     ("retainBucket", "maybe", "is neither true nor false"),
     ("dataBuckets", "s3://my-data", "names no bucket"),
+    ("dataBuckets", "my-data--usw2-az1--x-s3", "is a directory bucket"),
     ("dataBuckets", "My_Data", "names no bucket"),
     ("dataBuckets", "my-data/*", "names no bucket"),
     ("rootVolumeGib", "30", "is outside 50"),
@@ -154,7 +157,9 @@ GOOD: dict[str, tuple[str, Any]] = {
     "nat_gateway": ("true", True),
     "image_uri": ("public.example/ray@sha256:" + "0" * 64, "public.example/ray@sha256:" + "0" * 64),
     "registry_secret_arn": (f"{SECRET}:registry", f"{SECRET}:registry"),
+    "bucket_name": ("", ""),  # does not go with the next two
     "retain_bucket": ("true", True),
+    "object_version_days": ("30", 30),
     "data_buckets": ("my-data, other.data/images/2026,", ("my-data", "other.data/images/2026")),
     "root_volume_gib": ("200", 200),
     "log_retention_days": ("7", 7),
@@ -173,6 +178,10 @@ def test_every_key_is_read(cloud: Cloud) -> None:
     assert GOOD.keys() == vars(Settings()).keys(), "a new key belongs here"
     expected = Settings(**{name: value for name, (_, value) in GOOD.items()})
     assert load(cloud, **{key_of(name): text for name, (text, _) in GOOD.items()}) == expected
+
+
+def test_an_existing_bucket_is_read(cloud: Cloud) -> None:
+    assert load(cloud, bucketName="company-runs").bucket_name == "company-runs"
 
 
 def test_every_key_has_a_bad_value_to_refuse() -> None:
@@ -301,6 +310,14 @@ ELSEWHERE = "registry.example/ray:1"
         (
             {"registrySecretArn": f"{SECRET}:x", "imageUri": ECR},
             f"registrySecretArn: '{SECRET}:x' is of no use, as image",
+        ),
+        (
+            {"bucketName": "company-runs", "retainBucket": "true"},
+            "retainBucket: 'true' is of a bucket of the stack's own, and bucketName is company-runs; give false",
+        ),
+        (
+            {"bucketName": "company-runs", "objectVersionDays": "7"},
+            "objectVersionDays: '7' is of a bucket of the stack's own, and bucketName is company-runs; give 0",
         ),
         ({"spot": "true", "onDemandWorkers": "3"}, "onDemandWorkers: 3 is more than all 2 workers"),
         (
