@@ -366,7 +366,21 @@ def _subnets_zone(vpc_id: str, subnet_id: str, region: str) -> str:
             f"subnetIds: {subnet_id} is meant for public addresses, which the stack's instances don't have; "
             "they reach AWS only if its route leads to a NAT gateway or to endpoints"
         )
+    _warn_of_no_route(subnet_id)
     return subnet.availability_zone
+
+
+def _warn_of_no_route(subnet_id: str) -> None:
+    """Point out a subnet whose route table leads nowhere: without endpoints its instances never join the cluster."""
+    try:
+        routes = aws.ec2.get_route_table(subnet_id=subnet_id).routes
+    except Exception:  # also a subnet that has the VPC's main table, which goes by no association
+        return
+    if not any(each.cidr_block == "0.0.0.0/0" for each in routes):
+        pulumi.log.warn(
+            f"subnetIds: {subnet_id} has no route to the internet (0.0.0.0/0); instances join the cluster only if its "
+            "VPC has endpoints for the services that they call (docs/stack.md)"
+        )
 
 
 def _check_vpc(vpc_id: str, caller: Caller) -> None:

@@ -233,11 +233,15 @@ def _pair(key: str, text: str) -> tuple[str, str]:
 
 
 def _refuse_unknown_keys(known: list[str]) -> None:
-    """Refuse an unknown key, with a RunError: Pulumi itself accepts a misspelt one silently."""
-    prefix = f"{pulumi.get_project()}:"
+    """Refuse an unknown key, and a known one of another project, with a RunError: Pulumi ignores both silently."""
+    project = pulumi.get_project()
     for name in pulumi.runtime.get_config_env():
-        key = name.removeprefix(prefix)
-        if key != name and key not in known:
+        namespace, _, key = name.rpartition(":")
+        if namespace != project and key in known:
+            raise pulumi.RunError(
+                f"{name}: is a setting of this project, {project}, under another name; rename it to {project}:{key}"
+            )
+        if namespace == project and key not in known:
             nearest = get_close_matches(key, sorted(known), n=1)
             hint = f"did you mean {nearest[0]}?" if nearest else "Pulumi.yaml lists them all."
             # Without its value, which may be a secret.

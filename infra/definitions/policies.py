@@ -172,7 +172,7 @@ def _use_key(key_arn: str, actions: list[str], *services: str) -> list[dict[str,
     if not key_arn:
         return []
     region = key_arn.split(":")[3]
-    through = {"StringLike": {"kms:ViaService": [f"{service}.{region}.amazonaws.com*" for service in services]}}
+    through = {"StringLike": {"kms:ViaService": [f"{service}.{region}.amazonaws.*" for service in services]}}
     return [{**_allow(actions, key_arn), "Condition": through}]
 
 

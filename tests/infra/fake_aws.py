@@ -75,6 +75,7 @@ class Cloud(mocks.Mocks):
     amis: dict[str, dict[str, Any]] = field(default_factory=dict)
     partition: str = "aws"
     bucket_region: str = REGION
+    routes: tuple[str, ...] = ("10.0.0.0/16", "0.0.0.0/0")
     security_groups: list[dict[str, Any]] = field(default_factory=list)
     roles: list[dict[str, Any]] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
@@ -180,6 +181,10 @@ class Cloud(mocks.Mocks):
         match asked:
             case _ if asked in self.absent:
                 return {}, [("", f"NotFoundException: {asked[3:]} can't be found")]
+            case "getVpcEndpointService":
+                return {"serviceName": f"cn.com.amazonaws.{REGION}.{args.args['service']}"}, []
+            case "getRouteTable":
+                return {"routes": [{"cidrBlock": each} for each in self.routes]}, []
             case "getBucket":
                 return {"bucket": args.args["bucket"], "bucketRegion": self.bucket_region}, []
             case "getImage":

@@ -366,3 +366,15 @@ def test_a_network_on_the_addresses_of_dockers_bridge_is_pointed_out(cloud: Clou
     location(cloud, **EXISTING)
     [line] = warnings
     assert line.startswith("vpcId: vpc-0a1b (172.16.0.0/12) overlaps Docker's bridge 172.17.0.0/16 on every instance")
+
+
+def test_a_subnet_without_a_way_out_is_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.routes = ("10.0.0.0/16",)
+    location(cloud, **EXISTING)
+    [line] = warnings
+    assert line.startswith(
+        "subnetIds: subnet-0c2d has no route to the internet (0.0.0.0/0); instances join the cluster"
+    )
+    cloud.silent = ("getRouteTable",)
+    location(cloud, **EXISTING)
+    assert len(warnings) == 1, "what can't be asked stops nothing"

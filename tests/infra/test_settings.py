@@ -218,6 +218,12 @@ def test_a_key_that_nobody_reads_is_refused(cloud: Cloud, key: str, hint: str) -
     assert str(refused.value) == expected, "Pulumi itself takes it in silence, and the default holds"
 
 
+def test_a_key_of_a_project_that_was_renamed_is_refused(cloud: Cloud) -> None:
+    with pytest.raises(pulumi.RunError, match=r"^my-ray:spot: is a setting of this project, ray-on-ecs, under another"):
+        load(cloud, **{"my-ray:spot": "true"})
+    assert load(cloud, **{"aws:region": "us-west-2"}) == Settings()
+
+
 def test_the_engine_prints_no_traceback_for_a_bad_value(cloud: Cloud) -> None:
     cloud.config = {"workerCount": "-1"}
     with pytest.raises(pulumi.RunError, match=r"^workerCount: -1 is below 0; "):
