@@ -12,7 +12,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import policies
-from infra.definitions.user_data import ROOT_DEVICE, ami_parameter, user_data
+from infra.definitions.user_data import ROOT_DEVICE, user_data
 from infra.references import AccountRules, Location, NetworkRef, NodeSpec, ResourceRef
 from infra.roles import make_role
 from infra.tags import REGION_TAG, tags
@@ -61,7 +61,7 @@ class Capacity(pulumi.ComponentResource):
     def __init__(self, name: str, args: CapacityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Capacity", name, None, opts)
         self._name = name
-        self._partition = args.location.partition
+        self._cluster_arn = args.cluster.arn
         self._role, sessions = self._instance_role(name, args)
         template = self._launch_template(name, args)
         placement_groups = self._placement_groups(name, args)
@@ -82,11 +82,11 @@ class Capacity(pulumi.ComponentResource):
         outlives the instances: ECS deregisters an instance that ends only while its agent is connected.
         https://docs.aws.amazon.com/AmazonECS/latest/developerguide/asg-capacity-providers.html
         """
-        return aws.iam.RolePolicyAttachment(
+        return aws.iam.RolePolicy(
             f"{self._name}-instance-ecs",
             role=self._role.name,
-            policy_arn=policies.ecs_agent(self._partition),
-            # Without retain_on_delete, `destroy` would detach the policy first, as it was attached last.
+            policy=pulumi.Output.json_dumps(self._cluster_arn.apply(policies.ecs_agent)),
+            # Without retain_on_delete, `destroy` would delete the policy first, as it was made last.
             opts=pulumi.ResourceOptions(parent=self, depends_on=[association], retain_on_delete=True),
         )
 
@@ -142,7 +142,7 @@ class Capacity(pulumi.ComponentResource):
         )
         return aws.ec2.LaunchTemplate(
             f"{name}-template",
-            image_id=args.node.ami_id or self._newest_ami(args.node),
+            image_id=args.node.ami_id,
             instance_type=args.node.instance_types[0],
             iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=profile.arn),
             network_interfaces=[
@@ -168,13 +168,6 @@ class Capacity(pulumi.ComponentResource):
             # new type or disk becomes a new template, and for that the head's group replaces its instance.
             opts=pulumi.ResourceOptions(parent=self, replace_on_changes=["instanceType", "blockDeviceMappings"]),
         )
-
-    def _newest_ami(self, node: NodeSpec) -> pulumi.Output[str]:
-        newest = aws.ssm.get_parameter_output(
-            name=ami_parameter(gpu=node.task.gpus > 0), opts=pulumi.InvokeOutputOptions(parent=self)
-        )
-        # Not `value`: that one is a secret, and would hide the whole template in previews.
-        return newest.insecure_value
 
     def _auto_scaling_group(
         self,

@@ -156,7 +156,7 @@ class Network(pulumi.ComponentResource):
             aws.ec2.VpcEndpoint(
                 f"{name}-{service.replace('.', '-')}",
                 vpc_id=self.vpc_id,
-                service_name=f"com.amazonaws.{location.region}.{service}",
+                service_name=self._service_name(service, location),
                 vpc_endpoint_type="Interface",
                 subnet_ids=[subnets[zone] for zone in location.worker_zones],
                 # The nodes' own group, which trusts itself.
@@ -166,6 +166,15 @@ class Network(pulumi.ComponentResource):
                 tags=tags(f"{name}-{service.replace('.', '-')}"),
                 opts=pulumi.ResourceOptions(parent=self),
             )
+
+    def _service_name(self, service: str, location: Location) -> pulumi.Input[str]:
+        """Name of a service's endpoint; in other partitions than `aws` the names differ from service to service."""
+        if location.partition == "aws":
+            return f"com.amazonaws.{location.region}.{service}"
+        found = aws.ec2.get_vpc_endpoint_service_output(
+            service=service, service_type="Interface", opts=pulumi.InvokeOutputOptions(parent=self)
+        )
+        return found.service_name
 
     def _close_default_group(self, name: str) -> None:
         """AWS gives each VPC a group that trusts itself, for whatever names none; without rules it trusts nobody."""

@@ -99,7 +99,14 @@ class RayCluster(pulumi.ComponentResource):
             ),
             opts,
         )
-        storage = Storage(f"{prefix}-storage", StorageArgs(retain=settings.retain_bucket, kms_key_arn=key), opts)
+        storage_args = StorageArgs(
+            retain=settings.retain_bucket,
+            version_days=settings.object_version_days,
+            existing=settings.bucket_name,
+            partition=plan.location.partition,
+            kms_key_arn=key,
+        )
+        storage = Storage(f"{prefix}-storage", storage_args, opts)
         image_uri = pulumi.Output.from_input(
             settings.image_uri or Image(f"{prefix}-image", _image_args(key), opts).image_uri
         )

@@ -64,7 +64,7 @@ class NodeSpec:
         zones: The zones that they may be in, the preferred one first.
         spread: Whether they may be in several zones at a time.
         spot_count: How many of them are spot instances.
-        ami_id: The machine image, or nothing for AWS's newest one for ECS.
+        ami_id: The machine image.
         prices: What one instance of each type costs, or None where AWS would not say.
     """
 

@@ -26,7 +26,7 @@ def make_role(
         assume_role_policy=json.dumps(trust),
         path=rules.role_path,
         permissions_boundary=rules.permissions_boundary or None,
-        # Attached policies go with the role.
+        # Its policies go with the role.
         force_detach_policies=True,
         tags={**tags(name), **(more_tags or {})},
         opts=pulumi.ResourceOptions(parent=parent),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pulumi
@@ -17,19 +18,31 @@ UNFINISHED_UPLOAD_DAYS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class StorageArgs:
-    """Inputs of Storage."""
+    """Inputs of Storage: whether the bucket outlives the stack, for how long it keeps versions, and its key.
 
-    retain: bool
+    `existing` names a bucket that is used instead, and stays as it is.
+    """
+
+    retain: bool = False
+    version_days: int = 0
+    existing: str = ""
+    partition: str = "aws"
     kms_key_arn: str = ""
 
 
 class Storage(pulumi.ComponentResource):
-    """A private, encrypted bucket; it goes with the stack and all its runs, unless it is to be retained."""
+    """A private, encrypted bucket, which goes with the stack unless it is to be retained, or an existing bucket."""
 
     bucket: ResourceRef
 
     def __init__(self, name: str, args: StorageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Storage", name, None, opts)
+        if args.existing:
+            arn = f"arn:{args.partition}:s3:::{args.existing}"
+            name_of, arn_of = (pulumi.Output.from_input(each) for each in (args.existing, arn))
+            self.bucket = ResourceRef(name=name_of, arn=arn_of)
+            self.register_outputs({"bucket_name": args.existing})
+            return
         # The settings stay with the bucket: one that is kept without them would be open to plain HTTP.
         kept = pulumi.ResourceOptions(parent=self, retain_on_delete=args.retain)
         bucket = aws.s3.Bucket(
@@ -41,7 +54,8 @@ class Storage(pulumi.ComponentResource):
         self.bucket = ResourceRef(name=bucket.bucket, arn=bucket.arn)
         self._keep_private(name, kept)
         self._encrypt(name, args.kms_key_arn, kept)
-        self._expire_unfinished_uploads(name, kept)
+        versioning = [self._keep_versions(name, kept)] if args.version_days else []
+        self._expire(name, args.version_days, pulumi.ResourceOptions.merge(kept, _after(versioning)))
         self.register_outputs({"bucket_name": self.bucket.name})
 
     def _keep_private(self, name: str, opts: pulumi.ResourceOptions) -> None:
@@ -84,10 +98,24 @@ class Storage(pulumi.ComponentResource):
             opts=opts,
         )
 
-    def _expire_unfinished_uploads(self, name: str, opts: pulumi.ResourceOptions) -> None:
+    def _keep_versions(self, name: str, opts: pulumi.ResourceOptions) -> pulumi.Resource:
+        return aws.s3.BucketVersioning(
+            f"{name}-versions",
+            bucket=self.bucket.name,
+            versioning_configuration=aws.s3.BucketVersioningVersioningConfigurationArgs(status="Enabled"),
+            opts=opts,
+        )
+
+    def _expire(self, name: str, version_days: int, opts: pulumi.ResourceOptions) -> None:
+        """Let parts of broken uploads expire, and old versions, also those of a time when `version_days` was not 0."""
         after = aws.s3.BucketLifecycleConfigurationRuleAbortIncompleteMultipartUploadArgs(
             days_after_initiation=UNFINISHED_UPLOAD_DAYS
         )
+        old = aws.s3.BucketLifecycleConfigurationRuleNoncurrentVersionExpirationArgs(
+            noncurrent_days=max(version_days, 1)
+        )
+        marker = aws.s3.BucketLifecycleConfigurationRuleExpirationArgs(expired_object_delete_marker=True)
+        everything = aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix="")
         aws.s3.BucketLifecycleConfiguration(
             f"{name}-lifecycle",
             bucket=self.bucket.name,
@@ -95,9 +123,20 @@ class Storage(pulumi.ComponentResource):
                 aws.s3.BucketLifecycleConfigurationRuleArgs(
                     id="expire-unfinished-uploads",
                     status="Enabled",
-                    filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=""),
+                    filter=everything,
                     abort_incomplete_multipart_upload=after,
-                )
+                ),
+                aws.s3.BucketLifecycleConfigurationRuleArgs(
+                    id="expire-old-versions",
+                    status="Enabled",
+                    filter=everything,
+                    noncurrent_version_expiration=old,
+                    expiration=marker,
+                ),
             ],
             opts=opts,
         )
+
+
+def _after(resources: Sequence[pulumi.Resource]) -> pulumi.ResourceOptions:
+    return pulumi.ResourceOptions(depends_on=list(resources))

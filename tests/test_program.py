@@ -14,13 +14,14 @@ import pulumi
 import pytest
 
 from infra.config import docker
-from infra.definitions.policies import ECS_AGENT_POLICY, LOOK_AT_GROUPS, MOVE_GROUP, SESSION_MANAGER, WILDCARD_ACTIONS
+from infra.definitions.policies import LOOK_AT_GROUPS, MOVE_GROUP, SESSION_MANAGER, WILDCARD_ACTIONS
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.stack import find
 from tests.infra.fake_aws import (
     ACCOUNT,
     CLUSTER,
     DIGEST,
+    ECS_CLUSTER,
     REGION,
     REGISTRY,
     SECRET,
@@ -371,6 +372,7 @@ def statements(document: str) -> list[dict[str, Any]]:
 
 # Wildcards at the end of a name, and why they are there.
 PARTS = {
+    f"arn:aws:ecs:{REGION}:{ACCOUNT}:container-instance/*": "their IDs are random; a condition names the cluster",
     f"arn:aws:ec2:{REGION}:{ACCOUNT}:instance/*": "an instance's agent answers for itself alone",
     "arn:aws:s3:::training-bucket/*": "the stack's own bucket",
     f"arn:aws:service:{REGION}:{ACCOUNT}:ray-on-ecs-ray-logs:*": "the streams of the stack's own log group",
@@ -380,7 +382,7 @@ PARTS = {
 
 def test_no_role_has_a_wildcard_without_a_written_reason(everything: Cloud) -> None:
     inline = everything.of_type("aws:iam/rolePolicy:RolePolicy")
-    assert len(inline) == 9, "execution, task and instance roles of head, GPU and CPU workers"
+    assert len(inline) == 12, "execution, task and instance roles of head, GPU and CPU workers, these with two"
     for policy in inline:
         for statement in statements(policy.inputs["policy"]):
             assert "NotAction" not in statement, f"{policy.name} allows what it does not name"
@@ -399,8 +401,15 @@ def test_no_role_has_a_wildcard_without_a_written_reason(everything: Cloud) -> N
 def test_what_reaches_everything_is_held_by_a_condition_or_reads_nothing(everything: Cloud) -> None:
     policies = everything.of_type("aws:iam/rolePolicy:RolePolicy")
     wide = [each for made in policies for each in statements(made.inputs["policy"]) if each["Resource"] == "*"]
-    assert len(wide) == 8, "three roles pull from ECR, three instances are reached, the head publishes and looks"
-    harmless = (["ecr:GetAuthorizationToken"], list(SESSION_MANAGER), list(LOOK_AT_GROUPS))
+    assert len(wide) == 11, (
+        "three roles pull from ECR, three instances are reached and join, the head publishes and looks"
+    )
+    harmless = (
+        ["ecr:GetAuthorizationToken"],
+        ["ecs:DiscoverPollEndpoint"],
+        list(SESSION_MANAGER),
+        list(LOOK_AT_GROUPS),
+    )
     for statement in wide:
         if statement["Action"] not in harmless:
             assert statement["Condition"] == {
@@ -408,13 +417,17 @@ def test_what_reaches_everything_is_held_by_a_condition_or_reads_nothing(everyth
             }
 
 
-def test_the_ecs_agent_alone_has_a_policy_of_aws(everything: Cloud) -> None:
-    attached = [each.inputs for each in everything.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")]
-    assert {each["policyArn"] for each in attached} == {f"arn:aws:iam::aws:{ECS_AGENT_POLICY}"}
-    roles = {each["role"] for each in attached}
-    assert roles == {f"ray-on-ecs-{kind}-instance-role" for kind in ("head", "workers", "cpu-workers")}, (
-        "a task has its own policies alone"
-    )
+def test_no_role_has_a_policy_of_aws(everything: Cloud) -> None:
+    assert not everything.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment"), "theirs reach the whole account"
+
+
+def test_the_agents_of_instances_reach_one_cluster(everything: Cloud) -> None:
+    for kind in ("head", "workers", "cpu-workers"):
+        made = everything.resources[f"{kind}-instance-ecs"]
+        of_cluster, of_instance, discover = statements(made.inputs["policy"])
+        assert of_cluster["Resource"] == ECS_CLUSTER
+        assert of_instance["Condition"] == {"ArnEquals": {"ecs:cluster": ECS_CLUSTER}}
+        assert discover["Action"] == ["ecs:DiscoverPollEndpoint"]
 
 
 def test_each_role_is_for_one_service(everything: Cloud) -> None:
@@ -566,11 +579,11 @@ def test_a_retained_bucket_stays_and_everything_else_goes(monkeypatch: pytest.Mo
 
 def test_another_partition_is_named_in_every_arn(monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = deploy(monkeypatch, {"dataBuckets": "my-data"}, partition="aws-us-gov")
-    written = [each.inputs["policyArn"] for each in cloud.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")]
+    written: list[str] = []
     for policy in cloud.of_type("aws:iam/rolePolicy:RolePolicy"):
         resources = [each["Resource"] for each in statements(policy.inputs["policy"])]
         written += [each for each in resources if any(part in each for part in ("ecr", "my-data", ":task/"))]
-    assert len(written) == 10, "two agents, images, protections, listings and reads of the data"
+    assert len(written) == 8, "two images, two protections, two listings and reads of the data"
     assert all(arn.startswith("arn:aws-us-gov:") for arn in written), written
 
 

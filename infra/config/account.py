@@ -1,8 +1,14 @@
-"""What a company's account asks for: whether it is there, and of this region."""
+"""What settings name in AWS: one table of questions, asked before anything is made.
+
+A setting that names something which is absent or unfit is refused. Where AWS does not tell the caller, a warning names
+the permission that is missing, and the program goes on. Network, zones and instance types, whose answers shape the
+stack, are asked in location.py and plan.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pulumi
@@ -10,49 +16,210 @@ import pulumi_aws as aws
 
 from infra.config.settings import Settings
 from infra.definitions.policies import ECR_IMAGE
+from infra.definitions.user_data import ROOT_DEVICE
 from infra.errors import SettingError, error_reason
 
 # How AWS's services and the AWS provider say that something is not there.
-ABSENT = ("NoSuchEntity", "NotFound", "not found", "couldn't find", "no matching", "does not exist", "can't be found")
+ABSENT = (
+    "NoSuchEntity",
+    "NotFound",
+    "not found",
+    "couldn't find",
+    "no matching",
+    "does not exist",
+    "can't be found",
+    "empty result",
+    "returned no results",
+)
+AUTO_SCALING_ROLE = "AWSServiceRoleForAutoScaling"
+# Problem and way out of an answer that is unfit; None of one that fits.
+Verdict = tuple[str, str] | None
 
 
-def check(settings: Settings, region: str) -> None:
-    """Refuse with a SettingError what is not there; where AWS does not tell the caller, say so and go on."""
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Question to AWS about what a setting names.
+
+    Attributes:
+        key: The setting.
+        value: What it names.
+        action: IAM action that the answer needs.
+        ask: Function that asks; it raises where AWS has no answer.
+        judge: Function that judges the answer.
+        hint: Way out where it is absent.
+        is_warning: True if what is unfit works all the same.
+    """
+
+    key: str
+    value: str
+    action: str
+    ask: Callable[[], Any]
+    judge: Callable[[Any], Verdict] = lambda answer: None
+    hint: str = "give one of this account"
+    is_warning: bool = False
+
+
+def check(settings: Settings, region: str, account: str) -> None:
+    """Ask all questions.
+
+    Raises:
+        SettingError: A setting names what is absent, unfit, or in another region.
+    """
+    _check_regions(settings, region)
+    for question in [*_companys(settings), *_buckets(settings, region), *_images(settings, account)]:
+        answer = _answer(question)
+        if answer is not None and (verdict := question.judge(answer)):
+            error = SettingError(question.key, question.value, *verdict)
+            if not question.is_warning:
+                raise error
+            pulumi.log.warn(str(error))
+
+
+def _check_regions(settings: Settings, region: str) -> None:
+    """Refuse what is of another region by its own name."""
+    for key, arn in (("registrySecretArn", settings.registry_secret_arn), ("kmsKeyArn", settings.kms_key_arn)):
+        if arn and (other := arn.split(":")[3]) != region:
+            raise SettingError(key, arn, f"is in {other}, and the stack in {region}", "give one of the stack's region")
     image = ECR_IMAGE.match(settings.image_uri)
     if image and not settings.nat_gateway and image["region"] != region:
         problem = f"leaves no way to the image in {image['region']}: endpoints are of {region} alone"
         raise SettingError("natGateway", "false", problem, f"give one in {region}, or leave natGateway at true")
+
+
+def _companys(settings: Settings) -> Iterator[Question]:
+    """Questions about what a company gives for its account: boundary, registry secret, key, and the key's user."""
     boundary, secret, key = settings.permissions_boundary, settings.registry_secret_arn, settings.kms_key_arn
     if boundary:
-        _ask("permissionsBoundary", boundary, "iam:GetPolicy", lambda: aws.iam.get_policy(arn=boundary))
+        yield Question(
+            key="permissionsBoundary",
+            value=boundary,
+            action="iam:GetPolicy",
+            ask=lambda: aws.iam.get_policy(arn=boundary),
+        )
     if secret:
-        _check_region("registrySecretArn", secret, region)
-        _ask(
-            "registrySecretArn",
-            secret,
-            "secretsmanager:DescribeSecret",
-            lambda: aws.secretsmanager.get_secret(arn=secret),
+        yield Question(
+            key="registrySecretArn",
+            value=secret,
+            action="secretsmanager:DescribeSecret",
+            ask=lambda: aws.secretsmanager.get_secret(arn=secret),
         )
     if key:
-        _check_region("kmsKeyArn", key, region)
-        found = _ask("kmsKeyArn", key, "kms:DescribeKey", lambda: aws.kms.get_key(key_id=key))
-        if found and not (found.enabled and found.key_spec == "SYMMETRIC_DEFAULT"):
-            problem = f"is {found.key_state} and of type {found.key_spec}"
-            raise SettingError("kmsKeyArn", key, problem, "give an enabled, symmetric key")
+        yield Question(
+            key="kmsKeyArn",
+            value=key,
+            action="kms:DescribeKey",
+            ask=lambda: aws.kms.get_key(key_id=key),
+            judge=_judge_key,
+        )
+        yield Question(
+            key="kmsKeyArn",
+            value=key,
+            action="iam:GetRole",
+            ask=lambda: aws.iam.get_role(name=AUTO_SCALING_ROLE),
+            hint=(
+                f"needs the role {AUTO_SCALING_ROLE}, which uses the key for disks; "
+                "`aws iam create-service-linked-role --aws-service-name autoscaling.amazonaws.com`"
+            ),
+        )
 
 
-def _check_region(key: str, arn: str, region: str) -> None:
-    if (other := arn.split(":")[3]) != region:
-        raise SettingError(key, arn, f"is in {other}, and the stack in {region}", "give one of the stack's region")
+def _buckets(settings: Settings, region: str) -> Iterator[Question]:
+    """Questions about buckets that exist."""
+
+    def judge(found: aws.s3.GetBucketResult) -> Verdict:
+        there = found.bucket_region
+        hint = f"give one in {region}, or expect to pay for each byte that passes between the regions"
+        return (f"is in {there}, and the stack in {region}", hint) if there != region else None
+
+    if name := settings.bucket_name:
+        yield Question(
+            key="bucketName",
+            value=name,
+            action="s3:ListBucket",
+            ask=lambda: aws.s3.get_bucket(bucket=name),
+            judge=judge,
+            hint="give one that exists, or leave it empty for a bucket of the stack's own",
+        )
+    for each in settings.data_buckets:
+        bucket = each.partition("/")[0]
+        yield Question(
+            key="dataBuckets",
+            value=each,
+            action="s3:ListBucket",
+            ask=lambda bucket=bucket: aws.s3.get_bucket(bucket=bucket),
+            judge=judge,
+            hint="give buckets that exist",
+            is_warning=True,
+        )
 
 
-def _ask(key: str, arn: str, action: str, ask: Callable[[], Any]) -> Any:
-    """AWS's answer, or None where it gives none."""
+def _images(settings: Settings, account: str) -> Iterator[Question]:
+    """Questions about the training image in this account's ECR, and about machine images."""
+    image = ECR_IMAGE.match(settings.image_uri)
+    if image and image["account"] == account:
+        name, _, digest = settings.image_uri.partition("@")
+        tag = name[image.end() :].lstrip(":") or None
+        yield Question(
+            key="imageUri",
+            value=settings.image_uri,
+            action="ecr:DescribeImages",
+            ask=lambda: aws.ecr.get_image(
+                repository_name=image["name"],
+                image_digest=digest or None,
+                image_tag=None if digest else tag,
+                region=image["region"],
+            ),
+            hint="push it first, or leave it empty to build docker/",
+        )
+    for key, ami in (("headAmiId", settings.head_ami_id), ("workerAmiId", settings.worker_ami_id)):
+        if ami:
+            yield Question(
+                key=key,
+                value=ami,
+                action="ec2:DescribeImages",
+                ask=lambda ami=ami: _machine_image(ami),
+                judge=lambda found: _judge_machine_image(found, settings.root_volume_gib),
+                hint="give one of this region that the account may use",
+            )
+
+
+def _machine_image(ami_id: str) -> aws.ec2.GetAmiResult:
+    filters = [aws.ec2.GetAmiFilterArgs(name="image-id", values=[ami_id])]
+    return aws.ec2.get_ami(filters=filters, include_deprecated=True)
+
+
+def _judge_machine_image(found: aws.ec2.GetAmiResult, root_volume_gib: int) -> Verdict:
+    """Refuse an image that the instances can't start from."""
+    if (found.architecture, found.root_device_name) != ("x86_64", ROOT_DEVICE):
+        problem = f"is for {found.architecture} with its root disk at {found.root_device_name}"
+        return problem, f"give one made from AWS's for ECS: x86_64, {ROOT_DEVICE}"
+    disks = {each.device_name: int(each.ebs.get("volume_size") or 0) for each in found.block_device_mappings}
+    if (size := disks.get(ROOT_DEVICE, 0)) > root_volume_gib:
+        return (
+            f"has a root disk of {size} GiB, and rootVolumeGib is {root_volume_gib}",
+            f"raise rootVolumeGib to {size}",
+        )
+    return None
+
+
+def _judge_key(found: aws.kms.GetKeyResult) -> Verdict:
+    if found.enabled and found.key_spec == "SYMMETRIC_DEFAULT":
+        return None
+    return f"is {found.key_state} and of type {found.key_spec}", "give an enabled, symmetric key"
+
+
+def _answer(question: Question) -> Any:
+    """Return AWS's answer, or None where AWS does not tell the caller.
+
+    Raises:
+        SettingError: It is absent.
+    """
+    key, value = question.key, question.value
     try:
-        return ask()
+        return question.ask()
     except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
         reason = error_reason(error)
         if any(each.lower() in reason.lower() for each in ABSENT):
-            raise SettingError(key, arn, f"could not be found ({reason})", "give one of this account") from error
-        pulumi.log.warn(f"{key}: {arn} can't be looked up with {action} ({reason}); going on")
+            raise SettingError(key, value, f"could not be found ({reason})", question.hint) from error
+        pulumi.log.warn(f"{key}: {value} can't be looked up with {question.action} ({reason}); going on")
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -43,6 +44,20 @@ def _problem() -> str | None:
     except subprocess.TimeoutExpired:
         return f"Docker does not answer within {SECONDS} s"
     if asked.returncode == 0:
-        return None
+        return _missing_helper()
     said = asked.stderr.strip().splitlines() or ["no reason given"]
     return f"Docker does not answer ({said[-1]})"
+
+
+def _missing_helper() -> str | None:
+    """Find a credential helper of Docker's that is not installed: the build would fail with its first registry."""
+    folder = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    names = [config.get("credsStore"), *(config.get("credHelpers") or {}).values()]
+    missing = [name for name in names if name and not shutil.which(f"docker-credential-{name}")]
+    if not missing:
+        return None
+    return f"{folder / 'config.json'} names docker-credential-{missing[0]}, which is not in PATH"

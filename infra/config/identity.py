@@ -32,6 +32,7 @@ def identity(settings: Settings, location: Location, given: ExistingNetwork | No
         "region": location.region,
         "rolePath": settings.role_path,
         "permissionsBoundary": settings.permissions_boundary,
+        "bucketName": settings.bucket_name,
         **network,
         "zones": "" if location.existing else " ".join(location.zones),
     }
@@ -129,6 +130,10 @@ def _refuse_change(was: Mapping[str, str], now: Mapping[str, str]) -> None:
             raise SettingError(
                 key, now[key], f"is another network than the stack's, {was[key] or 'its own VPC'}", DESTROY
             )
+    if "bucketName" in changed:
+        where = was["bucketName"] or "a bucket of its own"
+        hint = "change it back, or copy the runs, `pulumi destroy` and begin anew"
+        raise SettingError("bucketName", now["bucketName"], f"is another bucket than the stack's, {where}", hint)
     if "zones" in changed:
         raise pulumi.RunError(
             f"availabilityZones: the stack has subnets in {was['zones']}, in this order, and would get others, in "

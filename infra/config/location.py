@@ -16,6 +16,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.config.settings import Settings
+from infra.config.validation import DOCKER_BRIDGE
 from infra.errors import SettingError, error_reason
 from infra.references import ExistingNetwork, Location
 from infra.tags import CLUSTER_TAG, PROJECT_TAG, SECURITY_GROUP, STACK_TAG, ZONE_TAG, ZONES_TAG
@@ -198,7 +199,10 @@ def ask_caller() -> Caller:
     except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
         if refused := re.search(r"account ID not allowed: (\d{12})", str(error), re.I):
             raise wrong_account(refused[1], " or ".join(_allowed_accounts())) from error
-        hint = "sign in, and set aws:region with `pulumi config set aws:region us-west-2`"
+        hint = (
+            "sign in, and set aws:region with `pulumi config set aws:region us-west-2`; a region that the account has "
+            "not enabled needs `aws account enable-region --region-name REGION`"
+        )
         raise pulumi.RunError(f"aws:region: AWS can't be asked ({error_reason(error)}); {hint}") from error
 
 
@@ -362,7 +366,21 @@ def _subnets_zone(vpc_id: str, subnet_id: str, region: str) -> str:
             f"subnetIds: {subnet_id} is meant for public addresses, which the stack's instances don't have; "
             "they reach AWS only if its route leads to a NAT gateway or to endpoints"
         )
+    _warn_of_no_route(subnet_id)
     return subnet.availability_zone
+
+
+def _warn_of_no_route(subnet_id: str) -> None:
+    """Point out a subnet whose route table leads nowhere: without endpoints its instances never join the cluster."""
+    try:
+        routes = aws.ec2.get_route_table(subnet_id=subnet_id).routes
+    except Exception:  # also a subnet that has the VPC's main table, which goes by no association
+        return
+    if not any(each.cidr_block == "0.0.0.0/0" for each in routes):
+        pulumi.log.warn(
+            f"subnetIds: {subnet_id} has no route to the internet (0.0.0.0/0); instances join the cluster only if its "
+            "VPC has endpoints for the services that they call (docs/stack.md)"
+        )
 
 
 def _check_vpc(vpc_id: str, caller: Caller) -> None:
@@ -382,6 +400,11 @@ def _check_vpc(vpc_id: str, caller: Caller) -> None:
         problem = "has DNS support or DNS host names off, and workers could not find the head"
         command = f"aws ec2 modify-vpc-attribute --region {region} --vpc-id {vpc_id} --enable-dns-hostnames"
         raise SettingError("vpcId", vpc_id, problem, f"turn both on ({command}, and --enable-dns-support)")
+    if ipaddress.ip_network(vpc.cidr_block).overlaps(DOCKER_BRIDGE):
+        pulumi.log.warn(
+            f"vpcId: {vpc_id} ({vpc.cidr_block}) overlaps Docker's bridge {DOCKER_BRIDGE} on every instance, which "
+            "can't reach these addresses"
+        )
     _warn_of_own_dns(vpc_id, vpc.dhcp_options_id)
 
 

@@ -16,7 +16,7 @@ from infra.config.location import Remembered, ask_caller, check_account, locate,
 from infra.config.settings import Settings
 from infra.definitions.sizing import InstanceType, cpu_worker_size, head_size, worker_size
 from infra.definitions.subnets import private_addresses
-from infra.definitions.user_data import ROOT_DEVICE
+from infra.definitions.user_data import ami_parameter
 from infra.errors import SettingError, error_reason
 from infra.references import ExistingNetwork, Location, NodeSpec
 
@@ -77,7 +77,7 @@ def make_plan(settings: Settings, prefix: str, network: ExistingNetwork | None =
             f"imageUri: the tag of {settings.image_uri} may move, and then instances run different images; "
             "repository@sha256:digest can't"
         )
-    account.check(settings, region)
+    account.check(settings, region, caller.account)
     location = locate(settings, caller, up, network, others)
     nodes = [_head(settings, location), _worker(settings, location)]
     if settings.cpu_worker_instance_types:
@@ -131,44 +131,41 @@ def get_instance_type(key: str, name: str, region: str) -> InstanceType:
         architectures=tuple(found.supported_architectures),
         gpus=sum(gpu.count for gpu in found.gpuses),
         gpu_name=gpu.name if gpu else "",
+        gpu_memory_mib=gpu.memory_size if gpu else 0,
         gpu_manufacturer=gpu.manufacturer if gpu else "",
     )
 
 
-def _check_ami(key: str, ami_id: str, region: str) -> None:
-    """Refuse a machine image that is not there, or that the instances can't start from."""
-    if not ami_id:
-        return
+def _newest_ami(key: str, *, gpu: bool) -> str:
+    """Ask for AWS's newest machine image for ECS."""
+    name = ami_parameter(gpu=gpu)
     try:
-        found = aws.ec2.get_ami(
-            filters=[aws.ec2.GetAmiFilterArgs(name="image-id", values=[ami_id])], include_deprecated=True
-        )
+        # Not `value`: that one is a secret, and would hide the whole launch template in previews.
+        return aws.ssm.get_parameter(name=name).insecure_value
     except Exception as error:
-        problem = f"could not be looked up in {region} ({error_reason(error)})"
-        raise SettingError(key, ami_id, problem, "give one of this region that the account may use") from error
-    if (found.architecture, found.root_device_name) != ("x86_64", ROOT_DEVICE):
-        problem = f"is for {found.architecture} with its root disk at {found.root_device_name}"
-        raise SettingError(key, ami_id, problem, f"give one made from AWS's for ECS: x86_64, {ROOT_DEVICE}")
+        problem = (
+            f"is empty, and AWS's newest image can't be asked for (ssm:GetParameter of {name}: {error_reason(error)})"
+        )
+        raise SettingError(key, "", problem, "let the caller ask, or give a machine image") from error
 
 
 def _head(settings: Settings, location: Location) -> NodeSpec:
     key = "headInstanceType"
     instances = get_instance_types(key, [settings.head_instance_type], location.region)
-    _check_ami("headAmiId", settings.head_ami_id, location.region)
     return NodeSpec(
         key=key,
         instances=instances,
         task=head_size(key, instances),
         max_count=1,
         zones=(location.zone,),
-        ami_id=settings.head_ami_id,
+        ami_id=settings.head_ami_id or _newest_ami("headAmiId", gpu=False),
     )
 
 
 def _worker(settings: Settings, location: Location) -> NodeSpec:
     key = "workerInstanceTypes"
     instances = get_instance_types(key, settings.worker_instance_types, location.region)
-    _check_ami("workerAmiId", settings.worker_ami_id, location.region)
+    _compare_gpus(key, instances)
     most = settings.workers.max_count
     return NodeSpec(
         key=key,
@@ -178,8 +175,18 @@ def _worker(settings: Settings, location: Location) -> NodeSpec:
         zones=location.worker_zones,
         spread=settings.spread_zones,
         spot_count=max(most - settings.on_demand_workers, 0) if settings.spot else 0,
-        ami_id=settings.worker_ami_id,
+        ami_id=settings.worker_ami_id or _newest_ami("workerAmiId", gpu=True),
     )
+
+
+def _compare_gpus(key: str, instances: Sequence[InstanceType]) -> None:
+    """Point out types with other GPUs: a run on both has the speed of the slower, with the memory of the smaller."""
+    gpus = {each.name: f"{each.gpu_name} with {each.gpu_memory_mib // 1024} GiB" for each in instances}
+    if len(set(gpus.values())) > 1:
+        found = ", ".join(f"{name} has {gpu}" for name, gpu in gpus.items())
+        pulumi.log.warn(
+            f"{key}: {found}; a run on both goes at the speed of the slower, with the memory of the smaller"
+        )
 
 
 def _cpu_worker(settings: Settings, location: Location) -> NodeSpec:
@@ -191,5 +198,5 @@ def _cpu_worker(settings: Settings, location: Location) -> NodeSpec:
         task=cpu_worker_size(key, instances),
         max_count=settings.cpu_workers.max_count,
         zones=(location.zone,),
-        ami_id=settings.head_ami_id,
+        ami_id=settings.head_ami_id or _newest_ami("headAmiId", gpu=False),
     )

@@ -79,8 +79,12 @@ class RayClusterArgs(TypedDict, total=False):
     """A ready training image instead of the one in docker/; no repository is made then and nothing is built."""
     registry_secret_arn: str
     """Secret in AWS Secrets Manager with the user name and password of image_uri's registry."""
+    bucket_name: str
+    """Existing bucket for the runs, which outlives the cluster, instead of one of the cluster's own."""
     retain_bucket: bool
     """Keep the bucket and its runs when the cluster is destroyed; it takes effect with the next `pulumi up`."""
+    object_version_days: int
+    """Days for which the bucket keeps objects that are overwritten or deleted; 0 keeps none."""
     data_buckets: list[str]
     """Buckets that training may also read, each as bucket or bucket/prefix."""
     root_volume_gib: int
@@ -132,7 +136,9 @@ class Settings:
     nat_gateway: bool = True
     image_uri: Annotated[str, validation.image_uri] = ""
     registry_secret_arn: Annotated[str, validation.registry_secret_arn] = ""
+    bucket_name: Annotated[str, validation.bucket_name] = ""
     retain_bucket: bool = False
+    object_version_days: Annotated[int, validation.object_version_days] = 0
     data_buckets: Annotated[tuple[str, ...], validation.data_buckets] = ()
     root_volume_gib: Annotated[int, validation.root_volume_gib] = 100
     log_retention_days: Annotated[int, validation.log_retention_days] = 30
@@ -158,6 +164,7 @@ class Settings:
         validation.spread_zones(self.spread_zones, max(len(self.availability_zones), len(self.subnet_ids)))
         validation.nat_gateway(self.nat_gateway, self.vpc_id, self.image_uri)
         validation.registry_secret(self.registry_secret_arn, self.image_uri)
+        validation.existing_bucket(self.bucket_name, self.retain_bucket, self.object_version_days)
 
     @property
     def workers(self) -> Scale:
@@ -226,11 +233,15 @@ def _pair(key: str, text: str) -> tuple[str, str]:
 
 
 def _refuse_unknown_keys(known: list[str]) -> None:
-    """Refuse an unknown key, with a RunError: Pulumi itself accepts a misspelt one silently."""
-    prefix = f"{pulumi.get_project()}:"
+    """Refuse an unknown key, and a known one of another project, with a RunError: Pulumi ignores both silently."""
+    project = pulumi.get_project()
     for name in pulumi.runtime.get_config_env():
-        key = name.removeprefix(prefix)
-        if key != name and key not in known:
+        namespace, _, key = name.rpartition(":")
+        if namespace != project and key in known:
+            raise pulumi.RunError(
+                f"{name}: is a setting of this project, {project}, under another name; rename it to {project}:{key}"
+            )
+        if namespace == project and key not in known:
             nearest = get_close_matches(key, sorted(known), n=1)
             hint = f"did you mean {nearest[0]}?" if nearest else "Pulumi.yaml lists them all."
             # Without its value, which may be a secret.

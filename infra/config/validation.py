@@ -34,6 +34,7 @@ IMAGE = rf"([\w.-]+(:\d+)?/)?[a-z0-9][a-z0-9._/-]*({TAG}|({TAG})?{DIGEST})"
 # A worker takes up to ten minutes to start, most of them for the image; a shorter idle time would stop it before that.
 SHORTEST_IDLE_MINUTES = 15
 ARN = "arn:aws[a-z-]*"
+BUCKET = "[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
 # Tags by which the program finds its stack, and ECS its instances.
 OWN_TAGS = {"name", "amazonecsmanaged"}
 TAG_TEXT = r"[\w .:/=+\-@]{{{},{}}}"
@@ -150,6 +151,18 @@ def registry_secret_arn(key: str, value: str) -> None:
         raise SettingError(key, value, "is not an ARN of a secret in Secrets Manager", hint)
 
 
+def bucket_name(key: str, value: str) -> None:
+    """Bucket by S3's rules, or nothing."""
+    if value and not re.fullmatch(BUCKET, value):
+        raise SettingError(key, value, "is not a name of a bucket", "give one without s3:// and a prefix")
+
+
+def object_version_days(key: str, value: int) -> None:
+    """Number of days, or 0."""
+    if not 0 <= value <= 3650:
+        raise SettingError(key, value, "is outside 0 to 3650", "give a number of days, or 0 to keep no versions")
+
+
 def data_buckets(key: str, values: tuple[str, ...]) -> None:
     """Buckets by S3's rules, each with a prefix or without.
 
@@ -157,7 +170,10 @@ def data_buckets(key: str, values: tuple[str, ...]) -> None:
     """
     for value in values:
         name, _, prefix = value.partition("/")
-        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", name) or re.search(r"[*?\s]|//|^/|\$\{", prefix):
+        if name.endswith("--x-s3"):
+            problem = "is a directory bucket, to which tasks would need another permission"
+            raise SettingError(key, value, problem, "give general purpose buckets")
+        if not re.fullmatch(BUCKET, name) or re.search(r"[*?\s]|//|^/|\$\{", prefix):
             hint = "give bucket or bucket/prefix, without s3:// and wildcards, several with commas between them"
             raise SettingError(key, value, "names no bucket", hint)
 
@@ -309,6 +325,14 @@ def nat_gateway(value: bool, vpc_id: str, image_uri: str) -> None:
     if image_uri and not ECR_IMAGE.match(image_uri):
         hint = "give one in ECR, or leave it empty to build docker/"
         raise SettingError("natGateway", "false", f"leaves no way to the registry of imageUri, {image_uri}", hint)
+
+
+def existing_bucket(name: str, retain: bool, version_days: int) -> None:
+    """Settings of the stack's own bucket, which an existing one does not take."""
+    for key, value, unset in (("retainBucket", retain, "false"), ("objectVersionDays", version_days, "0")):
+        if name and value:
+            problem = f"is of a bucket of the stack's own, and bucketName is {name}"
+            raise SettingError(key, str(value).lower(), problem, f"give {unset}: an existing bucket is not changed")
 
 
 def registry_secret(value: str, image_uri: str) -> None:

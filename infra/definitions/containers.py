@@ -201,5 +201,12 @@ def _health_check(kind: str) -> dict[str, Any]:
 
 
 def _logs(log_group: str, region: str) -> dict[str, Any]:
-    options = {"awslogs-group": log_group, "awslogs-region": region, "awslogs-stream-prefix": "ray"}
+    options = {
+        "awslogs-group": log_group,
+        "awslogs-region": region,
+        "awslogs-stream-prefix": "ray",
+        # Whatever the account's default is: a rank that prints must not wait for CloudWatch Logs.
+        "mode": "non-blocking",
+        "max-buffer-size": "25m",
+    }
     return {"logDriver": "awslogs", "options": options}

@@ -32,10 +32,20 @@ WILDCARD_ACTIONS = {
     "cloudwatch:PutMetricData": "metrics are no resources; the condition names the stack's own namespace",
     **dict.fromkeys(LOOK_AT_GROUPS, "describing Auto Scaling groups names no resource in IAM; nothing is changed"),
     **dict.fromkeys(SESSION_MANAGER, "Session Manager names no resource; an agent answers for its own instance alone"),
+    "ecs:DiscoverPollEndpoint": "the address of ECS itself; nothing is read or changed",
 }
-# The one policy that AWS keeps, with all its wildcards: what the ECS agent calls, which AWS changes together with the
-# agent. No task can take the instance's role on.
-ECS_AGENT_POLICY = "policy/service-role/AmazonEC2ContainerServiceforEC2Role"
+# What the ECS agent calls: of a cluster, and of an instance in it. AWS's own policy for it,
+# AmazonEC2ContainerServiceforEC2Role, allows the same in every cluster of the account, and all of ECR and CloudWatch
+# Logs, which the execution role has here.
+# https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonelasticcontainerservice.html
+AGENT_OF_CLUSTER = (
+    "ecs:RegisterContainerInstance",
+    "ecs:DeregisterContainerInstance",
+    "ecs:SubmitAttachmentStateChanges",
+    "ecs:SubmitContainerStateChange",
+    "ecs:SubmitTaskStateChange",
+)
+AGENT_OF_INSTANCE = ("ecs:Poll", "ecs:StartTelemetrySession", "ecs:UpdateContainerInstancesState")
 # 123456789012.dkr.ecr.us-west-2.amazonaws.com/name, ECR's newer 123456789012.dkr-ecr.us-west-2.on.aws/name, and their
 # likes in other partitions and with FIPS.
 ECR_IMAGE = re.compile(
@@ -63,9 +73,15 @@ def assumed_by_tasks(*, partition: str, region: str, account: str) -> Policy:
     )
 
 
-def ecs_agent(partition: str) -> str:
-    """ARN of AWS's own policy for the ECS agent."""
-    return f"arn:{partition}:iam::aws:{ECS_AGENT_POLICY}"
+def ecs_agent(cluster_arn: str) -> Policy:
+    """Policy of the ECS agent of an instance: it joins this cluster and reports to it."""
+    instances = cluster_arn.partition(":cluster/")[0] + ":container-instance/*"
+    of_cluster = {"ArnEquals": {"ecs:cluster": cluster_arn}}
+    return _policy(
+        _allow(list(AGENT_OF_CLUSTER), cluster_arn),
+        {**_allow(list(AGENT_OF_INSTANCE), instances), "Condition": of_cluster},
+        _allow(["ecs:DiscoverPollEndpoint"], "*"),
+    )
 
 
 def session_manager(*, partition: str, region: str, account: str) -> Policy:
@@ -161,7 +177,7 @@ def _use_key(key_arn: str, actions: list[str], *services: str) -> list[dict[str,
     if not key_arn:
         return []
     region = key_arn.split(":")[3]
-    through = {"StringLike": {"kms:ViaService": [f"{service}.{region}.amazonaws.com*" for service in services]}}
+    through = {"StringLike": {"kms:ViaService": [f"{service}.{region}.amazonaws.*" for service in services]}}
     return [{**_allow(actions, key_arn), "Condition": through}]
 
 

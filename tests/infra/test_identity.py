@@ -183,6 +183,10 @@ def test_another_state_is_refused(preview: bool, cluster: str) -> None:
         ),
         ({"permissionsBoundary": BOUNDARY}, "permissionsBoundary: '' differs from the stack's, arn:aws:iam::"),
         ({"vpcId": "vpc-0b"}, "vpcId: '' is another network than the stack's, vpc-0b; change it back, or"),
+        (
+            {"bucketName": "company-runs"},
+            "bucketName: '' is another bucket than the stack's, company-runs; change it back, or copy the runs",
+        ),
         ({"vpcCidr": "10.1.0.0/16"}, "vpcCidr: '10.0.0.0/16' is another network than the stack's, 10.1.0.0/16; "),
         (
             {"zones": "us-west-2c us-west-2b"},

@@ -359,3 +359,22 @@ def test_cpu_workers_are_where_the_head_is(cloud: Cloud) -> None:
 def test_another_cluster_of_the_stack_is_not_this_one(cloud: Cloud) -> None:
     cloud.security_groups = [security_group("my-ray-on-ecs", zone="us-west-2a"), up()]
     assert location(cloud).zone == "us-west-2b"
+
+
+def test_a_network_on_the_addresses_of_dockers_bridge_is_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.vpc = {"cidrBlock": "172.16.0.0/12"}
+    location(cloud, **EXISTING)
+    [line] = warnings
+    assert line.startswith("vpcId: vpc-0a1b (172.16.0.0/12) overlaps Docker's bridge 172.17.0.0/16 on every instance")
+
+
+def test_a_subnet_without_a_way_out_is_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.routes = ("10.0.0.0/16",)
+    location(cloud, **EXISTING)
+    [line] = warnings
+    assert line.startswith(
+        "subnetIds: subnet-0c2d has no route to the internet (0.0.0.0/0); instances join the cluster"
+    )
+    cloud.silent = ("getRouteTable",)
+    location(cloud, **EXISTING)
+    assert len(warnings) == 1, "what can't be asked stops nothing"

@@ -155,3 +155,14 @@ def test_without_a_nat_gateway_every_service_has_an_address_in_the_nodes_zones(c
         assert each.inputs["securityGroupIds"] == ["network-security-group-id"], "the nodes' own lets them in"
         assert each.inputs["subnetIds"] == ["subnet-private-us-west-2b", "subnet-private-us-west-2a"]
     assert len(with_gateway.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")) == 1, "they cost more than the gateway"
+
+
+def test_another_partition_is_asked_for_the_names_of_endpoints(cloud: Cloud) -> None:
+    location = Location(partition="aws-cn", account=ACCOUNT, region=REGION, worker_zones=ZONES[:1], zones=ZONES)
+    args = NetworkArgs(vpc_cidr="10.0.0.0/16", location=location, cluster_name="ray", nat_gateway=False)
+    cloud.run(lambda: Network("network", args))
+    made = [each.inputs["serviceName"] for each in cloud.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")]
+    assert {*made} == {
+        f"com.amazonaws.{REGION}.s3",
+        *(f"cn.com.amazonaws.{REGION}.{service}" for service in INTERFACE_ENDPOINTS),
+    }

@@ -8,7 +8,7 @@ import pytest
 
 from infra.config import docker
 from infra.config.plan import Plan, get_instance_type, make_plan
-from infra.config.settings import Settings, key_of
+from infra.config.settings import Settings
 from infra.definitions.sizing import TaskSize
 from infra.errors import SettingError, error_reason
 from infra.references import Price
@@ -161,22 +161,6 @@ def test_the_cause_is_the_line_that_says_why(answer: str, line: str) -> None:
 AMI = "ami-0123456789abcdef0"
 
 
-@pytest.mark.parametrize("key", ["head", "worker"])
-def test_a_machine_image_is_looked_up(cloud: Cloud, key: str) -> None:
-    given = {f"{key}_ami_id": AMI}
-    with pytest.raises(SettingError, match=f"{key}AmiId: '{AMI}' could not be looked up in us-west-2 "):
-        plan(cloud, **given)
-    cloud.amis = {AMI: {"architecture": "arm64", "rootDeviceName": "/dev/xvda"}}
-    with pytest.raises(SettingError, match=f"{key}AmiId: '{AMI}' is for arm64 with its root disk at /dev/xvda; "):
-        plan(cloud, **given)
-    cloud.amis = {AMI: {"architecture": "x86_64", "rootDeviceName": "/dev/sda1"}}
-    with pytest.raises(SettingError, match="root disk at /dev/sda1"):
-        plan(cloud, **given)
-    cloud.amis = {AMI: {"architecture": "x86_64", "rootDeviceName": "/dev/xvda"}}
-    made = plan(cloud, **given)
-    assert {made.head.ami_id, made.worker.ami_id} == {AMI, ""}, "each kind has its own"
-
-
 def test_a_tag_that_may_move_is_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
     plan(cloud, image_uri="public.example/ray@sha256:" + "a" * 64)
     assert not warnings, "a digest is one image"
@@ -230,44 +214,29 @@ def test_cpu_workers_are_planned_and_paid_for_like_the_rest(cloud: Cloud) -> Non
         plan(cloud, **CPU_WORKERS, cpu_worker_count=3)
 
 
-ARNS = {
-    "permissions_boundary": f"arn:aws:iam::{ACCOUNT}:policy/boundary",
-    "registry_secret_arn": f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:registry",
-    "kms_key_arn": f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1",
-}
-QUESTIONS = dict(zip(ARNS, ("getPolicy", "getSecret", "getKey"), strict=True))
-IMAGE = {"image_uri": "registry.example/ray@sha256:" + "a" * 64}
-
-
-@pytest.mark.parametrize("field", ARNS)
-def test_what_a_companys_arn_names_has_to_be_there(cloud: Cloud, field: str, warnings: list[str]) -> None:
-    given = {**IMAGE, field: ARNS[field]}
-    assert plan(cloud, **given)
-    cloud.silent = (QUESTIONS[field],)
-    assert plan(cloud, **given), "not everybody may ask"
-    [line] = warnings
-    assert line.startswith(f"{key_of(field)}: {ARNS[field]} can't be looked up with ")
-    cloud.silent, cloud.absent = (), (QUESTIONS[field],)
-    with pytest.raises(SettingError, match=f"^{key_of(field)}: '{ARNS[field]}' could not be found "):
-        plan(cloud, **given)
-
-
-@pytest.mark.parametrize("field", ["registry_secret_arn", "kms_key_arn"])
-def test_what_belongs_to_another_region_is_refused(cloud: Cloud, field: str) -> None:
-    arn = ARNS[field].replace(REGION, "eu-west-1")
-    with pytest.raises(SettingError, match="is in eu-west-1, and the stack in us-west-2; "):
-        plan(cloud, **IMAGE, **{field: arn})
-
-
-def test_a_key_that_encrypts_nothing_is_refused(cloud: Cloud) -> None:
-    cloud.key = {"enabled": False, "keyState": "PendingDeletion"}
-    with pytest.raises(SettingError, match="is PendingDeletion and of type SYMMETRIC_DEFAULT; "):
-        plan(cloud, kms_key_arn=ARNS["kms_key_arn"])
-
-
 def test_without_a_nat_gateway_no_address_is_needed_and_no_image_of_another_region_reached(cloud: Cloud) -> None:
     cloud.quotas, cloud.addresses = {"L-0263D0A3": 5.0}, 5
     assert plan(cloud, nat_gateway=False), "there is none to give it to"
     uri = f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com/ray@sha256:" + "a" * 64
     with pytest.raises(SettingError, match=r"^natGateway: 'false' leaves no way to the image in eu-west-1"):
         plan(cloud, nat_gateway=False, image_uri=uri)
+
+
+def test_types_with_other_gpus_are_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.prices = {"m5.xlarge": 0.2, "g5.xlarge": 1.0, "g5.2xlarge": 1.2, "g4dn.xlarge": 0.5}
+    plan(cloud, worker_instance_types=("g5.xlarge", "g5.2xlarge"))
+    assert not warnings
+    plan(cloud, worker_instance_types=("g5.xlarge", "g4dn.xlarge"))
+    [line] = warnings
+    assert line.startswith(
+        "workerInstanceTypes: g5.xlarge has A10G with 22 GiB, g4dn.xlarge has T4 with 16 GiB; a run on"
+    )
+
+
+def test_who_may_not_ask_for_the_newest_machine_image_gives_one(cloud: Cloud) -> None:
+    cloud.silent = ("getParameter",)
+    with pytest.raises(SettingError, match=r"^headAmiId: '' is empty, .* \(ssm:GetParameter of /aws/.* AccessDenied"):
+        plan(cloud)
+    cloud.amis = {AMI: {"architecture": "x86_64", "rootDeviceName": "/dev/xvda", "blockDeviceMappings": []}}
+    made = plan(cloud, head_ami_id=AMI, worker_ami_id=AMI)
+    assert (made.head.ami_id, made.worker.ami_id) == (AMI, AMI)

@@ -57,6 +57,16 @@ def test_an_image_from_elsewhere_takes_no_rights_in_ecr(uri: str) -> None:
     assert not any(action.startswith("ecr:") for action in actions), "a right that nothing uses is one too many"
 
 
+def test_an_agent_reports_to_its_own_cluster_alone() -> None:
+    cluster = "arn:aws-cn:ecs:cn-north-1:123456789012:cluster/ray-dev"
+    of_cluster, of_instance, discover = policies.ecs_agent(cluster)["Statement"]
+    assert of_cluster["Resource"] == cluster
+    assert "ecs:RegisterContainerInstance" in of_cluster["Action"]
+    assert of_instance["Resource"] == "arn:aws-cn:ecs:cn-north-1:123456789012:container-instance/*"
+    assert of_instance["Condition"] == {"ArnEquals": {"ecs:cluster": cluster}}
+    assert discover == {"Effect": "Allow", "Action": ["ecs:DiscoverPollEndpoint"], "Resource": "*"}
+
+
 def test_tasks_use_the_whole_bucket_of_the_stack() -> None:
     listing, objects = policies.training(partition="aws", bucket_arn=BUCKET)["Statement"]
     assert objects == {
@@ -125,7 +135,7 @@ SECRET = "arn:aws:secretsmanager:us-west-2:123456789012:secret:registry"
 def test_a_key_of_ones_own_is_used_through_the_services_that_need_it() -> None:
     _, _, use = policies.training(partition="aws", bucket_arn=BUCKET, kms_key_arn=KEY)["Statement"]
     assert (use["Action"], use["Resource"]) == (["kms:Decrypt", "kms:GenerateDataKey"], KEY)
-    assert use["Condition"] == {"StringLike": {"kms:ViaService": ["s3.us-west-2.amazonaws.com*"]}}, "and by no other"
+    assert use["Condition"] == {"StringLike": {"kms:ViaService": ["s3.us-west-2.amazonaws.*"]}}, "and by no other"
 
 
 def test_a_registrys_password_is_read_by_who_pulls() -> None:

@@ -90,8 +90,11 @@ BAD = [
     ("imageUri", "foo", "is not an image reference"),
     ("imageUri", "public.example/ray", "is not an image reference"),
     ("imageUri", "public.example/ray@sha256:12", "is not an image reference"),
+    ("bucketName", "s3://runs", "is not a name of a bucket"),
+    ("objectVersionDays", "-1", "is outside 0 to 3650"),
     ("retainBucket", "maybe", "is neither true nor false"),
     ("dataBuckets", "s3://my-data", "names no bucket"),
+    ("dataBuckets", "my-data--usw2-az1--x-s3", "is a directory bucket"),
     ("dataBuckets", "My_Data", "names no bucket"),
     ("dataBuckets", "my-data/*", "names no bucket"),
     ("rootVolumeGib", "30", "is outside 50"),
@@ -154,7 +157,9 @@ GOOD: dict[str, tuple[str, Any]] = {
     "nat_gateway": ("true", True),
     "image_uri": ("public.example/ray@sha256:" + "0" * 64, "public.example/ray@sha256:" + "0" * 64),
     "registry_secret_arn": (f"{SECRET}:registry", f"{SECRET}:registry"),
+    "bucket_name": ("", ""),  # does not go with the next two
     "retain_bucket": ("true", True),
+    "object_version_days": ("30", 30),
     "data_buckets": ("my-data, other.data/images/2026,", ("my-data", "other.data/images/2026")),
     "root_volume_gib": ("200", 200),
     "log_retention_days": ("7", 7),
@@ -173,6 +178,10 @@ def test_every_key_is_read(cloud: Cloud) -> None:
     assert GOOD.keys() == vars(Settings()).keys(), "a new key belongs here"
     expected = Settings(**{name: value for name, (_, value) in GOOD.items()})
     assert load(cloud, **{key_of(name): text for name, (text, _) in GOOD.items()}) == expected
+
+
+def test_an_existing_bucket_is_read(cloud: Cloud) -> None:
+    assert load(cloud, bucketName="company-runs").bucket_name == "company-runs"
 
 
 def test_every_key_has_a_bad_value_to_refuse() -> None:
@@ -207,6 +216,12 @@ def test_a_key_that_nobody_reads_is_refused(cloud: Cloud, key: str, hint: str) -
         load(cloud, **{key: "secret"})
     expected = f"{key}: is not a setting of this project; {hint} Remove it: `pulumi config rm {key}`"
     assert str(refused.value) == expected, "Pulumi itself takes it in silence, and the default holds"
+
+
+def test_a_key_of_a_project_that_was_renamed_is_refused(cloud: Cloud) -> None:
+    with pytest.raises(pulumi.RunError, match=r"^my-ray:spot: is a setting of this project, ray-on-ecs, under another"):
+        load(cloud, **{"my-ray:spot": "true"})
+    assert load(cloud, **{"aws:region": "us-west-2"}) == Settings()
 
 
 def test_the_engine_prints_no_traceback_for_a_bad_value(cloud: Cloud) -> None:
@@ -301,6 +316,14 @@ ELSEWHERE = "registry.example/ray:1"
         (
             {"registrySecretArn": f"{SECRET}:x", "imageUri": ECR},
             f"registrySecretArn: '{SECRET}:x' is of no use, as image",
+        ),
+        (
+            {"bucketName": "company-runs", "retainBucket": "true"},
+            "retainBucket: 'true' is of a bucket of the stack's own, and bucketName is company-runs; give false",
+        ),
+        (
+            {"bucketName": "company-runs", "objectVersionDays": "7"},
+            "objectVersionDays: '7' is of a bucket of the stack's own, and bucketName is company-runs; give 0",
         ),
         ({"spot": "true", "onDemandWorkers": "3"}, "onDemandWorkers: 3 is more than all 2 workers"),
         (

@@ -175,3 +175,8 @@ def test_a_cpu_worker_takes_any_type_that_the_image_runs_on() -> None:
     assert cpu_worker_size("cpuWorkerInstanceTypes", [small, M5_XLARGE]) == TaskSize(vcpus=2, memory_mib=2816, gpus=0)
     with pytest.raises(SettingError, match="arm64"):
         cpu_worker_size("cpuWorkerInstanceTypes", [replace(small, architectures=("arm64",))])
+
+
+def test_a_task_takes_all_cpus_of_the_largest_instances() -> None:
+    assert TaskSize(vcpus=192, memory_mib=1024, gpus=0).cpu_units == 196608
+    assert TaskSize(vcpus=448, memory_mib=1024, gpus=0).cpu_units == 196608, "ECS refuses more than 192 vCPUs"

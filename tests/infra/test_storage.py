@@ -67,13 +67,31 @@ def test_requests_without_tls_are_refused(cloud: Cloud) -> None:
 
 def test_parts_of_broken_uploads_expire(cloud: Cloud) -> None:
     storage(cloud)
-    (rule,) = cloud.resources["storage-lifecycle"].inputs["rules"]
+    rule, _ = cloud.resources["storage-lifecycle"].inputs["rules"]
     assert rule == {
         "id": "expire-unfinished-uploads",
         "status": "Enabled",
         "filter": {"prefix": ""},
         "abortIncompleteMultipartUpload": {"daysAfterInitiation": 3.0},
     }, "a job that dies in a checkpoint leaves parts that are invisible and charged for"
+
+
+@pytest.mark.parametrize(("days", "expected"), [(0, 1), (30, 30)])
+def test_old_versions_expire(cloud: Cloud, days: int, expected: int) -> None:
+    cloud.run(lambda: Storage("storage", StorageArgs(version_days=days)))
+    _, rule = cloud.resources["storage-lifecycle"].inputs["rules"]
+    assert rule["noncurrentVersionExpiration"] == {"noncurrentDays": expected}, "versions of an earlier setting go, too"
+    assert rule["expiration"] == {"expiredObjectDeleteMarker": True}
+    assert ("storage-versions" in cloud.resources) == (days > 0)
+    if days:
+        assert "storage-versions" in cloud.resources["storage-lifecycle"].dependencies
+
+
+def test_an_existing_bucket_is_used_and_not_changed(cloud: Cloud) -> None:
+    made = cloud.run(lambda: Storage("storage", StorageArgs(existing="company-runs", partition="aws-cn")))
+    assert cloud.resources.keys() == {"storage"}
+    assert cloud.value(made.bucket.name) == "company-runs"
+    assert cloud.value(made.bucket.arn) == "arn:aws-cn:s3:::company-runs"
 
 
 @pytest.mark.parametrize("name", PROTECTION)

@@ -1,0 +1,135 @@
+"""What settings name in AWS is asked about: absent or unfit, it is refused; a denied answer stops nothing."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from infra.config import account
+from infra.config.settings import Settings, key_of
+from infra.errors import SettingError
+from tests.infra.fake_aws import ACCOUNT, DIGEST, REGION, Cloud
+
+AMI = "ami-0123456789abcdef0"
+ROOT = {"deviceName": "/dev/xvda", "ebs": {"volume_size": "30"}}
+LARGE = {"deviceName": "/dev/xvda", "ebs": {"volume_size": "200"}}
+GOOD_AMI = {"architecture": "x86_64", "rootDeviceName": "/dev/xvda", "blockDeviceMappings": [ROOT]}
+KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1"
+SECRET = f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:registry"
+REGISTRY = {"image_uri": "registry.example/ray@sha256:" + "a" * 64}
+ECR = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/ray"
+
+# Each row of the table: a setting, its value, what else it needs, and the function that asks.
+ROWS: list[tuple[str, Any, dict[str, Any], str]] = [
+    ("permissions_boundary", f"arn:aws:iam::{ACCOUNT}:policy/boundary", {}, "getPolicy"),
+    ("registry_secret_arn", SECRET, REGISTRY, "getSecret"),
+    ("kms_key_arn", KEY, {}, "getKey"),
+    ("kms_key_arn", KEY, {}, "getRole"),
+    ("bucket_name", "company-runs", {}, "getBucket"),
+    ("data_buckets", ("my-data/images",), {}, "getBucket"),
+    ("image_uri", f"{ECR}:v1", {}, "getImage"),
+    ("image_uri", f"{ECR}@{DIGEST}", {}, "getImage"),
+    ("head_ami_id", AMI, {}, "getAmi"),
+    ("worker_ami_id", AMI, {}, "getAmi"),
+]
+# What makes an answer unfit, and the line that says so.
+UNFIT = [
+    (
+        {"kms_key_arn": KEY},
+        {"key": {"enabled": False, "keyState": "PendingDeletion"}},
+        "is PendingDeletion and of type",
+    ),
+    ({"kms_key_arn": KEY}, {"key": {"keySpec": "RSA_2048"}}, "is Enabled and of type RSA_2048; give an enabled, symm"),
+    ({"bucket_name": "runs"}, {"bucket_region": "eu-west-1"}, "is in eu-west-1, and the stack in us-west-2; give one"),
+    (
+        {"worker_ami_id": AMI},
+        {"amis": {AMI: {**GOOD_AMI, "architecture": "arm64"}}},
+        "is for arm64 with its root disk at /dev/xvda; give one made from AWS's for ECS",
+    ),
+    (
+        {"head_ami_id": AMI},
+        {"amis": {AMI: {**GOOD_AMI, "rootDeviceName": "/dev/sda1"}}},
+        "is for x86_64 with its root disk at /dev/sda1; ",
+    ),
+    (
+        {"worker_ami_id": AMI},
+        {"amis": {AMI: {**GOOD_AMI, "blockDeviceMappings": [LARGE]}}},
+        "has a root disk of 200 GiB, and rootVolumeGib is 100; raise rootVolumeGib to 200",
+    ),
+]
+
+
+def check(cloud: Cloud, **settings: Any) -> None:
+    """Ask about settings that are otherwise the defaults."""
+    cloud.amis = cloud.amis or {AMI: GOOD_AMI}
+    cloud.run(lambda: account.check(Settings(**settings), REGION, ACCOUNT))
+
+
+@pytest.mark.parametrize(("field", "value", "more", "function"), ROWS)
+def test_what_a_setting_names_is_asked_about(
+    cloud: Cloud, warnings: list[str], field: str, value: Any, more: dict[str, Any], function: str
+) -> None:
+    given, named = {**more, field: value}, value if isinstance(value, str) else value[0]
+    check(cloud, **given)
+    assert any(token.endswith(f":{function}") for token, _ in cloud.calls)
+    assert not warnings
+    cloud.silent = (function,)
+    check(cloud, **given)
+    [line] = warnings
+    assert re.fullmatch(
+        rf"{key_of(field)}: {named} can't be looked up with \w+:\w+ \(.*AccessDenied.*\); going on", line
+    )
+    cloud.silent, cloud.absent = (), (function,)
+    with pytest.raises(SettingError) as refused:
+        check(cloud, **given)
+    message = str(refused.value)
+    assert message.startswith(f"{key_of(field)}: '{named}' could not be found (")
+    assert re.search(r"\); (give|push|needs) ", message), "the line names the way out"
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(("settings", "answers", "line"), UNFIT)
+def test_what_is_there_and_unfit_is_refused(
+    cloud: Cloud, settings: dict[str, Any], answers: dict[str, Any], line: str
+) -> None:
+    vars(cloud).update(answers)
+    with pytest.raises(SettingError) as refused:
+        check(cloud, **settings)
+    [(field, value)] = settings.items()
+    assert str(refused.value).startswith(f"{key_of(field)}: '{value}' {line}")
+
+
+def test_data_of_another_region_is_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.bucket_region = "eu-west-1"
+    check(cloud, data_buckets=("my-data",))
+    [line] = warnings
+    assert line.startswith("dataBuckets: 'my-data' is in eu-west-1, and the stack in us-west-2; ")
+    assert "pay for each byte" in line
+
+
+def test_an_image_of_another_account_is_not_asked_for(cloud: Cloud) -> None:
+    check(cloud, image_uri=f"{ECR}:v1".replace(ACCOUNT, "210987654321"))
+    assert not cloud.calls, "its owner would have to let the caller ask"
+
+
+def test_an_image_is_asked_for_by_its_digest_or_its_tag(cloud: Cloud) -> None:
+    for uri in (f"{ECR}:v1", f"{ECR}@{DIGEST}", f"{ECR}:v1@{DIGEST}"):
+        check(cloud, image_uri=uri)
+    asked = [arguments for _, arguments in cloud.calls]
+    assert [(each.get("imageTag"), each.get("imageDigest")) for each in asked] == [
+        ("v1", None),
+        (None, DIGEST),
+        (None, DIGEST),
+    ]
+    assert {each["repositoryName"] for each in asked} == {"team/ray"}
+
+
+@pytest.mark.parametrize(
+    "settings", [{"registry_secret_arn": SECRET.replace(REGION, "eu-west-1"), **REGISTRY}, {"kms_key_arn": KEY}]
+)
+def test_what_belongs_to_another_region_is_refused(cloud: Cloud, settings: dict[str, Any]) -> None:
+    elsewhere = {name: str(value).replace(REGION, "eu-west-1") for name, value in settings.items()}
+    with pytest.raises(SettingError, match="is in eu-west-1, and the stack in us-west-2; "):
+        check(cloud, **elsewhere)
