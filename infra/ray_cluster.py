@@ -96,6 +96,7 @@ class RayCluster(pulumi.ComponentResource):
                 location=plan.location,
                 cluster_name=config.check_state(cluster.name, cluster.made_for, plan.identity, plan.up),
                 nat_gateway=settings.nat_gateway,
+                spot=settings.spot,
             ),
             opts,
         )

@@ -14,7 +14,7 @@ import pulumi
 import pytest
 
 from infra.config import docker
-from infra.definitions.policies import LOOK_AT_GROUPS, MOVE_GROUP, SESSION_MANAGER, WILDCARD_ACTIONS
+from infra.definitions.policies import LOOK_AT_GROUPS, MOVE_GROUP, SESSION_MANAGER, SPOT_PRICES, WILDCARD_ACTIONS
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.stack import find
 from tests.infra.fake_aws import (
@@ -407,7 +407,7 @@ def test_what_reaches_everything_is_held_by_a_condition_or_reads_nothing(everyth
         ["ecr:GetAuthorizationToken"],
         ["ecs:DiscoverPollEndpoint"],
         list(SESSION_MANAGER),
-        list(LOOK_AT_GROUPS),
+        [*LOOK_AT_GROUPS, SPOT_PRICES],
     )
     for statement in wide:
         if statement["Action"] not in harmless:

@@ -22,12 +22,14 @@ SESSION_MANAGER = (
 )
 # What a job that waits for workers asks, to say why there are none, and does, where they may go to another zone.
 LOOK_AT_GROUPS = ("autoscaling:DescribeAutoScalingGroups", "autoscaling:DescribeScalingActivities")
+SPOT_PRICES = "ec2:DescribeSpotPriceHistory"
 MOVE_GROUP, END_INSTANCE = "autoscaling:UpdateAutoScalingGroup", "autoscaling:TerminateInstanceInAutoScalingGroup"
 # Actions that IAM lets nobody restrict to a resource, and what holds them instead.
 # https://docs.aws.amazon.com/service-authorization/latest/reference/
 WILDCARD_ACTIONS = {
     "ecr:GetAuthorizationToken": "a registry's token is not tied to a repository; the pull itself is",
     "cloudwatch:PutMetricData": "metrics are no resources; the condition names the stack's own namespace",
+    SPOT_PRICES: "prices of spot instances name no resource, and are public",
     **dict.fromkeys(LOOK_AT_GROUPS, "describing Auto Scaling groups names no resource in IAM; nothing is changed"),
     **dict.fromkeys(SESSION_MANAGER, "Session Manager names no resource; an agent answers for its own instance alone"),
     "ecs:DiscoverPollEndpoint": "the address of ECS itself; nothing is read or changed",
@@ -135,7 +137,11 @@ def training(
     """
     objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
     data = [statement for each in data_buckets for statement in _read(partition, each)]
-    workers = [_allow(["ssm:GetParameter"], parameter_arn), _allow(list(LOOK_AT_GROUPS), "*")] if parameter_arn else []
+    workers = (
+        [_allow(["ssm:GetParameter"], parameter_arn), _allow([*LOOK_AT_GROUPS, SPOT_PRICES], "*")]
+        if parameter_arn
+        else []
+    )
     move = _move(group_arn) if group_arn else []
     return _policy(
         _listing(bucket_arn, ""),

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
+from ray_on_ecs import spot_prices
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import ClusterInfo, parse_cluster_info
 from ray_on_ecs.contract import HEAD_SHELL, SHELL_DOCUMENT
@@ -167,6 +168,15 @@ def workers(stack: Stack) -> ClusterInfo:
     if (parsed := parse_cluster_info(found)) is None:
         raise ResourceError(f"{stack.cluster_info_parameter} does not say what the workers are; pulumi up writes it")
     return parsed
+
+
+def spot_usd(stack: Stack, info: ClusterInfo) -> dict[str, float]:
+    """Return EC2's present price of a spot instance of each of the workers' types, in dollars an hour.
+
+    Raises:
+        TrainingError: AWS refuses.
+    """
+    return spot_prices.by_type(call("ec2", stack, "describe_spot_price_history", **spot_prices.question(info)))
 
 
 def services(stack: Stack) -> dict[str, dict[str, Any]]:

@@ -32,7 +32,7 @@ WORKERS = {
     "zones": [{"zone": "us-east-1a", "subnet_id": "subnet-1", "placement_group": None}],
     "spot": False,
     "spread": False,
-    "prices": {"g5.xlarge": {"on_demand": 3600, "spot": None}},
+    "prices": {"g5.xlarge": 3600},
     "head_usd": None,
     "scaling": {"workers": {"min": 0, "max": 2, "idle_minutes": 30}},
     "gpus": 1,

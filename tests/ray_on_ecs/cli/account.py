@@ -255,7 +255,7 @@ class Laptop:
             "zones": [{"zone": "us-east-1a", "subnet_id": "subnet-a", "placement_group": None}],
             "spot": False,
             "spread": False,
-            "prices": {"g5.xlarge": {"on_demand": 1.006, "spot": 0.4}},
+            "prices": {"g5.xlarge": 1.006},
             "head_usd": 0.192,
             "scaling": {"workers": {"min": 0, "max": 2, "idle_minutes": 30}},
             "gpus": 1,
