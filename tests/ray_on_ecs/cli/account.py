@@ -327,6 +327,8 @@ def _make(made: Laptop) -> None:
         "head_host": HEAD_HOST,
         "token_parameter": f"{prefix}-token",
         "cluster_info_parameter": f"{prefix}-info",
+        "shell_document": f"{prefix}-shell",
+        "forward_document": f"{prefix}-forward",
         "services": {kind: f"{prefix}-ray-{kind}-service" for kind in ("head", "workers")},
         "default_gpus": 2,
         "log_group": f"{prefix}-logs",
