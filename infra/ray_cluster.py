@@ -81,6 +81,7 @@ class RayCluster(pulumi.ComponentResource):
             permissions_boundary=settings.permissions_boundary,
             role_path=settings.role_path,
             kms_key_arn=settings.kms_key_arn,
+            task_policy_arns=settings.task_policy_arns,
         )
         key = rules.kms_key_arn
         opts = pulumi.ResourceOptions(parent=self)

@@ -423,6 +423,18 @@ def test_no_role_has_a_policy_of_aws(everything: Cloud) -> None:
     assert not everything.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment"), "theirs reach the whole account"
 
 
+def test_policies_that_are_given_go_to_the_tasks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [f"arn:aws:iam::{ACCOUNT}:policy/teams/read-features", "arn:aws:iam::aws:policy/AmazonSSMReadOnlyAccess"]
+    cloud = deploy(monkeypatch, {"taskPolicyArns": ",".join(given)})
+    attached = cloud.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
+    assert {each.inputs["role"] for each in attached} == {
+        "ray-on-ecs-head-task-role",
+        "ray-on-ecs-worker-task-role",
+    }, "an instance's or an execution role is none of training"
+    assert sorted({each.inputs["policyArn"] for each in attached}) == sorted(given)
+    assert "worker-task-role-teams-read-features" in cloud.needs("ray-workers-service"), "the first run fails"
+
+
 def test_the_agents_of_instances_reach_one_cluster(everything: Cloud) -> None:
     for kind in ("head", "workers", "cpu-workers"):
         made = everything.resources[f"{kind}-instance-ecs"]

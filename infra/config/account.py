@@ -96,6 +96,14 @@ def _companys(settings: Settings) -> Iterator[Question]:
             action="iam:GetPolicy",
             ask=lambda: aws.iam.get_policy(arn=boundary),
         )
+    for arn in settings.task_policy_arns:
+        yield Question(
+            key="taskPolicyArns",
+            value=arn,
+            action="iam:GetPolicy",
+            ask=lambda arn=arn: aws.iam.get_policy(arn=arn),
+            hint="give policies of this account, or of AWS",
+        )
     if secret:
         yield Question(
             key="registrySecretArn",

@@ -24,6 +24,7 @@ ECR = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/ray"
 # Each row of the table: a setting, its value, what else it needs, and the function that asks.
 ROWS: list[tuple[str, Any, dict[str, Any], str]] = [
     ("permissions_boundary", f"arn:aws:iam::{ACCOUNT}:policy/boundary", {}, "getPolicy"),
+    ("task_policy_arns", (f"arn:aws:iam::{ACCOUNT}:policy/read-features",), {}, "getPolicy"),
     ("registry_secret_arn", SECRET, REGISTRY, "getSecret"),
     ("kms_key_arn", KEY, {}, "getKey"),
     ("kms_key_arn", KEY, {}, "getRole"),
