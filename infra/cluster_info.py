@@ -6,7 +6,7 @@ See ray_on_ecs/tracking/cost.py, ray_on_ecs/run/zone_failover.py and ray_on_ecs/
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
@@ -55,7 +55,7 @@ def _facts(args: ClusterInfoArgs) -> dict[str, pulumi.Input[object]]:
     worker = args.worker
     nodes = [node for node in (args.cpu_worker, worker) if node]
     known = all(node.prices is not None for node in nodes)
-    prices = {name: asdict(price) for node in nodes for name, price in (node.prices or {}).items()} if known else None
+    prices = {name: price.on_demand for node in nodes for name, price in (node.prices or {}).items()} if known else None
     alone = worker.max_count < 2
     return {
         "group": args.group_name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pulumi
@@ -42,6 +42,7 @@ class NetworkArgs:
     location: Location
     cluster_name: pulumi.Input[str]
     nat_gateway: bool = True
+    spot: bool = False
 
 
 class Network(pulumi.ComponentResource):
@@ -68,7 +69,9 @@ class Network(pulumi.ComponentResource):
             self._close_default_group(name)
         group_id = self._security_group(name, args)
         if not args.nat_gateway:
-            self._endpoints(name, args.location, subnets, group_id)
+            # A run on spot instances asks EC2 for their prices.
+            services = (*INTERFACE_ENDPOINTS, *(["ec2"] if args.spot else []))
+            self._endpoints(name, services, args.location, subnets, group_id)
         self.ref = NetworkRef(subnets=subnets, security_group_id=group_id, network=self)
         self.register_outputs({"vpc_id": self.vpc_id, "subnet_id": subnets[args.location.zone]})
 
@@ -147,12 +150,13 @@ class Network(pulumi.ComponentResource):
     def _endpoints(
         self,
         name: str,
+        services: Sequence[str],
         location: Location,
         subnets: Mapping[str, pulumi.Input[str]],
         group_id: pulumi.Input[str],
     ) -> None:
         """What nodes call of AWS without a way to the internet: an address for each service in each of their zones."""
-        for service in INTERFACE_ENDPOINTS:
+        for service in services:
             aws.ec2.VpcEndpoint(
                 f"{name}-{service.replace('.', '-')}",
                 vpc_id=self.vpc_id,

@@ -26,6 +26,7 @@ from infra.ray_nodes import TaskDefaults
 from infra.ray_service import RayService, RayServiceArgs
 from infra.ray_task import RayTask
 from infra.references import AccountRules, ExistingNetwork, NodeSpec, Scale
+from infra.sessions import Sessions, SessionsArgs
 from infra.storage import Storage, StorageArgs
 from infra.tags import company_tags, name_prefix
 
@@ -80,6 +81,7 @@ class RayCluster(pulumi.ComponentResource):
             permissions_boundary=settings.permissions_boundary,
             role_path=settings.role_path,
             kms_key_arn=settings.kms_key_arn,
+            task_policy_arns=settings.task_policy_arns,
         )
         key = rules.kms_key_arn
         opts = pulumi.ResourceOptions(parent=self)
@@ -96,6 +98,7 @@ class RayCluster(pulumi.ComponentResource):
                 location=plan.location,
                 cluster_name=config.check_state(cluster.name, cluster.made_for, plan.identity, plan.up),
                 nat_gateway=settings.nat_gateway,
+                spot=settings.spot,
             ),
             opts,
         )
@@ -213,8 +216,10 @@ class RayCluster(pulumi.ComponentResource):
             opts,
         )
 
+        sessions = Sessions(f"{prefix}-sessions", SessionsArgs(gpus=plan.gpus), opts)
         head_id = capacities["head"].instance_id(services["head"])
-        reach = pulumi.Output.all(head_id, discovery.head_host)
+        train, shell = (pulumi.Output.all(head_id, document) for document in (sessions.train, sessions.shell))
+        dashboard = pulumi.Output.all(head_id, discovery.head_host, sessions.forward)
         known: dict[str, pulumi.Output[Any]] = {
             "bucket": storage.bucket.name,
             "head_instance_id": head_id,
@@ -230,15 +235,17 @@ class RayCluster(pulumi.ComponentResource):
             head_host=discovery.head_host,
             token_parameter=auth.parameter_name,
             cluster_info_parameter=info.parameter.name,
+            shell_document=sessions.shell,
+            forward_document=sessions.forward,
             services={kind: ref.name for kind, ref in refs.items()},
         )
         outputs: dict[str, pulumi.Output[Any]] = {
             **known,
             "image_uri": image_uri,
             "connection": connection,
-            "train_command": head_id.apply(lambda head: commands.train(plan.region, plan.gpus, head)),
-            "shell_command": head_id.apply(lambda head: commands.shell(plan.region, head)),
-            "dashboard_command": reach.apply(lambda found: commands.dashboard(plan.region, *found)),
+            "train_command": train.apply(lambda found: commands.session(plan.region, *found)),
+            "shell_command": shell.apply(lambda found: commands.session(plan.region, *found)),
+            "dashboard_command": dashboard.apply(lambda found: commands.dashboard(plan.region, *found)),
             "token_command": auth.parameter_name.apply(lambda name: commands.token(plan.region, name)),
         }
         vars(self).update(outputs)

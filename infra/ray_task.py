@@ -67,8 +67,18 @@ class RayTask(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.definition_arn = definition.arn
-        self.role_policies = [execution_policy, task_policy]
+        more = [self._attach(name, task_role, each) for each in args.rules.task_policy_arns]
+        self.role_policies = [execution_policy, task_policy, *more]
         self.register_outputs({"definition_arn": self.definition_arn})
+
+    def _attach(self, name: str, role: aws.iam.Role, policy_arn: str) -> pulumi.Resource:
+        policy = policy_arn.partition(":policy/")[2].replace("/", "-")
+        return aws.iam.RolePolicyAttachment(
+            f"{name}-role-{policy}",
+            role=role.name,
+            policy_arn=policy_arn,
+            opts=pulumi.ResourceOptions(parent=self),
+        )
 
     def _role(
         self, name: str, trust: Policy, policy: pulumi.Input[str], rules: AccountRules

@@ -106,11 +106,13 @@ class AccountRules:
         permissions_boundary: ARN of the policy that bounds every role, or nothing.
         role_path: The IAM path of every role.
         kms_key_arn: The key that everything stored is encrypted with, or nothing for AWS's own keys.
+        task_policy_arns: ARNs of policies that the role of every task has, too.
     """
 
     permissions_boundary: str = ""
     role_path: str = "/"
     kms_key_arn: str = ""
+    task_policy_arns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 
@@ -19,13 +19,6 @@ class Zone(TypedDict):
     zone: str
     subnet_id: str
     placement_group: str | None
-
-
-class Price(TypedDict):
-    """What an instance costs, in dollars an hour; on spot it may not be known."""
-
-    on_demand: float
-    spot: float | None
 
 
 class Scaling(TypedDict):
@@ -51,7 +44,7 @@ class ClusterInfo(TypedDict):
         zones: The zones that they may be in, the preferred one first.
         spot: Whether it starts spot instances.
         spread: Whether the workers of one job may be in several zones.
-        prices: By instance type; None if the stack knows none.
+        prices: Dollars an hour on demand, by instance type; None if the stack knows none.
         head_usd: What the head's instance costs, in dollars an hour, or None.
         scaling: By kind of node, `workers` and, if there can be any, `cpu-workers`.
         gpus: The GPUs of each instance.
@@ -62,7 +55,7 @@ class ClusterInfo(TypedDict):
     zones: list[Zone]
     spot: bool
     spread: bool
-    prices: dict[str, Price] | None
+    prices: dict[str, float] | None
     head_usd: float | None
     scaling: dict[str, Scaling]
     gpus: int
@@ -72,6 +65,12 @@ def read_cluster_info() -> ClusterInfo | None:
     """Return what the stack says, or None where there is no stack or its parameter can't be read: a run goes on."""
     if not (name := os.environ.get(CLUSTER_INFO_VARIABLE)):
         return None
+    found = ask_aws("ssm", "get_parameter", Name=name)
+    return parse_cluster_info(found["Parameter"]["Value"]) if found else None
+
+
+def ask_aws(service: str, method: str, **arguments: Any) -> Any:
+    """Return AWS's answer, or None where it doesn't answer within some seconds or refuses: a run goes on."""
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
@@ -79,10 +78,9 @@ def read_cluster_info() -> ClusterInfo | None:
     retries = {"total_max_attempts": ATTEMPTS}
     config = Config(connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS, retries=retries)
     try:
-        text = boto3.client("ssm", config=config).get_parameter(Name=name)["Parameter"]["Value"]
+        return getattr(boto3.client(service, config=config), method)(**arguments)
     except (BotoCoreError, ClientError):
         return None
-    return parse_cluster_info(text)
 
 
 def parse_cluster_info(text: str) -> ClusterInfo | None:

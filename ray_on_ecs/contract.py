@@ -6,12 +6,12 @@ This module imports nothing, and infra/ imports no other one of this package.
 # The head's container on its instance: ECS's agent labels what it starts, while Docker's names carry a random suffix.
 HEAD = "ray-head"
 HEAD_CONTAINER = f"sudo docker ps -qf label=com.amazonaws.ecs.container-name={HEAD} -f health=healthy"
-HEAD_SHELL = f"sudo docker exec -it $({HEAD_CONTAINER}) bash"
-# The document of Session Manager that runs a command with a terminal.
-SHELL_DOCUMENT = "AWS-StartInteractiveCommand"
 # Ray's dashboard, with the Jobs API.
 DASHBOARD_PORT = 8265
 DASHBOARD_URL = f"http://127.0.0.1:{DASHBOARD_PORT}"  # on the head itself
+
+# Jupyter, on the head or on a worker: a port that no server of a node has (docs/image.md).
+NOTEBOOK_PORT = 8888
 
 # Prefix of the runs in the stack's bucket.
 RUNS_PREFIX = "runs"

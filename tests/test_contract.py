@@ -20,11 +20,10 @@ from infra.definitions import commands, containers
 from infra.definitions.sizing import TaskSize
 from infra.references import Scale
 from ray_on_ecs import cluster_info
-from ray_on_ecs.cli import notebook
 from ray_on_ecs.cli.recipe import RECIPES
 from ray_on_ecs.cluster import clusters as laptop
 from ray_on_ecs.cluster import jobs as client
-from ray_on_ecs.contract import DASHBOARD_URL, NODE_GROUP_VARIABLE, RUNS_PREFIX, WORKER_TIMEOUT
+from ray_on_ecs.contract import DASHBOARD_URL, NODE_GROUP_VARIABLE, NOTEBOOK_PORT, RUNS_PREFIX, WORKER_TIMEOUT
 from ray_on_ecs.flags import ENVIRONMENT_PREFIX, environment_variable
 from ray_on_ecs.node import head, jobs, ports
 from ray_on_ecs.run.command_line import parse
@@ -125,7 +124,7 @@ def test_every_port_is_documented() -> None:
 
 
 def test_the_train_command_asks_for_a_worker_on_each_gpu() -> None:
-    found = re.search(r"\$c ray-on-ecs run ([^\"]*)", commands.train("us-west-2", 8, "i-1"))
+    found = re.search(r"\$c ray-on-ecs run (.*)$", commands.train(8))
     assert found is not None
     config = parse(found[1].split(), {})
     assert (config.num_workers, config.command) == (8, ("image_classifier.py",))
@@ -210,14 +209,14 @@ def test_the_laptop_finds_what_compose_publishes() -> None:
     dashboard, s3 = (address.rpartition(":")[2] for address in (DASHBOARD_URL, laptop.COMPOSE_S3))
     assert f"127.0.0.1:{dashboard}:8265" in COMPOSE["head"]["ports"]
     assert f"127.0.0.1:{s3}:5000" in COMPOSE["s3"]["ports"]
-    assert f"127.0.0.1:{laptop.COMPOSE_PORTS[notebook.PORT]}:{notebook.PORT}" in COMPOSE["head"]["ports"]
+    assert f"127.0.0.1:{laptop.COMPOSE_PORTS[NOTEBOOK_PORT]}:{NOTEBOOK_PORT}" in COMPOSE["head"]["ports"]
     environment = COMPOSE["head"]["environment"]
     assert environment["RAY_AUTH_TOKEN"] == f"${{RAY_AUTH_TOKEN:-{laptop.COMPOSE_TOKEN}}}"
     assert environment["RAY_ON_ECS_STORAGE_PATH"] == laptop.COMPOSE_STORAGE
 
 
 def test_compose_trains_as_the_train_command_does() -> None:
-    submitted = re.search(r"\$c (ray-on-ecs .*?)\"", commands.train("us-west-2", 2, "i-1"))
+    submitted = re.search(r"\$c (ray-on-ecs .*)$", commands.train(2))
     assert submitted is not None
     assert COMPOSE["train"]["command"].startswith(f"{submitted[1]} "), "another command than the stack's"
     assert COMPOSE["train"]["environment"]["RAY_API_SERVER_ADDRESS"] == f"http://head:{ports.DASHBOARD}"
@@ -284,3 +283,26 @@ def test_a_stop_leaves_the_time_to_end_and_to_store() -> None:
     of_ray = float(head.JOB_LIMIT_SECONDS)
     assert GRACE_SECONDS + KILL_SECONDS + STORE_SECONDS < of_ray < jobs.STOP_SECONDS
     assert jobs.STOP_SECONDS + containers.HEAD_DRAIN_SECONDS < containers.HEAD_STOP_SECONDS
+
+
+# Actions of calls whose names differ, and calls that take none.
+ACTIONS = {"s3:HeadBucket": "s3:ListBucket", "s3:ListObjectsV2": "s3:ListBucket", "service-quotas": "servicequotas"}
+FREE = {"sts:GetCallerIdentity"}
+
+
+def test_a_trainers_policy_allows_what_the_command_line_calls_and_no_document_of_aws() -> None:
+    statements = json.loads((ROOT / "docs" / "policies" / "trainer.json").read_text())["Statement"]
+    allowed = {
+        action
+        for each in statements
+        for action in ([each["Action"]] if isinstance(each["Action"], str) else each["Action"])
+    }
+    called = set()
+    for path in (ROOT / "ray_on_ecs").rglob("*.py"):
+        for service, method in re.findall(r'\bcall\(\s*"([\w-]+)",\s*[\w.]*stack,\s*"(\w+)"', path.read_text()):
+            action = f"{ACTIONS.get(service, service)}:{''.join(word.title() for word in method.split('_'))}"
+            called.add(ACTIONS.get(action, action))
+    assert len(called) > 10, "the calls are written in another way"
+    assert called - FREE <= allowed
+    documents = [each for each in statements if ":document/" in str(each["Resource"])]
+    assert [each["Resource"] for each in documents] == ["arn:aws:ssm:REGION:ACCOUNT:document/ray-on-ecs-sessions-*"]

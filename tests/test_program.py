@@ -14,7 +14,7 @@ import pulumi
 import pytest
 
 from infra.config import docker
-from infra.definitions.policies import LOOK_AT_GROUPS, MOVE_GROUP, SESSION_MANAGER, WILDCARD_ACTIONS
+from infra.definitions.policies import LOOK_AT_GROUPS, MOVE_GROUP, SESSION_MANAGER, SPOT_PRICES, WILDCARD_ACTIONS
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.stack import find
 from tests.infra.fake_aws import (
@@ -148,6 +148,8 @@ def test_the_exports_are_those_of_the_resources(stack: Cloud) -> None:
             "head_host": "head.ray-on-ecs-ray-dev-c0ffee.internal",
             "token_parameter": "ray-on-ecs-auth-parameter",
             "cluster_info_parameter": "ray-on-ecs-cluster-info-parameter",
+            "shell_document": "ray-on-ecs-sessions-shell",
+            "forward_document": "ray-on-ecs-sessions-forward",
             "services": {kind: f"ray-on-ecs-ray-{kind}-service" for kind in ("head", "workers")},
         },
     }
@@ -163,6 +165,7 @@ def test_the_command_line_finds_the_cluster_by_its_connection(stack: Cloud, tmp_
 def test_the_commands_reach_this_stack(stack: Cloud) -> None:
     for name in ("train_command", "shell_command", "dashboard_command"):
         assert "--region us-west-2 --target i-0123456789abcdef0 " in stack.exports[name], f"{name} goes elsewhere"
+        assert "--document-name AWS-" not in stack.exports[name], "AWS's documents run whatever they are told, as root"
     assert '"host":["head.ray-on-ecs-ray-dev-c0ffee.internal"]' in stack.exports["dashboard_command"]
     assert " --name ray-on-ecs-auth-parameter " in stack.exports["token_command"]
 
@@ -171,7 +174,7 @@ def test_every_component_is_at_the_top_and_everything_else_in_one(stack: Cloud) 
     components = {name for name, made in stack.resources.items() if made.type.startswith("ray-on-ecs:")}
     assert components == {
         *("network", "storage", "image", "auth", "discovery", "ray", "head", "workers", "ray-head", "ray-workers"),
-        *("head-task", "worker-task", "workers-scaling", "monitoring", "cluster-info", CLUSTER),
+        *("head-task", "worker-task", "workers-scaling", "monitoring", "cluster-info", "sessions", CLUSTER),
     }, "these are the architecture"
     for name, made in stack.resources.items():
         parents = {CLUSTER} if name in components else components - {CLUSTER}
@@ -408,7 +411,7 @@ def test_what_reaches_everything_is_held_by_a_condition_or_reads_nothing(everyth
         ["ecr:GetAuthorizationToken"],
         ["ecs:DiscoverPollEndpoint"],
         list(SESSION_MANAGER),
-        list(LOOK_AT_GROUPS),
+        [*LOOK_AT_GROUPS, SPOT_PRICES],
     )
     for statement in wide:
         if statement["Action"] not in harmless:
@@ -419,6 +422,18 @@ def test_what_reaches_everything_is_held_by_a_condition_or_reads_nothing(everyth
 
 def test_no_role_has_a_policy_of_aws(everything: Cloud) -> None:
     assert not everything.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment"), "theirs reach the whole account"
+
+
+def test_policies_that_are_given_go_to_the_tasks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [f"arn:aws:iam::{ACCOUNT}:policy/teams/read-features", "arn:aws:iam::aws:policy/AmazonSSMReadOnlyAccess"]
+    cloud = deploy(monkeypatch, {"taskPolicyArns": ",".join(given)})
+    attached = cloud.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
+    assert {each.inputs["role"] for each in attached} == {
+        "ray-on-ecs-head-task-role",
+        "ray-on-ecs-worker-task-role",
+    }, "an instance's or an execution role is none of training"
+    assert sorted({each.inputs["policyArn"] for each in attached}) == sorted(given)
+    assert "worker-task-role-teams-read-features" in cloud.needs("ray-workers-service"), "the first run fails"
 
 
 def test_the_agents_of_instances_reach_one_cluster(everything: Cloud) -> None:
@@ -482,11 +497,16 @@ def test_nothing_lets_the_internet_in(stack: Cloud) -> None:
         assert made.inputs.keys().isdisjoint({"cidrIpv4", "cidrIpv6"}), "Ray runs whatever it is told"
 
 
+def trains_by(cloud: Cloud) -> str:
+    """The command of the session that `train_command` starts."""
+    assert "--document-name ray-on-ecs-sessions-train" in cloud.exports["train_command"]
+    content = json.loads(cloud.resources["sessions-train"].inputs["content"])
+    return content["properties"]["linux"]["commands"]
+
+
 def test_training_finds_its_gpus_and_its_bucket(stack: Cloud) -> None:
     head = environment(stack, HEAD_TASK)
-    assert "ray-on-ecs run --num-workers 2 image_classifier.py" in stack.exports["train_command"], (
-        "one worker for each GPU"
-    )
+    assert "ray-on-ecs run --num-workers 2 image_classifier.py" in trains_by(stack), "one worker for each GPU"
     assert head["RAY_ON_ECS_STORAGE_PATH"] == "s3://training-bucket/runs", "the task's role allows this prefix alone"
     assert environment(stack, WORKER_TASK)["RAY_HEAD_HOST"] == "head.ray-on-ecs-ray-dev-c0ffee.internal"
 
@@ -500,7 +520,7 @@ def test_a_larger_type_changes_every_number_that_follows_from_it(monkeypatch: py
     assert cloud.resources["workers-template"].inputs["instanceType"] == "g5.12xlarge"
     assert cloud.resources["workers-group"].inputs["maxSize"] == 4
     assert cloud.resources["ray-workers-service"].inputs["desiredCount"] == 4
-    assert "--num-workers 16" in cloud.exports["train_command"], "four instances with four GPUs each"
+    assert "--num-workers 16" in trains_by(cloud), "four instances with four GPUs each"
     assert container(cloud, HEAD_TASK) == container(stack, HEAD_TASK), "the head would be restarted"
 
 
@@ -512,7 +532,7 @@ def test_a_stack_can_be_kept_without_gpus(monkeypatch: pytest.MonkeyPatch) -> No
     assert service.inputs["desiredCount"] == 0, "ECS would look for instances for ever"
     assert service.ignore_changes == (), "workers that run would stay, as nothing stops them any more"
     assert cloud.resources["head-group"].inputs["desiredCapacity"] == 1, "the head stays, with its runs and dashboard"
-    assert "--num-workers" not in cloud.exports["train_command"], "0 workers are none that train"
+    assert "--num-workers" not in trains_by(cloud), "0 workers are none that train"
 
 
 ELASTIC = {"maxWorkers": "4"}
@@ -534,7 +554,7 @@ def test_nothing_of_the_program_holds_a_number_that_the_scaler_moves(
     assert cloud.resources["workers-scaling-target"].inputs["maxCapacity"] == most
     assert cloud.resources["head-group"].inputs["desiredCapacity"] == 1, "the head stays"
     workers = first or most
-    assert f"--num-workers {workers}" in cloud.exports["train_command"], "a job requests as many"
+    assert f"--num-workers {workers}" in trains_by(cloud), "a job requests as many"
 
 
 def test_a_change_of_the_workers_leaves_the_head_running(monkeypatch: pytest.MonkeyPatch, stack: Cloud) -> None:

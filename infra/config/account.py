@@ -31,7 +31,7 @@ ABSENT = (
     "empty result",
     "returned no results",
 )
-AUTO_SCALING_ROLE = "AWSServiceRoleForAutoScaling"
+AUTO_SCALING_ROLE, SPOT_ROLE = "AWSServiceRoleForAutoScaling", "AWSServiceRoleForEC2Spot"
 # Problem and way out of an answer that is unfit; None of one that fits.
 Verdict = tuple[str, str] | None
 
@@ -87,7 +87,7 @@ def _check_regions(settings: Settings, region: str) -> None:
 
 
 def _companys(settings: Settings) -> Iterator[Question]:
-    """Questions about what a company gives for its account: boundary, registry secret, key, and the key's user."""
+    """Questions about what a company gives for its account, and about the roles that AWS's services need in it."""
     boundary, secret, key = settings.permissions_boundary, settings.registry_secret_arn, settings.kms_key_arn
     if boundary:
         yield Question(
@@ -95,6 +95,14 @@ def _companys(settings: Settings) -> Iterator[Question]:
             value=boundary,
             action="iam:GetPolicy",
             ask=lambda: aws.iam.get_policy(arn=boundary),
+        )
+    for arn in settings.task_policy_arns:
+        yield Question(
+            key="taskPolicyArns",
+            value=arn,
+            action="iam:GetPolicy",
+            ask=lambda arn=arn: aws.iam.get_policy(arn=arn),
+            hint="give policies of this account, or of AWS",
         )
     if secret:
         yield Question(
@@ -111,16 +119,21 @@ def _companys(settings: Settings) -> Iterator[Question]:
             ask=lambda: aws.kms.get_key(key_id=key),
             judge=_judge_key,
         )
-        yield Question(
-            key="kmsKeyArn",
-            value=key,
-            action="iam:GetRole",
-            ask=lambda: aws.iam.get_role(name=AUTO_SCALING_ROLE),
-            hint=(
-                f"needs the role {AUTO_SCALING_ROLE}, which uses the key for disks; "
-                "`aws iam create-service-linked-role --aws-service-name autoscaling.amazonaws.com`"
-            ),
-        )
+        # Auto Scaling encrypts the instances' disks with it.
+        yield _service_role("kmsKeyArn", key, AUTO_SCALING_ROLE, "autoscaling.amazonaws.com")
+    if settings.spot:
+        yield _service_role("spot", "true", SPOT_ROLE, "spot.amazonaws.com")
+
+
+def _service_role(key: str, value: str, role: str, service: str) -> Question:
+    """Question about a service-linked role, which an account has once something in it has needed one."""
+    return Question(
+        key=key,
+        value=value,
+        action="iam:GetRole",
+        ask=lambda: aws.iam.get_role(name=role),
+        hint=f"make the role {role}: `aws iam create-service-linked-role --aws-service-name {service}`",
+    )
 
 
 def _buckets(settings: Settings, region: str) -> Iterator[Question]:

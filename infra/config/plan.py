@@ -6,7 +6,7 @@ What cannot work is refused here, in a preview, before anything exists.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pulumi
 import pulumi_aws as aws
@@ -50,8 +50,12 @@ class Plan:
 
     @property
     def hourly_usd(self) -> float | None:
-        """What the instances cost an hour at most, or None where AWS would not say."""
-        return prices.estimate(self.head, self.worker, *filter(None, [self.cpu_worker]))
+        """What the instances cost an hour at most, all on demand, or None where AWS would not say.
+
+        Prices on spot change by the hour: an output with them would make every preview one with changes.
+        """
+        nodes = filter(None, [self.head, self.worker, self.cpu_worker])
+        return prices.estimate(*(replace(node, spot_count=0) for node in nodes))
 
 
 def make_plan(settings: Settings, prefix: str, network: ExistingNetwork | None = None) -> Plan:
@@ -85,7 +89,7 @@ def make_plan(settings: Settings, prefix: str, network: ExistingNetwork | None =
     if settings.check_quotas:
         new_network = not (up or location.existing)
         quotas.check(region, *nodes, new_network=new_network, nat_gateway=settings.nat_gateway)
-    head, worker, *cpu_workers = nodes = prices.look_up(region, *nodes)
+    head, worker, *cpu_workers = nodes = prices.look_up(region, *nodes, spot=settings.max_hourly_usd > 0)
     prices.check(settings.max_hourly_usd, *nodes)
     _check_room(settings, location, sum(node.max_count for node in nodes))
     gpus = settings.workers.default_job_count * worker.task.gpus

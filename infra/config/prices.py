@@ -33,8 +33,8 @@ PRODUCT = {
 }
 
 
-def look_up(region: str, *nodes: NodeSpec) -> list[NodeSpec]:
-    """The nodes with their prices, on demand and, where they have spot instances, on spot.
+def look_up(region: str, *nodes: NodeSpec, spot: bool = True) -> list[NodeSpec]:
+    """The nodes with their prices, on demand and, where they have spot instances and `spot` is true, on spot.
 
     Where a price on demand can't be asked for, or is not known, it says so once, and all are left as they are.
     """
@@ -47,18 +47,18 @@ def look_up(region: str, *nodes: NodeSpec) -> list[NodeSpec]:
             f"the price list (pricing:GetProducts) gave no estimate of the costs ({_line(cause)}); going on"
         )
         return list(nodes)
-    return [replace(node, prices=_prices(region, node, on_demand)) for node in nodes]
+    return [replace(node, prices=_prices(region, node, on_demand, spot=spot)) for node in nodes]
 
 
-def _prices(region: str, node: NodeSpec, on_demand: Mapping[str, float]) -> dict[str, Price]:
-    spot: dict[str, float] = {}
-    if node.spot_count:
+def _prices(region: str, node: NodeSpec, on_demand: Mapping[str, float], *, spot: bool) -> dict[str, Price]:
+    now: dict[str, float] = {}
+    if spot and node.spot_count:
         try:
-            spot = spot_usd(ec2(region), node.instance_types, node.zones)
+            now = spot_usd(ec2(region), node.instance_types, node.zones)
         except (BotoCoreError, ClientError) as cause:
             what = f"EC2 gave no spot prices (ec2:DescribeSpotPriceHistory: {_line(cause)})"
             pulumi.log.warn(f"{what}; going on with those of on-demand instances")
-    return {name: Price(on_demand=on_demand[name], spot=spot.get(name)) for name in node.instance_types}
+    return {name: Price(on_demand=on_demand[name], spot=now.get(name)) for name in node.instance_types}
 
 
 def estimate(*nodes: NodeSpec) -> float | None:

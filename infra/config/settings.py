@@ -103,6 +103,8 @@ class RayClusterArgs(TypedDict, total=False):
     """Tags of the company for everything."""
     permissions_boundary: str
     """ARN of the policy that bounds every role."""
+    task_policy_arns: list[str]
+    """ARNs of IAM policies that every task has, too, such as arn:aws:iam::123456789012:policy/read-features."""
     role_path: str
     """IAM path of every role, such as /teams/ml/."""
     kms_key_arn: str
@@ -148,6 +150,7 @@ class Settings:
     monthly_budget_usd: Annotated[int, validation.monthly_budget_usd] = 500
     tags: Annotated[Mapping[str, str], validation.tags] = field(default_factory=dict)
     permissions_boundary: Annotated[str, validation.permissions_boundary] = ""
+    task_policy_arns: Annotated[tuple[str, ...], validation.task_policy_arns] = ()
     role_path: Annotated[str, validation.role_path] = "/"
     kms_key_arn: Annotated[str, validation.kms_key_arn] = ""
 

@@ -34,6 +34,9 @@ IMAGE = rf"([\w.-]+(:\d+)?/)?[a-z0-9][a-z0-9._/-]*({TAG}|({TAG})?{DIGEST})"
 # A worker takes up to ten minutes to start, most of them for the image; a shorter idle time would stop it before that.
 SHORTEST_IDLE_MINUTES = 15
 ARN = "arn:aws[a-z-]*"
+POLICY_ARN = rf"{ARN}:iam::(aws|\d{{12}}):policy/[\w+=,.@/-]+"
+# https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
+MOST_POLICIES = 10
 BUCKET = "[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
 # Tags by which the program finds its stack, and ECS its instances.
 OWN_TAGS = {"name", "amazonecsmanaged"}
@@ -232,9 +235,22 @@ def tags(key: str, values: Mapping[str, str]) -> None:
             raise SettingError(key, f"{name}={value}", "begins with aws:, which AWS keeps to itself", hint)
 
 
+def task_policy_arns(key: str, values: tuple[str, ...]) -> None:
+    """ARNs of policies, as many as a role takes by default."""
+    for value in values:
+        if not re.fullmatch(POLICY_ARN, value):
+            hint = "give one such as arn:aws:iam::123456789012:policy/read-features, several with commas between them"
+            raise SettingError(key, value, "is not an ARN of an IAM policy", hint)
+    _once(key, values)
+    if len(values) > MOST_POLICIES:
+        raise SettingError(
+            key, ",".join(values), f"is more than {MOST_POLICIES} policies", "give policies that allow more"
+        )
+
+
 def permissions_boundary(key: str, value: str) -> None:
     """ARN of a policy, or nothing."""
-    if value and not re.fullmatch(rf"{ARN}:iam::(aws|\d{{12}}):policy/[\w+=,.@/-]+", value):
+    if value and not re.fullmatch(POLICY_ARN, value):
         hint = "give one such as arn:aws:iam::123456789012:policy/boundary, or leave it empty"
         raise SettingError(key, value, "is not an ARN of an IAM policy", hint)
 

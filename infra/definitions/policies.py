@@ -22,6 +22,7 @@ SESSION_MANAGER = (
 )
 # What a job that waits for workers asks, to say why there are none, and does, where they may go to another zone.
 LOOK_AT_GROUPS = ("autoscaling:DescribeAutoScalingGroups", "autoscaling:DescribeScalingActivities")
+SPOT_PRICES = "ec2:DescribeSpotPriceHistory"
 # ECS's agent calls it with the role of the task that asks for protection.
 PROTECT_TASK = "ecs:UpdateTaskProtection"
 MOVE_GROUP, END_INSTANCE = "autoscaling:UpdateAutoScalingGroup", "autoscaling:TerminateInstanceInAutoScalingGroup"
@@ -30,6 +31,7 @@ MOVE_GROUP, END_INSTANCE = "autoscaling:UpdateAutoScalingGroup", "autoscaling:Te
 WILDCARD_ACTIONS = {
     "ecr:GetAuthorizationToken": "a registry's token is not tied to a repository; the pull itself is",
     "cloudwatch:PutMetricData": "metrics are no resources; the condition names the stack's own namespace",
+    SPOT_PRICES: "prices of spot instances name no resource, and are public",
     **dict.fromkeys(LOOK_AT_GROUPS, "describing Auto Scaling groups names no resource in IAM; nothing is changed"),
     **dict.fromkeys(SESSION_MANAGER, "Session Manager names no resource; an agent answers for its own instance alone"),
     "ecs:DiscoverPollEndpoint": "the address of ECS itself; nothing is read or changed",
@@ -139,7 +141,11 @@ def training(
     objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
     data = [statement for each in data_buckets for statement in _read(partition, each)]
     protect = [_allow([PROTECT_TASK], tasks_arn)] if tasks_arn else []
-    workers = [_allow(["ssm:GetParameter"], parameter_arn), _allow(list(LOOK_AT_GROUPS), "*")] if parameter_arn else []
+    workers = (
+        [_allow(["ssm:GetParameter"], parameter_arn), _allow([*LOOK_AT_GROUPS, SPOT_PRICES], "*")]
+        if parameter_arn
+        else []
+    )
     move = _move(group_arn) if group_arn else []
     return _policy(
         _listing(bucket_arn, ""),

@@ -12,10 +12,9 @@ import click
 from ray_on_ecs.cli.dashboard import hold_open
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster, ComposeCluster, on_cluster
+from ray_on_ecs.contract import NOTEBOOK_PORT
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
 
-# A port that no server of a node has (docs/image.md).
-PORT = 8888
 PACKAGE = "jupyterlab"
 START_SECONDS = 900.0
 POLL_SECONDS = 1.0
@@ -24,7 +23,7 @@ LISTENS = "is running at"
 IDLE_SECONDS = 3600
 # Jupyter ends its kernels, and then itself, when nobody uses them: it holds a GPU.
 ENTRYPOINT = (
-    f"python -m {PACKAGE} --no-browser --ip=0.0.0.0 --port={PORT} --ServerApp.port_retries=0 --allow-root "
+    f"python -m {PACKAGE} --no-browser --ip=0.0.0.0 --port={NOTEBOOK_PORT} --ServerApp.port_retries=0 --allow-root "
     f"--MappingKernelManager.cull_idle_timeout={IDLE_SECONDS} "
     f"--ServerApp.shutdown_no_activity_timeout={IDLE_SECONDS}"
 )
@@ -60,7 +59,7 @@ def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> 
         try:
             with out.status("waiting for a GPU, and for Jupyter" if worker else "waiting for Jupyter"):
                 host = _wait_until_it_listens(client, job_id)
-            with cluster.forward(host, PORT) as port:
+            with cluster.forward(host, NOTEBOOK_PORT) as port:
                 url = f"http://127.0.0.1:{port}/lab?token={token}"
                 out.print(url, markup=False)
                 if not no_browser:
@@ -107,5 +106,5 @@ def _failed(log: str) -> TrainingError:
     if f"No module named {PACKAGE}" in log:
         return UsageError(f"there is no {PACKAGE} on that node; --install lets Ray install it, for this notebook alone")
     if "is already in use" in log:
-        return UsageError(f"port {PORT} is taken on that node, by another notebook; end that one first")
+        return UsageError(f"port {NOTEBOOK_PORT} is taken on that node, by another notebook; end that one first")
     return TrainingError(f"Jupyter has ended ({one_line(log[-300:])})")

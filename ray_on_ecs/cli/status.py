@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -138,7 +138,10 @@ def read_aws(stack: Stack, there: Sequence[Document] | None) -> Document:
     numbers = _numbers(there, found)
     if there is not None:
         starting = max(0, len(group["Instances"]) - numbers[WORKERS]) if group else 0
-        found["hourly_usd"] |= costs(there, starting, workers)
+        spot = {}
+        if workers["spot"] or any(each["market"] == SPOT for each in there):
+            spot = ask("spot prices", lambda: aws.spot_usd(stack, workers)) or {}
+        found["hourly_usd"] |= costs(there, starting, workers, spot)
     scaling = workers["scaling"]
     alarms = {
         kind: ask("alarms", lambda kind=kind: aws.scaling_alarms(stack, kind)) if scale["max"] else {}
@@ -167,18 +170,21 @@ def _numbers(there: Sequence[Document] | None, found: Document) -> dict[str, int
     return {kind: counted[kind] for kind in (HEAD, WORKERS, CPU_WORKERS)}
 
 
-def costs(there: Sequence[Document], starting: int, workers: ClusterInfo) -> Document:
+def costs(
+    there: Sequence[Document], starting: int, workers: ClusterInfo, spot: Mapping[str, float] | None = None
+) -> Document:
     """Return dollars an hour, by kind of node and `now` in all; what has no known price is left out.
 
     Args:
         there: The nodes.
         starting: So many instances of workers have no node yet.
-        workers: What the stack says of the workers, with prices.
+        workers: What the stack says of the workers, with prices on demand.
+        spot: Prices of spot instances by type.
     """
     nodes = [*there, *[{"kind": WORKERS, "instance_type": None, "market": None}] * starting]
     found: Document = {"starting": starting}
     for kind in (HEAD, WORKERS, CPU_WORKERS):
-        prices = [_price(each, workers) for each in nodes if each["kind"] == kind]
+        prices = [_price(each, workers, spot or {}) for each in nodes if each["kind"] == kind]
         if None not in prices:
             found[kind] = round(sum(filter(None, prices)), 4)
     if len(found) == 4:
@@ -186,14 +192,13 @@ def costs(there: Sequence[Document], starting: int, workers: ClusterInfo) -> Doc
     return found
 
 
-def _price(node: Document, workers: ClusterInfo) -> float | None:
+def _price(node: Document, workers: ClusterInfo, spot: Mapping[str, float]) -> float | None:
     """Return what a node costs an hour; a worker without labels counts as what the stack asks for first."""
     if node["kind"] == HEAD:
         return workers["head_usd"]
     first = workers["types"][0] if node["kind"] == WORKERS else ""
-    price = (workers["prices"] or {}).get(node["instance_type"] or first)
     market = node["market"] or (SPOT if workers["spot"] and first else ON_DEMAND)
-    return price and price["spot" if market == SPOT else "on_demand"]
+    return (spot if market == SPOT else workers["prices"] or {}).get(node["instance_type"] or first)
 
 
 def what_stops(
@@ -313,7 +318,8 @@ def _cost_line(found: Document) -> str:
     estimated = usd["estimated"]
     at_most = "" if estimated is None else f"; at most {estimated:.2f} with all GPU and CPU workers"
     if "now" not in usd:
-        why = _unknown(unknown, "workers") if "workers" in unknown else "unknown (the stack knows no price of a node)"
+        refused = {"workers", "spot prices"} & unknown.keys()
+        why = _unknown(unknown, *refused) if refused else "unknown (the stack knows no price of a node)"
         return (why if "nodes" in found else "unknown (Ray does not say which nodes there are)") + at_most
     starting = f" with {usd['starting']} that start" if usd["starting"] else ""
     return f"{usd['now']:.2f} USD an hour now{starting}{at_most}; disks, NAT and traffic are extra"

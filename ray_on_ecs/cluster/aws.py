@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -10,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
+from ray_on_ecs import spot_prices
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import ClusterInfo, parse_cluster_info
-from ray_on_ecs.contract import HEAD_SHELL, SHELL_DOCUMENT
 from ray_on_ecs.errors import HeadUnavailable, ResourceError, StackNotFound, TrainingError, UsageError, one_line
 from ray_on_ecs.run.zone_failover import newest_failure
 
@@ -169,6 +168,15 @@ def workers(stack: Stack) -> ClusterInfo:
     return parsed
 
 
+def spot_usd(stack: Stack, info: ClusterInfo) -> dict[str, float]:
+    """Return EC2's present price of a spot instance of each of the workers' types, in dollars an hour.
+
+    Raises:
+        TrainingError: AWS refuses.
+    """
+    return spot_prices.by_type(call("ec2", stack, "describe_spot_price_history", **spot_prices.question(info)))
+
+
 def services(stack: Stack) -> dict[str, dict[str, Any]]:
     """Return ECS's description of the service of each kind of node; one that is not there is left out.
 
@@ -269,8 +277,7 @@ def _session() -> Any:
 
 def shell_command(stack: Stack) -> list[str]:
     """Return the command that opens a shell in the head's container."""
-    parameters = {"command": [HEAD_SHELL]}
     return [
         *("aws", "ssm", "start-session", "--region", stack.region, "--target", head_instance(stack)),
-        *("--document-name", SHELL_DOCUMENT, "--parameters", json.dumps(parameters)),
+        *("--document-name", stack.shell_document),
     ]

@@ -297,7 +297,8 @@ class StackCluster(Cluster):
         from ray_on_ecs.cluster.session import forwarded_port
 
         instance_id = aws.head_instance(self.stack)
-        with forwarded_port(self.stack.region, instance_id, host, port, aws.variables()) as local:
+        document = self.stack.forward_document
+        with forwarded_port(self.stack.region, instance_id, document, host, port, aws.variables()) as local:
             yield local
 
     def code_storage(self, run_name: str) -> RunStorage:

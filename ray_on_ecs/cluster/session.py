@@ -20,7 +20,6 @@ from typing import IO
 
 from ray_on_ecs.errors import HeadUnavailable, ResourceError, UsageError, one_line
 
-FORWARD = "AWS-StartPortForwardingSessionToRemoteHost"
 OPEN_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
 POLL_SECONDS = 0.05
@@ -30,13 +29,14 @@ PLUGIN = "https://docs.aws.amazon.com/systems-manager/latest/userguide/session-m
 
 @contextmanager
 def forwarded_port(
-    region: str, instance_id: str, host: str, port: int, environment: Mapping[str, str]
+    region: str, instance_id: str, document: str, host: str, port: int, environment: Mapping[str, str]
 ) -> Generator[int]:
     """Forward a port of this machine to `host:port`, as the instance reaches it; yields the port here.
 
     Args:
         region: The region.
         instance_id: The instance.
+        document: The Session document that forwards ports.
         host: The name or address that leads to the port from there.
         port: That port.
         environment: The variables of the AWS CLI, with its credentials.
@@ -50,7 +50,7 @@ def forwarded_port(
     parameters = {"host": [host], "portNumber": [str(port)], "localPortNumber": [str(local)]}
     command = [
         *("aws", "ssm", "start-session", "--region", region, "--target", instance_id),
-        *("--document-name", FORWARD, "--parameters", json.dumps(parameters)),
+        *("--document-name", document, "--parameters", json.dumps(parameters)),
     ]
     with tempfile.TemporaryFile("w+") as said:
         # A group of its own: Ctrl-C is for the command, which then closes the session.

@@ -38,6 +38,8 @@ class Stack:
         head_host: The name of the head's task in the VPC.
         token_parameter: The SSM parameter with Ray's token.
         cluster_info_parameter: The SSM parameter that describes the workers.
+        shell_document: The Session document that opens a shell in the head's container.
+        forward_document: The Session document that forwards a port.
         services: The ECS service of each kind of node: `head`, `workers` and, if there can be any, `cpu-workers`.
         default_gpus: Number of GPUs that a job requests by default.
         log_group: The CloudWatch log group.
@@ -53,6 +55,8 @@ class Stack:
     head_host: str
     token_parameter: str
     cluster_info_parameter: str
+    shell_document: str
+    forward_document: str
     services: dict[str, str]
     default_gpus: int
     log_group: str

@@ -1,4 +1,4 @@
-"""What the workers of a run have cost, by the prices that the stack has left in its parameter."""
+"""Cost of a run's workers: on demand at the prices in the stack's parameter, on spot at EC2's present prices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple, TypedDict
 
-from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
+from ray_on_ecs import spot_prices
+from ray_on_ecs.cluster_info import ClusterInfo, ask_aws, read_cluster_info
 from ray_on_ecs.contract import ON_DEMAND, SPOT
 
 
@@ -44,17 +45,18 @@ class Cost(TypedDict):
 
 def cost_of(hours: Mapping[InstanceKind, float]) -> Cost | None:
     """Return the cost of so many hours of each kind of instance, or None where a price is not known."""
-    workers = read_cluster_info()
-    if workers is None or workers["prices"] is None:
+    info = read_cluster_info()
+    if info is None or info["prices"] is None:
         return None
+    kinds = _by_full_kind(hours, info)
+    usd = {ON_DEMAND: info["prices"], SPOT: _spot_prices(info, {name for name, market in kinds if market == SPOT})}
     on_demand_usd = 0.0
     instances: list[InstanceCost] = []
-    for (instance_type, market), counted in _by_full_kind(hours, workers).items():
-        price = workers["prices"].get(instance_type)
-        hourly_usd = price and price["spot" if market == SPOT else "on_demand"]
-        if price is None or hourly_usd is None:
+    for (instance_type, market), counted in kinds.items():
+        hourly_usd, on_demand = usd[market].get(instance_type), info["prices"].get(instance_type)
+        if hourly_usd is None or on_demand is None:
             return None
-        on_demand_usd += counted * price["on_demand"]
+        on_demand_usd += counted * on_demand
         instances.append({"instance_type": instance_type, "market": market, "hours": counted, "hourly_usd": hourly_usd})
     return {
         "usd": round(sum(each["hours"] * each["hourly_usd"] for each in instances), 4),
@@ -75,6 +77,13 @@ def cost_line(cost: Cost | None) -> str:
     line = f", {cost['usd']:.2f} USD for {kinds}"
     is_on_spot = any(each["market"] == SPOT for each in cost["instances"])
     return f"{line} ({cost['on_demand_usd']:.2f} USD on demand)" if is_on_spot else line
+
+
+def _spot_prices(info: ClusterInfo, instance_types: set[str]) -> dict[str, float]:
+    if not instance_types:
+        return {}
+    answer = ask_aws("ec2", "describe_spot_price_history", **spot_prices.question(info, instance_types))
+    return spot_prices.by_type(answer) if answer else {}
 
 
 def _by_full_kind(hours: Mapping[InstanceKind, float], workers: ClusterInfo) -> dict[tuple[str, str], float]:

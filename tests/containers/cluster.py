@@ -32,7 +32,7 @@ WORKERS = {
     "zones": [{"zone": "us-east-1a", "subnet_id": "subnet-1", "placement_group": None}],
     "spot": False,
     "spread": False,
-    "prices": {"g5.xlarge": {"on_demand": 3600, "spot": None}},
+    "prices": {"g5.xlarge": 3600},
     "head_usd": None,
     "scaling": {"workers": {"min": 0, "max": 2, "idle_minutes": 30}},
     "gpus": 1,
@@ -312,7 +312,7 @@ class Cluster:
 
     def submit(self, run_name: str, *flags: str) -> list[str]:
         """The command that the stack's `train_command` runs in the head, with a run's name and flags of the script."""
-        inside = re.search(r"exec -it \$c ray-on-ecs run (.*?)\"", commands.train("us-east-1", 2, "i-1"))
+        inside = re.search(r"exec -it \$c ray-on-ecs run (.*)$", commands.train(2))
         assert inside is not None, "train_command has another form"
         return ["ray-on-ecs", "run", f"--run-name={run_name}", *inside[1].split(), *flags]
 

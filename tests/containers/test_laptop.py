@@ -42,6 +42,8 @@ OUTPUTS = {
     "head_host": HEAD_HOST,
     "token_parameter": TOKEN_PARAMETER,
     "cluster_info_parameter": CLUSTER_INFO,
+    "shell_document": "tests-shell",
+    "forward_document": "tests-forward",
     "services": {"head": "head", "workers": "workers"},
     "default_gpus": 2,
     "log_group": "logs",
@@ -79,7 +81,7 @@ for folder in pathlib.Path("/proc").glob("[0-9]*"):
             print(folder.name)
 """
 SESSION = "ssm start-session"
-FORWARD = "--document-name AWS-StartPortForwardingSessionToRemoteHost"
+FORWARD = "--document-name tests-forward"
 COMPOSE_DASHBOARD, COMPOSE_S3_PORT = 8265, 5001
 TOKEN = "RAY_AUTH_TOKEN"
 HOUR_AHEAD = "import time; now = time.time; time.time = lambda: now() + 3600\n"

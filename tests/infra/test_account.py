@@ -24,9 +24,11 @@ ECR = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/ray"
 # Each row of the table: a setting, its value, what else it needs, and the function that asks.
 ROWS: list[tuple[str, Any, dict[str, Any], str]] = [
     ("permissions_boundary", f"arn:aws:iam::{ACCOUNT}:policy/boundary", {}, "getPolicy"),
+    ("task_policy_arns", (f"arn:aws:iam::{ACCOUNT}:policy/read-features",), {}, "getPolicy"),
     ("registry_secret_arn", SECRET, REGISTRY, "getSecret"),
     ("kms_key_arn", KEY, {}, "getKey"),
     ("kms_key_arn", KEY, {}, "getRole"),
+    ("spot", True, {}, "getRole"),
     ("bucket_name", "company-runs", {}, "getBucket"),
     ("data_buckets", ("my-data/images",), {}, "getBucket"),
     ("image_uri", f"{ECR}:v1", {}, "getImage"),
@@ -71,7 +73,7 @@ def check(cloud: Cloud, **settings: Any) -> None:
 def test_what_a_setting_names_is_asked_about(
     cloud: Cloud, warnings: list[str], field: str, value: Any, more: dict[str, Any], function: str
 ) -> None:
-    given, named = {**more, field: value}, value if isinstance(value, str) else value[0]
+    given, named = {**more, field: value}, value[0] if isinstance(value, tuple) else str(value).lower()
     check(cloud, **given)
     assert any(token.endswith(f":{function}") for token, _ in cloud.calls)
     assert not warnings
@@ -86,7 +88,7 @@ def test_what_a_setting_names_is_asked_about(
         check(cloud, **given)
     message = str(refused.value)
     assert message.startswith(f"{key_of(field)}: '{named}' could not be found (")
-    assert re.search(r"\); (give|push|needs) ", message), "the line names the way out"
+    assert re.search(r"\); (give|push|make) ", message), "the line names the way out"
     assert "\n" not in message
 
 

@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from infra.definitions import commands
 
 
-def parsed(command: str) -> tuple[list[str], dict[str, list[str]]]:
-    """The words of a session command, and its parameters as the AWS CLI reads them."""
-    words = shlex.split(command)
-    return words, json.loads(words[words.index("--parameters") + 1])
-
-
 def test_the_train_command_submits_the_job_in_the_heads_container() -> None:
-    command = commands.train("us-west-2", 2, "i-1")
-    words, parameters = parsed(command)
-    assert words[:7] == ["aws", "ssm", "start-session", "--region", "us-west-2", "--target", "i-1"], (
-        "another default region or target would reach nothing"
-    )
-    assert words[words.index("--document-name") + 1] == "AWS-StartInteractiveCommand", "it runs one command and returns"
-    (script,) = parameters["command"]
-    assert script.endswith("sudo docker exec -it $c ray-on-ecs run --num-workers 2 image_classifier.py"), (
+    assert commands.train(2).endswith("sudo docker exec -it $c ray-on-ecs run --num-workers 2 image_classifier.py"), (
         "a job that is submitted to Ray outlives the session, and waits for the GPUs that the stack has"
     )
 
 
+def test_a_session_is_one_of_this_region_instance_and_document() -> None:
+    assert shlex.split(commands.session("us-west-2", "i-1", "train-1a2b3c4")) == [
+        *("aws", "ssm", "start-session", "--region", "us-west-2", "--target", "i-1"),
+        *("--document-name", "train-1a2b3c4"),
+    ], "another default region or target would reach nothing"
+
+
 def test_the_train_command_waits_for_a_head_that_still_pulls_its_image(tmp_path: Path) -> None:
-    (script,) = parsed(commands.train("us-west-2", 2, "i-1"))[1]["command"]
+    script = commands.train(2)
     stubs = {
         "docker": 'echo "docker $*" >>calls; [ "$1" = exec ] || [ ! -e slept ] || echo 0af1',
         "sudo": '"$@"',
@@ -50,28 +47,52 @@ def test_the_train_command_waits_for_a_head_that_still_pulls_its_image(tmp_path:
 
 
 def test_without_gpus_the_job_keeps_its_own_number_of_workers() -> None:
-    assert "--num-workers" not in commands.train("us-west-2", 0, "i-1"), "0 workers are none that train"
+    assert "--num-workers" not in commands.train(0), "0 workers are none that train"
 
 
-def test_the_container_is_looked_up_on_the_instance_and_not_here() -> None:
-    command = commands.train("us-west-2", 2, "i-1")
-    before, _, quoted = command.partition("'")
-    assert "$(" in quoted, "the container's ID is known on the instance alone"
-    assert "$(" not in before, "the local shell would run docker here"
-
-
-def test_the_shell_command_opens_one_in_the_heads_container() -> None:
-    _, parameters = parsed(commands.shell("us-west-2", "i-1"))
+def test_a_document_runs_one_command_and_takes_no_other() -> None:
+    document = commands.interactive("Shell", commands.SHELL)
     find = "sudo docker ps -qf label=com.amazonaws.ecs.container-name=ray-head -f health=healthy"
-    assert parameters == {"command": [f"sudo docker exec -it $({find}) bash"]}
+    assert document["properties"] == {
+        "linux": {"commands": f"sudo docker exec -it $({find}) bash", "runAsElevated": False}
+    }
+    assert "parameters" not in document, "a caller who may type a command is root on the instance"
+    assert (document["schemaVersion"], document["sessionType"]) == ("1.0", "InteractiveCommands")
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "is_allowed"),
+    [
+        ("portNumber", "8265", True),
+        ("portNumber", "8888", True),
+        ("portNumber", "22", False),
+        ("portNumber", "6379", False),
+        ("host", "head.ray-dev-c0ffee.internal", True),
+        ("host", "10.0.12.7", True),
+        ("host", "$(reboot)", False),
+        ("localPortNumber", "0", True),
+        ("localPortNumber", "8265", True),
+        ("localPortNumber", "8265; reboot", False),
+    ],
+)
+def test_only_ports_of_the_dashboard_and_of_jupyter_are_forwarded(parameter: str, value: str, is_allowed: bool) -> None:
+    document = commands.forwarding()
+    assert bool(re.search(document["parameters"][parameter]["allowedPattern"], value)) == is_allowed
+    assert document["properties"][parameter] == f"{{{{ {parameter} }}}}"
+    assert (document["sessionType"], document["properties"]["type"]) == ("Port", "LocalPortForwarding")
 
 
 def test_the_dashboard_command_forwards_its_port_from_the_heads_own_address() -> None:
-    words, parameters = parsed(commands.dashboard("us-west-2", "i-1", "head.x.internal"))
-    assert words[words.index("--document-name") + 1] == "AWS-StartPortForwardingSessionToRemoteHost", (
+    words = shlex.split(commands.dashboard("us-west-2", "i-1", "head.x.internal", "forward-1a2b3c4"))
+    assert words[words.index("--document-name") + 1] == "forward-1a2b3c4"
+    parameters = json.loads(words[words.index("--parameters") + 1])
+    assert parameters == {"host": ["head.x.internal"], "portNumber": ["8265"], "localPortNumber": ["8265"]}, (
         "the port is open on the task's network interface, not on the instance's"
     )
-    assert parameters == {"host": ["head.x.internal"], "portNumber": ["8265"], "localPortNumber": ["8265"]}
+    assert all(
+        re.search(commands.forwarding()["parameters"][name]["allowedPattern"], value)
+        for name, [value] in parameters.items()
+    )
 
 
 def test_the_token_command_reads_the_parameter_in_the_clear() -> None:
@@ -82,5 +103,5 @@ def test_the_token_command_reads_the_parameter_in_the_clear() -> None:
 
 
 def test_every_command_is_one_line() -> None:
-    made = [commands.train("r", 2, "i"), commands.dashboard("r", "i", "h"), commands.token("r", "p")]
+    made = [commands.session("r", "i", "d"), commands.dashboard("r", "i", "h", "d"), commands.token("r", "p")]
     assert all("\n" not in command for command in made), "a line break ends the command when it is pasted"

@@ -177,13 +177,16 @@ def test_a_new_stack_needs_room_for_its_network_and_one_that_has_it_does_not(clo
     assert plan(cloud).head.max_count == 1, "one that failed half-way has its own already"
 
 
-def test_spot_is_estimated_at_what_ec2_asks_now(cloud: Cloud, warnings: list[str]) -> None:
+def test_a_limit_counts_spot_instances_at_what_ec2_asks_now(cloud: Cloud, warnings: list[str]) -> None:
     made = plan(cloud, spot=True)
     assert (made.worker.spot_count, made.worker.on_demand_count) == (2, 0)
-    assert made.hourly_usd == pytest.approx(0.192 + 2 * 0.4)
-    assert plan(cloud, spot=True, on_demand_workers=1).hourly_usd == pytest.approx(0.192 + 1.006 + 0.4)
+    assert made.hourly_usd == pytest.approx(0.192 + 2 * 1.006), "an output that changes by the hour is in every preview"
+    assert plan(cloud, spot=True, max_hourly_usd=1.0), "0.192 and twice 0.4"
+    with pytest.raises(SettingError, match=r"^maxHourlyUsd: 1\.0 is below the 1\.598 USD an hour that"):
+        plan(cloud, spot=True, on_demand_workers=1, max_hourly_usd=1.0)
     cloud.spot_prices = None
-    assert plan(cloud, spot=True).hourly_usd == pytest.approx(0.192 + 2 * 1.006), "no dearer than that"
+    with pytest.raises(SettingError, match=r"^maxHourlyUsd: 1\.0 is below the 2\.204 USD an hour that"):
+        plan(cloud, spot=True, max_hourly_usd=1.0)
     assert "ec2:DescribeSpotPriceHistory" in warnings[0]
 
 

@@ -115,7 +115,7 @@ def test_only_who_waits_for_workers_looks_at_them() -> None:
     facts = TOKEN.replace("auth", "facts")
     *_, read, look = policies.training(partition="aws", bucket_arn=BUCKET, parameter_arn=facts)["Statement"]
     assert read == {"Effect": "Allow", "Action": ["ssm:GetParameter"], "Resource": facts}, "and no other parameter"
-    assert look == {"Effect": "Allow", "Action": list(policies.LOOK_AT_GROUPS), "Resource": "*"}
+    assert look == {"Effect": "Allow", "Action": [*policies.LOOK_AT_GROUPS, policies.SPOT_PRICES], "Resource": "*"}
 
 
 def test_only_workers_that_may_move_are_moved() -> None:

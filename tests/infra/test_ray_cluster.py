@@ -119,10 +119,9 @@ def test_two_default_clusters_in_one_program_have_other_names_throughout(cloud: 
 
 def test_numbers_of_other_languages_are_whole_again(cloud: Cloud) -> None:
     counts: Any = {"min_workers": 0.0, "max_workers": 4.0, "worker_count": 2.0, "max_hourly_usd": 99.0}
-    made: list[RayCluster] = []
-    cloud.run(lambda: made.append(RayCluster("vision", {"image_uri": IMAGE, **counts})))
-    assert "--num-workers 2" in cloud.value(made[0].train_command)
-    assert "--num-workers 2.0" not in cloud.value(made[0].train_command), "Pulumi hands integers over as floats"
+    cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE, **counts}) and None)
+    train = cloud.resources["vision-sessions-train"].inputs["content"]
+    assert "--num-workers 2 " in train, "Pulumi hands integers over as floats"
 
 
 def test_the_providers_default_tags_reach_what_it_leaves_out(cloud: Cloud) -> None:

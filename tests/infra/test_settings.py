@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
 DEV = yaml.safe_load((ROOT / "Pulumi.dev.yaml").read_text())
 SECRET = "arn:aws:secretsmanager:us-west-2:123456789012:secret"
+POLICY = "arn:aws:iam::123456789012:policy/read-features"
 BAD = [
     ("headAmiId", "ami-1", "not an ID of a machine image"),
     ("workerAmiId", "al2023", "not an ID of a machine image"),
@@ -80,6 +81,9 @@ BAD = [
     ("tags", "aws:team=vision", "begins with aws:"),
     ("tags", "team=a|b", "is not a tag that all of AWS's services take"),
     ("permissionsBoundary", "boundary", "is not an ARN of an IAM policy"),
+    ("taskPolicyArns", "read-features", "is not an ARN of an IAM policy"),
+    ("taskPolicyArns", f"{POLICY},{POLICY}", f"names {POLICY} twice"),
+    ("taskPolicyArns", ",".join(f"{POLICY}-{number}" for number in range(11)), "is more than 10 policies"),
     ("rolePath", "teams", "is not an IAM path"),
     ("kmsKeyArn", "alias/company", "is not an ARN of a KMS key"),
     ("monthlyBudgetUsd", "0", "is below 1"),
@@ -169,6 +173,7 @@ GOOD: dict[str, tuple[str, Any]] = {
     "monthly_budget_usd": ("900", 900),
     "tags": ("Project=vision, stack=42", {"Project": "vision", "stack": "42"}),
     "permissions_boundary": ("arn:aws:iam::123456789012:policy/boundary", "arn:aws:iam::123456789012:policy/boundary"),
+    "task_policy_arns": (POLICY, (POLICY,)),
     "role_path": ("/teams/ml/", "/teams/ml/"),
     "kms_key_arn": ("arn:aws:kms:us-west-2:123456789012:key/1a2b", "arn:aws:kms:us-west-2:123456789012:key/1a2b"),
 }

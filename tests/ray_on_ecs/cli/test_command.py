@@ -29,6 +29,8 @@ CONNECTION = {
     "head_host": "head.ray.internal",
     "token_parameter": "the-token",
     "cluster_info_parameter": "the-workers",
+    "shell_document": "the-shell",
+    "forward_document": "the-forward",
     "services": {"head": "the-head"},
     "default_gpus": 2,
     "log_group": "the-logs",
@@ -283,7 +285,7 @@ def test_a_session_ends_with_the_command_however_that_ends(tmp_path: Path) -> No
         "signal.signal(signal.SIGHUP, signal.SIG_DFL); signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def hold(ctx):\n"
         "    import os\n"
-        "    with session.forwarded_port('r', 'i', 'h', 1, os.environ) as port:\n"
+        "    with session.forwarded_port('r', 'i', 'd', 'h', 1, os.environ) as port:\n"
         "        print(port, flush=True); time.sleep(600)\n"
         "m.command_line.invoke = hold; m.main(['runs'])\n"
     )

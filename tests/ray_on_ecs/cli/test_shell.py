@@ -1,13 +1,13 @@
-"""`ray-on-ecs shell` on a stack: a command of the head's instance, which enters the container."""
+"""`ray-on-ecs shell` on a stack: a session of the document that enters the head's container."""
 
-from ray_on_ecs.contract import HEAD_CONTAINER
 from tests.ray_on_ecs.cli.account import Laptop
 
 
 def test_it_enters_the_container_of_the_head_that_runs(stack: Laptop) -> None:
     done = stack.run("shell")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == f"sudo docker exec -it $({HEAD_CONTAINER}) bash"
+    document, head = stack.outputs["shell_document"], stack.outputs["head_instance_id"]
+    assert done.stdout.strip() == f"a shell by {document} on {head}"
 
 
 def test_its_exit_status_is_the_sessions(stack: Laptop) -> None:

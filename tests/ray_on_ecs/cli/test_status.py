@@ -8,6 +8,7 @@ import pytest
 
 from tests.ray_on_ecs.cli.account import NO_CAPACITY, Laptop
 
+SPOT_USD = 0.00001  # moto's price of everything
 MINIMUM = {"workers": {"min": 1, "max": 2, "idle_minutes": 60}}
 NEVER = {"workers": {"min": 0, "max": 2, "idle_minutes": 0}}
 FAILED = """<DescribeScalingActivitiesResponse xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/">
@@ -54,8 +55,10 @@ def test_programs_get_the_same(stack: Laptop) -> None:
     found = json.loads(stack.run("status", "--json").stdout)
     assert found["gpus"] == {"used": 0, "there": 1, "wanted": 0}
     assert found["services"]["workers"] == {"running": 2, "desired": 2}
-    assert found["hourly_usd"]["workers"] == pytest.approx(0.4 + 1.006), "one on spot, and one that starts"
-    assert found["hourly_usd"]["now"] == pytest.approx(0.4 + 1.006 + 0.192)
+    assert found["hourly_usd"]["workers"] == pytest.approx(SPOT_USD + 1.006, abs=1e-4), (
+        "one on spot, and one that starts"
+    )
+    assert found["hourly_usd"]["now"] == pytest.approx(SPOT_USD + 1.006 + 0.192, abs=1e-4)
     assert found["unknown"] == {}
 
 

@@ -6,18 +6,19 @@ from typing import Any
 
 import pytest
 
+from ray_on_ecs import spot_prices
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.tracking.cost import InstanceKind, cost_line, cost_of
-from tests.aws import client
+from tests.aws import REGION, client
 
 NAME = "workers-of-the-tests"
 WORKERS = {
     "group": "workers",
     "types": ["g5.xlarge", "g6.xlarge"],
-    "zones": [{"zone": "us-west-2a", "subnet_id": "subnet-a", "placement_group": None}],
+    "zones": [{"zone": f"{REGION}a", "subnet_id": "subnet-a", "placement_group": None}],
     "spot": False,
     "spread": False,
-    "prices": {"g5.xlarge": {"on_demand": 1.006, "spot": 0.41}, "g6.xlarge": {"on_demand": 0.8048, "spot": None}},
+    "prices": {"g5.xlarge": 1.006, "g6.xlarge": 0.8048},
     "head_usd": 0.192,
     "scaling": {"workers": {"min": 0, "max": 2, "idle_minutes": 30}},
     "gpus": 1,
@@ -39,7 +40,7 @@ def put(
     ssm = client("ssm", aws_server)
 
     def put_document(text: str | None = None, **changed: Any) -> None:
-        ssm.put_parameter(Name=NAME, Type="String", Value=text or json.dumps(WORKERS | changed))
+        ssm.put_parameter(Name=NAME, Type="String", Value=text or json.dumps(WORKERS | changed), Overwrite=True)
 
     yield put_document
     ssm.delete_parameters(Names=[NAME])
@@ -57,6 +58,23 @@ def test_it_is_the_hours_by_the_price(put: Callable[..., Any]) -> None:
     assert cost_line(cost) == ", 0.50 USD for 0.50 h of g5.xlarge"
 
 
+def test_the_price_on_spot_is_asked_for_in_the_workers_zones(put: Callable[..., Any]) -> None:
+    put()
+    cost = cost_of({G5_SPOT: 1000.0})
+    assert cost is not None
+    assert cost["instances"][0]["hourly_usd"] == 0.00001, "moto's price of everything"
+    assert cost["usd"] == 0.01
+    put(zones=[{"zone": "us-west-2z", "subnet_id": "subnet-z", "placement_group": None}])
+    assert cost_of({G5_SPOT: 1000.0}) is None, "EC2 knows no price there"
+
+
+@pytest.fixture
+def prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EC2 knows the price of a type on spot."""
+    monkeypatch.setattr(spot_prices, "by_type", lambda answer: {"g5.xlarge": 0.41})
+
+
+@pytest.mark.usefixtures("prices")
 def test_on_spot_it_says_what_that_has_saved(put: Callable[..., Any]) -> None:
     put()
     cost = cost_of({G5_SPOT: 0.5})
@@ -65,6 +83,7 @@ def test_on_spot_it_says_what_that_has_saved(put: Callable[..., Any]) -> None:
     assert cost_line(cost) == ", 0.20 USD for 0.50 h of g5.xlarge on spot (0.50 USD on demand)"
 
 
+@pytest.mark.usefixtures("prices")
 def test_each_kind_has_its_own_price(put: Callable[..., Any]) -> None:
     put()
     cost = cost_of({G5_SPOT: 2.0, G6: 0.5})
@@ -81,6 +100,7 @@ def test_each_kind_has_its_own_price(put: Callable[..., Any]) -> None:
     )
 
 
+@pytest.mark.usefixtures("prices")
 @pytest.mark.parametrize(("spot", "kind"), [(True, G5_SPOT), (False, G5)])
 def test_an_instance_without_labels_is_what_the_stack_asks_for_first(
     spot: bool, kind: InstanceKind, put: Callable[..., Any]
@@ -90,6 +110,7 @@ def test_an_instance_without_labels_is_what_the_stack_asks_for_first(
     assert cost == cost_of({kind: 1.0}), "the same kind is counted once"
 
 
+@pytest.mark.usefixtures("prices")
 @pytest.mark.parametrize("hours", [{G5: 0.5, G6_SPOT: 0.1}, {G5: 0.5, InstanceKind("p5.48xlarge", "spot"): 0.1}])
 def test_with_one_price_missing_the_sum_is_not_known(hours: dict[InstanceKind, float], put: Callable[..., Any]) -> None:
     put()
