@@ -1,8 +1,9 @@
-"""A worker in use protects its ECS task, and no other node does."""
+"""A node in use protects its ECS task, a worker by its work and a head by its job, and no other node does."""
 
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ def work():
 
 ray.get(work.options(scheduling_strategy=NodeAffinitySchedulingStrategy(sys.argv[1], soft=False)).remote())
 """
+# A job of Ray that uses nothing that Ray counts.
+JOB = ("sh", "-c", f"while ! [ -e {DONE} ]; do sleep 0.5; done")
 
 
 class Agent:
@@ -74,24 +77,38 @@ def agent(cluster: Cluster) -> Iterator[Agent]:
         cluster.engine.remove(made.name)
 
 
-def test_a_worker_is_protected_while_it_works(cluster: Cluster, agent: Agent, tmp_path: Path) -> None:
-    with ExitStack() as nodes:
-        busy, idle = (
-            nodes.enter_context(cluster.one_more("worker", name, ECS_AGENT_URI=agent.uri(name)))
-            for name in ("busy", "idle")
-        )
-        address = cluster.engine.address(busy, cluster.network)
-        until(lambda: len(cluster.nodes()) == 5, 180, lambda: cluster.engine.logs(busy) + cluster.engine.logs(idle))
-        [node] = [each["node_id"] for each in cluster.nodes() if each["node_ip"] == address]
-        command = ("exec", cluster.head, "python", "-c", WORK, node)
-        work = cluster.engine.start(*command, output=tmp_path / "work.log")
-        until(lambda: agent.states("busy"), 120, lambda: (tmp_path / "work.log").read_text())
+@pytest.fixture
+def nodes(cluster: Cluster, agent: Agent) -> Iterator[dict[str, str]]:
+    """Two more workers of the cluster, and a head without workers; their containers by name."""
+    kinds = {"busy": "worker", "idle": "worker", "lone": "head"}
+    with ExitStack() as stack:
+        made = {
+            name: stack.enter_context(cluster.one_more(kind, name, ECS_AGENT_URI=agent.uri(name)))
+            for name, kind in kinds.items()
+        }
+        logs = partial(cluster.engine.logs, made["busy"])
+        until(lambda: len(cluster.nodes()) == 5, 180, logs)
+        yield made
 
-        cluster.engine.execute(busy, "touch", DONE)
-        assert work.wait(120) == 0, (tmp_path / "work.log").read_text()
-        until(lambda: RELEASE in agent.states("busy"), IDLE_SECONDS + 120, lambda: cluster.engine.logs(busy))
-        *protected, released = agent.states("busy")
+
+def test_a_node_is_protected_while_it_works(
+    cluster: Cluster, agent: Agent, nodes: dict[str, str], tmp_path: Path
+) -> None:
+    engine, address = cluster.engine, cluster.engine.address(nodes["busy"], cluster.network)
+    [node] = [each["node_id"] for each in cluster.nodes() if each["node_ip"] == address]
+    until(lambda: engine.execute(nodes["lone"], "ray", "job", "list", check=False).returncode == 0, 120)
+    logs = {name: tmp_path / f"{name}.log" for name in ("busy", "lone")}
+    worker = engine.start("exec", cluster.head, "python", "-c", WORK, node, output=logs["busy"])
+    head = engine.start("exec", nodes["lone"], "ray", "job", "submit", "--", *JOB, output=logs["lone"])
+    until(lambda: all(map(agent.states, logs)), 120, lambda: "".join(log.read_text() for log in logs.values()))
+
+    for name, work in (("busy", worker), ("lone", head)):
+        engine.execute(nodes[name], "touch", DONE)
+        assert work.wait(120) == 0, logs[name].read_text()
+    for name in logs:
+        until(lambda name=name: RELEASE in agent.states(name), IDLE_SECONDS + 120, partial(engine.logs, nodes[name]))
+        *protected, released = agent.states(name)
         assert set(map(str, protected)) == {str(PROTECT)}, "renewed each minute, and released last"
         assert released == RELEASE
-        assert agent.states("idle") == [], "a scale-in may stop it"
-        assert "protection" not in cluster.engine.logs(busy), "nothing has failed"
+        assert "protection" not in engine.logs(nodes[name]), "nothing has failed"
+    assert agent.states("idle") == [], "a scale-in may stop it"
