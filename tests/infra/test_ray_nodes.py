@@ -237,7 +237,7 @@ def test_a_fixed_number_is_held(nodes: Cloud) -> None:
     ids=["none", "a word"],
 )
 def test_a_word_deploys_again_what_ecs_has_given_up(
-    cloud: Cloud, word: str, forced: bool | None, triggers: dict[str, str] | None
+    cloud: Cloud, word: dict[str, str], forced: bool | None, triggers: dict[str, str] | None
 ) -> None:
     def program() -> None:
         worker = RayTask("ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
