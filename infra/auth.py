@@ -13,9 +13,10 @@ from infra.tags import tags
 
 @dataclass(frozen=True, kw_only=True)
 class AuthTokenArgs:
-    """Inputs of AuthToken."""
+    """Inputs of AuthToken. Another word in `rotate` makes another token."""
 
     length: int = 64
+    rotate: str = ""
     kms_key_arn: str = ""
 
 
@@ -32,6 +33,7 @@ class AuthToken(pulumi.ComponentResource):
             length=args.length,
             # It travels in HTTP headers and shell variables.
             special=False,
+            keepers={"rotate": args.rotate} if args.rotate else None,
             opts=pulumi.ResourceOptions(parent=self),
         )
         parameter = aws.ssm.Parameter(

@@ -113,7 +113,7 @@ class RayCluster(pulumi.ComponentResource):
         image_uri = pulumi.Output.from_input(
             settings.image_uri or Image(f"{prefix}-image", _image_args(key), opts).image_uri
         )
-        auth = AuthToken(f"{prefix}-auth", AuthTokenArgs(kms_key_arn=key), opts)
+        auth = AuthToken(f"{prefix}-auth", AuthTokenArgs(kms_key_arn=key, rotate=settings.rotate_token), opts)
         discovery = Discovery(f"{prefix}-discovery", DiscoveryArgs(namespace=cluster.name, vpc_id=network.vpc_id), opts)
 
         kinds: dict[str, tuple[NodeSpec, Scale | None]] = {
@@ -191,7 +191,7 @@ class RayCluster(pulumi.ComponentResource):
                 capacity_provider=capacities[kind].provider_name,
                 count=scale.initial_count if scale else 1,
                 autoscaled=scale is not None and scale.max_count > 0,
-                redeploy=settings.redeploy_workers if scale else "",
+                redeploy=_redeploy(settings, is_head=scale is None),
                 registry_arn=None if scale else discovery.registry_arn,
                 after=needed,
             )
@@ -275,6 +275,12 @@ def _as(default: object, value: Any) -> Any:
     if isinstance(default, int) and isinstance(value, float) and value.is_integer():
         return int(value)
     return tuple(value) if isinstance(value, list) else value
+
+
+def _redeploy(settings: Settings, *, is_head: bool) -> dict[str, str]:
+    """Words of which another one deploys a service again: nodes read the token when they start."""
+    words = {"token": settings.rotate_token, "redeploy": "" if is_head else settings.redeploy_workers}
+    return {cause: word for cause, word in words.items() if word}
 
 
 def _given_network(given: dict[str, Any]) -> ExistingNetwork:

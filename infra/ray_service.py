@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import pulumi
 import pulumi_aws as aws
@@ -18,7 +18,7 @@ class RayServiceArgs:
 
     The service is made after all of `after`, and gone before any of it goes: the capacity providers' association, and
     the policies of all kinds' roles, since a run needs all kinds till its end. An autoscaled service begins with
-    `count`, and nothing here changes that later. Another word in `redeploy` deploys the tasks again.
+    `count`, and nothing here changes that later. Another word in `redeploy` deploys the tasks again, by its cause.
     """
 
     cluster: ResourceRef
@@ -28,7 +28,7 @@ class RayServiceArgs:
     capacity_provider: pulumi.Input[str]
     count: int
     autoscaled: bool = False
-    redeploy: str = ""
+    redeploy: Mapping[str, str] = field(default_factory=dict)
     registry_arn: pulumi.Input[str] | None = None
     after: Sequence[pulumi.Resource] = ()
 
@@ -71,7 +71,7 @@ class RayService(pulumi.ComponentResource):
             ),
             # A deployment that ECS has given up starts no more tasks, and nothing else would make ECS try again.
             force_new_deployment=True if args.redeploy else None,
-            triggers={"redeploy": args.redeploy} if args.redeploy else None,
+            triggers=args.redeploy or None,
             force_delete=True,
             propagate_tags="SERVICE",
             tags=tags(f"{name}-service"),

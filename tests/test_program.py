@@ -497,6 +497,16 @@ def test_nothing_lets_the_internet_in(stack: Cloud) -> None:
         assert made.inputs.keys().isdisjoint({"cidrIpv4", "cidrIpv6"}), "Ray runs whatever it is told"
 
 
+def test_another_token_restarts_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = deploy(monkeypatch, {"rotateToken": "2026-11", "redeployWorkers": "again"})
+    triggers = {name: cloud.resources[name].inputs["triggers"] for name in SERVICES}
+    assert triggers == {
+        "ray-head-service": {"token": "2026-11"},
+        "ray-workers-service": {"token": "2026-11", "redeploy": "again"},
+    }, "a node reads the token when it starts"
+    assert all("auth-parameter" in cloud.needs(name) for name in SERVICES), "it would read the old one"
+
+
 def trains_by(cloud: Cloud) -> str:
     """The command of the session that `train_command` starts."""
     assert "--document-name ray-on-ecs-sessions-train" in cloud.exports["train_command"]

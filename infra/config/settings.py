@@ -63,6 +63,8 @@ class RayClusterArgs(TypedDict, total=False):
     """Most CPU workers that jobs may request, at least cpu_worker_count; 0 is cpu_worker_count."""
     redeploy_workers: str
     """Any word; changing it restarts all GPU and CPU workers, also after ECS has given them up."""
+    rotate_token: str
+    """Any word; changing it makes a new Ray token and restarts all nodes, those in use once they are idle."""
     vpc_cidr: str
     """Addresses of the cluster's own VPC, /16 to /24."""
     vpc_id: pulumi.Input[str]
@@ -129,7 +131,8 @@ class Settings:
     cpu_worker_count: int = 0
     min_cpu_workers: int = 0
     max_cpu_workers: int = 0
-    redeploy_workers: Annotated[str, validation.redeploy_workers] = ""
+    redeploy_workers: Annotated[str, validation.any_word] = ""
+    rotate_token: Annotated[str, validation.any_word] = ""
     vpc_cidr: Annotated[str, validation.vpc_cidr] = "10.0.0.0/16"
     vpc_id: Annotated[str, validation.vpc_id] = ""
     subnet_ids: Annotated[tuple[str, ...], validation.subnet_ids] = ()

@@ -87,7 +87,7 @@ def on_demand_workers(key: str, value: int) -> None:
         raise SettingError(key, value, "is below 0", "give a number of workers, or 0 for none")
 
 
-def redeploy_workers(key: str, value: str) -> None:
+def any_word(key: str, value: str) -> None:
     """A word, or nothing."""
     if not re.fullmatch(r"[\w.:-]*", value):
         hint = "give another one than at the last `pulumi up`, such as today's date, or leave it empty"

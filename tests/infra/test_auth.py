@@ -32,3 +32,8 @@ def test_the_outputs_say_where_the_token_is_and_not_what(cloud: Cloud) -> None:
     assert cloud.value(made.parameter_arn).endswith(":auth-parameter"), "ECS reads it by its ARN"
     outputs = [value for value in vars(made).values() if hasattr(value, "apply")]
     assert all(cloud.value(output) != SECRET for output in outputs), "an output can end up in a log"
+
+
+def test_another_word_makes_another_token(cloud: Cloud) -> None:
+    cloud.run(lambda: AuthToken("auth", AuthTokenArgs(rotate="2026-11")))
+    assert cloud.resources["auth-token"].inputs["keepers"] == {"rotate": "2026-11"}

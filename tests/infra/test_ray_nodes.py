@@ -233,10 +233,12 @@ def test_a_fixed_number_is_held(nodes: Cloud) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "forced", "triggers"), [("", None, None), ("again", True, {"redeploy": "again"})], ids=["none", "a word"]
+    ("word", "forced", "triggers"),
+    [({}, None, None), ({"redeploy": "again"}, True, {"redeploy": "again"})],
+    ids=["none", "a word"],
 )
 def test_a_word_deploys_again_what_ecs_has_given_up(
-    cloud: Cloud, word: str, forced: bool | None, triggers: dict[str, str] | None
+    cloud: Cloud, word: dict[str, str], forced: bool | None, triggers: dict[str, str] | None
 ) -> None:
     def program() -> None:
         worker = RayTask("ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
