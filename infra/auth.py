@@ -34,7 +34,8 @@ class AuthToken(pulumi.ComponentResource):
             # It travels in HTTP headers and shell variables.
             special=False,
             keepers={"rotate": args.rotate} if args.rotate else None,
-            opts=pulumi.ResourceOptions(parent=self),
+            # Without a word the token stays: running nodes would keep it, and nothing would restart them.
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=None if args.rotate else ["keepers"]),
         )
         parameter = aws.ssm.Parameter(
             f"{name}-parameter",

@@ -175,8 +175,11 @@ class Network(pulumi.ComponentResource):
         """Name of a service's endpoint; in other partitions than `aws` the names differ from service to service."""
         if location.partition == "aws":
             return f"com.amazonaws.{location.region}.{service}"
+        names = [f"{prefix}.{location.region}.{service}" for prefix in ("com.amazonaws", "cn.com.amazonaws")]
         found = aws.ec2.get_vpc_endpoint_service_output(
-            service=service, service_type="Interface", opts=pulumi.InvokeOutputOptions(parent=self)
+            service_type="Interface",
+            filters=[aws.ec2.GetVpcEndpointServiceFilterArgs(name="service-name", values=names)],
+            opts=pulumi.InvokeOutputOptions(parent=self),
         )
         return found.service_name
 

@@ -53,7 +53,7 @@ class RayCluster(pulumi.ComponentResource):
     metrics_dashboard: pulumi.Output[str]
     """Name of the CloudWatch dashboard."""
     estimated_hourly_usd: pulumi.Output[float | None]
-    """What all instances cost an hour, at present spot prices; none where AWS would not say."""
+    """Cost of all instances an hour, in USD on demand; none where AWS would not say."""
     default_gpus: pulumi.Output[int]
     """Number of GPUs that a job requests by default."""
     connection: pulumi.Output[dict[str, Any]]

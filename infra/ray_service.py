@@ -18,7 +18,8 @@ class RayServiceArgs:
 
     The service is made after all of `after`, and gone before any of it goes: the capacity providers' association, and
     the policies of all kinds' roles, since a run needs all kinds till its end. An autoscaled service begins with
-    `count`, and nothing here changes that later. Another word in `redeploy` deploys the tasks again, by its cause.
+    `count`, and nothing here changes that later. `redeploy` has a word for each cause; another word deploys the
+    tasks again.
     """
 
     cluster: ResourceRef

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import pulumi
@@ -72,9 +73,9 @@ class RayTask(pulumi.ComponentResource):
         self.register_outputs({"definition_arn": self.definition_arn})
 
     def _attach(self, name: str, role: aws.iam.Role, policy_arn: str) -> pulumi.Resource:
-        policy = policy_arn.partition(":policy/")[2].replace("/", "-")
+        digest = hashlib.sha256(policy_arn.encode()).hexdigest()[:8]
         return aws.iam.RolePolicyAttachment(
-            f"{name}-role-{policy}",
+            f"{name}-role-{policy_arn.rpartition('/')[2]}-{digest}",
             role=role.name,
             policy_arn=policy_arn,
             opts=pulumi.ResourceOptions(parent=self),

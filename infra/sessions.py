@@ -1,7 +1,8 @@
-"""Documents of Session Manager by which people reach the head: each does one thing, whatever its caller types.
+"""Session documents by which people reach the head: each does one thing, and takes no command.
 
-AWS's own documents run any command as root on the instance and forward any port of the network. Who may start sessions
-with these alone has a shell in the head's container, training, and the ports of Ray's dashboard and of Jupyter.
+AWS's own documents run any command as root on the instance and forward any port. A user whose policy allows these
+documents alone has a shell in the head's container, training, and ports 8265 and 8888 of hosts that the head's instance
+reaches.
 """
 
 from __future__ import annotations

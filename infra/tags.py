@@ -14,8 +14,8 @@ import pulumi_aws as aws
 # much of IAM's 64 characters; S3's 63, and a DNS label's, leave more.
 LONGEST_PREFIX = 34
 HASH_LENGTH = 8
-# AWS takes these beginnings of a capacity provider, a parameter, a security group or a bucket for its own.
-RESERVED = ("aws", "ecs", "fargate", "ssm", "sg-", "amzn", "xn--", "sthree-")
+# AWS takes these beginnings of a capacity provider, a parameter, a document, a security group or a bucket for its own.
+RESERVED = ("amazon", "aws", "ecs", "fargate", "ssm", "sg-", "amzn", "xn--", "sthree-")
 
 # A program can't read its stack's state. So the security group's tags say which cluster the stack has, in which zone
 # its instances are and, with a VPC of its own, in which zones that VPC has subnets; a role's tag says which region it

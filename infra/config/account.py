@@ -1,4 +1,4 @@
-"""What settings name in AWS: one table of questions, asked before anything is made.
+"""Questions to AWS about the settings, in one table, asked before anything is made.
 
 A setting that names something which is absent or unfit is refused. Where AWS does not tell the caller, a warning names
 the permission that is missing, and the program goes on. Network, zones and instance types, whose answers shape the
@@ -32,6 +32,7 @@ ABSENT = (
     "returned no results",
 )
 AUTO_SCALING_ROLE, SPOT_ROLE = "AWSServiceRoleForAutoScaling", "AWSServiceRoleForEC2Spot"
+REDIRECTED = ("MovedPermanently", "PermanentRedirect", "StatusCode: 301")
 # Problem and way out of an answer that is unfit; None of one that fits.
 Verdict = tuple[str, str] | None
 
@@ -139,8 +140,7 @@ def _service_role(key: str, value: str, role: str, service: str) -> Question:
 def _buckets(settings: Settings, region: str) -> Iterator[Question]:
     """Questions about buckets that exist."""
 
-    def judge(found: aws.s3.GetBucketResult) -> Verdict:
-        there = found.bucket_region
+    def judge(there: str) -> Verdict:
         hint = f"give one in {region}, or expect to pay for each byte that passes between the regions"
         return (f"is in {there}, and the stack in {region}", hint) if there != region else None
 
@@ -149,7 +149,7 @@ def _buckets(settings: Settings, region: str) -> Iterator[Question]:
             key="bucketName",
             value=name,
             action="s3:ListBucket",
-            ask=lambda: aws.s3.get_bucket(bucket=name),
+            ask=lambda: _bucket_region(name),
             judge=judge,
             hint="give one that exists, or leave it empty for a bucket of the stack's own",
         )
@@ -159,11 +159,21 @@ def _buckets(settings: Settings, region: str) -> Iterator[Question]:
             key="dataBuckets",
             value=each,
             action="s3:ListBucket",
-            ask=lambda bucket=bucket: aws.s3.get_bucket(bucket=bucket),
+            ask=lambda bucket=bucket: _bucket_region(bucket),
             judge=judge,
             hint="give buckets that exist",
             is_warning=True,
         )
+
+
+def _bucket_region(name: str) -> str:
+    """Ask for a bucket's region; S3 redirects a request of another region, and the provider takes that for an error."""
+    try:
+        return aws.s3.get_bucket(bucket=name).bucket_region
+    except Exception as error:
+        if any(each in str(error) for each in REDIRECTED):
+            return "another region"
+        raise
 
 
 def _images(settings: Settings, account: str) -> Iterator[Question]:

@@ -44,20 +44,19 @@ def _problem() -> str | None:
     except subprocess.TimeoutExpired:
         return f"Docker does not answer within {SECONDS} s"
     if asked.returncode == 0:
-        return _missing_helper()
+        return _missing_store()
     said = asked.stderr.strip().splitlines() or ["no reason given"]
     return f"Docker does not answer ({said[-1]})"
 
 
-def _missing_helper() -> str | None:
-    """Find a credential helper of Docker's that is not installed: the build would fail with its first registry."""
+def _missing_store() -> str | None:
+    """Find Docker's credential store if it is not installed: the build asks it for every registry."""
     folder = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
         return None
-    names = [config.get("credsStore"), *(config.get("credHelpers") or {}).values()]
-    missing = [name for name in names if name and not shutil.which(f"docker-credential-{name}")]
-    if not missing:
+    name = config.get("credsStore") if isinstance(config, dict) else None
+    if not name or shutil.which(f"docker-credential-{name}"):
         return None
-    return f"{folder / 'config.json'} names docker-credential-{missing[0]}, which is not in PATH"
+    return f"{folder / 'config.json'} names docker-credential-{name}, which is not in PATH"

@@ -50,7 +50,7 @@ class Plan:
 
     @property
     def hourly_usd(self) -> float | None:
-        """What the instances cost an hour at most, all on demand, or None where AWS would not say.
+        """Cost of the instances an hour at most, in USD on demand, or None where AWS would not say.
 
         Prices on spot change by the hour: an output with them would make every preview one with changes.
         """

@@ -18,6 +18,8 @@ from infra.config import validation
 from infra.errors import SettingError
 from infra.references import Alerts, Scale
 
+# Namespaces of keys that are not a project's.
+PROVIDERS = ("aws", "awsx", "pulumi")
 # Problem and hint for a value of the wrong type.
 WRONG_TYPE = {
     bool: ("is neither true nor false", "give one of the two"),
@@ -243,7 +245,7 @@ def _refuse_unknown_keys(known: list[str]) -> None:
     project = pulumi.get_project()
     for name in pulumi.runtime.get_config_env():
         namespace, _, key = name.rpartition(":")
-        if namespace != project and key in known:
+        if namespace not in (project, *PROVIDERS) and key in known:
             raise pulumi.RunError(
                 f"{name}: is a setting of this project, {project}, under another name; rename it to {project}:{key}"
             )

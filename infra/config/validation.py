@@ -156,8 +156,15 @@ def registry_secret_arn(key: str, value: str) -> None:
 
 def bucket_name(key: str, value: str) -> None:
     """Bucket by S3's rules, or nothing."""
+    _general_purpose(key, value)
     if value and not re.fullmatch(BUCKET, value):
         raise SettingError(key, value, "is not a name of a bucket", "give one without s3:// and a prefix")
+
+
+def _general_purpose(key: str, bucket: str) -> None:
+    if bucket.endswith("--x-s3"):
+        problem = "is a directory bucket, to which tasks would need another permission"
+        raise SettingError(key, bucket, problem, "give a general purpose bucket")
 
 
 def object_version_days(key: str, value: int) -> None:
@@ -173,9 +180,7 @@ def data_buckets(key: str, values: tuple[str, ...]) -> None:
     """
     for value in values:
         name, _, prefix = value.partition("/")
-        if name.endswith("--x-s3"):
-            problem = "is a directory bucket, to which tasks would need another permission"
-            raise SettingError(key, value, problem, "give general purpose buckets")
+        _general_purpose(key, name)
         if not re.fullmatch(BUCKET, name) or re.search(r"[*?\s]|//|^/|\$\{", prefix):
             hint = "give bucket or bucket/prefix, without s3:// and wildcards, several with commas between them"
             raise SettingError(key, value, "names no bucket", hint)

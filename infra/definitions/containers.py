@@ -205,7 +205,7 @@ def _logs(log_group: str, region: str) -> dict[str, Any]:
         "awslogs-group": log_group,
         "awslogs-region": region,
         "awslogs-stream-prefix": "ray",
-        # Whatever the account's default is: a rank that prints must not wait for CloudWatch Logs.
+        # Not the account's default: a rank that prints must not wait for CloudWatch Logs.
         "mode": "non-blocking",
         "max-buffer-size": "25m",
     }

@@ -130,7 +130,7 @@ def training(
     """Policy of a task: read and write the stack's bucket, and whatever else is given.
 
     The whole bucket, since one cluster is one trust domain: a Ray program may keep its checkpoints where it likes.
-    That is the cluster's tasks, for the scale-in protection of its own one; a namespace for its metrics; the parameter
+    That is the cluster's tasks, of which it protects its own from scale-in; a namespace for its metrics; the parameter
     with what the workers are and cost, and with it a look at their Auto Scaling group; that group itself, to move it to
     another zone; and other buckets to read from, each as `bucket` or `bucket/prefix`.
 

@@ -46,8 +46,8 @@ class TaskSize:
 
     @property
     def cpu_units(self) -> int:
-        """ECS's unit, 1024 to a vCPU; a task takes at most 192 vCPUs, of which it then uses all there are."""
-        return min(self.vcpus, MOST_VCPUS) * 1024
+        """ECS's unit, 1024 to a vCPU."""
+        return self.vcpus * 1024
 
     @property
     def shared_memory_mib(self) -> int:
@@ -96,7 +96,7 @@ def worker_size(key: str, instances: Sequence[InstanceType]) -> TaskSize:
 
 def _fits_all(instances: Sequence[InstanceType], *, gpus: int) -> TaskSize:
     memory_mib = min(task_memory_mib(each.memory_mib) for each in instances)
-    return TaskSize(vcpus=min(each.vcpus for each in instances), memory_mib=memory_mib, gpus=gpus)
+    return TaskSize(vcpus=min(MOST_VCPUS, *(each.vcpus for each in instances)), memory_mib=memory_mib, gpus=gpus)
 
 
 def task_memory_mib(nominal_mib: int) -> int:

@@ -233,7 +233,8 @@ def _costing(usd: float | None) -> str:
 
 
 def _setting(kind: str) -> str:
-    return f"pulumi config set min{kind.title()} 0 and pulumi up"
+    key = {WORKERS: "minWorkers", CPU_WORKERS: "minCpuWorkers"}[kind]
+    return f"pulumi config set {key} 0 and pulumi up"
 
 
 def _ringing(name: str, alarms: dict[str, dict[str, Any]] | None) -> str:

@@ -31,7 +31,7 @@ def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
         was_under_way = stop_run(head, run) if run else stop_all(head)
     has_ended = cluster.down(run or "")
     if not run:
-        note("all jobs are stopped" if was_under_way else "no job is under way")
+        note("all submitted jobs are stopped" if was_under_way else "no submitted job is under way")
     elif was_under_way:
         line = f"run {run} is stopped; the same ray-on-ecs run with --run-name {run} goes on from its last checkpoint"
         note(f"{line}, if any")

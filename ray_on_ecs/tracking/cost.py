@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple, TypedDict
@@ -9,6 +10,10 @@ from typing import NamedTuple, TypedDict
 from ray_on_ecs import spot_prices
 from ray_on_ecs.cluster_info import ClusterInfo, ask_aws, read_cluster_info
 from ray_on_ecs.contract import ON_DEMAND, SPOT
+
+SPOT_SECONDS = 300.0
+# Prices on spot by type, each with the time of the question; None where EC2 knows none.
+_known: dict[str, tuple[float, float | None]] = {}
 
 
 class InstanceKind(NamedTuple):
@@ -80,10 +85,14 @@ def cost_line(cost: Cost | None) -> str:
 
 
 def _spot_prices(info: ClusterInfo, instance_types: set[str]) -> dict[str, float]:
-    if not instance_types:
-        return {}
-    answer = ask_aws("ec2", "describe_spot_price_history", **spot_prices.question(info, instance_types))
-    return spot_prices.by_type(answer) if answer else {}
+    """Return the prices by type; a run asks for its cost every few seconds, and EC2 is asked every few minutes."""
+    now = time.monotonic()
+    if instance_types - _known.keys() or any(now - _known[name][0] > SPOT_SECONDS for name in instance_types):
+        answer = ask_aws("ec2", "describe_spot_price_history", **spot_prices.question(info, instance_types))
+        found = spot_prices.by_type(answer) if answer else {}
+        for name in instance_types:  # the last price holds where EC2 says nothing
+            _known[name] = now, found.get(name, _known.get(name, (now, None))[1])
+    return {name: price for name in instance_types if (price := _known[name][1]) is not None}
 
 
 def _by_full_kind(hours: Mapping[InstanceKind, float], workers: ClusterInfo) -> dict[tuple[str, str], float]:

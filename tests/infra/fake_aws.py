@@ -182,10 +182,14 @@ class Cloud(mocks.Mocks):
             case _ if asked in self.absent:
                 return {}, [("", f"NotFoundException: {asked[3:]} can't be found")]
             case "getVpcEndpointService":
-                return {"serviceName": f"cn.com.amazonaws.{REGION}.{args.args['service']}"}, []
+                [one_of] = args.args["filters"]
+                return {"serviceName": next(each for each in one_of["values"] if each.startswith("cn."))}, []
             case "getRouteTable":
                 return {"routes": [{"cidrBlock": each} for each in self.routes]}, []
             case "getBucket":
+                if self.bucket_region != REGION:
+                    redirected = "api error MovedPermanently: Moved Permanently"
+                    return {}, [("", f"operation error S3: HeadBucket, StatusCode: 301, {redirected}")]
                 return {"bucket": args.args["bucket"], "bucketRegion": self.bucket_region}, []
             case "getImage":
                 return {"imageDigest": DIGEST}, []

@@ -1,4 +1,4 @@
-"""What settings name in AWS is asked about: absent or unfit, it is refused; a denied answer stops nothing."""
+"""Questions to AWS about the settings: what is absent or unfit is refused, and a denied answer stops nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROWS: list[tuple[str, Any, dict[str, Any], str]] = [
     ("head_ami_id", AMI, {}, "getAmi"),
     ("worker_ami_id", AMI, {}, "getAmi"),
 ]
-# What makes an answer unfit, and the line that says so.
+# Unfit answers, and the line that says so.
 UNFIT = [
     (
         {"kms_key_arn": KEY},
@@ -44,7 +44,7 @@ UNFIT = [
         "is PendingDeletion and of type",
     ),
     ({"kms_key_arn": KEY}, {"key": {"keySpec": "RSA_2048"}}, "is Enabled and of type RSA_2048; give an enabled, symm"),
-    ({"bucket_name": "runs"}, {"bucket_region": "eu-west-1"}, "is in eu-west-1, and the stack in us-west-2; give one"),
+    ({"bucket_name": "runs"}, {"bucket_region": "eu-west-1"}, "is in another region, and the stack in us-west-2; "),
     (
         {"worker_ami_id": AMI},
         {"amis": {AMI: {**GOOD_AMI, "architecture": "arm64"}}},
@@ -107,7 +107,7 @@ def test_data_of_another_region_is_pointed_out(cloud: Cloud, warnings: list[str]
     cloud.bucket_region = "eu-west-1"
     check(cloud, data_buckets=("my-data",))
     [line] = warnings
-    assert line.startswith("dataBuckets: 'my-data' is in eu-west-1, and the stack in us-west-2; ")
+    assert line.startswith("dataBuckets: 'my-data' is in another region, and the stack in us-west-2; ")
     assert "pay for each byte" in line
 
 

@@ -37,3 +37,9 @@ def test_the_outputs_say_where_the_token_is_and_not_what(cloud: Cloud) -> None:
 def test_another_word_makes_another_token(cloud: Cloud) -> None:
     cloud.run(lambda: AuthToken("auth", AuthTokenArgs(rotate="2026-11")))
     assert cloud.resources["auth-token"].inputs["keepers"] == {"rotate": "2026-11"}
+    assert cloud.resources["auth-token"].ignore_changes == ()
+
+
+def test_without_a_word_the_token_stays(cloud: Cloud) -> None:
+    auth(cloud)
+    assert cloud.resources["auth-token"].ignore_changes == ("keepers",), "nothing would restart the nodes that have it"

@@ -96,6 +96,7 @@ BAD = [
     ("imageUri", "public.example/ray", "is not an image reference"),
     ("imageUri", "public.example/ray@sha256:12", "is not an image reference"),
     ("bucketName", "s3://runs", "is not a name of a bucket"),
+    ("bucketName", "runs--usw2-az1--x-s3", "is a directory bucket"),
     ("objectVersionDays", "-1", "is outside 0 to 3650"),
     ("retainBucket", "maybe", "is neither true nor false"),
     ("dataBuckets", "s3://my-data", "names no bucket"),
@@ -228,7 +229,7 @@ def test_a_key_that_nobody_reads_is_refused(cloud: Cloud, key: str, hint: str) -
 def test_a_key_of_a_project_that_was_renamed_is_refused(cloud: Cloud) -> None:
     with pytest.raises(pulumi.RunError, match=r"^my-ray:spot: is a setting of this project, ray-on-ecs, under another"):
         load(cloud, **{"my-ray:spot": "true"})
-    assert load(cloud, **{"aws:region": "us-west-2"}) == Settings()
+    assert load(cloud, **{"aws:region": "us-west-2", "pulumi:tags": '{"team": "vision"}'}) == Settings()
 
 
 def test_the_engine_prints_no_traceback_for_a_bad_value(cloud: Cloud) -> None:

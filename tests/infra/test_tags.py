@@ -32,3 +32,8 @@ def test_a_prefix_is_read_as_project_and_stack(project: str, stack: str, pattern
 def test_stacks_with_like_names_have_prefixes_of_their_own(one: str, other: str) -> None:
     first, second = (name_prefix(f"ray-on-ecs-{stack}") for stack in (one, other))
     assert first != second, "in one network they would answer for each other"
+
+
+@pytest.mark.parametrize("name", ["amazon-reviews", "aws-jobs", "ecs", "amzn", "ssm-test"])
+def test_a_name_that_aws_keeps_to_itself_begins_with_another_word(name: str) -> None:
+    assert name_prefix(name).startswith("ray-")

@@ -74,6 +74,11 @@ def test_idle_workers_say_when_they_stop(stack: Laptop) -> None:
     )
 
 
+def test_cpu_workers_that_stay_name_their_own_key(stack: Laptop) -> None:
+    stack.put_workers(scaling={**NEVER, "cpu-workers": {"min": 1, "max": 2, "idle_minutes": 60}})
+    assert "pulumi config set minCpuWorkers 0 and pulumi up" in shown(stack.run("status"))["stops"]
+
+
 def test_workers_without_an_idle_time_say_what_they_cost(stack: Laptop) -> None:
     stack.put_workers(scaling=NEVER)
     stack.head.add_worker()

@@ -70,10 +70,10 @@ def test_all_lists_and_stops_every_job(head: Jobs, capsys: pytest.CaptureFixture
     lines = capsys.readouterr().err.splitlines()
     stopped = ["first", "raysubmit_1", "second"]
     assert sorted(lines[:3]) == [f"stopping job {job_id}" for job_id in stopped]
-    assert lines[3:] == ["all jobs are stopped"]
+    assert lines[3:] == ["all submitted jobs are stopped"]
     assert {job_id for job_id, state in head.states.items() if state == "STOPPED"} == set(stopped)
     assert main(["stop", "--local", "--all"]) == 0
-    assert capsys.readouterr().err == "no job is under way\n"
+    assert capsys.readouterr().err == "no submitted job is under way\n"
 
 
 @pytest.mark.parametrize("words", [(), ("--all", "first")], ids=["neither", "both"])

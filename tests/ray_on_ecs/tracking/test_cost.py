@@ -8,6 +8,7 @@ import pytest
 
 from ray_on_ecs import spot_prices
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
+from ray_on_ecs.tracking import cost as cost_module
 from ray_on_ecs.tracking.cost import InstanceKind, cost_line, cost_of
 from tests.aws import REGION, client
 
@@ -35,6 +36,7 @@ def put(
     aws_server: str, aws_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Any]]:
     """Puts the stack's document into the parameter, which is not there before, with the given fields changed."""
+    cost_module._known.clear()
     for name, value in {**aws_variables, CLUSTER_INFO_VARIABLE: NAME}.items():
         monkeypatch.setenv(name, value)
     ssm = client("ssm", aws_server)
@@ -58,13 +60,19 @@ def test_it_is_the_hours_by_the_price(put: Callable[..., Any]) -> None:
     assert cost_line(cost) == ", 0.50 USD for 0.50 h of g5.xlarge"
 
 
-def test_the_price_on_spot_is_asked_for_in_the_workers_zones(put: Callable[..., Any]) -> None:
+def test_the_price_on_spot_is_asked_for_in_the_workers_zones(
+    put: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     put()
     cost = cost_of({G5_SPOT: 1000.0})
     assert cost is not None
     assert cost["instances"][0]["hourly_usd"] == 0.00001, "moto's price of everything"
     assert cost["usd"] == 0.01
     put(zones=[{"zone": "us-west-2z", "subnet_id": "subnet-z", "placement_group": None}])
+    assert cost_of({G5_SPOT: 1000.0}) == cost, "EC2 is not asked each time"
+    monkeypatch.setattr(cost_module, "SPOT_SECONDS", 0.0)
+    assert cost_of({G5_SPOT: 1000.0}) == cost, "the last price holds"
+    cost_module._known.clear()
     assert cost_of({G5_SPOT: 1000.0}) is None, "EC2 knows no price there"
 
 
