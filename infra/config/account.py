@@ -31,7 +31,7 @@ ABSENT = (
     "empty result",
     "returned no results",
 )
-AUTO_SCALING_ROLE, SPOT_ROLE = "AWSServiceRoleForAutoScaling", "AWSServiceRoleForEC2Spot"
+AUTO_SCALING_ROLE = "AWSServiceRoleForAutoScaling"
 REDIRECTED = ("MovedPermanently", "PermanentRedirect", "StatusCode: 301")
 # Problem and way out of an answer that is unfit; None of one that fits.
 Verdict = tuple[str, str] | None
@@ -121,20 +121,16 @@ def _companys(settings: Settings) -> Iterator[Question]:
             judge=_judge_key,
         )
         # Auto Scaling encrypts the instances' disks with it.
-        yield _service_role("kmsKeyArn", key, AUTO_SCALING_ROLE, "autoscaling.amazonaws.com")
-    if settings.spot:
-        yield _service_role("spot", "true", SPOT_ROLE, "spot.amazonaws.com")
-
-
-def _service_role(key: str, value: str, role: str, service: str) -> Question:
-    """Question about a service-linked role, which an account has once something in it has needed one."""
-    return Question(
-        key=key,
-        value=value,
-        action="iam:GetRole",
-        ask=lambda: aws.iam.get_role(name=role),
-        hint=f"make the role {role}: `aws iam create-service-linked-role --aws-service-name {service}`",
-    )
+        yield Question(
+            key="kmsKeyArn",
+            value=key,
+            action="iam:GetRole",
+            ask=lambda: aws.iam.get_role(name=AUTO_SCALING_ROLE),
+            hint=(
+                f"make the role {AUTO_SCALING_ROLE}: "
+                "`aws iam create-service-linked-role --aws-service-name autoscaling.amazonaws.com`"
+            ),
+        )
 
 
 def _buckets(settings: Settings, region: str) -> Iterator[Question]:

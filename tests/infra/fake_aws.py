@@ -24,7 +24,7 @@ from botocore.exceptions import EndpointConnectionError
 from pulumi.runtime import mocks, rpc
 
 from infra.config import prices
-from infra.config.account import AUTO_SCALING_ROLE, SPOT_ROLE
+from infra.config.account import AUTO_SCALING_ROLE
 from infra.definitions.sizing import InstanceType, TaskSize
 from infra.references import NodeSpec, Price
 
@@ -243,7 +243,7 @@ class Cloud(mocks.Mocks):
                 names = [each["name"] for each in self.roles if re.search(args.args["nameRegex"], each["name"])]
                 return {"names": names}, []
             case "getRole":
-                if args.args["name"] in (AUTO_SCALING_ROLE, SPOT_ROLE):
+                if args.args["name"] == AUTO_SCALING_ROLE:
                     return {"path": "/aws-service-role/"}, []
                 [role] = [each for each in self.roles if each["name"] == args.args["name"]]
                 return {"path": "/", "permissionsBoundary": "", **role}, []

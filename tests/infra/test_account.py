@@ -28,7 +28,6 @@ ROWS: list[tuple[str, Any, dict[str, Any], str]] = [
     ("registry_secret_arn", SECRET, REGISTRY, "getSecret"),
     ("kms_key_arn", KEY, {}, "getKey"),
     ("kms_key_arn", KEY, {}, "getRole"),
-    ("spot", True, {}, "getRole"),
     ("bucket_name", "company-runs", {}, "getBucket"),
     ("data_buckets", ("my-data/images",), {}, "getBucket"),
     ("image_uri", f"{ECR}:v1", {}, "getImage"),
