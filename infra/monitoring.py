@@ -25,7 +25,7 @@ IDLE_PERCENT = 5
 class MonitoringArgs:
     """Inputs of Monitoring: the services of "head", "workers" and, if there are any, "cpu-workers".
 
-    Without an address nobody is written to, and there is no budget.
+    Without an address there is no mail, and no budget.
     """
 
     region: str
@@ -54,7 +54,7 @@ class Monitoring(pulumi.ComponentResource):
         self.register_outputs({"dashboard_name": self.dashboard_name})
 
     def _alarm_actions(self, name: str, alerts: Alerts) -> list[pulumi.Input[str]]:
-        """The topic that alarms go to, if somebody wants to hear of them."""
+        """The topic that alarms go to, if there is an address."""
         if not alerts.email:
             return []
         topic = aws.sns.Topic(f"{name}-alerts", tags=tags(f"{name}-alerts"), opts=pulumi.ResourceOptions(parent=self))
@@ -68,7 +68,7 @@ class Monitoring(pulumi.ComponentResource):
         return [topic.arn]
 
     def _budget(self, name: str, alerts: Alerts) -> None:
-        """Of the whole account: costs can be told by a tag only after somebody has activated it for billing."""
+        """Of the whole account: AWS tells costs by a tag only once it is activated for billing."""
         aws.budgets.Budget(
             f"{name}-budget",
             budget_type="COST",
@@ -149,7 +149,7 @@ class Monitoring(pulumi.ComponentResource):
         body = names.apply(lambda known: json.dumps(dashboard.body(region=args.region, **known)))
         return aws.cloudwatch.Dashboard(
             f"{name}-dashboard",
-            # Given, as CloudWatch makes up none; the cluster's is nobody else's.
+            # Given, as CloudWatch makes up none; the cluster's name is unique.
             dashboard_name=args.head.cluster,
             dashboard_body=body,
             opts=pulumi.ResourceOptions(parent=self),

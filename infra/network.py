@@ -184,7 +184,7 @@ class Network(pulumi.ComponentResource):
         return found.service_name
 
     def _close_default_group(self, name: str) -> None:
-        """AWS gives each VPC a group that trusts itself, for whatever names none; without rules it trusts nobody."""
+        """AWS gives each VPC a group that trusts itself, for what names none; without rules it admits nothing."""
         aws.ec2.DefaultSecurityGroup(
             f"{name}-default-group",
             vpc_id=self.vpc_id,

@@ -80,7 +80,7 @@ class NodeScaling(pulumi.ComponentResource):
 
         What runs is counted in tasks: from zero ECS starts two instances at once, for a job that wants one, too. A
         service without tasks has no such metric, hence the 0; where it is late, the last number holds. The others are
-        not filled: a minute that comes late is no minute in which nobody wants anything.
+        not filled: a minute that comes late is not one in which jobs want nothing.
 
         Nodes that a job takes into use while the number is being lowered are protected, but ECS renews no protection
         in a service with more protected tasks than it is to have. So the number also follows the nodes in use.

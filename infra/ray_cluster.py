@@ -253,7 +253,7 @@ class RayCluster(pulumi.ComponentResource):
 
 
 def _read(args: RayClusterArgs) -> tuple[Settings, ExistingNetwork | None]:
-    """The arguments as settings, and the network if it is one that nobody can be asked about yet.
+    """The arguments as settings, and the network if the same program makes it, so that AWS can't be asked yet.
 
     Raises:
         RunError: One cannot work.

@@ -12,7 +12,7 @@ from infra.definitions.sizing import InstanceType, TaskSize
 
 @dataclass(frozen=True, kw_only=True)
 class ExistingNetwork:
-    """A VPC that somebody else keeps, and its subnets that everything runs in, by their zones."""
+    """A VPC that the stack does not own, and its subnets that everything runs in, by their zones."""
 
     vpc_id: pulumi.Input[str]
     subnets: Mapping[str, pulumi.Input[str]]
@@ -46,7 +46,7 @@ class Location:
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """What an instance costs, in USD an hour; None for spot where nobody asked, or AWS would not say."""
+    """Price of an instance, in USD an hour; None for spot where AWS was not asked, or would not say."""
 
     on_demand: float
     spot: float | None = None
@@ -136,7 +136,7 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class Alerts:
-    """Who hears of alarms and costs, if anybody, and which costs of the account a month are to be heard of."""
+    """Address for alarms and costs, or nothing, and the account's costs a month above which it gets mail."""
 
     email: str
     monthly_usd: int

@@ -12,7 +12,7 @@ from typing import Any
 Policy = dict[str, Any]
 
 # What the agent of Session Manager calls, in place of SSH and an open port. AmazonSSMManagedInstanceCore, AWS's own
-# policy, would also let whoever opens a session read every parameter of the account.
+# policy, would also let every user with a session read all parameters of the account.
 # https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-create-iam-instance-profile.html
 SESSION_MANAGER = (
     "ssmmessages:CreateControlChannel",
@@ -26,7 +26,7 @@ SPOT_PRICES = "ec2:DescribeSpotPriceHistory"
 # ECS's agent calls it with the role of the task that asks for protection.
 PROTECT_TASK = "ecs:UpdateTaskProtection"
 MOVE_GROUP, END_INSTANCE = "autoscaling:UpdateAutoScalingGroup", "autoscaling:TerminateInstanceInAutoScalingGroup"
-# Actions that IAM lets nobody restrict to a resource, and what holds them instead.
+# Actions that IAM can't restrict to a resource, and what holds them instead.
 # https://docs.aws.amazon.com/service-authorization/latest/reference/
 WILDCARD_ACTIONS = {
     "ecr:GetAuthorizationToken": "a registry's token is not tied to a repository; the pull itself is",

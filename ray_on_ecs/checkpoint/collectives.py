@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Collectives:
-    """The ranks of a run, for objects that fit in a message; one rank alone has nobody to talk to.
+    """The ranks of a run, for objects that fit in a message; a single rank sends none.
 
     The main thread uses a Gloo process group of its own. Threads use no collective, but `send` and `receive`: a thread
     in a collective would make its process hang or abort if the process ended meanwhile. Every rank must make one.

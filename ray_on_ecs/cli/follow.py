@@ -94,7 +94,7 @@ class Follower:
         return job
 
     def _current(self, client: JobSubmissionClient) -> str:
-        """Return the job that has the run now: while nobody looked, the head may have submitted another one.
+        """Return the job that has the run now: meanwhile the head may have submitted another one.
 
         Raises:
             TrainingError: The head knows none.

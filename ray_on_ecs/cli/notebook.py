@@ -21,7 +21,7 @@ POLL_SECONDS = 1.0
 # Jupyter's line when it listens.
 LISTENS = "is running at"
 IDLE_SECONDS = 3600
-# Jupyter ends its kernels, and then itself, when nobody uses them: it holds a GPU.
+# Jupyter ends its kernels, and then itself, when they are not used: it holds a GPU.
 ENTRYPOINT = (
     f"python -m {PACKAGE} --no-browser --ip=0.0.0.0 --port={NOTEBOOK_PORT} --ServerApp.port_retries=0 --allow-root "
     f"--MappingKernelManager.cull_idle_timeout={IDLE_SECONDS} "

@@ -252,7 +252,7 @@ class Cluster(ABC):
         return None
 
     def run_flags(self) -> dict[str, Any]:
-        """Return the settings, by name, that a run on this cluster has if nobody gives others."""
+        """Return the settings, by name, that a run on this cluster has by default."""
         return {}
 
     @contextmanager

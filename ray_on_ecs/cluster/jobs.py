@@ -171,7 +171,7 @@ def find_or_submit(
             client.submit_job(entrypoint=work.entrypoint, submission_id=job_id, metadata=metadata)
         except (OSError, RuntimeError, ValueError) as cause:
             attempts -= 1
-            if "already exists" in str(cause) and attempts:  # somebody has just submitted a job, perhaps of this run
+            if "already exists" in str(cause) and attempts:  # another command submitted one, perhaps of this run
                 continue
             # The head has just started, or its answer was lost; a job that it took is found in the list.
             is_passing = isinstance(cause, OSError) or "try again later" in str(cause)

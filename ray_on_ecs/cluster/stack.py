@@ -1,4 +1,4 @@
-"""Where a stack's cluster is: the stack's outputs, from Pulumi or from a file that somebody who has Pulumi made."""
+"""Where a stack's cluster is: the stack's outputs, from Pulumi or from a file that a user with Pulumi has made."""
 
 from __future__ import annotations
 

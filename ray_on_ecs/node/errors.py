@@ -2,7 +2,7 @@
 
 
 class NodeError(Exception):
-    """The node exits before it starts Ray; the message is one line for whoever reads the container's log."""
+    """The node exits before it starts Ray; the message is one line for the container's log."""
 
     exit_status = 1
 

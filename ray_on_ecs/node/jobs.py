@@ -31,7 +31,7 @@ SUPERVISOR_LOST = {
     "JOB_SUPERVISOR_ACTOR_START_TIMEOUT",
 }
 # Exit codes of a driver that was killed or crashed, as Python and as a shell report them. SIGINT and SIGTERM are not
-# among them: with these somebody asks a driver to stop.
+# among them: with these a user asks a driver to stop.
 KILLED = {
     code
     for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV)
@@ -44,7 +44,7 @@ PROGRESS_SECONDS = 2.0 * WORKER_TIMEOUT
 POLL_SECONDS = 5.0
 SUBMIT_SECONDS = 30.0
 STOP_SECONDS = 75.0
-# Whoever follows a job's log receives its last line only after two polls of Ray's, a second apart.
+# A client that follows a job's log receives its last line only after two polls of Ray's, a second apart.
 LAST_LINE_SECONDS = 2.5
 ORPHANS_SECONDS = 120.0
 ORPHANS_POLL_SECONDS = 2.0
@@ -224,7 +224,7 @@ def any_under_way() -> bool:
 
 
 def _list_jobs() -> list[Job]:
-    """Return the submitted jobs; a driver that nobody submitted has no submission ID, and is left out."""
+    """Return the submitted jobs; a driver that was started by hand has no submission ID, and is left out."""
     return [job for job in _list_all() if job["submission_id"]]
 
 

@@ -112,7 +112,7 @@ def _join_or_start(config: RunConfig, address: str) -> bool:
                     f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({cause}), or RAY_AUTH_TOKEN isn't its token"
                 ) from cause
     cpus = max(os.cpu_count() or 1, config.workers[0] if config.workers else WORKERS_WITHOUT_GPUS)
-    os.environ.setdefault(PREEMPTION_WATCHER, "0")  # nobody announces the end of one's own machine
+    os.environ.setdefault(PREEMPTION_WATCHER, "0")  # the end of one's own machine is not announced
     _start_here(partial(init, address="local", num_cpus=cpus))
     return True
 

@@ -1,4 +1,4 @@
-"""Runs a command that ends with whoever started it, with all processes it has started; the standard library alone.
+"""Runs a command that ends with its starter, with all processes it has started; the standard library alone.
 
 usage: python -I -S supervisor.py FD COMMAND…, with a pipe as standard input and another one, for the exit status and
 the time of the end, as FD
@@ -39,7 +39,7 @@ def main() -> None:
     pending: list[int] = []
     for number in FORWARDED:
         signal.signal(number, lambda signum, frame: pending.append(signum))
-    mark = f"{os.getpid()}-{time.time_ns()}"  # nobody else's, even if programs of several nodes are on this one
+    mark = f"{os.getpid()}-{time.time_ns()}"  # unique, even if programs of several nodes are on this one
     pid_reader, pid_writer = os.pipe()
     if os.fork() == 0:
         os.close(pid_writer)

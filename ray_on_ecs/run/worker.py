@@ -112,7 +112,7 @@ class ScriptWorker:
         self._file = worker_dump.worker_file(storage.uri, self._rank)
         self._lock = node_folder("scripts", storage.uri)
         code = settings["code"]
-        # The script itself may write into the storage where that is a folder of this machine, which nobody else uses.
+        # The script itself may write into the storage where that is a folder of this machine alone.
         is_direct = storage.is_local and settings["is_one_node"] and rank.local_world_size == self._world_size
         self._run_folder = RunFolder(
             storage,

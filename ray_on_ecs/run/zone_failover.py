@@ -1,7 +1,7 @@
-"""Why EC2 starts no workers while a run waits for them, and the move to the next zone where the stack has several.
+"""Reason why EC2 starts no workers while a run waits for them, and the move to the next zone if the stack has several.
 
-The Auto Scaling group of the stack tries again by itself. But what it lacks stands only in its activities, where nobody
-looks who waits for a job, and it never leaves its zone.
+The Auto Scaling group of the stack tries again by itself. But what it lacks stands only in its activities, where a user
+who waits for a job does not look, and it never leaves its zone.
 """
 
 from __future__ import annotations
