@@ -308,8 +308,11 @@ def test_the_compose_cluster_needs_no_session(laptop: Laptop, cluster: Cluster) 
         laptop.processes(SESSION, signal.SIGKILL)
 
 
-def test_a_shell_is_a_command_of_the_instance(laptop: Laptop) -> None:
-    assert laptop.type("shell").stdout.strip().endswith(" bash")
+def test_a_shell_is_a_session_of_the_stacks_document(laptop: Laptop) -> None:
+    assert (
+        laptop.type("shell").stdout.strip()
+        == f"a shell by {OUTPUTS['shell_document']} on {OUTPUTS['head_instance_id']}"
+    )
 
 
 def test_a_notebook_without_its_packages_is_one_line(laptop: Laptop) -> None:
