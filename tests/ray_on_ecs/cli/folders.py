@@ -28,7 +28,7 @@ def outputs(bucket: str) -> dict[str, Any]:
         "region": REGION,
         "bucket": bucket,
         "services": {"head": "x"},
-        "gpus": 2,
+        "default_gpus": 2,
         "metrics_dashboard": "dev-cluster",
         "estimated_hourly_usd": None,
     }
