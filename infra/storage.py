@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pulumi
@@ -39,8 +38,7 @@ class Storage(pulumi.ComponentResource):
         super().__init__("ray-on-ecs:infra:Storage", name, None, opts)
         if args.existing:
             arn = f"arn:{args.partition}:s3:::{args.existing}"
-            name_of, arn_of = (pulumi.Output.from_input(each) for each in (args.existing, arn))
-            self.bucket = ResourceRef(name=name_of, arn=arn_of)
+            self.bucket = ResourceRef(name=pulumi.Output.from_input(args.existing), arn=pulumi.Output.from_input(arn))
             self.register_outputs({"bucket_name": args.existing})
             return
         # The settings stay with the bucket: one that is kept without them would be open to plain HTTP.
@@ -55,7 +53,8 @@ class Storage(pulumi.ComponentResource):
         self._keep_private(name, kept)
         self._encrypt(name, args.kms_key_arn, kept)
         versioning = [self._keep_versions(name, kept)] if args.version_days else []
-        self._expire(name, args.version_days, pulumi.ResourceOptions.merge(kept, _after(versioning)))
+        after = pulumi.ResourceOptions(depends_on=versioning)
+        self._expire(name, args.version_days, pulumi.ResourceOptions.merge(kept, after))
         self.register_outputs({"bucket_name": self.bucket.name})
 
     def _keep_private(self, name: str, opts: pulumi.ResourceOptions) -> None:
@@ -98,7 +97,7 @@ class Storage(pulumi.ComponentResource):
             opts=opts,
         )
 
-    def _keep_versions(self, name: str, opts: pulumi.ResourceOptions) -> pulumi.Resource:
+    def _keep_versions(self, name: str, opts: pulumi.ResourceOptions) -> aws.s3.BucketVersioning:
         return aws.s3.BucketVersioning(
             f"{name}-versions",
             bucket=self.bucket.name,
@@ -136,7 +135,3 @@ class Storage(pulumi.ComponentResource):
             ],
             opts=opts,
         )
-
-
-def _after(resources: Sequence[pulumi.Resource]) -> pulumi.ResourceOptions:
-    return pulumi.ResourceOptions(depends_on=list(resources))

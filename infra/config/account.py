@@ -16,6 +16,7 @@ import pulumi_aws as aws
 
 from infra.config.settings import Settings
 from infra.definitions.policies import ECR_IMAGE
+from infra.definitions.sizing import ARCHITECTURE
 from infra.definitions.user_data import ROOT_DEVICE
 from infra.errors import SettingError, error_reason
 
@@ -77,7 +78,7 @@ def check(settings: Settings, region: str, account: str) -> None:
 
 
 def _check_regions(settings: Settings, region: str) -> None:
-    """Refuse what is of another region by its own name."""
+    """Refuse ARNs and images whose own text names another region."""
     for key, arn in (("registrySecretArn", settings.registry_secret_arn), ("kmsKeyArn", settings.kms_key_arn)):
         if arn and (other := arn.split(":")[3]) != region:
             raise SettingError(key, arn, f"is in {other}, and the stack in {region}", "give one of the stack's region")
@@ -209,9 +210,9 @@ def _machine_image(ami_id: str) -> aws.ec2.GetAmiResult:
 
 def _judge_machine_image(found: aws.ec2.GetAmiResult, root_volume_gib: int) -> Verdict:
     """Refuse an image that the instances can't start from."""
-    if (found.architecture, found.root_device_name) != ("x86_64", ROOT_DEVICE):
+    if (found.architecture, found.root_device_name) != (ARCHITECTURE, ROOT_DEVICE):
         problem = f"is for {found.architecture} with its root disk at {found.root_device_name}"
-        return problem, f"give one made from AWS's for ECS: x86_64, {ROOT_DEVICE}"
+        return problem, f"give one made from AWS's for ECS: {ARCHITECTURE}, {ROOT_DEVICE}"
     disks = {each.device_name: int(each.ebs.get("volume_size") or 0) for each in found.block_device_mappings}
     if (size := disks.get(ROOT_DEVICE, 0)) > root_volume_gib:
         return (

@@ -85,7 +85,7 @@ def make_plan(settings: Settings, prefix: str, network: ExistingNetwork | None =
     location = locate(settings, caller, up, network, others)
     nodes = [_head(settings, location), _worker(settings, location)]
     if settings.cpu_worker_instance_types:
-        nodes.append(_cpu_worker(settings, location))
+        nodes.append(_cpu_worker(settings, location, nodes[0].ami_id))
     if settings.check_quotas:
         new_network = not (up or location.existing)
         quotas.check(region, *nodes, new_network=new_network, nat_gateway=settings.nat_gateway)
@@ -193,7 +193,7 @@ def _compare_gpus(key: str, instances: Sequence[InstanceType]) -> None:
         )
 
 
-def _cpu_worker(settings: Settings, location: Location) -> NodeSpec:
+def _cpu_worker(settings: Settings, location: Location, ami_id: str) -> NodeSpec:
     key = "cpuWorkerInstanceTypes"
     instances = get_instance_types(key, settings.cpu_worker_instance_types, location.region)
     return NodeSpec(
@@ -202,5 +202,5 @@ def _cpu_worker(settings: Settings, location: Location) -> NodeSpec:
         task=cpu_worker_size(key, instances),
         max_count=settings.cpu_workers.max_count,
         zones=(location.zone,),
-        ami_id=settings.head_ami_id or _newest_ami("headAmiId", gpu=False),
+        ami_id=ami_id,
     )

@@ -312,7 +312,7 @@ def _region(found: Examined) -> str:
 
 
 def _parameters(found: Examined) -> str:
-    """The SSM parameters with Ray's token and the cluster's description: who may read both is in the right account."""
+    """SSM parameters with Ray's token and the cluster's description: both can be read in the right account alone."""
     try:
         aws.token(found.stack)
         found.workers = aws.workers(found.stack)

@@ -170,9 +170,7 @@ def _numbers(there: Sequence[Document] | None, found: Document) -> dict[str, int
     return {kind: counted[kind] for kind in (HEAD, WORKERS, CPU_WORKERS)}
 
 
-def costs(
-    there: Sequence[Document], starting: int, workers: ClusterInfo, spot: Mapping[str, float] | None = None
-) -> Document:
+def costs(there: Sequence[Document], starting: int, workers: ClusterInfo, spot: Mapping[str, float]) -> Document:
     """Return dollars an hour, by kind of node and `now` in all; what has no known price is left out.
 
     Args:
@@ -184,7 +182,7 @@ def costs(
     nodes = [*there, *[{"kind": WORKERS, "instance_type": None, "market": None}] * starting]
     found: Document = {"starting": starting}
     for kind in (HEAD, WORKERS, CPU_WORKERS):
-        prices = [_price(each, workers, spot or {}) for each in nodes if each["kind"] == kind]
+        prices = [_price(each, workers, spot) for each in nodes if each["kind"] == kind]
         if None not in prices:
             found[kind] = round(sum(filter(None, prices)), 4)
     if len(found) == 4:
