@@ -1,16 +1,14 @@
 """Ray on Amazon ECS for distributed PyTorch: one cluster by the stack's configuration, and what the stack exports."""
 
-from dataclasses import asdict
-from typing import cast
-
 import pulumi
 
 from infra import config
-from infra.ray_cluster import RayCluster, RayClusterArgs
+from infra.ray_cluster import RayCluster
 
-settings = cast(RayClusterArgs, asdict(config.load()))
 # Without the names of project and stack, which can change: by another logical name Pulumi replaces everything.
-cluster = RayCluster("ray-on-ecs", settings)
+NAME = "ray-on-ecs"
+
+cluster = RayCluster(NAME, config.load(NAME))
 
 pulumi.export("bucket", cluster.bucket)
 pulumi.export("head_instance_id", cluster.head_instance_id)

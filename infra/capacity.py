@@ -334,7 +334,7 @@ def _encoded_user_data(cluster_name: str) -> str:
     return base64.b64encode(user_data(cluster_name).encode()).decode()
 
 
-def _root_volume(size_gib: int, kms_key_arn: str) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
+def _root_volume(size_gib: int, kms_key_arn: pulumi.Input[str]) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
     return aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
         device_name=ROOT_DEVICE,
         ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import pulumi
 
@@ -24,11 +24,12 @@ class TaskDefaults:
     location: Location
     rules: AccountRules
     image_uri: pulumi.Input[str]
-    registry_secret_arn: str = ""
+    registry_secret_arn: pulumi.Input[str] = ""
     logs: ResourceRef
     token_parameter_arn: pulumi.Input[str]
     bucket: ResourceRef
-    data_buckets: Sequence[str] = ()
+    data_buckets: Sequence[pulumi.Input[str]] = ()
+    environment: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
 
     def head(
         self, size: TaskSize, *, cluster_info_parameter: ResourceRef, group: ResourceRef, moves: bool, cpu_workers: bool
@@ -87,39 +88,34 @@ class TaskDefaults:
         )
 
     def _common(self, size: TaskSize) -> pulumi.Output[ContainerDefaults]:
-        known = pulumi.Output.all(image=self.image_uri, log_group=self.logs.name, token_arn=self.token_parameter_arn)
-        return known.apply(
-            lambda values: ContainerDefaults(
-                region=self.location.region, size=size, registry_secret_arn=self.registry_secret_arn, **values
-            )
+        known = pulumi.Output.all(
+            image=self.image_uri,
+            log_group=self.logs.name,
+            token_arn=self.token_parameter_arn,
+            registry_secret_arn=self.registry_secret_arn,
+            environment=dict(self.environment),
         )
+        return known.apply(lambda values: ContainerDefaults(region=self.location.region, size=size, **values))
 
     def _execution_policy(self) -> pulumi.Output[str]:
         known = pulumi.Output.all(
-            image_uri=self.image_uri, log_group_arn=self.logs.arn, token_arn=self.token_parameter_arn
+            image_uri=self.image_uri,
+            log_group_arn=self.logs.arn,
+            token_arn=self.token_parameter_arn,
+            registry_secret_arn=self.registry_secret_arn,
+            kms_key_arn=self.rules.kms_key_arn,
         )
-        return known.apply(
-            lambda inputs: json.dumps(
-                policies.execution(
-                    partition=self.location.partition,
-                    registry_secret_arn=self.registry_secret_arn,
-                    kms_key_arn=self.rules.kms_key_arn,
-                    **inputs,
-                )
-            )
-        )
+        return known.apply(lambda inputs: json.dumps(policies.execution(partition=self.location.partition, **inputs)))
 
-    def _task_policy(self, **given: pulumi.Input[str | None]) -> pulumi.Output[str]:
+    def _task_policy(self, **of_head: pulumi.Input[str | None]) -> pulumi.Output[str]:
         place = self.location
         tasks = f"arn:{place.partition}:ecs:{place.region}:{place.account}:task/"
         tasks_arn = pulumi.Output.concat(tasks, self.cluster.name, "/*")
-        return pulumi.Output.all(bucket_arn=self.bucket.arn, tasks_arn=tasks_arn, **given).apply(
-            lambda inputs: json.dumps(
-                policies.training(
-                    partition=place.partition,
-                    data_buckets=self.data_buckets,
-                    kms_key_arn=self.rules.kms_key_arn,
-                    **inputs,
-                )
-            )
+        known = pulumi.Output.all(
+            bucket_arn=self.bucket.arn,
+            tasks_arn=tasks_arn,
+            data_buckets=list(self.data_buckets),
+            kms_key_arn=self.rules.kms_key_arn,
+            **of_head,
         )
+        return known.apply(lambda inputs: json.dumps(policies.training(partition=place.partition, **inputs)))

@@ -13,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from infra.config.settings import RayClusterArgs, Settings, key_of
+from infra.config.arguments import RayClusterArgs
+from infra.config.settings import Settings, key_of
 
 ROOT = Path(__file__).parents[2]
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", tuple: "list", dict: "pairs"}
@@ -54,14 +55,15 @@ def table() -> str:
 
 
 def descriptions() -> dict[str, str]:
-    """Docstring below each field of RayClusterArgs, with keys for the names of fields."""
-    found = {}
-    # Statements of a class are walked in their order.
-    for field, below in pairwise(ast.walk(ast.parse(inspect.getsource(RayClusterArgs)))):
-        match field, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                found[name] = re.sub(r"[a-z]+(_[a-z]+)+", lambda word: key_of(word[0]), words).removesuffix(".")
-    return found
+    """Docstring below each field of RayClusterArgs, or of Settings, with keys for the names of fields."""
+    by_field = {}
+    for class_ in (RayClusterArgs, Settings):
+        # Statements of a class are walked in their order.
+        for field, below in pairwise(ast.walk(ast.parse(inspect.getsource(class_)))):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                    by_field[name] = re.sub(r"[a-z]+(_[a-z]+)+", lambda word: key_of(word[0]), words).removesuffix(".")
+    return by_field
 
 
 def as_declared(default: Any) -> Any:
