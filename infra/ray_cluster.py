@@ -25,7 +25,6 @@ from infra.node_scaling import NodeScaling, NodeScalingArgs
 from infra.ray_nodes import TaskDefaults
 from infra.ray_service import RayService, RayServiceArgs
 from infra.ray_task import RayTask
-from infra.references import AccountRules
 from infra.sessions import Sessions, SessionsArgs
 from infra.storage import Storage, StorageArgs
 from infra.tags import company_tags, name_prefix
@@ -80,12 +79,6 @@ class RayCluster(pulumi.ComponentResource):
         self._prefix = prefix = name_prefix(name)
         self._settings = settings = arguments.settings
         self._plan = plan = config.plan(arguments, prefix, pulumi.InvokeOptions(parent=self))
-        self._rules = AccountRules(
-            permissions_boundary=settings.permissions_boundary,
-            role_path=settings.role_path,
-            kms_key_arn=settings.kms_key_arn,
-            task_policy_arns=settings.task_policy_arns,
-        )
         tags = company_tags(settings.tags, plan.default_tags)
         self._opts = opts = pulumi.ResourceOptions(parent=self, transforms=[tags])
 
@@ -104,7 +97,7 @@ class RayCluster(pulumi.ComponentResource):
         common = TaskDefaults(
             cluster=cluster.ref,
             location=plan.location,
-            rules=self._rules,
+            rules=settings.rules,
             image_uri=image_uri,
             registry_secret_arn=settings.registry_secret_arn,
             logs=cluster.logs,
@@ -113,11 +106,17 @@ class RayCluster(pulumi.ComponentResource):
             data_buckets=settings.data_buckets,
             environment=arguments.environment,
         )
-        tasks = self._tasks(common, discovery, info, capacities["workers"])
+        task_args = common.of_kinds(
+            plan.nodes,
+            head_host=discovery.head_host,
+            cluster_info_parameter=info.parameter,
+            group=capacities["workers"].group,
+        )
+        # Without the plural's s: head-task, worker-task, cpu-worker-task.
+        tasks = {kind: RayTask(f"{prefix}-{kind.removesuffix('s')}-task", of, opts) for kind, of in task_args.items()}
         # A run needs all kinds of nodes till its end.
         needed = [association, *agents, *(policy for task in tasks.values() for policy in task.role_policies)]
         services = self._services(cluster, network, discovery, capacities, tasks, needed)
-        self._scale(services, capacities)
         refs = {kind: service.ref for kind, service in services.items()}
         monitoring_args = MonitoringArgs(region=plan.region, services=refs, alerts=settings.alerts)
         monitoring = Monitoring(f"{prefix}-monitoring", monitoring_args, opts)
@@ -204,7 +203,7 @@ class RayCluster(pulumi.ComponentResource):
                 cluster=cluster.ref,
                 network=network.ref,
                 node=node,
-                rules=self._rules,
+                rules=self._settings.rules,
                 managed_scaling=kind in self._plan.scales,
                 root_volume_gib=self._settings.root_volume_gib,
             )
@@ -224,25 +223,6 @@ class RayCluster(pulumi.ComponentResource):
         )
         return ClusterInfo(f"{self._prefix}-cluster-info", args, self._opts)
 
-    def _tasks(
-        self, common: TaskDefaults, discovery: Discovery, info: ClusterInfo, workers: Capacity
-    ) -> dict[str, RayTask]:
-        plan = self._plan
-        head = common.head(
-            plan.head.task,
-            cluster_info_parameter=info.parameter,
-            group=workers.group,
-            moves=plan.worker.moves,
-            cpu_workers=plan.cpu_worker is not None,
-        )
-        args = {"head": head, "workers": common.worker(plan.worker.task, discovery.head_host)}
-        if plan.cpu_worker:
-            args["cpu-workers"] = common.cpu_worker(plan.cpu_worker.task, discovery.head_host)
-        return {
-            kind: RayTask(f"{self._prefix}-{kind.removesuffix('s')}-task", of_kind, self._opts)
-            for kind, of_kind in args.items()
-        }
-
     def _services(
         self,
         cluster: Cluster,
@@ -252,14 +232,12 @@ class RayCluster(pulumi.ComponentResource):
         tasks: dict[str, RayTask],
         after: list[pulumi.Resource],
     ) -> dict[str, RayService]:
+        """The services, the head's first, and what scales those of the workers."""
         services = {}
         for kind, node in self._plan.nodes.items():
             scale = self._plan.scales.get(kind)
             # Nodes read the token when they start.
-            redeploy = {
-                "token": self._settings.rotate_token,
-                "redeploy": self._settings.redeploy_workers if scale else "",
-            }
+            words = {"token": self._settings.rotate_token, "redeploy": self._settings.redeploy_workers if scale else ""}
             args = RayServiceArgs(
                 cluster=cluster.ref,
                 network=network.ref,
@@ -269,25 +247,22 @@ class RayCluster(pulumi.ComponentResource):
                 capacity_provider=capacities[kind].provider_name,
                 count=scale.initial_count if scale else 1,
                 autoscaled=scale is not None and scale.max_count > 0,
-                redeploy={cause: word for cause, word in redeploy.items() if word},
+                redeploy={cause: word for cause, word in words.items() if word},
                 registry_arn=None if scale else discovery.registry_arn,
                 after=after,
             )
             services[kind] = RayService(f"{self._prefix}-ray-{kind}", args, self._opts)
-        return services
-
-    def _scale(self, services: dict[str, RayService], capacities: dict[str, Capacity]) -> None:
-        for kind, scale in self._plan.scales.items():
-            if scale.max_count:
-                args = NodeScalingArgs(
+            if scale and scale.max_count:
+                scaling_args = NodeScalingArgs(
                     service=services[kind].ref,
                     head=services["head"].ref,
                     group_name=capacities[kind].group.name,
                     scale=scale,
                     kind=kind,
-                    node=self._plan.nodes[kind],
+                    node=node,
                 )
-                NodeScaling(f"{self._prefix}-{kind}-scaling", args, self._opts)
+                NodeScaling(f"{self._prefix}-{kind}-scaling", scaling_args, self._opts)
+        return services
 
     def _session(self, document: pulumi.Output[str]) -> pulumi.Output[str]:
         """Shell line of a session with the head's instance."""

@@ -12,7 +12,7 @@ from infra.definitions import containers, policies
 from infra.definitions.containers import ContainerDefaults
 from infra.definitions.sizing import TaskSize
 from infra.ray_task import RayTaskArgs
-from infra.references import AccountRules, Location, ResourceRef
+from infra.references import AccountRules, Location, NodeSpec, ResourceRef
 from infra.tags import metrics_namespace
 
 
@@ -30,6 +30,27 @@ class TaskDefaults:
     bucket: ResourceRef
     data_buckets: Sequence[pulumi.Input[str]] = ()
     environment: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+
+    def of_kinds(
+        self,
+        nodes: Mapping[str, NodeSpec],
+        *,
+        head_host: pulumi.Input[str],
+        cluster_info_parameter: ResourceRef,
+        group: ResourceRef,
+    ) -> dict[str, RayTaskArgs]:
+        """Inputs of the tasks of all kinds of nodes; `group` is the Auto Scaling group of the workers."""
+        head = self.head(
+            nodes["head"].task,
+            cluster_info_parameter=cluster_info_parameter,
+            group=group,
+            moves=nodes["workers"].moves,
+            cpu_workers="cpu-workers" in nodes,
+        )
+        tasks = {"head": head, "workers": self.worker(nodes["workers"].task, head_host)}
+        if "cpu-workers" in nodes:
+            tasks["cpu-workers"] = self.cpu_worker(nodes["cpu-workers"].task, head_host)
+        return tasks
 
     def head(
         self, size: TaskSize, *, cluster_info_parameter: ResourceRef, group: ResourceRef, moves: bool, cpu_workers: bool

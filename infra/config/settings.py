@@ -16,7 +16,7 @@ import pulumi
 
 from infra.config import validation
 from infra.errors import SettingError
-from infra.references import Alerts, Scale
+from infra.references import AccountRules, Alerts, Scale
 
 # Namespaces of keys that are not a project's.
 PROVIDERS = ("aws", "awsx", "pulumi")
@@ -109,6 +109,16 @@ class Settings:
     def cpu_workers(self) -> Scale:
         """Number of CPU workers by cpuWorkerCount, minCpuWorkers, maxCpuWorkers and idleTimeoutMinutes."""
         return _scale(self.cpu_worker_count, self.min_cpu_workers, self.max_cpu_workers, self.idle_timeout_minutes)
+
+    @property
+    def rules(self) -> AccountRules:
+        """What permissionsBoundary, rolePath, kmsKeyArn and taskPolicyArns describe together."""
+        return AccountRules(
+            permissions_boundary=self.permissions_boundary,
+            role_path=self.role_path,
+            kms_key_arn=self.kms_key_arn,
+            task_policy_arns=self.task_policy_arns,
+        )
 
     @property
     def alerts(self) -> Alerts:
