@@ -193,19 +193,23 @@ def ask_caller(opts: pulumi.InvokeOptions | None = None) -> Caller:
         RunError: AWS can't be asked, or the credentials are of an account that the stack is not in.
     """
     try:
-        return Caller(
+        caller = Caller(
             account=aws.get_caller_identity(opts=opts).account_id,
             region=aws.get_region(opts=opts).region,
             partition=aws.get_partition(opts=opts).partition,
         )
     except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
         if refused := re.search(r"account ID not allowed: (\d{12})", str(error), re.I):
-            raise wrong_account(refused[1], " or ".join(_allowed_accounts())) from error
+            raise wrong_account(refused[1], " or ".join(_allowed_accounts()) or "another") from error
         hint = (
             "sign in, and set aws:region with `pulumi config set aws:region us-west-2`; a region that the account has "
             "not enabled needs `aws account enable-region --region-name REGION`"
         )
         raise pulumi.RunError(f"aws:region: AWS can't be asked ({error_reason(error)}); {hint}") from error
+    if not caller.account:  # Pulumi's answer in a preview
+        problem = "the AWS provider has a configuration that is known only once `pulumi up` has made other resources"
+        raise pulumi.RunError(f"provider: {problem}, and AWS is asked before that; give it plain values")
+    return caller
 
 
 def check_account(account: str) -> None:

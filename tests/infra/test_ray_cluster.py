@@ -14,6 +14,7 @@ import grpc
 import pulumi
 import pulumi_aws as aws
 import pytest
+from pulumi.provider.experimental.component import ComponentProvider
 from pulumi.runtime.proto import provider_pb2, provider_pb2_grpc
 
 from infra.config import NodeGroupArgs, RayClusterArgs
@@ -132,11 +133,16 @@ def test_two_default_clusters_in_one_program_have_other_names_throughout(cloud: 
     assert len(cloud.of_type("awsx:ec2:Vpc")) == 2
 
 
-def test_numbers_of_other_languages_are_whole_again(cloud: Cloud) -> None:
-    workers: Any = {"min_count": 0.0, "max_count": 4.0, "initial_count": 2.0}
-    cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE, "workers": workers, "max_hourly_usd": 99.0}))
-    train = cloud.resources["vision-sessions-train"].inputs["content"]
-    assert "--num-workers 2 " in train, "Pulumi hands integers over as floats"
+def test_the_host_maps_arguments_and_outputs_of_other_languages(cloud: Cloud) -> None:
+    host = ComponentProvider([RayCluster], "ray-on-ecs")
+    workers = {"minCount": 0.0, "maxCount": 4.0, "initialCount": 2.0}  # Pulumi hands integers over as floats
+    inputs: dict[str, Any] = {"imageUri": IMAGE, "workers": workers, "maxHourlyUsd": 99.0, "tags": {"costCenter": "42"}}
+    state = cloud.run(lambda: host.construct("vision", "ray-on-ecs:index:RayCluster", inputs).state)
+    assert "--num-workers 2 " in cloud.resources["vision-sessions-train"].inputs["content"]
+    assert cloud.resources["vision-workers-group"].inputs["maxSize"] == 4
+    assert cloud.resources["vision-storage-bucket"].inputs["tags"]["costCenter"] == "42"
+    assert cloud.value(state["taskRoleArns"]).keys() == {"head", "workers"}
+    assert cloud.value(state["imageUri"]) == IMAGE
 
 
 def test_the_providers_default_tags_reach_what_it_leaves_out(cloud: Cloud) -> None:
@@ -179,6 +185,12 @@ def test_everything_goes_through_an_explicit_provider(cloud: Cloud, as_mapping: 
     [definition] = json.loads(cloud.resources["vision-worker-task-definition"].inputs["containerDefinitions"])
     assert {"name": "AWS_REGION", "value": "eu-west-1"} in definition["environment"]
     assert cloud.value(made["cluster"].connection)["region"] == "eu-west-1"
+
+
+def test_a_provider_that_is_not_configured_yet_is_refused(cloud: Cloud) -> None:
+    cloud.account = ""  # the engine answers a preview's questions without values then
+    with pytest.raises(pulumi.RunError, match=r"^provider: the AWS provider has a configuration that is known only "):
+        cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE}))
 
 
 def test_outputs_are_taken_as_they_become_known(cloud: Cloud) -> None:
