@@ -171,14 +171,18 @@ def _take(prefix: str, args: Mapping[str, Any], shape: type) -> dict[str, Any]:
         names = ", ".join(prefix + name for name in sorted(unknown))
         raise pulumi.RunError(f"{names}: is no argument of RayCluster; see {shape.__name__}")
     for name, value in args.items():
-        accepted = types[name]
-        if isinstance(value, pulumi.Output) and accepted != pulumi.Input[str]:
-            may_hold = "only its elements may be Outputs" if pulumi.Input[str] in get_args(accepted) else "give a value"
-            raise pulumi.RunError(f"{prefix}{name}: is an Output, and has to be known while Pulumi plans; {may_hold}")
-        parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-        if any(isinstance(part, pulumi.Output) for part in parts) and pulumi.Input[str] not in get_args(accepted):
+        takes_elements = pulumi.Input[str] in get_args(types[name])
+        if isinstance(value, pulumi.Output) and types[name] != pulumi.Input[str]:
+            hint = "only its elements may be Outputs" if takes_elements else "give a value"
+            raise pulumi.RunError(f"{prefix}{name}: is an Output, and has to be known while Pulumi plans; {hint}")
+        if _holds_output(value) and not takes_elements:
             raise pulumi.RunError(f"{prefix}{name}: holds an Output, and has to be known while Pulumi plans")
     return {name: _converted(value) for name, value in args.items() if value is not None}
+
+
+def _holds_output(value: Any) -> bool:
+    elements = value.values() if isinstance(value, dict) else value
+    return isinstance(value, dict | list | tuple) and any(isinstance(element, pulumi.Output) for element in elements)
 
 
 def _converted(value: Any) -> Any:

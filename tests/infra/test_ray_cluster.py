@@ -19,6 +19,7 @@ from pulumi.runtime.proto import provider_pb2, provider_pb2_grpc
 
 from infra.config import NodeGroupArgs, RayClusterArgs
 from infra.ray_cluster import RayCluster
+from ray_on_ecs import __version__
 from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
 
 ROOT = Path(__file__).parents[2]
@@ -286,7 +287,7 @@ def schema() -> Generator[dict[str, Any]]:
 
 
 def test_other_languages_are_offered_the_cluster(schema: dict[str, Any]) -> None:
-    assert schema["name"] == "ray-on-ecs"
+    assert (schema["name"], schema["version"]) == ("ray-on-ecs", __version__)
     [(token, component)] = schema["resources"].items()
     assert token == "ray-on-ecs:index:RayCluster"
     assert component["isComponent"] is True
