@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from infra.config.arguments import RayClusterArgs
-from infra.config.settings import Settings, key_of
+from infra.config.settings import Settings, declared_default, key_of
 
 ROOT = Path(__file__).parents[2]
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", tuple: "list", dict: "pairs"}
@@ -37,7 +37,7 @@ def between_markers(text: str, block: str) -> str:
 def config_block() -> str:
     """Mapping `config` of Pulumi.yaml."""
     words, config = descriptions(), {}
-    for name, default in vars(Settings()).items():
+    for name, default in _defaults().items():
         kind = TYPES[type(default)] if isinstance(default, int) else "string"
         description = words[name] + FORMS.get(type(default), "")
         config[key_of(name)] = {"type": kind, "default": as_declared(default), "description": description}
@@ -47,11 +47,15 @@ def config_block() -> str:
 def table() -> str:
     """Table of docs/configuration.md."""
     words, rows = descriptions(), "| key | type | default | description |\n|---|---|---|---|\n"
-    for name, default in vars(Settings()).items():
+    for name, default in _defaults().items():
         shown = json.dumps(as_declared(default)).strip('"')
         code = f"`{shown}`" if shown else ""
         rows += f"| `{key_of(name)}` | {TYPES[type(default)]} | {code} | {words[name]} |\n"
     return rows
+
+
+def _defaults() -> dict[str, Any]:
+    return {name: declared_default(default) for name, default in vars(Settings()).items()}
 
 
 def descriptions() -> dict[str, str]:

@@ -159,8 +159,7 @@ def of_settings(settings: Settings) -> RayClusterArgs:
     """Arguments that stand for settings."""
     values = vars(settings).copy()
     for name, setting_names in NODE_GROUPS.items():
-        group = {argument: values.pop(setting_name) for argument, setting_name in setting_names.items()}
-        values[name] = {**group, "max_count": group["max_count"] or None}
+        values[name] = {argument: values.pop(setting_name) for argument, setting_name in setting_names.items()}
     return cast(RayClusterArgs, values)
 
 

@@ -33,7 +33,7 @@ class Settings:
     """All settings, complete and checked: an annotation has the rule for its value. An Input may be an Output.
 
     Pulumi.yaml takes strings and numbers alone. So the keys of both groups of workers, which are arguments of
-    NodeGroupArgs, are flat here, and 0 stands for a maximum that is not given.
+    NodeGroupArgs, are flat here, and 0 is None there.
     """
 
     head_instance_type: Annotated[str, validation.instance_type] = "m5.xlarge"
@@ -45,7 +45,7 @@ class Settings:
     """Number of GPU instances that the cluster begins with, one Ray worker on each; a job's default request."""
     min_workers: int = 0
     """Number of GPU instances that the idle stop leaves running."""
-    max_workers: int = 0
+    max_workers: int | None = None
     """Most GPU instances that jobs may request, at least worker_count; 0 is worker_count."""
     idle_timeout_minutes: Annotated[int, validation.idle_timeout_minutes] = 30
     spot: bool = False
@@ -56,7 +56,7 @@ class Settings:
     """Number of CPU workers that the cluster begins with, one on each instance of cpu_worker_instance_types."""
     min_cpu_workers: int = 0
     """Number of CPU workers that the idle stop leaves running."""
-    max_cpu_workers: int = 0
+    max_cpu_workers: int | None = None
     """Most CPU workers that jobs may request, at least cpu_worker_count; 0 is cpu_worker_count."""
     redeploy_workers: Annotated[str, validation.any_word] = ""
     rotate_token: Annotated[str, validation.any_word] = ""
@@ -128,9 +128,17 @@ class Settings:
     @classmethod
     def load(cls) -> Self:
         """Read the stack's configuration; a key that is not set has its default."""
-        read = {name: _read(key_of(name), default) for name, default in vars(cls()).items()}
-        _refuse_unknown_keys([key_of(name) for name in read])
-        return cls(**{name: value for name, value in read.items() if value is not None})
+        values = {}
+        for name, default in vars(cls()).items():
+            value = _read(key_of(name), declared_default(default))
+            values[name] = None if default is None and value == 0 else value
+        _refuse_unknown_keys([key_of(name) for name in values])
+        return cls(**{name: value for name, value in values.items() if value is not None})
+
+
+def declared_default(default: Any) -> Any:
+    """A default as Pulumi.yaml has it, which can't leave an integer out."""
+    return 0 if default is None else default
 
 
 def key_of(field_name: str) -> str:
@@ -151,12 +159,12 @@ def _without_outputs(value: Any) -> Any:
     return value
 
 
-def _scale(count: int, fewest: int, most: int, idle_minutes: int) -> Scale:
+def _scale(count: int, fewest: int, most: int | None, idle_minutes: int) -> Scale:
     return Scale(
         initial_count=count,
         min_count=fewest,
-        max_count=most or count,
-        default_job_count=count or most,
+        max_count=count if most is None else most,
+        default_job_count=count or most or 0,
         idle_minutes=idle_minutes,
     )
 

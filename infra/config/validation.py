@@ -286,8 +286,8 @@ def _once(key: str, values: Sequence[str]) -> None:
             raise SettingError(key, ",".join(values), f"names {value} twice", "give each once")
 
 
-def counts(kind: str, count: int, fewest: int, most: int) -> None:
-    """0 <= fewest <= count <= most, where `most` of 0 stands for `count`."""
+def counts(kind: str, count: int, fewest: int, most: int | None) -> None:
+    """0 <= fewest <= count <= most, where `most` of None, or 0 in Pulumi.yaml, stands for `count`."""
     keys = {"count": f"{kind[0].lower()}{kind[1:]}Count", "min": f"min{kind}s", "max": f"max{kind}s"}
     if count < 0:
         instances, stack = ("GPU instances", "the stack") if kind == "Worker" else ("CPU instances", "the workers")
@@ -296,17 +296,17 @@ def counts(kind: str, count: int, fewest: int, most: int) -> None:
     if fewest < 0:
         hint = f"give the number of instances that the idle stop leaves, or `pulumi config rm {keys['min']}` for 0"
         raise SettingError(keys["min"], fewest, "is below 0", hint)
-    if most < 0:
-        raise SettingError(keys["max"], most, "is below 0", f"give a number of instances, or 0 for {keys['count']}")
-    if most and fewest > most:
+    if most is not None and most < 0:
+        raise SettingError(keys["max"], most, "is below 0", "give a number of instances")
+    if most is not None and fewest > most:
         hint = f"give {most} or less, or raise {keys['max']}"
         raise SettingError(keys["min"], fewest, f"is above {keys['max']}, which is {most}", hint)
     if fewest > count:
         hint = f"give {count} or less, or raise {keys['count']}"
         raise SettingError(keys["min"], fewest, f"is above {keys['count']}, which is {count}", hint)
-    if 0 < most < count:
-        hint = f"give {count} or more, or 0 for {keys['count']}"
-        raise SettingError(keys["max"], most, f"is below {keys['count']}, which is {count}", hint)
+    if most is not None and most < count:
+        problem = f"is below {keys['count']}, which is {count}"
+        raise SettingError(keys["max"], most, problem, f"give {count} or more")
 
 
 def on_demand(value: int, most: int, *, spot: bool) -> None:

@@ -108,6 +108,7 @@ def with_subnets(subnets: Any) -> Any:
             "nat_gateway: False is of a VPC",
         ),
         (lambda: {"workers": {"initial_count": -1}}, "workerCount: -1 is below 0"),
+        (lambda: {"workers": {"max_count": 0}}, "maxWorkers: 0 is below workerCount, which is 2; give 2 or more"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused_in_one_line(cloud: Cloud, args: Any, line: str) -> None:

@@ -366,7 +366,7 @@ def test_without_a_nat_gateway_the_image_comes_from_ecr(cloud: Cloud) -> None:
 def test_arguments_stand_for_the_settings_that_they_come_from(cloud: Cloud) -> None:
     settings = load(cloud, **{key_of(name): text for name, (text, _) in GOOD.items()})
     assert arguments.read(arguments.of_settings(settings)).settings == settings
-    assert arguments.of_settings(Settings())["workers"]["max_count"] is None, "0 stands for it in Pulumi.yaml alone"
+    assert load(cloud, maxWorkers="0").max_workers is None, "0 stands for it in Pulumi.yaml alone"
 
 
 def test_docker_is_asked_in_a_preview_where_the_image_is_built(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
