@@ -57,7 +57,7 @@ class RayCluster(pulumi.ComponentResource):
     default_gpus: pulumi.Output[int]
     """Number of GPUs that a job requests by default."""
     security_group_id: pulumi.Output[str]
-    """ID of the security group of all instances and tasks."""
+    """ID of the security group of the tasks, which other resources of a program can admit."""
     task_role_arns: pulumi.Output[dict[str, str]]
     """ARNs of the tasks' IAM roles by kind of node: head, workers and, if there are any, cpu-workers."""
     task_definition_arns: pulumi.Output[dict[str, str]]
