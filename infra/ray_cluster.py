@@ -173,7 +173,11 @@ class RayCluster(pulumi.ComponentResource):
             cpu_workers=plan.cpu_worker is not None,
         )
         of_kind = {"head": RayTask(f"{prefix}-head-task", head_args, opts)}
-        of_kind["workers"] = RayTask(f"{prefix}-worker-task", tasks.worker(plan.worker.task, discovery.head_host), opts)
+        of_kind["workers"] = RayTask(
+            f"{prefix}-worker-task",
+            tasks.worker(plan.worker.task, discovery.head_host, capacities["workers"].group),
+            opts,
+        )
         if plan.cpu_worker:
             of_kind["cpu-workers"] = RayTask(
                 f"{prefix}-cpu-worker-task", tasks.cpu_worker(plan.cpu_worker.task, discovery.head_host), opts

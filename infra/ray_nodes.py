@@ -56,20 +56,33 @@ class TaskDefaults:
             state_volume=containers.STATE_VOLUME,
         )
 
-    def worker(self, size: TaskSize, head_host: pulumi.Input[str]) -> RayTaskArgs:
-        """Inputs of a worker's task; `head_host` is the DNS name under which it finds the head."""
-        return self._joining("workers", size, head_host, containers.worker)
+    def worker(self, size: TaskSize, head_host: pulumi.Input[str], group: ResourceRef) -> RayTaskArgs:
+        """Inputs of a worker's task.
+
+        Args:
+            size: The task's.
+            head_host: The DNS name under which it finds the head.
+            group: The Auto Scaling group that replaces an instance whose GPUs fail.
+        """
+        return self._joining("workers", size, head_host, containers.worker, own_group_arn=group.arn)
 
     def cpu_worker(self, size: TaskSize, head_host: pulumi.Input[str]) -> RayTaskArgs:
         """Inputs of a CPU worker's task."""
         return self._joining("cpu-workers", size, head_host, containers.cpu_worker)
 
     def _joining(
-        self, kind: str, size: TaskSize, head_host: pulumi.Input[str], define: Callable[..., containers.Container]
+        self,
+        kind: str,
+        size: TaskSize,
+        head_host: pulumi.Input[str],
+        define: Callable[..., containers.Container],
+        **grants: pulumi.Input[str],
     ) -> RayTaskArgs:
         known = pulumi.Output.all(common=self._common(size), head_host=head_host)
         container = known.apply(lambda values: json.dumps([define(**values)]))
-        return self._args(kind, container, size, self._task_policy(), instance_volume=containers.INSTANCE_VOLUME)
+        return self._args(
+            kind, container, size, self._task_policy(**grants), instance_volume=containers.INSTANCE_VOLUME
+        )
 
     def _args(
         self, kind: str, container: pulumi.Output[str], size: TaskSize, task_policy: pulumi.Output[str], **volumes: str
