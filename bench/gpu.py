@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import resnet18
 
+from bench import harness
 from bench.harness import REPOSITORY, Bench
 from bench.report import Comparison, spread
 from training import ray_train_ddp
@@ -65,7 +66,7 @@ def language(device: torch.device, model: dict[str, Any], flags: tuple[str, ...]
         Path(folder, "config.json").write_text(json.dumps(model))
         options = ("--model", folder, f"--context={CONTEXT}", "--log-every=10", "--precision=auto", *flags)
         command = [sys.executable, str(REPOSITORY / "training" / "language_model.py"), *options]
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        environment = {**os.environ, "PYTHONPATH": harness.python_path()}
         try:
             done = subprocess.run(
                 command, cwd=folder, env=environment, text=True, capture_output=True, timeout=SECONDS, check=False

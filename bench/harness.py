@@ -69,9 +69,14 @@ def _worker(rank: int, folder: str, work: Callable[..., Any], arguments: tuple[A
     dist.destroy_process_group()
 
 
+def python_path() -> str:
+    """Return PYTHONPATH with the repository in front."""
+    return os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+
+
 def call(command: list[str]) -> str:
     """Run a command in the repository and return its output; BenchmarkError if it fails."""
-    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": python_path()}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=REPOSITORY, check=False)
     if done.returncode:
         raise BenchmarkError(f"{' '.join(command[1:4])} … ended with {done.returncode}: {done.stderr[-2000:]}")

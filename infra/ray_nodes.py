@@ -47,7 +47,7 @@ class TaskDefaults:
             moves=nodes["workers"].moves,
             cpu_workers="cpu-workers" in nodes,
         )
-        tasks = {"head": head, "workers": self.worker(nodes["workers"].task, head_host)}
+        tasks = {"head": head, "workers": self.worker(nodes["workers"].task, head_host, group)}
         if "cpu-workers" in nodes:
             tasks["cpu-workers"] = self.cpu_worker(nodes["cpu-workers"].task, head_host)
         return tasks
@@ -78,20 +78,33 @@ class TaskDefaults:
             state_volume=containers.STATE_VOLUME,
         )
 
-    def worker(self, size: TaskSize, head_host: pulumi.Input[str]) -> RayTaskArgs:
-        """Inputs of a worker's task; `head_host` is the DNS name under which it finds the head."""
-        return self._joining("workers", size, head_host, containers.worker)
+    def worker(self, size: TaskSize, head_host: pulumi.Input[str], group: ResourceRef) -> RayTaskArgs:
+        """Inputs of a worker's task.
+
+        Args:
+            size: The task's.
+            head_host: The DNS name under which it finds the head.
+            group: The Auto Scaling group that replaces an instance whose GPUs fail.
+        """
+        return self._joining("workers", size, head_host, containers.worker, own_group_arn=group.arn)
 
     def cpu_worker(self, size: TaskSize, head_host: pulumi.Input[str]) -> RayTaskArgs:
         """Inputs of a CPU worker's task."""
         return self._joining("cpu-workers", size, head_host, containers.cpu_worker)
 
     def _joining(
-        self, kind: str, size: TaskSize, head_host: pulumi.Input[str], define: Callable[..., containers.Container]
+        self,
+        kind: str,
+        size: TaskSize,
+        head_host: pulumi.Input[str],
+        define: Callable[..., containers.Container],
+        **grants: pulumi.Input[str],
     ) -> RayTaskArgs:
         known = pulumi.Output.all(common=self._common(size), head_host=head_host)
         container = known.apply(lambda values: json.dumps([define(**values)]))
-        return self._args(kind, container, size, self._task_policy(), instance_volume=containers.INSTANCE_VOLUME)
+        return self._args(
+            kind, container, size, self._task_policy(**grants), instance_volume=containers.INSTANCE_VOLUME
+        )
 
     def _args(
         self, kind: str, container: pulumi.Output[str], size: TaskSize, task_policy: pulumi.Output[str], **volumes: str
@@ -128,7 +141,7 @@ class TaskDefaults:
         )
         return known.apply(lambda inputs: json.dumps(policies.execution(partition=self.location.partition, **inputs)))
 
-    def _task_policy(self, **of_head: pulumi.Input[str | None]) -> pulumi.Output[str]:
+    def _task_policy(self, **grants: pulumi.Input[str | None]) -> pulumi.Output[str]:
         place = self.location
         tasks = f"arn:{place.partition}:ecs:{place.region}:{place.account}:task/"
         tasks_arn = pulumi.Output.concat(tasks, self.cluster.name, "/*")
@@ -137,6 +150,6 @@ class TaskDefaults:
             tasks_arn=tasks_arn,
             data_buckets=list(self.data_buckets),
             kms_key_arn=self.rules.kms_key_arn,
-            **of_head,
+            **grants,
         )
         return known.apply(lambda inputs: json.dumps(policies.training(partition=place.partition, **inputs)))

@@ -39,6 +39,8 @@ INSTANCE_LABELS = {
     "zone": "ray.io/availability-zone",
     "market": "ray.io/market-type",
 }
+# Another key of that file.
+INSTANCE_ID = "instance_id"
 NODE_GROUP_LABEL, NODE_GROUP_VARIABLE = "ray.io/node-group", "RAY_NODE_TYPE_NAME"
 # The group of the CPU workers; those that train have none.
 CPU_WORKERS = "cpu-workers"

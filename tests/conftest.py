@@ -1,6 +1,7 @@
 """Fixtures of all tests: an AWS, the environment variables that lead to it, and readable names of test cases."""
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from typing import Any
@@ -11,6 +12,9 @@ from xdist.scheduler import LoadScopeScheduling
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from tests.aws import BUCKET, client, environment, moto_server
 from tests.flaky_s3 import flaky_proxy
+
+# The tests run on CPUs, several ranks at a time, also where there is a GPU.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 # Folders whose tests take minutes, and the marker that keeps them out of `make test`.
 SLOW = {"containers": "container", "faults": "fault"}

@@ -76,7 +76,7 @@ def parse() -> argparse.Namespace:
     add("--activation-checkpointing", choices=kinds, default="none", help="compute again in the backward pass: "
         "all of a layer, or all but matrix products and attention (%(default)s)")  # fmt: skip
     add("--precision", choices=("auto", "fp32", "bf16"), default="auto", help="auto: bf16 on GPUs that have it")
-    add("--compile", action="store_true", help="compile the layers; not tried on a GPU yet")
+    add("--compile", action="store_true", help="compile the layers")
     add("--log-every", type=int, default=10, metavar="STEPS", help="log loss and speed (%(default)s)")
     add("--checkpoint-seconds", type=float, default=300.0, help="between checkpoints (%(default)s)")
     add("--seed", type=int, default=0, help="of weights and order (%(default)s)")

@@ -173,7 +173,7 @@ def _container(
         "memory": size.memory_mib,
         "environment": [{"name": key, "value": variables[key]} for key in sorted(variables)],
         "secrets": [{"name": "RAY_AUTH_TOKEN", "valueFrom": common.token_arn}],
-        "healthCheck": _health_check(health_check),
+        "healthCheck": _health_check(health_check, size.gpus),
         "stopTimeout": stop_seconds,
         "user": USER,
         "readonlyRootFilesystem": True,
@@ -217,9 +217,16 @@ def _gpus(count: int) -> dict[str, Any]:
     return {"resourceRequirements": [{"type": "GPU", "value": str(count)}]} if count else {}
 
 
-def _health_check(kind: str) -> dict[str, Any]:
-    # Five minutes of grace, the longest that ECS gives: a worker may wait for the head's address to appear.
-    return {"command": ["CMD", "ray-health", kind], "interval": 30, "timeout": 10, "retries": 5, "startPeriod": 300}
+def _health_check(kind: str, gpus: int) -> dict[str, Any]:
+    # Five minutes of grace, the longest that ECS gives: a worker may wait for the head's address to appear. GPUs that
+    # no process has open take the driver seconds to wake.
+    return {
+        "command": ["CMD", "ray-health", kind, *([f"--num-gpus={gpus}"] if gpus else [])],
+        "interval": 30,
+        "timeout": 30 if gpus else 10,
+        "retries": 5,
+        "startPeriod": 300,
+    }
 
 
 def _logs(log_group: str, region: str) -> dict[str, Any]:

@@ -23,6 +23,9 @@ SESSION_MANAGER = (
 # What a job that waits for workers asks, to say why there are none, and does, where they may go to another zone.
 LOOK_AT_GROUPS = ("autoscaling:DescribeAutoScalingGroups", "autoscaling:DescribeScalingActivities")
 SPOT_PRICES = "ec2:DescribeSpotPriceHistory"
+# A worker whose GPUs fail has its instance replaced.
+LOOK_AT_INSTANCE = ("autoscaling:DescribeAutoScalingInstances", "autoscaling:DescribeAutoScalingGroups")
+MARK_UNHEALTHY = "autoscaling:SetInstanceHealth"
 # ECS's agent calls it with the role of the task that asks for protection.
 PROTECT_TASK = "ecs:UpdateTaskProtection"
 MOVE_GROUP, END_INSTANCE = "autoscaling:UpdateAutoScalingGroup", "autoscaling:TerminateInstanceInAutoScalingGroup"
@@ -32,7 +35,10 @@ WILDCARD_ACTIONS = {
     "ecr:GetAuthorizationToken": "a registry's token is not tied to a repository; the pull itself is",
     "cloudwatch:PutMetricData": "metrics are no resources; the condition names the stack's own namespace",
     SPOT_PRICES: "prices of spot instances name no resource, and are public",
-    **dict.fromkeys(LOOK_AT_GROUPS, "describing Auto Scaling groups names no resource in IAM; nothing is changed"),
+    **dict.fromkeys(
+        (*LOOK_AT_GROUPS, *LOOK_AT_INSTANCE),
+        "describing Auto Scaling groups names no resource in IAM; nothing is changed",
+    ),
     **dict.fromkeys(SESSION_MANAGER, "Session Manager names no resource; an agent answers for its own instance alone"),
     "ecs:DiscoverPollEndpoint": "the address of ECS itself; nothing is read or changed",
 }
@@ -124,6 +130,7 @@ def training(
     metrics_namespace: str | None = None,
     parameter_arn: str | None = None,
     group_arn: str | None = None,
+    own_group_arn: str | None = None,
     data_buckets: Sequence[str] = (),
     kms_key_arn: str = "",
 ) -> Policy:
@@ -132,7 +139,8 @@ def training(
     The whole bucket, since one cluster is one trust domain: a Ray program may keep its checkpoints where it likes.
     That is the cluster's tasks, of which it protects its own from scale-in; a namespace for its metrics; the parameter
     with what the workers are and cost, and with it a look at their Auto Scaling group; that group itself, to move it to
-    another zone; and other buckets to read from, each as `bucket` or `bucket/prefix`.
+    another zone; the group of the task's own instance, to have an instance replaced; and other buckets to read from,
+    each as `bucket` or `bucket/prefix`.
 
     Two calls carry no prefix: HeadBucket, and S3's own check whether a missing key may be told as 404 instead of 403.
     PyArrow needs both, so the condition holds only where a prefix is given.
@@ -147,6 +155,7 @@ def training(
         else []
     )
     move = _move(group_arn) if group_arn else []
+    replace = [_allow(list(LOOK_AT_INSTANCE), "*"), _allow([MARK_UNHEALTHY], own_group_arn)] if own_group_arn else []
     return _policy(
         _listing(bucket_arn, ""),
         _allow(objects, f"{bucket_arn}/*"),
@@ -155,6 +164,7 @@ def training(
         *protect,
         *workers,
         *move,
+        *replace,
         *_publish(metrics_namespace),
     )
 

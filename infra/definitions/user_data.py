@@ -11,8 +11,8 @@ metadata=http://169.254.169.254/latest
 token=$(curl -sS -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 300' $metadata/api/token)
 ask() {{ curl -sS --retry 5 -H "X-aws-ec2-metadata-token: $token" "$metadata/meta-data/$1"; }}
 mkdir -p {INSTANCE_DIR}
-printf '{{"instance_type": "%s", "zone": "%s", "market": "%s"}}\\n' \\
-  "$(ask instance-type)" "$(ask placement/availability-zone)" "$(ask instance-life-cycle)" \\
+printf '{{"instance_type": "%s", "zone": "%s", "market": "%s", "instance_id": "%s"}}\\n' \\
+  "$(ask instance-type)" "$(ask placement/availability-zone)" "$(ask instance-life-cycle)" "$(ask instance-id)" \\
   > {INSTANCE_DIR}/{INSTANCE_FILE}
 """
 AMI_PARAMETER = "/aws/service/ecs/optimized-ami/amazon-linux-2023/{variant}recommended/image_id"

@@ -22,13 +22,14 @@ import click
 import requests
 
 from ray_on_ecs.cli.screen import out, print_json
+from ray_on_ecs.cli.status import idle_monthly_usd
 from ray_on_ecs.cluster import aws, clusters, session
 from ray_on_ecs.cluster.clusters import COMPOSE_S3, Cluster, Head, StackCluster, choose, cluster_flags
 from ray_on_ecs.cluster.nodes import ALIVE, head_code, nodes
 from ray_on_ecs.cluster.stack import Stack, find
 from ray_on_ecs.cluster_info import ClusterInfo
 from ray_on_ecs.contract import ON_DEMAND, RUNS_PREFIX, SPOT, VCPU_QUOTAS
-from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, counted, one_line
 from ray_on_ecs.node import code
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
@@ -79,6 +80,7 @@ class Examined:
         head: Its head, once it has answered.
         account: The AWS account.
         workers: What the stack says of its workers.
+        services: ECS's description of the service of each kind of node.
         running: How many tasks ECS runs of each kind of node.
     """
 
@@ -88,6 +90,7 @@ class Examined:
     head: Head | None = None
     account: str = ""
     workers: ClusterInfo | None = None
+    services: dict[str, dict[str, Any]] = field(default_factory=dict)
     running: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -202,6 +205,7 @@ def _checks(flags: dict[str, Any]) -> tuple[Check, ...]:
         Check("quota", _quota, ("parameters",)),
         Check("bucket", _bucket, on_aws),
         Check("services", _services, ("parameters",)),
+        Check("workers", _workers, ("services",)),
         Check("head's instance", _instance, ("services",)),
         Check("Ray", _ray, ("AWS CLI", "Session Manager plugin", "head's instance")),
         Check("version", _version, ray),
@@ -415,6 +419,7 @@ def _services(found: Examined) -> str:
         raise
     if lost := [kind for kind in stack.services if kind not in described]:
         raise Problem(f"ECS has no service of the {', '.join(lost)} any more", UP)
+    found.services = described
     found.running = {kind: each["runningCount"] for kind, each in described.items()}
     line = ", ".join(
         f"{kind} {each['runningCount']} of {each['desiredCount']} running" for kind, each in described.items()
@@ -422,11 +427,31 @@ def _services(found: Examined) -> str:
     unsteady = [each for each in described.values() if each["runningCount"] < each["desiredCount"]]
     if not unsteady:
         return line
-    said = next((one_line(event["message"]) for each in unsteady for event in each.get("events", ())), "nothing yet")
+    stops = [stop for each in unsteady if (stop := aws.last_stop(stack, each))]
+    events = [one_line(event["message"]) for each in unsteady for event in each.get("events", ())]
+    said = next(iter([*stops, *events]), "nothing yet")
     logs = f"aws logs tail --since 1h --region {stack.region} {stack.log_group}"
     if not found.running.get("head"):
         raise Problem(f"{line}: the head is starting or being replaced; ECS says: {said}", logs)
     raise Notice(f"{line}; ECS says: {said}", logs)
+
+
+def _workers(found: Examined) -> str:
+    assert found.workers is not None
+    stack = found.stack
+    for kind, service in found.services.items():
+        if fault := aws.deployment_fault(service):
+            logs = f"aws logs tail --since 1h --region {stack.region} {stack.log_group}"
+            raise Problem(f"{kind}: {fault}", logs)
+    group = aws.group(stack, found.workers["group"])
+    if unhealthy := aws.unhealthy(group):
+        raise Notice(
+            f"{', '.join(unhealthy)} is marked unhealthy, such as for a GPU that fails; Auto Scaling replaces it",
+            f"aws logs tail --since 1h --region {stack.region} {stack.log_group}",
+        )
+    idle = idle_monthly_usd(found.workers)
+    cost = "" if idle is None else f"; the stack's instances cost {idle:.0f} USD a month while idle"
+    return f"{counted(len(group['Instances']), 'instance')} of GPU workers{cost}"
 
 
 def _instance(found: Examined) -> str:

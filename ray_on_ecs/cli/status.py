@@ -118,10 +118,15 @@ def read_aws(stack: Stack, there: Sequence[Document] | None) -> Document:
     found: Document = {
         "region": stack.region,
         "services": {
-            kind: {"running": each["runningCount"], "desired": each["desiredCount"]}
+            kind: {
+                "running": each["runningCount"],
+                "desired": each["desiredCount"],
+                "fault": ask("tasks", lambda each=each: service_fault(stack, each)),
+            }
             for kind, each in (services or {}).items()
         },
         "hourly_usd": {"estimated": stack.estimated_hourly_usd},
+        "idle_monthly_usd": idle_monthly_usd(workers) if workers else None,
         "unknown": unknown,
     }
     if there is not None:
@@ -133,6 +138,7 @@ def read_aws(stack: Stack, there: Sequence[Document] | None) -> Document:
         found["group"] = {
             "desired": group["DesiredCapacity"],
             "has": sum(each["LifecycleState"] == "InService" for each in group["Instances"]),
+            "unhealthy": aws.unhealthy(group),
             "failure": ask("activities", lambda: aws.launch_failure(stack, workers)),
         }
     numbers = _numbers(there, found)
@@ -153,6 +159,34 @@ def read_aws(stack: Stack, there: Sequence[Document] | None) -> Document:
         for line in what_stops(kind, scale, numbers[kind], found["hourly_usd"].get(kind), alarms[kind])
     ]
     return found
+
+
+def service_fault(stack: Stack, service: dict[str, Any]) -> str | None:
+    """Return what keeps a service from its tasks, as ECS says it, or None if it has them.
+
+    Raises:
+        TrainingError: AWS refuses.
+    """
+    if fault := aws.deployment_fault(service):
+        return fault
+    return aws.last_stop(stack, service) if service["runningCount"] < service["desiredCount"] else None
+
+
+def idle_monthly_usd(workers: ClusterInfo) -> float | None:
+    """Return what the instances of a stack without runs cost in 730 hours on demand, or None if a price is not known.
+
+    These are the head and the workers that no idle stop ends.
+    """
+    prices = workers["prices"] or {}
+    of_cpu_workers = [usd for name, usd in prices.items() if name not in workers["types"]]
+    of_kind = {WORKERS: prices.get(workers["types"][0]), CPU_WORKERS: max(of_cpu_workers, default=None)}
+    hourly = workers["head_usd"]
+    for kind, scale in workers["scaling"].items():
+        least = scale["min"] if scale["idle_minutes"] else scale["max"]
+        if hourly is None or (least and of_kind[kind] is None):
+            return None
+        hourly += least * (of_kind[kind] or 0)
+    return None if hourly is None else round(730 * hourly, 2)
 
 
 def _instance(found: dict[str, Any]) -> Document:
@@ -262,6 +296,9 @@ def lines(found: Document) -> Iterator[str]:
             f"{kind} {each['running']} of {each['desired']} running" for kind, each in found["services"].items()
         )
         yield _line("ECS", services or _unknown(unknown, "services"))
+        for kind, each in found["services"].items():
+            if each["fault"]:
+                yield _line("", f"{kind}: {each['fault']}")
         yield _line("EC2", _group_line(found.get("group")) or _unknown(unknown, "group", "workers"))
         yield _line("cost", _cost_line(found))
         stops = found.get("stops") or [_unknown(unknown, "stops", "workers")]
@@ -309,6 +346,8 @@ def _group_line(group: Document | None) -> str:
     if not group:
         return ""
     line = f"asked for {counted(group['desired'], 'worker')}, has {group['has']}"
+    if group["unhealthy"]:
+        line += f"; unhealthy, being replaced: {', '.join(group['unhealthy'])}"
     return f"{line}; the last launch failed: {group['failure']}" if group["failure"] else line
 
 
@@ -320,8 +359,9 @@ def _cost_line(found: Document) -> str:
         refused = {"workers", "spot prices"} & unknown.keys()
         why = _unknown(unknown, *refused) if refused else "unknown (the stack knows no price of a node)"
         return (why if "nodes" in found else "unknown (Ray does not say which nodes there are)") + at_most
+    idle = "" if found["idle_monthly_usd"] is None else f"; {found['idle_monthly_usd']:.0f} USD a month while idle"
     starting = f" with {usd['starting']} that start" if usd["starting"] else ""
-    return f"{usd['now']:.2f} USD an hour now{starting}{at_most}; disks, NAT and traffic are extra"
+    return f"{usd['now']:.2f} USD an hour now{starting}{at_most}{idle}; disks, NAT and traffic are extra"
 
 
 def _unknown(unknown: dict[str, str], *keys: str) -> str:

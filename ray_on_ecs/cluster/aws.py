@@ -13,6 +13,7 @@ from ray_on_ecs import spot_prices
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import ClusterInfo, parse_cluster_info
 from ray_on_ecs.errors import HeadUnavailable, ResourceError, StackNotFound, TrainingError, UsageError, one_line
+from ray_on_ecs.node.errors import GpuError
 from ray_on_ecs.run.zone_failover import newest_failure
 
 # Codes with which services refuse credentials.
@@ -23,6 +24,8 @@ BAD_CREDENTIALS = {
 CONNECT_SECONDS = 10
 READ_SECONDS = 30
 ATTEMPTS = 3
+# Of `ray-worker`, where a GPU fails.
+GPU_EXIT_STATUS = GpuError.exit_status
 # Of a group's activities, the newest ones.
 ACTIVITIES = 20
 
@@ -189,6 +192,40 @@ def services(stack: Stack) -> dict[str, dict[str, Any]]:
     return {kind: there[kind] for kind in stack.services if kind in there}
 
 
+def deployment_fault(service: dict[str, Any]) -> str | None:
+    """Return why ECS has given up a service's newest deployment, or None if it hasn't.
+
+    Args:
+        service: As `services` returns it.
+    """
+    failed = [each for each in service.get("deployments", ()) if each.get("rolloutState") == "FAILED"]
+    if not failed:
+        return None
+    reason = one_line(failed[0].get("rolloutStateReason") or "ECS gives no reason").removesuffix(".")
+    return f"the last deployment failed: {reason}; pulumi config set redeployWorkers WORD and pulumi up try again"
+
+
+def last_stop(stack: Stack, service: dict[str, Any]) -> str | None:
+    """Return why the newest task that a service has lost stopped, or None if ECS knows none.
+
+    ECS forgets a stopped task after an hour.
+
+    Raises:
+        TrainingError: AWS refuses.
+    """
+    given = {"serviceName": service["serviceName"], "desiredStatus": "STOPPED"}
+    if not (tasks := call("ecs", stack, "list_tasks", cluster=stack.cluster_name, **given)["taskArns"]):
+        return None
+    described = call("ecs", stack, "describe_tasks", cluster=stack.cluster_name, tasks=tasks)["tasks"]
+    stopped = [task for task in described if task.get("stoppedAt")]
+    if not stopped:
+        return None
+    newest = max(stopped, key=lambda task: task["stoppedAt"])
+    if GPU_EXIT_STATUS in [container.get("exitCode") for container in newest.get("containers", ())]:
+        return "the last task stopped because a GPU is missing or does not compute (its log says which)"
+    return f"the last task stopped: {one_line(newest.get('stoppedReason') or 'ECS gives no reason')}"
+
+
 def group(stack: Stack, name: str) -> dict[str, Any]:
     """Return EC2's description of an Auto Scaling group.
 
@@ -199,6 +236,11 @@ def group(stack: Stack, name: str) -> dict[str, Any]:
     if not found["AutoScalingGroups"]:
         raise ResourceError(f"there is no Auto Scaling group {name}; pulumi up makes it")
     return found["AutoScalingGroups"][0]
+
+
+def unhealthy(group: dict[str, Any]) -> list[str]:
+    """Return the instances of an Auto Scaling group that it replaces because they are unhealthy."""
+    return [member["InstanceId"] for member in group["Instances"] if member["HealthStatus"] == "Unhealthy"]
 
 
 def launch_failure(stack: Stack, workers: ClusterInfo) -> str | None:

@@ -1,23 +1,29 @@
-"""usage: ray-health head|worker.
+"""The containers' health check: exit status 0 if this Ray node is healthy, 1 with the reason if it isn't."""
 
-The containers' health check: exit status 0 if this Ray node is healthy, 1 with the reason if it isn't.
-"""
-
+import argparse
 import sys
 
-from ray_on_ecs.node import api, gcs, ports
+from ray_on_ecs.node import api, gcs, gpus, ports
+from ray_on_ecs.node.errors import GpuError
 
 
-def check(kind: str) -> None:
+def check(kind: str, num_gpus: int) -> None:
     """Return if this node is healthy.
 
     Head: the GCS alone decides, because nothing runs without it. A dashboard that hangs is started again by
     `ray_on_ecs.node.dashboard`, and no run needs it: a new head would cost each of them a restart. Worker: its agent,
     which asks the head whether this raylet is dead; an unreachable head counts as "no". A worker outlives its head for
-    a while and exits by itself if no head comes back: a replacement would only have to wait for a head as well.
+    a while and exits by itself if no head comes back: a replacement would only have to wait for a head as well. A
+    worker whose GPUs are gone is stopped, so that its run saves and goes on elsewhere: its next process could not use
+    them.
+
+    Args:
+        kind: `head` or `worker`.
+        num_gpus: Number of GPUs that the task requested.
 
     Raises:
-        OSError: It isn't.
+        OSError: Ray is not healthy.
+        GpuError: A GPU is not.
     """
     if kind == "head":
         gcs.check(gcs.own_address())
@@ -27,16 +33,19 @@ def check(kind: str) -> None:
         api.get(url)
     except OSError as cause:
         raise OSError(f"{url}: {cause}") from cause
+    if num_gpus and (fault := gpus.driver_error(num_gpus)):
+        raise GpuError(fault)
 
 
 def main() -> int:
     """Run `ray-health`; return its exit status."""
-    if sys.argv[1:] not in (["head"], ["worker"]):
-        print(__doc__, file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(prog="ray-health", description=__doc__)
+    parser.add_argument("kind", choices=("head", "worker"))
+    parser.add_argument("--num-gpus", type=int, default=0, help="GPUs that the task requested (%(default)s)")
+    arguments = parser.parse_args()
     try:
-        check(sys.argv[1])
-    except OSError as cause:
+        check(arguments.kind, arguments.num_gpus)
+    except (GpuError, OSError) as cause:
         print(f"ray-health: {cause}", file=sys.stderr)
         return 1
     return 0

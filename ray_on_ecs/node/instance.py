@@ -1,7 +1,7 @@
 """Instance type, zone and market of a worker as labels of its Ray node, from which a run's cost is computed.
 
 The instance writes them into the file of INSTANCE_FILE when it starts, `{"instance_type": "g5.xlarge", "zone":
-"us-west-2a", "market": "spot"}`, because a task can't ask the instance's metadata service.
+"us-west-2a", "market": "spot", "instance_id": "i-0abc"}`, because a task can't ask the instance's metadata service.
 """
 
 import json

@@ -1,7 +1,8 @@
 """`ray-worker`: a node that joins the cluster whose head is RAY_HEAD_HOST.
 
 Arguments, such as --num-gpus=1, go to `ray start`. Before the node joins, it checks that its GPUs work, and that the
-head answers under that name, accepts this node's token and runs the same version of Ray. A failed check is one line.
+head answers under that name, accepts this node's token and runs the same version of Ray. A failed check is one line. An
+instance whose GPUs fail the check is replaced.
 """
 
 import argparse
@@ -15,8 +16,8 @@ from importlib.metadata import version
 from urllib.error import HTTPError
 
 from ray_on_ecs.contract import HEAD_HOST_VARIABLE
-from ray_on_ecs.node import address, api, demand, gcs, gpus, labels, ports, process, protection
-from ray_on_ecs.node.errors import HeadError, StartError
+from ray_on_ecs.node import address, api, demand, gcs, gpus, labels, ports, process, protection, replacement
+from ray_on_ecs.node.errors import GpuError, HeadError, StartError
 
 DEFAULT_WAIT_SECONDS = 300.0
 # How long a worker that has joined waits for a new head, which may have to pull its image first.
@@ -41,7 +42,11 @@ def start() -> int:
     host = os.environ.get(HEAD_HOST_VARIABLE)
     if not host:
         raise StartError(f"{HEAD_HOST_VARIABLE} is not set; give it the name of the Ray head")
-    gpus.check(expected_gpus(sys.argv[1:]))
+    try:
+        gpus.check(expected_gpus(sys.argv[1:]))
+    except GpuError:
+        replacement.request("ray-worker")
+        raise
     wait_for_head(host, wait_seconds())
     try:
         own = address.source_address_for(host)

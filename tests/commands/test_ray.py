@@ -306,6 +306,7 @@ def test_ray_data_that_is_short_of_cpus_asks_for_more_of_them_until_it_ends(envi
 
 def _run(script: str, *arguments: str, environment: dict[str, str]) -> Run:
     command = [sys.executable, "-c", script, *arguments]
+    environment = environment | {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6"}  # Ray may claim more than there are
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     return done

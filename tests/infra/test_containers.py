@@ -137,11 +137,11 @@ def test_both_have_an_init_process_and_shared_memory_and_open_files() -> None:
 
 
 def test_each_is_asked_for_its_own_health() -> None:
-    grace = {"interval": 30, "timeout": 10, "retries": 5, "startPeriod": 300}
-    assert head()["healthCheck"] == {"command": ["CMD", "ray-health", "head"], **grace}
-    assert worker()["healthCheck"] == {"command": ["CMD", "ray-health", "worker"], **grace}, (
-        "a worker may wait minutes for its head"
-    )
+    grace = {"interval": 30, "retries": 5, "startPeriod": 300}  # a worker may wait minutes for its head
+    assert head()["healthCheck"] == {"command": ["CMD", "ray-health", "head"], "timeout": 10, **grace}
+    command = ["CMD", "ray-health", "worker", "--num-gpus=1"]
+    assert worker()["healthCheck"] == {"command": command, "timeout": 30, **grace}
+    assert cpu_worker()["healthCheck"] == {"command": ["CMD", "ray-health", "worker"], "timeout": 10, **grace}
 
 
 def test_logs_go_to_the_stacks_group() -> None:

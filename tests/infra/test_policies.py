@@ -118,6 +118,14 @@ def test_only_who_waits_for_workers_looks_at_them() -> None:
     assert look == {"Effect": "Allow", "Action": [*policies.LOOK_AT_GROUPS, policies.SPOT_PRICES], "Resource": "*"}
 
 
+def test_a_worker_may_have_an_instance_of_its_group_replaced() -> None:
+    group = "arn:aws:autoscaling:us-west-2:123456789012:autoScalingGroup:1:autoScalingGroupName/workers"
+    *_, look, mark = policies.training(partition="aws", bucket_arn=BUCKET, own_group_arn=group)["Statement"]
+    assert look["Resource"] == "*"
+    assert set(look["Action"]) <= policies.WILDCARD_ACTIONS.keys()
+    assert (mark["Action"], mark["Resource"]) == (["autoscaling:SetInstanceHealth"], group)
+
+
 def test_only_workers_that_may_move_are_moved() -> None:
     group = "arn:aws:autoscaling:us-west-2:123456789012:autoScalingGroup:1:autoScalingGroupName/workers"
     *_, move, end = policies.training(partition="aws", bucket_arn=BUCKET, group_arn=group)["Statement"]

@@ -76,6 +76,10 @@ def service(name: str, task: RayTask, after: Sequence[pulumi.Resource], **args: 
     )
 
 
+def workers_group() -> ResourceRef:
+    return ResourceRef(name=known("workers-group"), arn=known(GROUP))
+
+
 def common(size: TaskSize) -> containers.ContainerDefaults:
     """What the containers share, as `node` has it."""
     return containers.ContainerDefaults(image=IMAGE, log_group="ray-logs", region=REGION, token_arn=TOKEN, size=size)
@@ -88,10 +92,10 @@ def nodes(cloud: Cloud) -> Cloud:
     def program() -> None:
         association = pulumi.CustomResource("test:index:Association", "association", {})
         facts = ResourceRef(name=known("cluster-info"), arn=known(FACTS))
-        group = ResourceRef(name=known("workers-group"), arn=known(GROUP))
+        group = workers_group()
         head_args = tasks().head(HEAD_SIZE, cluster_info_parameter=facts, group=group, moves=True, cpu_workers=False)
         head = RayTask("ray-on-ecs-ray-head-task", head_args)
-        worker = RayTask("ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
+        worker = RayTask("ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal", workers_group()))
         needed = [association, *head.role_policies, *worker.role_policies]
         service("ray-head", head, needed, count=1, registry_arn="arn:registry")
         service("ray-workers", worker, needed, count=2)
@@ -197,9 +201,12 @@ def test_each_kind_has_roles_of_its_own_with_no_more_than_it_needs(nodes: Cloud,
         partition="aws", image_uri=IMAGE, log_group_arn=LOGS, token_arn=TOKEN
     )
     training = nodes.resources[f"{kind}-task-role-policy"].inputs
-    of_head = {"metrics_namespace": NAMESPACE, "parameter_arn": FACTS, "group_arn": GROUP} if kind == "ray-head" else {}
-    expected = policies.training(partition="aws", bucket_arn=BUCKET, tasks_arn=CLUSTER_TASKS, **of_head)
-    assert json.loads(training["policy"]) == expected, "its runs, the head the stack's metrics, and nothing else"
+    grants = {
+        "ray-head": {"metrics_namespace": NAMESPACE, "parameter_arn": FACTS, "group_arn": GROUP},
+        "ray-worker": {"own_group_arn": GROUP},
+    }
+    expected = policies.training(partition="aws", bucket_arn=BUCKET, tasks_arn=CLUSTER_TASKS, **grants[kind])
+    assert json.loads(training["policy"]) == expected
     trusted = json.loads(nodes.resources[f"{kind}-task-role"].inputs["assumeRolePolicy"])
     of_tasks = policies.assumed_by_tasks(partition="aws", region=REGION, account=ACCOUNT)
     assert trusted == of_tasks, "only tasks of this account take it on"
@@ -214,7 +221,7 @@ def test_a_service_is_created_last_and_destroyed_first(nodes: Cloud, kind: str) 
 
 def test_an_autoscaled_service_begins_with_a_number_and_is_left_to_the_scaler(cloud: Cloud) -> None:
     def program() -> None:
-        worker = RayTask("ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
+        worker = RayTask("ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal", workers_group()))
         service("ray-workers", worker, [], count=0, autoscaled=True)
 
     cloud.run(program)
@@ -241,7 +248,7 @@ def test_a_word_deploys_again_what_ecs_has_given_up(
     cloud: Cloud, word: dict[str, str], forced: bool | None, triggers: dict[str, str] | None
 ) -> None:
     def program() -> None:
-        worker = RayTask("ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal"))
+        worker = RayTask("ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal", workers_group()))
         service("ray-workers", worker, [], count=0, redeploy=word)
 
     cloud.run(program)

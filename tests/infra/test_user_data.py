@@ -33,6 +33,7 @@ METADATA = {
     "meta-data/instance-type": "g5.xlarge",
     "meta-data/placement/availability-zone": "us-west-2b",
     "meta-data/instance-life-cycle": "spot",
+    "meta-data/instance-id": "i-0abc",
 }
 
 
@@ -62,7 +63,12 @@ def test_the_instance_says_what_it_is(tmp_path: Path) -> None:
         script = script.replace("/etc/ecs/ecs.config", f"{tmp_path}/ecs.config").replace(INSTANCE_DIR, str(tmp_path))
         subprocess.run(["bash", "-eu", "-c", script], check=True, timeout=60)
     said = json.loads((tmp_path / INSTANCE_FILE).read_text())
-    assert said == {"instance_type": "g5.xlarge", "zone": "us-west-2b", "market": "spot"}
+    assert said == {
+        "instance_type": "g5.xlarge",
+        "zone": "us-west-2b",
+        "market": "spot",
+        "instance_id": "i-0abc",
+    }
     assert "ECS_CLUSTER=ray-cluster" in (tmp_path / "ecs.config").read_text()
 
 

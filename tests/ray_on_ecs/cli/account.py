@@ -14,6 +14,7 @@ import urllib.parse
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
@@ -295,6 +296,35 @@ class Laptop:
         given = {"cluster": self.outputs["cluster_name"], "service": self.outputs["services"][kind]}
         self.aws("ecs").delete_service(**given, force=True)
         self.put_service(kind, desired, of_running)
+
+    def fail_deployment(self, kind: str, reason: str) -> None:
+        """Let ECS have given up a service's deployment, which moto never does."""
+        given = {"cluster": self.outputs["cluster_name"], "services": list(self.outputs["services"].values())}
+        described = self.aws("ecs").describe_services(**given)["services"]
+        for service in described:
+            deployments = [{"status": "PRIMARY", "rolloutState": "FAILED", "rolloutStateReason": reason}]
+            failed = service["serviceName"] == self.outputs["services"][kind]
+            service["deployments"] = deployments if failed else []
+        self.front.answers["DescribeServices"] = json.loads(json.dumps({"services": described}, default=_timestamp))
+
+    def stop_task(self, task: dict[str, Any]) -> None:
+        """Let ECS know of no task but one that has stopped."""
+        self.front.answers["ListTasks"] = {"taskArns": ["arn:aws:ecs:us-east-1:123456789012:task/ray/1"]}
+        self.front.answers["DescribeTasks"] = {"tasks": [{"stoppedAt": time.time(), **task}]}
+
+    def mark_unhealthy(self) -> str:
+        """Mark an instance of the workers unhealthy, and return its ID."""
+        autoscaling = self.aws("autoscaling")
+        [group] = autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[f"{self.prefix}-group"])[
+            "AutoScalingGroups"
+        ]
+        instance_id = group["Instances"][0]["InstanceId"]
+        autoscaling.set_instance_health(InstanceId=instance_id, HealthStatus="Unhealthy")
+        return instance_id
+
+
+def _timestamp(value: datetime) -> float:
+    return value.timestamp()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ time.time = lambda: real() + shifted
 """
 ALL = [
     *("AWS CLI", "Session Manager plugin", "stack", "clock", "credentials", "region", "parameters", "quota", "bucket"),
-    *("services", "head's instance", "Ray", "version", "nodes", "code"),
+    *("services", "workers", "head's instance", "Ray", "version", "nodes", "code"),
 ]
 SKIPPED = doctor.MARKS["skipped"].strip()
 
@@ -62,6 +63,10 @@ def test_all_is_well(stack: Laptop) -> None:
     assert line_of(done, "quota") == "Running On-Demand G and VT instances: 64 vCPUs, 8 needed | "
     assert line_of(done, "bucket") == f"{stack.outputs['bucket']}/runs/ can be read and written | "
     assert line_of(done, "nodes") == "2 beside the head | "
+    assert (
+        line_of(done, "workers")
+        == "2 instances of GPU workers; the stack's instances cost 140 USD a month while idle | "
+    )
     assert not stack.aws("s3").list_objects_v2(Bucket=stack.outputs["bucket"]).get("Contents"), "it leaves nothing"
 
 
@@ -137,6 +142,37 @@ def test_workers_that_start_are_no_failure(stack: Laptop) -> None:
     done = stack.run("doctor")
     assert done.returncode == 0, done.stdout
     assert states(done)["services"] == "!"
+
+
+def test_a_deployment_that_failed_is_named(stack: Laptop) -> None:
+    stack.fail_deployment("workers", "ECS deployment circuit breaker: tasks failed to start.")
+    done = stack.run("doctor")
+    failed(done, "workers")
+    assert line_of(done, "workers").startswith(
+        "workers: the last deployment failed: ECS deployment circuit breaker: tasks failed to start; pulumi config set "
+        "redeployWorkers WORD and pulumi up try again | aws logs tail"
+    )
+
+
+def test_an_unhealthy_instance_is_named(stack: Laptop) -> None:
+    instance_id = stack.mark_unhealthy()
+    done = stack.run("doctor")
+    assert states(done)["workers"] == "!"
+    assert line_of(done, "workers").startswith(f"{instance_id} is marked unhealthy, such as for a GPU that fails; Auto")
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ({"containers": [{"exitCode": 4}]}, "a GPU is missing or does not compute (its log says which)"),
+        ({"stoppedReason": "Task failed ELB health checks"}, "the last task stopped: Task failed ELB health checks"),
+        ({"containers": [{"exitCode": 137}], "stoppedReason": "OutOfMemory"}, "the last task stopped: OutOfMemory"),
+    ],
+)
+def test_a_task_that_stopped_says_why(stack: Laptop, task: dict[str, Any], says: str) -> None:
+    stack.replace_service("workers", 2, 1)
+    stack.stop_task(task)
+    assert says in line_of(stack.run("doctor"), "services")
 
 
 @pytest.mark.parametrize(("seconds", "state"), [(3600, "failed"), (-3600, "failed"), (100, "warning"), (3, "ok")])

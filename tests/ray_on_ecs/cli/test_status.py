@@ -45,7 +45,8 @@ def test_it_is_one_screen(stack: Laptop) -> None:
         "jobs": "1 running, 1 queued",
         "ECS": "head 1 of 1 running, workers 2 of 2 running",
         "EC2": "asked for 2 workers, has 2",
-        "cost": "2.20 USD an hour now; at most 2.20 with all GPU and CPU workers; disks, NAT and traffic are extra",
+        "cost": "2.20 USD an hour now; at most 2.20 with all GPU and CPU workers; 140 USD a month while idle; disks, "
+        "NAT and traffic are extra",
         "stops": "idle workers stop after 30 minutes (not so at present, for 0 min)",
     }
 
@@ -54,7 +55,7 @@ def test_programs_get_the_same(stack: Laptop) -> None:
     stack.head.add_worker(**{"ray.io/market-type": "spot"})
     found = json.loads(stack.run("status", "--json").stdout)
     assert found["gpus"] == {"used": 0, "there": 1, "wanted": 0}
-    assert found["services"]["workers"] == {"running": 2, "desired": 2}
+    assert found["services"]["workers"] == {"running": 2, "desired": 2, "fault": None}
     assert found["hourly_usd"]["workers"] == pytest.approx(SPOT_USD + 1.006, abs=1e-4), (
         "one on spot, and one that starts"
     )
@@ -172,3 +173,34 @@ def test_without_pulumi_and_without_a_file_it_says_what_to_do(stack: Laptop) -> 
     done = stack.run_alone("status")
     assert done.returncode == 2
     assert done.stderr.startswith("ray-on-ecs: there is no command pulumi; install Pulumi, or give the stack's outputs")
+
+
+def test_a_failed_deployment_is_named(stack: Laptop) -> None:
+    stack.fail_deployment("workers", "tasks failed to start.")
+    assert "workers: the last deployment failed: tasks failed to start; pulumi" in shown(stack.run("status"))["ECS"]
+
+
+def test_a_task_whose_gpu_failed_is_named(stack: Laptop) -> None:
+    stack.replace_service("workers", 2, 1)
+    stack.stop_task({"containers": [{"exitCode": 4}]})
+    assert "workers: the last task stopped because a GPU is missing" in shown(stack.run("status"))["ECS"]
+
+
+def test_an_unhealthy_instance_is_named(stack: Laptop) -> None:
+    instance_id = stack.mark_unhealthy()
+    assert f"; unhealthy, being replaced: {instance_id}" in shown(stack.run("status"))["EC2"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "monthly"),
+    [
+        ({}, 140),
+        (MINIMUM, 140 + 734),
+        (NEVER, 140 + 2 * 734),
+        ({"cpu-workers": {"min": 1, "max": 2, "idle_minutes": 60}}, None),
+    ],
+)
+def test_the_cost_of_an_idle_stack(stack: Laptop, workers: dict[str, object], monthly: float | None) -> None:
+    stack.put_workers(scaling={"workers": {"min": 0, "max": 2, "idle_minutes": 30}, **workers})
+    found = json.loads(stack.run("status", "--json").stdout)
+    assert found["idle_monthly_usd"] == (pytest.approx(monthly, abs=1) if monthly else None)

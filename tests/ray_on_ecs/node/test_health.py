@@ -1,11 +1,12 @@
 """The health check tells a healthy node from another one, and no request leaks the token."""
 
 import socket
+from typing import Any
 
 import grpc
 import pytest
 
-from ray_on_ecs.node import api, gcs, health, ports
+from ray_on_ecs.node import api, gcs, gpus, health, ports
 from tests.ray_on_ecs.node.conftest import Gcs, Head
 
 TOKENS = pytest.mark.parametrize(("token", "status"), [("right", 0), ("wrong", 1)])
@@ -64,5 +65,50 @@ def test_no_proxy_reads_the_token(head: Head, gcs_server: Gcs, monkeypatch: pyte
 
 def test_the_health_check_knows_two_kinds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["ray-health", "heads"])
-    assert health.main() == 2
-    assert "usage: ray-health head|worker" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        health.main()
+    assert ended.value.code == 2
+    assert "invalid choice: 'heads'" in capsys.readouterr().err
+
+
+class Driver:
+    """A CUDA driver with so many GPUs, or whose start fails with an error."""
+
+    def __init__(self, gpus: int = 0, error: int = 0) -> None:
+        self._gpus, self._error = gpus, error
+
+    def cuInit(self, flags: int) -> int:
+        return self._error
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = self._gpus
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("driver", "fault"),
+    [
+        (Driver(gpus=4), ""),
+        (Driver(gpus=8), ""),
+        (Driver(gpus=3), "ray-health: the task requested 4 GPUs and has 3\n"),
+        (Driver(error=100), "ray-health: the CUDA driver does not start: cuInit returns 100\n"),
+        (None, "ray-health: the CUDA driver is missing: "),
+    ],
+    ids=["all GPUs", "more GPUs", "a missing GPU", "GPUs taken from the container", "a missing driver"],
+)
+def test_a_worker_is_healthy_with_its_gpus_alone(
+    head: Head,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    driver: Driver | None,
+    fault: str,
+) -> None:
+    monkeypatch.setattr(ports, "AGENT", head.server_port)
+    if driver:
+        monkeypatch.setattr("ctypes.CDLL", lambda name: driver)
+    else:
+        monkeypatch.setattr(gpus, "DRIVER", "libcuda.so.missing")
+    monkeypatch.setattr("sys.argv", ["ray-health", "worker", "--num-gpus=4"])
+    assert health.main() == (1 if fault else 0)
+    said = capsys.readouterr().err
+    assert said.startswith(fault) if fault else not said

@@ -1,0 +1,83 @@
+"""Replacement of an instance whose GPUs fail: Auto Scaling ends one that is marked unhealthy, and starts another.
+
+One at a time in a group of up to five, and at most a fifth of a larger one: a fault of all instances, such as a driver
+that the image needs newer, is not mended by other instances of the same kind.
+https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_SetInstanceHealth.html
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE, INSTANCE_ID
+from ray_on_ecs.errors import counted, one_line
+
+CONNECT_SECONDS = 5
+READ_SECONDS = 10
+ATTEMPTS = 3
+# Instances that fail at the same time ask one after another, so that each sees the marks of those before it.
+SPREAD_SECONDS = 30.0
+
+
+def request(name: str) -> None:
+    """Mark this instance unhealthy, and print that, or why not; on a machine that is not an instance do nothing.
+
+    Args:
+        name: The command, with which the line in the log begins.
+    """
+    if not (file := os.environ.get(INSTANCE_FILE_VARIABLE)):
+        return
+    try:
+        instance_id = json.loads(Path(file).read_text())[INSTANCE_ID]
+        time.sleep(random.uniform(0, SPREAD_SECONDS))
+        line = mark_unhealthy(instance_id, _client())
+    except Exception as cause:
+        line = f"this instance could not be marked unhealthy ({one_line(f'{type(cause).__name__}: {cause}')})"
+    print(f"{name}: {line}", file=sys.stderr, flush=True)
+
+
+def mark_unhealthy(instance_id: str, autoscaling: Any) -> str:
+    """Mark an instance unhealthy unless too many of its group are; return what was done.
+
+    Args:
+        instance_id: The instance.
+        autoscaling: A boto3 client of EC2 Auto Scaling.
+
+    Raises:
+        Exception: AWS did not answer, or refused; any of boto's errors.
+    """
+    known = autoscaling.describe_auto_scaling_instances(InstanceIds=[instance_id])["AutoScalingInstances"]
+    if not known:
+        return f"{instance_id} is in no Auto Scaling group that could replace it"
+    group_name = known[0]["AutoScalingGroupName"]
+    [group] = autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[group_name])["AutoScalingGroups"]
+    unhealthy = {member["InstanceId"] for member in group["Instances"] if member["HealthStatus"] != "Healthy"}
+    if instance_id in unhealthy:
+        return f"{instance_id} is marked unhealthy; {group_name} replaces it"
+    size = len(group["Instances"])
+    limit = most_unhealthy(size)
+    if len(unhealthy) >= limit:
+        return (
+            f"{instance_id} is not marked unhealthy yet: {counted(len(unhealthy), 'instance')} of {size} in "
+            f"{group_name} are, and at most {limit} may be at a time"
+        )
+    autoscaling.set_instance_health(InstanceId=instance_id, HealthStatus="Unhealthy")
+    return f"marked {instance_id} unhealthy; {group_name} replaces it"
+
+
+def most_unhealthy(size: int) -> int:
+    """Return how many instances of a group of this size may be marked unhealthy at a time."""
+    return max(1, size // 5)
+
+
+def _client() -> Any:
+    import boto3
+    from botocore.config import Config
+
+    retries = {"total_max_attempts": ATTEMPTS}
+    config = Config(connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS, retries=retries)
+    return boto3.client("autoscaling", config=config)

@@ -1,0 +1,127 @@
+"""An instance whose GPUs fail is marked unhealthy, a few at a time, in moto's EC2 Auto Scaling."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE
+from ray_on_ecs.node import gpus, replacement, worker
+from ray_on_ecs.node.errors import GpuError
+from tests.aws import client
+
+GROUP = "workers"
+
+
+@pytest.fixture
+def autoscaling(aws_server: str, aws_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """EC2 Auto Scaling with a group of five instances."""
+    for name, value in aws_variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(replacement, "SPREAD_SECONDS", 0.0)
+    service = client("autoscaling", aws_server)
+    service.create_launch_configuration(LaunchConfigurationName=GROUP, ImageId="ami-1", InstanceType="g5.xlarge")
+    service.create_auto_scaling_group(
+        AutoScalingGroupName=GROUP,
+        LaunchConfigurationName=GROUP,
+        MinSize=0,
+        MaxSize=20,
+        DesiredCapacity=5,
+        AvailabilityZones=["us-east-1a"],
+    )
+    yield service
+    service.delete_auto_scaling_group(AutoScalingGroupName=GROUP, ForceDelete=True)
+    service.delete_launch_configuration(LaunchConfigurationName=GROUP)
+
+
+def instances(service: Any) -> list[dict[str, Any]]:
+    return service.describe_auto_scaling_groups(AutoScalingGroupNames=[GROUP])["AutoScalingGroups"][0]["Instances"]
+
+
+def unhealthy(service: Any) -> list[str]:
+    return [each["InstanceId"] for each in instances(service) if each["HealthStatus"].lower() == "unhealthy"]
+
+
+def test_one_of_five_instances_is_marked_at_a_time(autoscaling: Any) -> None:
+    first, second, *_ = [each["InstanceId"] for each in instances(autoscaling)]
+    assert replacement.mark_unhealthy(first, autoscaling) == f"marked {first} unhealthy; {GROUP} replaces it"
+    assert replacement.mark_unhealthy(first, autoscaling) == f"{first} is marked unhealthy; {GROUP} replaces it"
+    line = replacement.mark_unhealthy(second, autoscaling)
+    assert line.endswith(f"yet: 1 instance of 5 in {GROUP} are, and at most 1 may be at a time")
+    assert unhealthy(autoscaling) == [first]
+
+
+def test_a_fifth_of_a_larger_group_is_marked(autoscaling: Any) -> None:
+    autoscaling.set_desired_capacity(AutoScalingGroupName=GROUP, DesiredCapacity=10)
+    for each in instances(autoscaling):
+        replacement.mark_unhealthy(each["InstanceId"], autoscaling)
+    assert len(unhealthy(autoscaling)) == 2
+
+
+@pytest.mark.parametrize(("size", "most"), [(1, 1), (5, 1), (9, 1), (10, 2), (64, 12)])
+def test_the_limit_is_a_fifth(size: int, most: int) -> None:
+    assert replacement.most_unhealthy(size) == most
+
+
+def test_a_worker_whose_gpus_fail_marks_its_instance_and_ends(
+    autoscaling: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = instances(autoscaling)[0]["InstanceId"]
+    file = tmp_path / "instance.json"
+    file.write_text(json.dumps({"instance_id": own}))
+    monkeypatch.setenv(INSTANCE_FILE_VARIABLE, str(file))
+    monkeypatch.setenv("RAY_HEAD_HOST", "head.invalid")
+    monkeypatch.setattr("sys.argv", ["ray-worker", "--num-gpus=1"])
+    monkeypatch.setattr(gpus, "CHECK", ("false",))
+    with pytest.raises(GpuError):
+        worker.start()
+    assert unhealthy(autoscaling) == [own]
+    assert f"ray-worker: marked {own} unhealthy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        (None, "FileNotFoundError"),
+        ("{", "JSONDecodeError"),
+        ("{}", "KeyError: 'instance_id'"),
+        ('{"instance_id": "i-0123456789abcdef0"}', "is in no Auto Scaling group that could replace it"),
+    ],
+)
+def test_an_instance_that_can_not_be_marked_is_one_line(
+    autoscaling: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    content: str | None,
+    cause: str,
+) -> None:
+    file = tmp_path / "instance.json"
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setenv(INSTANCE_FILE_VARIABLE, str(file))
+    replacement.request("ray-worker")
+    assert re.fullmatch(rf"ray-worker: .*{re.escape(cause)}.*\n", capsys.readouterr().err)
+    assert not unhealthy(autoscaling)
+
+
+def test_a_refusal_of_aws_is_one_line(
+    autoscaling: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "instance.json"
+    file.write_text('{"instance_id": "i-0123456789abcdef0"}')
+    monkeypatch.setenv(INSTANCE_FILE_VARIABLE, str(file))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    replacement.request("ray-worker")
+    assert "this instance could not be marked unhealthy (EndpointConnectionError" in capsys.readouterr().err
+
+
+def test_a_machine_that_is_not_an_instance_marks_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(INSTANCE_FILE_VARIABLE, raising=False)
+    replacement.request("ray-worker")
+    assert not capsys.readouterr().err
