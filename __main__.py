@@ -6,11 +6,14 @@ from typing import cast
 import pulumi
 
 from infra import config
+from infra.config import runs
 from infra.ray_cluster import RayCluster, RayClusterArgs
 
 settings = cast(RayClusterArgs, asdict(config.load()))
 # Without the names of project and stack, which can change: by another logical name Pulumi replaces everything.
 cluster = RayCluster("ray-on-ecs", settings)
+if not (settings["retain_bucket"] or settings["bucket_name"]):
+    runs.announce(cluster.bucket)
 
 pulumi.export("bucket", cluster.bucket)
 pulumi.export("head_instance_id", cluster.head_instance_id)

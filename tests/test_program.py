@@ -756,3 +756,15 @@ def test_a_laptop_finds_the_alarms_by_their_prefix(everything: Cloud) -> None:
     prefix = aws.scaling_prefix(everything.exports["cluster_name"], "workers")
     names = [str(made.inputs.get("name", "")) for made in everything.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")]
     assert {name.removeprefix(prefix) for name in names if name.startswith(prefix)} == set(SCALERS)
+
+
+@pytest.mark.parametrize(
+    ("config", "is_counted"),
+    [({}, True), ({"retainBucket": "true"}, False), ({"bucketName": "company-bucket"}, False)],
+    ids=["the stack's bucket", "a retained bucket", "an existing bucket"],
+)
+def test_runs_are_counted_where_a_destroy_deletes_them(
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, str], is_counted: bool
+) -> None:
+    calls = [token for token, _ in deploy(monkeypatch, config, runs=("first",)).calls]
+    assert ("aws:s3/getObjects:getObjects" in calls) == is_counted
