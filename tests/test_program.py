@@ -14,7 +14,14 @@ import pulumi
 import pytest
 
 from infra.config import docker
-from infra.definitions.policies import LOOK_AT_GROUPS, MOVE_GROUP, SESSION_MANAGER, SPOT_PRICES, WILDCARD_ACTIONS
+from infra.definitions.policies import (
+    LOOK_AT_GROUPS,
+    LOOK_AT_INSTANCE,
+    MOVE_GROUP,
+    SESSION_MANAGER,
+    SPOT_PRICES,
+    WILDCARD_ACTIONS,
+)
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.stack import find
 from tests.infra.fake_aws import (
@@ -405,13 +412,14 @@ def test_what_reaches_everything_is_held_by_a_condition_or_reads_nothing(everyth
     policies = everything.of_type("aws:iam/rolePolicy:RolePolicy")
     wide = [each for made in policies for each in statements(made.inputs["policy"]) if each["Resource"] == "*"]
     assert len(wide) == 12, (
-        "three roles pull from ECR, three instances are reached and join, the head publishes and looks, and workers look"
+        "three roles pull from ECR, three instances are reached and join, head and workers look, and the head publishes"
     )
     harmless = (
         ["ecr:GetAuthorizationToken"],
         ["ecs:DiscoverPollEndpoint"],
         list(SESSION_MANAGER),
         [*LOOK_AT_GROUPS, SPOT_PRICES],
+        list(LOOK_AT_INSTANCE),
     )
     for statement in wide:
         if statement["Action"] not in harmless:
@@ -756,3 +764,15 @@ def test_a_laptop_finds_the_alarms_by_their_prefix(everything: Cloud) -> None:
     prefix = aws.scaling_prefix(everything.exports["cluster_name"], "workers")
     names = [str(made.inputs.get("name", "")) for made in everything.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")]
     assert {name.removeprefix(prefix) for name in names if name.startswith(prefix)} == set(SCALERS)
+
+
+@pytest.mark.parametrize(
+    ("config", "is_counted"),
+    [({}, True), ({"retainBucket": "true"}, False), ({"bucketName": "company-bucket"}, False)],
+    ids=["the stack's bucket", "a retained bucket", "an existing bucket"],
+)
+def test_runs_are_counted_where_a_destroy_deletes_them(
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, str], is_counted: bool
+) -> None:
+    calls = [token for token, _ in deploy(monkeypatch, config, runs=("first",)).calls]
+    assert ("aws:s3/getObjects:getObjects" in calls) == is_counted

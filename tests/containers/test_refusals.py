@@ -1,5 +1,6 @@
 """A worker that can't join says why in one line, and stops within a stated time."""
 
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from infra.definitions.user_data import INSTANCE_FILE
 from ray_on_ecs.node import gpus
 from ray_on_ecs.node.errors import GpuError, HeadError, StartError
-from tests.containers.cluster import HEAD_HOST, S3, Cluster
+from tests.containers.cluster import HEAD_HOST, INSTANCE, S3, Cluster
 from tests.containers.engine import Engine
 
 WAIT = "8"
@@ -20,6 +22,26 @@ WAIT = "8"
 GRACE_SECONDS = 120
 RAY = version("ray")  # of the lock, like the image's
 METADATA = f"import importlib.metadata as m; print(m.distribution('ray').locate_file('ray-{RAY}.dist-info/METADATA'))"
+
+
+# A group of two in the containers' AWS; prints an instance.
+GROUP = """
+import boto3
+where = {"endpoint_url": "http://127.0.0.1:5000", "region_name": "us-east-1"}
+autoscaling = boto3.client("autoscaling", **where)
+autoscaling.create_launch_configuration(LaunchConfigurationName="gpu", ImageId="ami-1", InstanceType="g5.xlarge")
+autoscaling.create_auto_scaling_group(
+    AutoScalingGroupName="gpu", LaunchConfigurationName="gpu", MinSize=2, MaxSize=2, AvailabilityZones=["us-east-1a"]
+)
+[group] = autoscaling.describe_auto_scaling_groups()["AutoScalingGroups"]
+print(group["Instances"][0]["InstanceId"])
+"""
+UNHEALTHY = """
+import boto3
+autoscaling = boto3.client("autoscaling", endpoint_url="http://127.0.0.1:5000", region_name="us-east-1")
+[group] = autoscaling.describe_auto_scaling_groups()["AutoScalingGroups"]
+print(*(each["InstanceId"] for each in group["Instances"] if each["HealthStatus"] == "Unhealthy"))
+"""
 
 
 Refused = dict[str, Future[tuple[int, str]]]
@@ -33,6 +55,8 @@ def workers(made: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """
     made.settle()
     hosts = made.hosts()
+    instance = made.engine.python(made.storage, GROUP)
+    (made.instance / INSTANCE_FILE).write_text(json.dumps({**INSTANCE, "instance_id": instance}))
     older = another_version(made, tmp_path_factory.mktemp("older"))
     with ThreadPoolExecutor(5) as pool:
         yield {
@@ -111,3 +135,13 @@ def test_fewer_gpus_than_requested(workers: Refused, made: Cluster) -> None:
     assert status == GpuError.exit_status
     assert "the task requested 2 GPUs and has 0" in line
     assert len(made.nodes()) == 3, "it stopped before it joined"
+    own = json.loads((made.instance / INSTANCE_FILE).read_text())["instance_id"]
+    assert made.engine.python(made.storage, UNHEALTHY) == own
+
+
+def test_a_worker_that_lost_its_gpus_is_not_healthy(made: Cluster) -> None:
+    made.settle()
+    worker = made.workers[0]
+    assert made.engine.execute(worker, "ray-health", "worker", check=False).returncode == 0
+    done = made.engine.execute(worker, "ray-health", "worker", "--num-gpus=1", check=False)
+    assert (done.returncode, "the CUDA driver is missing" in done.stderr) == (1, True)

@@ -89,6 +89,7 @@ class Cloud(mocks.Mocks):
     subnet_zones: dict[str, str] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
     key: dict[str, Any] = field(default_factory=dict)
+    runs: tuple[str, ...] = ()
     vpc: dict[str, Any] = field(default_factory=dict)
     subnet: dict[str, Any] = field(default_factory=dict)
     resources: dict[str, Registered] = field(default_factory=dict)
@@ -197,6 +198,8 @@ class Cloud(mocks.Mocks):
                     redirected = "api error MovedPermanently: Moved Permanently"
                     return {}, [("", f"operation error S3: HeadBucket, StatusCode: 301, {redirected}")]
                 return {"bucket": args.args["bucket"], "bucketRegion": self.bucket_region}, []
+            case "getObjects":
+                return {"commonPrefixes": [f"runs/{name}/" for name in self.runs]}, []
             case "getImage":
                 return {"imageDigest": DIGEST}, []
             case "getPolicy" | "getSecret":

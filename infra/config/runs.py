@@ -1,0 +1,31 @@
+"""The runs that `pulumi destroy` would delete, counted in every preview: `destroy` itself does not run the program."""
+
+from __future__ import annotations
+
+import pulumi
+import pulumi_aws as aws
+
+from ray_on_ecs.contract import RUNS_PREFIX
+
+# Keys of one answer of S3.
+MOST = 1000
+
+
+def announce(bucket: pulumi.Output[str]) -> None:
+    """Say how many runs a bucket keeps, once it is there; nothing if S3 may not be asked."""
+    bucket.apply(_announce)
+
+
+def _announce(bucket: str) -> None:
+    try:
+        found = aws.s3.get_objects(bucket=bucket, prefix=f"{RUNS_PREFIX}/", delimiter="/", max_keys=MOST)
+    except Exception:  # the engine's errors have no class in common; a preview needs no answer
+        return
+    names = [prefix.removeprefix(f"{RUNS_PREFIX}/") for prefix in found.common_prefixes]
+    if number := sum(not name.startswith(".") for name in names):
+        at_least = "at least " if len(names) == MOST else ""
+        runs = "1 run" if number == 1 else f"{at_least}{number} runs"
+        pulumi.log.info(
+            f"{bucket} keeps {runs}: pulumi destroy deletes them, unless pulumi config set retainBucket true and "
+            "pulumi up come first"
+        )

@@ -1,0 +1,42 @@
+"""The program says how many runs a destroy would delete, and goes on where S3 does not answer."""
+
+import pulumi
+import pytest
+
+from infra.config import runs
+from tests.infra.fake_aws import Cloud
+
+
+def announced(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(pulumi.log, "info", lines.append)
+    cloud.run(lambda: runs.announce(pulumi.Output.from_input("training-bucket")))
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("names", "number"),
+    [
+        (("first",), "1 run"),
+        (("first", "second", ".code"), "2 runs"),
+        (tuple(map(str, range(1000))), "at least 1000 runs"),
+    ],
+    ids=["one", "two and the code", "a whole answer"],
+)
+def test_the_runs_that_a_destroy_would_delete_are_counted(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], number: str
+) -> None:
+    cloud.runs = names
+    assert announced(cloud, monkeypatch) == [
+        f"training-bucket keeps {number}: pulumi destroy deletes them, unless pulumi config set retainBucket true and "
+        "pulumi up come first"
+    ]
+
+
+def test_an_empty_bucket_is_not_mentioned(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not announced(cloud, monkeypatch)
+
+
+def test_a_bucket_that_may_not_be_listed_stops_no_preview(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud.silent = ("getObjects",)
+    assert not announced(cloud, monkeypatch)
