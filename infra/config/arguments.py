@@ -168,7 +168,7 @@ def _take(prefix: str, args: Mapping[str, Any], shape: type) -> dict[str, Any]:
     types = shape.__annotations__
     if unknown := args.keys() - types.keys():
         names = ", ".join(prefix + name for name in sorted(unknown))
-        raise pulumi.RunError(f"{names}: is no argument of RayCluster; see {shape.__name__}")
+        raise pulumi.RunError(f"{names}: is not an argument of RayCluster; see {shape.__name__}")
     for name, value in args.items():
         takes_elements = pulumi.Input[str] in get_args(types[name])
         if isinstance(value, pulumi.Output) and types[name] != pulumi.Input[str]:

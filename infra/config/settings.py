@@ -112,7 +112,7 @@ class Settings:
 
     @property
     def rules(self) -> AccountRules:
-        """What permissionsBoundary, rolePath, kmsKeyArn and taskPolicyArns describe together."""
+        """The account's rules: permissionsBoundary, rolePath, kmsKeyArn and taskPolicyArns."""
         return AccountRules(
             permissions_boundary=self.permissions_boundary,
             role_path=self.role_path,

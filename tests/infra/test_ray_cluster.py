@@ -92,8 +92,8 @@ def with_subnets(subnets: Any) -> Any:
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (lambda: {"worker_count": 2}, "worker_count: is no argument of RayCluster; see RayClusterArgs"),
-        (lambda: {"workers": {"count": 2}}, "workers.count: is no argument of RayCluster; see NodeGroupArgs"),
+        (lambda: {"worker_count": 2}, "worker_count: is not an argument of RayCluster; see RayClusterArgs"),
+        (lambda: {"workers": {"count": 2}}, "workers.count: is not an argument of RayCluster; see NodeGroupArgs"),
         (lambda: {"workers": later({})}, "workers: is an Output, and has to be known while Pulumi plans; give a value"),
         (
             lambda: {"cpu_workers": {"instance_types": [later("c6i.large")]}},
