@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import pulumi
 import pulumi_aws as aws
 import pulumi_awsx as awsx
 
+from infra.definitions import policies
 from infra.definitions.subnets import PUBLIC_PREFIX, private_prefix
 from infra.references import Location, NetworkRef
 from infra.tags import CLUSTER_TAG, ZONE_TAG, ZONES_TAG, stack_tags, tags
@@ -30,6 +32,10 @@ INTERFACE_ENDPOINTS = (
     "ssmmessages",
     "autoscaling",
 )
+# Of these, EC2 takes no policy for the endpoints of ECS's agent, and AWS doesn't say which conditions hold for requests
+# that carry a token of ECR or Session Manager.
+# https://docs.aws.amazon.com/vpc/latest/privatelink/aws-services-privatelink-support.html
+WITHOUT_POLICY = {"ecs-agent", "ecs-telemetry", "ecr.dkr", "ssmmessages"}
 HTTPS_PORT = 443
 
 
@@ -65,7 +71,7 @@ class Network(pulumi.ComponentResource):
         else:
             vpc = self._vpc(name, args)
             self.vpc_id = vpc.vpc_id
-            self._s3_endpoint(name, args.location.region, vpc)
+            self._s3_endpoint(name, args, vpc)
             # A subnet in every zone costs nothing, and lets instances and services move to another one.
             subnets = {zone: vpc.private_subnet_ids[index] for index, zone in enumerate(args.location.zones)}
             self._close_default_group(name)
@@ -99,18 +105,23 @@ class Network(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self),
         )
 
-    def _s3_endpoint(self, name: str, region: str, vpc: awsx.ec2.Vpc) -> None:
+    def _s3_endpoint(self, name: str, args: NetworkArgs, vpc: awsx.ec2.Vpc) -> None:
         """Make a gateway endpoint for checkpoints and image layers: it is free, the NAT gateway charges by the byte.
 
-        awsx would make it, too, but under the same name in every cluster of a program.
+        With a way to the internet it is open: a policy would keep jobs from public buckets of this region alone. An
+        open policy is given, as the AWS provider leaves one in place that the program drops.
+        awsx would make the endpoint, too, but under the same name in every cluster of a program.
         """
+        place = args.location
+        closed = policies.s3_endpoint(partition=place.partition, region=place.region, account=place.account)
         tables = vpc.route_tables.apply(lambda found: [table.id for table in found])
         aws.ec2.VpcEndpoint(
             f"{name}-s3",
             vpc_id=vpc.vpc_id,
-            service_name=f"com.amazonaws.{region}.s3",
+            service_name=f"com.amazonaws.{place.region}.s3",
             vpc_endpoint_type="Gateway",
             route_table_ids=tables,
+            policy=json.dumps(policies.open_endpoint() if args.nat_gateway else closed),
             tags=tags(f"{name}-s3"),
             opts=pulumi.ResourceOptions(parent=self),
         )
@@ -203,6 +214,7 @@ class Network(pulumi.ComponentResource):
                 vpc_endpoint_type="Interface",
                 subnet_ids=[subnets[zone] for zone in location.worker_zones],
                 security_group_ids=[group.id],
+                policy=None if service in WITHOUT_POLICY else json.dumps(policies.endpoint(location.account)),
                 # The services' usual names then lead here.
                 private_dns_enabled=True,
                 tags=tags(f"{name}-{service.replace('.', '-')}"),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 
 import pytest
 
-from infra.definitions import commands
-from infra.network import INTERFACE_ENDPOINTS, Network, NetworkArgs
+from infra.definitions import commands, policies
+from infra.network import INTERFACE_ENDPOINTS, WITHOUT_POLICY, Network, NetworkArgs
 from infra.references import ExistingNetwork, Location
-from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
+from tests.infra.fake_aws import ACCOUNT, REGION, Cloud, Registered
 
 SHARED_TAGS = {"ray-on-ecs:project": "ray-on-ecs", "ray-on-ecs:stack": "dev"}
 
@@ -60,6 +61,7 @@ def test_s3_is_reached_by_a_gateway_endpoint_from_every_subnet(cloud: Cloud) -> 
         "serviceName": "com.amazonaws.us-west-2.s3",
         "vpcEndpointType": "Gateway",
         "routeTableIds": [f"rtb-{zone}" for zone in ZONES],
+        "policy": json.dumps(policies.open_endpoint()),
         "tags": {"Name": "dev-network-s3", **SHARED_TAGS},
     }, "the NAT gateway charges for every gigabyte"
 
@@ -189,6 +191,24 @@ def test_without_a_nat_gateway_every_service_has_an_address_in_the_nodes_zones(c
         assert each.inputs["securityGroupIds"] == [ENDPOINTS]
         assert each.inputs["subnetIds"] == ["subnet-private-us-west-2b", "subnet-private-us-west-2a"]
     assert len(with_gateway.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")) == 1, "they cost more than the gateway"
+
+
+def test_endpoints_without_a_way_to_the_internet_are_for_this_account(cloud: Cloud) -> None:
+    network(cloud, nat_gateway=False)
+    made = {
+        each.inputs["serviceName"].removeprefix("com.amazonaws.us-west-2."): each.inputs for each in endpoints(cloud)
+    }
+    limited = {service for service, inputs in made.items() if "policy" in inputs}
+    assert made.keys() - limited == WITHOUT_POLICY
+    assert {"s3", "logs", "ssm"} < limited, "what could take data elsewhere"
+    for service in limited:
+        first, *_ = json.loads(made[service]["policy"])["Statement"]
+        assert first["Condition"] == {"StringEquals": {"aws:PrincipalAccount": ACCOUNT}}
+
+
+def endpoints(cloud: Cloud) -> list[Registered]:
+    """The VPC endpoints."""
+    return cloud.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")
 
 
 def test_endpoints_admit_https_from_tasks_and_instances(cloud: Cloud) -> None:
