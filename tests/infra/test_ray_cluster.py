@@ -58,7 +58,7 @@ def test_a_network_of_the_same_program_is_asked_nothing(cloud: Cloud) -> None:
     asked = {token.rpartition(":")[2] for token, _ in cloud.calls}
     assert asked.isdisjoint({"getVpc", "getSubnet"}), "it is not there yet"
     assert cloud.resources["vision-workers-group"].inputs["vpcZoneIdentifiers"] == ["subnet-a"]
-    assert cloud.resources["vision-network-security-group"].inputs["vpcId"] == "vpc-new"
+    assert cloud.resources["vision-network-tasks-group"].inputs["vpcId"] == "vpc-new"
     assert not cloud.of_type("awsx:ec2:Vpc"), "there is one"
 
 
