@@ -238,6 +238,7 @@ QUESTIONS: dict[str, dict[str, str]] = {
     "aws:index/getRegion:getRegion": {},
     "aws:kms/getKey:getKey": {"kms": "DescribeKey"},
     "aws:s3/getBucket:getBucket": {"s3": "ListBucket"},
+    "aws:s3/getObjects:getObjects": {"s3": "ListBucket"},
     "aws:secretsmanager/getSecret:getSecret": {"secretsmanager": "DescribeSecret GetResourcePolicy"},
     "aws:servicequotas/getServiceQuota:getServiceQuota": {
         "servicequotas": "GetAWSDefaultServiceQuota GetServiceQuota",

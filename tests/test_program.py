@@ -14,7 +14,14 @@ import pulumi
 import pytest
 
 from infra.config import docker
-from infra.definitions.policies import LOOK_AT_GROUPS, MOVE_GROUP, SESSION_MANAGER, SPOT_PRICES, WILDCARD_ACTIONS
+from infra.definitions.policies import (
+    LOOK_AT_GROUPS,
+    LOOK_AT_INSTANCE,
+    MOVE_GROUP,
+    SESSION_MANAGER,
+    SPOT_PRICES,
+    WILDCARD_ACTIONS,
+)
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.stack import find
 from tests.infra.fake_aws import (
@@ -405,14 +412,15 @@ def test_no_role_has_a_wildcard_without_a_written_reason(everything: Cloud) -> N
 def test_what_reaches_everything_is_held_by_a_condition_or_reads_nothing(everything: Cloud) -> None:
     policies = everything.of_type("aws:iam/rolePolicy:RolePolicy")
     wide = [each for made in policies for each in statements(made.inputs["policy"]) if each["Resource"] == "*"]
-    assert len(wide) == 11, (
-        "three roles pull from ECR, three instances are reached and join, the head publishes and looks"
+    assert len(wide) == 12, (
+        "three roles pull from ECR, three instances are reached and join, the head publishes and looks, a worker looks"
     )
     harmless = (
         ["ecr:GetAuthorizationToken"],
         ["ecs:DiscoverPollEndpoint"],
         list(SESSION_MANAGER),
         [*LOOK_AT_GROUPS, SPOT_PRICES],
+        list(LOOK_AT_INSTANCE),
     )
     for statement in wide:
         if statement["Action"] not in harmless:
