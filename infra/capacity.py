@@ -150,7 +150,7 @@ class Capacity(pulumi.ComponentResource):
                     device_index=0,
                     # Said here, because a subnet may give its instances public addresses by itself.
                     associate_public_ip_address="false",
-                    security_groups=[args.network.security_group_id],
+                    security_groups=[args.network.instances_group_id],
                     delete_on_termination="true",
                 )
             ],

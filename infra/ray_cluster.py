@@ -130,7 +130,7 @@ class RayCluster(pulumi.ComponentResource):
         self.metrics_dashboard = monitoring.dashboard_name
         self.estimated_hourly_usd = pulumi.Output.from_input(plan.hourly_usd)
         self.default_gpus = pulumi.Output.from_input(plan.gpus)
-        self.security_group_id = network.ref.security_group_id
+        self.security_group_id = network.ref.tasks_group_id
         self.task_role_arns = pulumi.Output.all(**{kind: task.role_arn for kind, task in tasks.items()})
         self.task_definition_arns = pulumi.Output.all(**{kind: task.definition_arn for kind, task in tasks.items()})
         self.connection = pulumi.Output.all(

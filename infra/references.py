@@ -152,7 +152,8 @@ class NetworkRef:
     """Where instances and tasks run; they start after `network` is complete, and are gone before any part of it."""
 
     subnets: Mapping[str, pulumi.Input[str]]
-    security_group_id: pulumi.Output[str]
+    tasks_group_id: pulumi.Output[str]
+    instances_group_id: pulumi.Output[str]
     network: pulumi.Resource
 
 

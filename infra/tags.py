@@ -16,15 +16,15 @@ HASH_LENGTH = 8
 # AWS takes these beginnings of a capacity provider, a parameter, a document, a security group or a bucket for its own.
 RESERVED = ("amazon", "aws", "ecs", "fargate", "ssm", "sg-", "amzn", "xn--", "sthree-")
 
-# A program can't read its stack's state. So the security group's tags say which cluster the stack has, in which zone
-# its instances are and, with a VPC of its own, in which zones that VPC has subnets; a role's tag says which region it
-# is in, since roles are the same in every region.
+# A program can't read its stack's state. So the tags of its tasks' security group say which cluster the stack has, in
+# which zone its instances are and, with a VPC of its own, in which zones that VPC has subnets; a role's tag says which
+# region it is in, since roles are the same in every region.
 TAG_PREFIX = "ray-on-ecs:"
 PROJECT_TAG, STACK_TAG, CLUSTER_TAG, REGION_TAG, ZONE_TAG, ZONES_TAG = (
     f"{TAG_PREFIX}{name}" for name in ("project", "stack", "cluster", "region", "zone", "zones")
 )
 # Ends of the names of that group and that role.
-SECURITY_GROUP, HEAD_ROLE = "network-security-group", "head-instance-role"
+TASKS_GROUP, HEAD_ROLE = "network-tasks-group", "head-instance-role"
 
 
 def tags(name: str) -> dict[str, str]:

@@ -290,8 +290,9 @@ def agent_needs(kind: str) -> dict[str, str]:
         f"{kind}-instance-ecs": "without its policy the ECS agent falls silent, and `destroy` hangs in DRAINING",
         f"{kind}-instance-ssm": "the commands can't reach an instance that Session Manager does not know",
         "network-vpc": "without NAT gateway and route no image is pulled, and no task reported stopped",
-        "network-ingress": "the workers don't reach the head, and their health checks kill them",
-        "network-egress": "the agent can't reach ECS, and `destroy` hangs in DRAINING",
+        "network-tasks-ingress": "the workers don't reach the head, and their health checks kill them",
+        "network-tasks-egress": "a job can't store its last checkpoint",
+        "network-instances-egress": "the agent can't reach ECS, and `destroy` hangs in DRAINING",
         f"{name}-task-execution-policy": "the first tasks fail for want of image, logs and token",
         f"{name}-task-role-policy": "the first run is refused by S3, and a last checkpoint is lost",
         f"{other}-task-execution-policy": "the other kind's tasks can't be started again while this one's still run",
@@ -319,8 +320,8 @@ EDGES = {
         for needed, why in {
             "ray-cluster": "ECS refuses to delete a cluster that still has instances",
             "network-vpc": "an instance without a route joins no cluster, and `up` waits in vain",
-            "network-ingress": "tasks start before they may talk to each other",
-            "network-egress": "an instance without a way out joins no cluster, and `up` waits in vain",
+            "network-tasks-ingress": "tasks start before they may talk to each other",
+            "network-instances-egress": "an instance without a way out joins no cluster, and `up` waits in vain",
         }.items()
     },
     **{
@@ -412,7 +413,7 @@ def test_what_reaches_everything_is_held_by_a_condition_or_reads_nothing(everyth
     policies = everything.of_type("aws:iam/rolePolicy:RolePolicy")
     wide = [each for made in policies for each in statements(made.inputs["policy"]) if each["Resource"] == "*"]
     assert len(wide) == 12, (
-        "three roles pull from ECR, three instances are reached and join, head and workers look, and the head publishes"
+        "three roles pull from ECR, three instances are reached and join, the head publishes and looks, a worker looks"
     )
     harmless = (
         ["ecr:GetAuthorizationToken"],
@@ -501,9 +502,20 @@ def test_evaluating_the_program_twice_gives_the_same(monkeypatch: pytest.MonkeyP
 
 def test_nothing_lets_the_internet_in(stack: Cloud) -> None:
     rules = stack.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule")
-    assert len(rules) == 1
+    assert len(rules) == 3
     for made in rules:
-        assert made.inputs.keys().isdisjoint({"cidrIpv4", "cidrIpv6"}), "Ray runs whatever it is told"
+        assert made.inputs["referencedSecurityGroupId"].startswith("ray-on-ecs-network-"), "Ray runs what it is told"
+        assert made.inputs.keys().isdisjoint({"cidrIpv4", "cidrIpv6", "prefixListId"})
+
+
+def test_tasks_and_instances_are_in_groups_of_their_own(stack: Cloud) -> None:
+    for kind in ("head", "workers"):
+        (interface,) = stack.resources[f"{kind}-template"].inputs["networkInterfaces"]
+        assert interface["securityGroups"] == ["ray-on-ecs-network-instances-group-id"]
+    for name in SERVICES:
+        assert stack.resources[name].inputs["networkConfiguration"]["securityGroups"] == [
+            "ray-on-ecs-network-tasks-group-id"
+        ]
 
 
 def test_another_token_restarts_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -632,7 +644,7 @@ def test_a_move_replaces_nothing_of_the_network(monkeypatch: pytest.MonkeyPatch)
         deploy(monkeypatch, {"availabilityZones": f"us-west-2{letter}"}, security_groups=up) for letter in "ab"
     )
     moved = {name for name, made in here.resources.items() if made.inputs != there.resources[name].inputs}
-    assert moved == {*GROUPS, *SERVICES, "network-security-group", "cluster-info-parameter"}, (
+    assert moved == {*GROUPS, *SERVICES, "network-tasks-group", "cluster-info-parameter"}, (
         "the rest would end what runs, or refuse to go"
     )
 

@@ -19,7 +19,7 @@ from infra.config.settings import Settings
 from infra.config.validation import DOCKER_BRIDGE
 from infra.errors import SettingError, error_reason
 from infra.references import ExistingNetwork, Location
-from infra.tags import CLUSTER_TAG, PROJECT_TAG, SECURITY_GROUP, STACK_TAG, ZONE_TAG, ZONES_TAG
+from infra.tags import CLUSTER_TAG, PROJECT_TAG, STACK_TAG, TASKS_GROUP, ZONE_TAG, ZONES_TAG
 
 # https://www.pulumi.com/registry/packages/aws/installation-configuration/
 ALLOWED = "aws:allowedAccountIds"
@@ -114,7 +114,7 @@ def remember(prefix: str, opts: pulumi.InvokeOptions | None = None) -> tuple[Rem
     Raises:
         RunError: EC2 can't be asked, two stacks have this name, or the group of this one lacks the tags.
     """
-    suffix = f"-{prefix}-{SECURITY_GROUP}"
+    suffix = f"-{prefix}-{TASKS_GROUP}"
     filters = [
         aws.ec2.GetSecurityGroupsFilterArgs(name="tag-key", values=[CLUSTER_TAG]),
         aws.ec2.GetSecurityGroupsFilterArgs(name="tag:Name", values=[f"*{suffix}"]),

@@ -375,7 +375,7 @@ def security_group(
 ) -> dict[str, Any]:
     """The security group of a stack that is up, as EC2 describes it; an empty tag is left out."""
     where = {"ray-on-ecs:cluster": cluster, "ray-on-ecs:zone": zone, "ray-on-ecs:zones": zones}
-    own = {"Name": f"{stack}-{prefix}-network-security-group", "ray-on-ecs:project": PROJECT, "ray-on-ecs:stack": stack}
+    own = {"Name": f"{stack}-{prefix}-network-tasks-group", "ray-on-ecs:project": PROJECT, "ray-on-ecs:stack": stack}
     tags = {**own, **{name: value for name, value in where.items() if value}}
     return {"id": f"sg-of-{vpc_id}", "vpcId": vpc_id, "tags": tags}
 

@@ -66,7 +66,7 @@ def test_a_network_of_the_same_program_is_asked_nothing(cloud: Cloud) -> None:
     asked = {token.rpartition(":")[2] for token, _ in cloud.calls}
     assert asked.isdisjoint({"getVpc", "getSubnet"}), "it is not there yet"
     assert cloud.resources["vision-workers-group"].inputs["vpcZoneIdentifiers"] == ["subnet-a"]
-    assert cloud.resources["vision-network-security-group"].inputs["vpcId"] == "vpc-new"
+    assert cloud.resources["vision-network-tasks-group"].inputs["vpcId"] == "vpc-new"
     assert not cloud.of_type("awsx:ec2:Vpc"), "there is one"
 
 
@@ -239,7 +239,7 @@ def test_a_preview_with_unknown_outputs_evaluates(cloud: Cloud) -> None:
 def test_programs_get_at_roles_and_group_and_task_definitions(cloud: Cloud) -> None:
     cpu_workers: NodeGroupArgs = {"instance_types": ["c6i.large"], "initial_count": 1, "max_count": None}
     cluster = cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE, "cpu_workers": cpu_workers}))
-    assert cloud.value(cluster.security_group_id) == "vision-network-security-group-id"
+    assert cloud.value(cluster.security_group_id) == "vision-network-tasks-group-id"
     kinds = {"head": "head", "workers": "worker", "cpu-workers": "cpu-worker"}
     arn = f"arn:aws:service:{REGION}:{ACCOUNT}:vision-"
     assert cloud.value(cluster.task_role_arns) == {kind: f"{arn}{name}-task-role" for kind, name in kinds.items()}
