@@ -3,7 +3,6 @@
 import pulumi
 
 from infra import config
-from infra.config import runs
 from infra.ray_cluster import RayCluster
 
 # Without the names of project and stack, which can change: by another logical name Pulumi replaces everything.
@@ -11,8 +10,6 @@ NAME = "ray-on-ecs"
 
 args = config.load(NAME)
 cluster = RayCluster(NAME, args)
-if not (args["retain_bucket"] or args["bucket_name"]):
-    runs.announce(cluster.bucket)
 
 pulumi.export("bucket", cluster.bucket)
 pulumi.export("head_instance_id", cluster.head_instance_id)

@@ -185,7 +185,10 @@ class RayCluster(pulumi.ComponentResource):
             partition=self._plan.location.partition,
             kms_key_arn=settings.kms_key_arn,
         )
-        return Storage(f"{self._prefix}-storage", args, self._opts)
+        storage = Storage(f"{self._prefix}-storage", args, self._opts)
+        if self._plan.up and not (settings.retain_bucket or settings.bucket_name):
+            config.announce_runs(storage.bucket.name, pulumi.InvokeOptions(parent=self))
+        return storage
 
     def _image(self) -> Image:
         """The image of docker/. awsx hashes the path as it stands: it has to be the same on every machine."""

@@ -305,8 +305,9 @@ def test_the_table_has_what_the_program_makes_and_asks(clouds: list[Cloud]) -> N
     made = {each.type for cloud in clouds for each in cloud.resources.values()}
     assert {each for each in made if not each.startswith("ray-on-ecs:")} == ACTIONS.keys()
     asked = {token for cloud in clouds for token, _ in cloud.calls}
-    # A group is looked at once a stack is up.
-    assert asked | {"prices", "aws:ec2/getSecurityGroup:getSecurityGroup"} == QUESTIONS.keys()
+    # A group and the runs are looked at once a stack is up.
+    once_up = {"aws:ec2/getSecurityGroup:getSecurityGroup", "aws:s3/getObjects:getObjects"}
+    assert asked | {"prices"} | once_up == QUESTIONS.keys()
 
 
 def test_a_deployers_policies_allow_what_the_program_needs() -> None:

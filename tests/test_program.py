@@ -779,12 +779,18 @@ def test_a_laptop_finds_the_alarms_by_their_prefix(everything: Cloud) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "is_counted"),
-    [({}, True), ({"retainBucket": "true"}, False), ({"bucketName": "company-bucket"}, False)],
-    ids=["the stack's bucket", "a retained bucket", "an existing bucket"],
+    ("config", "is_up", "is_counted"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"retainBucket": "true"}, True, False),
+        ({"bucketName": "company-bucket"}, True, False),
+    ],
+    ids=["the stack's bucket", "a new stack", "a retained bucket", "an existing bucket"],
 )
 def test_runs_are_counted_where_a_destroy_deletes_them(
-    monkeypatch: pytest.MonkeyPatch, config: dict[str, str], is_counted: bool
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, str], is_up: bool, is_counted: bool
 ) -> None:
-    calls = [token for token, _ in deploy(monkeypatch, config, runs=("first",)).calls]
+    up = [security_group()] if is_up else []
+    calls = [token for token, _ in deploy(monkeypatch, config, runs=("first",), security_groups=up).calls]
     assert ("aws:s3/getObjects:getObjects" in calls) == is_counted
