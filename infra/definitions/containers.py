@@ -223,7 +223,7 @@ def _health_check(kind: str, gpus: int) -> dict[str, Any]:
     return {
         "command": ["CMD", "ray-health", kind, *([f"--num-gpus={gpus}"] if gpus else [])],
         "interval": 30,
-        "timeout": 30 if gpus else 10,
+        "timeout": 60 if gpus else 10,
         "retries": 5,
         "startPeriod": 300,
     }

@@ -24,6 +24,8 @@ BAD_CREDENTIALS = {
 CONNECT_SECONDS = 10
 READ_SECONDS = 30
 ATTEMPTS = 3
+# The stopped reason of a task that a scale-in or a deployment ended.
+SCALING = "Scaling activity initiated"
 # Of `ray-worker`, where a GPU fails.
 GPU_EXIT_STATUS = GpuError.exit_status
 # Of a group's activities, the newest ones.
@@ -217,7 +219,9 @@ def last_stop(stack: Stack, service: dict[str, Any]) -> str | None:
     if not (tasks := call("ecs", stack, "list_tasks", cluster=stack.cluster_name, **given)["taskArns"]):
         return None
     described = call("ecs", stack, "describe_tasks", cluster=stack.cluster_name, tasks=tasks)["tasks"]
-    stopped = [task for task in described if task.get("stoppedAt")]
+    stopped = [
+        task for task in described if task.get("stoppedAt") and not task.get("stoppedReason", "").startswith(SCALING)
+    ]
     if not stopped:
         return None
     newest = max(stopped, key=lambda task: task["stoppedAt"])

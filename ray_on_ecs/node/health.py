@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from ray_on_ecs.node import api, gcs, gpus, ports
-from ray_on_ecs.node.errors import GpuError
+from ray_on_ecs.node.errors import GpuError, NodeError
 
 
 def check(kind: str, num_gpus: int) -> None:
@@ -14,8 +14,8 @@ def check(kind: str, num_gpus: int) -> None:
     `ray_on_ecs.node.dashboard`, and no run needs it: a new head would cost each of them a restart. Worker: its agent,
     which asks the head whether this raylet is dead; an unreachable head counts as "no". A worker outlives its head for
     a while and exits by itself if no head comes back: a replacement would only have to wait for a head as well. A
-    worker whose GPUs are gone is stopped, so that its run saves and goes on elsewhere: its next process could not use
-    them.
+    worker that can't open its GPUs any more is unhealthy, but not while a process still has one open: that may train
+    on, as after systemd has reloaded its units on the host.
 
     Args:
         kind: `head` or `worker`.
@@ -23,7 +23,7 @@ def check(kind: str, num_gpus: int) -> None:
 
     Raises:
         OSError: Ray is not healthy.
-        GpuError: A GPU is not.
+        NodeError: A GPU is not, or the driver is missing.
     """
     if kind == "head":
         gcs.check(gcs.own_address())
@@ -33,8 +33,17 @@ def check(kind: str, num_gpus: int) -> None:
         api.get(url)
     except OSError as cause:
         raise OSError(f"{url}: {cause}") from cause
-    if num_gpus and (fault := gpus.driver_error(num_gpus)):
+    if num_gpus:
+        _check_gpus(num_gpus)
+
+
+def _check_gpus(num_gpus: int) -> None:
+    fault = gpus.driver_error(gpus.load_driver(), num_gpus)
+    if not fault:
+        return
+    if not gpus.are_in_use():
         raise GpuError(fault)
+    print(f"ray-health: {fault}; a process still uses a GPU", file=sys.stderr)
 
 
 def main() -> int:
@@ -45,7 +54,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         check(arguments.kind, arguments.num_gpus)
-    except (GpuError, OSError) as cause:
+    except (NodeError, OSError) as cause:
         print(f"ray-health: {cause}", file=sys.stderr)
         return 1
     return 0

@@ -1,7 +1,7 @@
 """Replacement of an instance whose GPUs fail: Auto Scaling ends one that is marked unhealthy, and starts another.
 
-One at a time in a group of up to five, and at most a fifth of a larger one: a fault of all instances, such as a driver
-that the image needs newer, is not mended by other instances of the same kind.
+One at a time in a group of up to five, and at most a fifth of a larger one: a fault that all instances share is not
+mended by others of the same kind.
 https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_SetInstanceHealth.html
 """
 
@@ -19,7 +19,7 @@ from ray_on_ecs.errors import counted, one_line
 CONNECT_SECONDS = 5
 READ_SECONDS = 10
 ATTEMPTS = 3
-# Instances that fail at the same time ask one after another, so that each sees the marks of those before it.
+# Instances that fail at the same time ask at different times, so that most see the marks of those before them.
 SPREAD_SECONDS = 30.0
 
 
@@ -65,7 +65,9 @@ def mark_unhealthy(instance_id: str, autoscaling: Any) -> str:
             f"{instance_id} is not marked unhealthy yet: {counted(len(unhealthy), 'instance')} of {size} in "
             f"{group_name} are, and at most {limit} may be at a time"
         )
-    autoscaling.set_instance_health(InstanceId=instance_id, HealthStatus="Unhealthy")
+    # A fault shows soon after the start, within the group's grace period, in which AWS would ignore the mark.
+    mark = {"HealthStatus": "Unhealthy", "ShouldRespectGracePeriod": False}
+    autoscaling.set_instance_health(InstanceId=instance_id, **mark)
     return f"marked {instance_id} unhealthy; {group_name} replaces it"
 
 

@@ -24,6 +24,8 @@ DEFAULT_WAIT_SECONDS = 300.0
 RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 RECONNECT_SECONDS = "600"
 RETRY_SECONDS = 5.0
+# Both checks of the GPUs and the replacement fit into the health check's start period, 300 s.
+RECHECK_SECONDS, SECOND_CHECK_SECONDS = 30.0, 60.0
 
 
 def main() -> None:
@@ -35,18 +37,14 @@ def start() -> int:
     """Join the cluster and run until the node ends; return its exit status.
 
     Raises:
-        StartError: The configuration is wrong, or the head refuses this node.
+        StartError: The configuration or the image is wrong, or the head refuses this node.
         GpuError: The GPUs are missing, or don't compute.
         HeadError: The head didn't answer in time.
     """
     host = os.environ.get(HEAD_HOST_VARIABLE)
     if not host:
         raise StartError(f"{HEAD_HOST_VARIABLE} is not set; give it the name of the Ray head")
-    try:
-        gpus.check(expected_gpus(sys.argv[1:]))
-    except GpuError:
-        replacement.request("ray-worker")
-        raise
+    check_gpus(expected_gpus(sys.argv[1:]))
     wait_for_head(host, wait_seconds())
     try:
         own = address.source_address_for(host)
@@ -58,6 +56,28 @@ def start() -> int:
     protection.start("ray-worker", partial(demand.node_in_use, head, own))
     arguments = [f"--address={head}", f"--node-ip-address={own}", *labels.flags(), *sys.argv[1:]]
     return process.ray_start("ray-worker", arguments, before_stop=partial(stop_signal, host))
+
+
+def check_gpus(expected: int) -> None:
+    """Check the GPUs, a second time if that fails; after that have this instance replaced.
+
+    GPUs of an instance that has just started may need a moment, such as those that a fabric manager connects.
+
+    Raises:
+        GpuError: They failed twice.
+        StartError: The image can't use them.
+    """
+    try:
+        gpus.check(expected)
+        return
+    except GpuError as fault:
+        print(f"ray-worker: {fault}; checking again in {RECHECK_SECONDS:.0f} s", file=sys.stderr, flush=True)
+    time.sleep(RECHECK_SECONDS)
+    try:
+        gpus.check(expected, SECOND_CHECK_SECONDS)
+    except GpuError:
+        replacement.request("ray-worker")
+        raise
 
 
 def wait_seconds() -> float:

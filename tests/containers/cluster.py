@@ -186,7 +186,9 @@ class Cluster:
             definition["command"] = list(command)
         self.engine.remove(name)
         networks = () if any(each.startswith("--network=") for each in options) else (f"--network={self.network}",)
-        folders = {Path(__file__).parent / "tiny.py": f"{MODELS}/tiny.py", self.code: CODE}
+        here = Path(__file__).parent
+        modules = {"tiny.py": "tiny.py", "fake_cuda.py": "sitecustomize.py"}
+        folders = {self.code: CODE, **{here / name: f"{MODELS}/{module}" for name, module in modules.items()}}
         volumes = (f"--volume={source}:{target}:ro" for source, target in folders.items())
         kept = {containers.STATE_VOLUME: self.state(name), containers.INSTANCE_VOLUME: str(self.instance)}
         niceness = {"RAY_worker_niceness": BUSY_MACHINE["RAY_worker_niceness"]}

@@ -58,7 +58,7 @@ def workers(made: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     instance = made.engine.python(made.storage, GROUP)
     (made.instance / INSTANCE_FILE).write_text(json.dumps({**INSTANCE, "instance_id": instance}))
     older = another_version(made, tmp_path_factory.mktemp("older"))
-    with ThreadPoolExecutor(5) as pool:
+    with ThreadPoolExecutor(6) as pool:
         yield {
             "no-head": pool.submit(refused, made, "no-head", *hosts, RAY_HEAD_HOST=S3),
             "wrong-token": pool.submit(refused, with_token(made, "another"), "wrong-token", *hosts),
@@ -68,6 +68,14 @@ def workers(made: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
                 refused,
                 made,
                 "few-gpus",
+                grace=gpus.TIMEOUT_SECONDS + GRACE_SECONDS,
+                command=("ray-worker", "--num-cpus=1", "--num-gpus=2"),
+                FAKE_CUDA="999",
+            ),
+            "no-driver": pool.submit(
+                refused,
+                made,
+                "no-driver",
                 grace=gpus.TIMEOUT_SECONDS,
                 command=("ray-worker", "--num-cpus=1", "--num-gpus=2"),
             ),
@@ -130,10 +138,16 @@ def test_another_version_of_ray(workers: Refused) -> None:
     assert f"the head {HEAD_HOST} runs Ray {RAY} and this node Ray 0.0.0" in line
 
 
-def test_fewer_gpus_than_requested(workers: Refused, made: Cluster) -> None:
+def test_gpus_without_a_driver(workers: Refused) -> None:
+    status, line = workers["no-driver"].result()
+    assert status == StartError.exit_status
+    assert "the CUDA driver is missing" in line
+
+
+def test_gpus_that_fail_have_their_instance_replaced(workers: Refused, made: Cluster) -> None:
     status, line = workers["few-gpus"].result()
     assert status == GpuError.exit_status
-    assert "the task requested 2 GPUs and has 0" in line
+    assert "the CUDA driver does not start: cuInit returns 999" in line
     assert len(made.nodes()) == 3, "it stopped before it joined"
     own = json.loads((made.instance / INSTANCE_FILE).read_text())["instance_id"]
     assert made.engine.python(made.storage, UNHEALTHY) == own

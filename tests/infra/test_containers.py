@@ -140,7 +140,7 @@ def test_each_is_asked_for_its_own_health() -> None:
     grace = {"interval": 30, "retries": 5, "startPeriod": 300}  # a worker may wait minutes for its head
     assert head()["healthCheck"] == {"command": ["CMD", "ray-health", "head"], "timeout": 10, **grace}
     command = ["CMD", "ray-health", "worker", "--num-gpus=1"]
-    assert worker()["healthCheck"] == {"command": command, "timeout": 30, **grace}
+    assert worker()["healthCheck"] == {"command": command, "timeout": 60, **grace}
     assert cpu_worker()["healthCheck"] == {"command": ["CMD", "ray-health", "worker"], "timeout": 10, **grace}
 
 

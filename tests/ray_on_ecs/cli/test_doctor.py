@@ -161,6 +161,12 @@ def test_an_unhealthy_instance_is_named(stack: Laptop) -> None:
     assert line_of(done, "workers").startswith(f"{instance_id} is marked unhealthy, such as for a GPU that fails; Auto")
 
 
+def test_a_task_that_a_scale_in_ended_is_no_reason(stack: Laptop) -> None:
+    stack.replace_service("workers", 2, 1)
+    stack.stop_task({"stoppedReason": "Scaling activity initiated by (deployment ecs-svc/1)"})
+    assert "Scaling activity" not in line_of(stack.run("doctor"), "services")
+
+
 @pytest.mark.parametrize(
     ("task", "says"),
     [

@@ -102,3 +102,17 @@ def cloudwatch(aws_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -
     metrics.cloudwatch.cache_clear()
     yield metrics.cloudwatch()
     metrics.cloudwatch.cache_clear()
+
+
+class Driver:
+    """A CUDA driver with so many GPUs, or whose start fails with an error."""
+
+    def __init__(self, gpus: int = 0, error: int = 0) -> None:
+        self._gpus, self._error = gpus, error
+
+    def cuInit(self, flags: int) -> int:
+        return self._error
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = self._gpus
+        return 0

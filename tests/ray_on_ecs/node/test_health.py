@@ -1,13 +1,13 @@
 """The health check tells a healthy node from another one, and no request leaks the token."""
 
 import socket
-from typing import Any
+from pathlib import Path
 
 import grpc
 import pytest
 
 from ray_on_ecs.node import api, gcs, gpus, health, ports
-from tests.ray_on_ecs.node.conftest import Gcs, Head
+from tests.ray_on_ecs.node.conftest import Driver, Gcs, Head
 
 TOKENS = pytest.mark.parametrize(("token", "status"), [("right", 0), ("wrong", 1)])
 
@@ -71,20 +71,6 @@ def test_the_health_check_knows_two_kinds(monkeypatch: pytest.MonkeyPatch, capsy
     assert "invalid choice: 'heads'" in capsys.readouterr().err
 
 
-class Driver:
-    """A CUDA driver with so many GPUs, or whose start fails with an error."""
-
-    def __init__(self, gpus: int = 0, error: int = 0) -> None:
-        self._gpus, self._error = gpus, error
-
-    def cuInit(self, flags: int) -> int:
-        return self._error
-
-    def cuDeviceGetCount(self, count: Any) -> int:
-        count._obj.value = self._gpus
-        return 0
-
-
 @pytest.mark.parametrize(
     ("driver", "fault"),
     [
@@ -105,10 +91,33 @@ def test_a_worker_is_healthy_with_its_gpus_alone(
 ) -> None:
     monkeypatch.setattr(ports, "AGENT", head.server_port)
     if driver:
-        monkeypatch.setattr("ctypes.CDLL", lambda name: driver)
-    else:
-        monkeypatch.setattr(gpus, "DRIVER", "libcuda.so.missing")
+        monkeypatch.setattr(gpus, "load_driver", lambda: driver)
     monkeypatch.setattr("sys.argv", ["ray-health", "worker", "--num-gpus=4"])
     assert health.main() == (1 if fault else 0)
     said = capsys.readouterr().err
     assert said.startswith(fault) if fault else not said
+
+
+def test_a_worker_whose_process_still_uses_a_gpu_is_healthy(
+    head: Head, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ports, "AGENT", head.server_port)
+    monkeypatch.setattr(gpus, "load_driver", lambda: Driver(error=100))
+    monkeypatch.setattr(gpus, "are_in_use", lambda: True)
+    monkeypatch.setattr("sys.argv", ["ray-health", "worker", "--num-gpus=4"])
+    assert health.main() == 0
+    assert "cuInit returns 100; a process still uses a GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("targets", "is_used"),
+    [((), False), (("/dev/null", "/dev/nvidiactl", "/dev/nvidia-uvm"), False), (("/dev/null", "/dev/nvidia0"), True)],
+)
+def test_a_gpu_is_in_use_while_a_process_has_its_file_open(
+    tmp_path: Path, targets: tuple[str, ...], is_used: bool
+) -> None:
+    files = tmp_path / "12" / "fd"
+    files.mkdir(parents=True)
+    for number, target in enumerate(targets):
+        (files / str(number)).symlink_to(target)
+    assert gpus.are_in_use(tmp_path) == is_used

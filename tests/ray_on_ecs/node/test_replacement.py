@@ -75,7 +75,8 @@ def test_a_worker_whose_gpus_fail_marks_its_instance_and_ends(
     monkeypatch.setenv(INSTANCE_FILE_VARIABLE, str(file))
     monkeypatch.setenv("RAY_HEAD_HOST", "head.invalid")
     monkeypatch.setattr("sys.argv", ["ray-worker", "--num-gpus=1"])
-    monkeypatch.setattr(gpus, "CHECK", ("false",))
+    monkeypatch.setattr(gpus, "CHECK", ("sh", "-c", f"exit {gpus.GPU_FAULT}"))
+    monkeypatch.setattr(worker, "RECHECK_SECONDS", 0.0)
     with pytest.raises(GpuError):
         worker.start()
     assert unhealthy(autoscaling) == [own]
@@ -125,3 +126,22 @@ def test_a_machine_that_is_not_an_instance_marks_nothing(
     monkeypatch.delenv(INSTANCE_FILE_VARIABLE, raising=False)
     replacement.request("ray-worker")
     assert not capsys.readouterr().err
+
+
+def test_the_mark_counts_within_the_groups_grace_period() -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Service:
+        """EC2 Auto Scaling; moto ignores the grace period."""
+
+        def describe_auto_scaling_instances(self, **_: Any) -> Any:
+            return {"AutoScalingInstances": [{"AutoScalingGroupName": GROUP}]}
+
+        def describe_auto_scaling_groups(self, **_: Any) -> Any:
+            return {"AutoScalingGroups": [{"Instances": [{"InstanceId": "i-1", "HealthStatus": "Healthy"}]}]}
+
+        def set_instance_health(self, **given: Any) -> None:
+            asked.append(given)
+
+    replacement.mark_unhealthy("i-1", Service())
+    assert asked == [{"InstanceId": "i-1", "HealthStatus": "Unhealthy", "ShouldRespectGracePeriod": False}]

@@ -5,13 +5,14 @@ import signal
 import socket
 import sys
 import threading
+from pathlib import Path
 
 import grpc
 import pytest
 
-from ray_on_ecs.node import address, gpus, ports, worker
+from ray_on_ecs.node import address, gpus, ports, replacement, worker
 from ray_on_ecs.node.errors import GpuError, HeadError, StartError
-from tests.ray_on_ecs.node.conftest import Gcs, Head
+from tests.ray_on_ecs.node.conftest import Driver, Gcs, Head
 
 
 def test_a_head_that_accepts_the_worker_is_joined(head: Head) -> None:
@@ -106,27 +107,59 @@ def test_the_expected_gpus_are_the_flag_of_the_task() -> None:
     assert worker.expected_gpus(["--num-cpus=4"]) == 0
 
 
-def test_missing_gpus_are_counted() -> None:
-    import torch
-
-    found = torch.cuda.device_count()
-    with pytest.raises(GpuError, match=rf"the task requested {found + 1} GPUs? and has {found}"):
-        gpus.check(found + 1)
+def test_a_missing_driver_is_a_fault_of_the_image() -> None:
+    with pytest.raises(StartError, match=r"the CUDA driver is missing: .*; does the instance have NVIDIA's runtime"):
+        gpus.check(1)
 
 
-def test_a_gpu_that_does_not_compute_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
+@pytest.mark.parametrize(
+    ("driver", "fault"),
+    [
+        (Driver(gpus=1), "the task requested 2 GPUs and has 1"),
+        (Driver(error=999), "the CUDA driver does not start: cuInit returns 999"),
+        (Driver(gpus=2), "GPU 0 does not compute: "),
+    ],
+)
+def test_a_gpu_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, driver: Driver, fault: str) -> None:
+    monkeypatch.setattr(gpus, "load_driver", lambda: driver)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert (gpus.gpu_error(2) or "").startswith(fault)
 
-    missing = torch.cuda.device_count()
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: missing + 1)
-    assert (gpus.gpu_error(missing + 1) or "").startswith(f"GPU {missing} does not compute: ")
+
+def test_an_image_that_can_not_use_the_gpus_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "load_driver", lambda: Driver(gpus=2))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(StartError, match="finds 0 of 2 GPUs; is it one for CUDA"):
+        gpus.gpu_error(2)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.ones", unsupported)
+    with pytest.raises(StartError, match="has no code for GPU 0: CUDA error: no kernel image"):
+        gpus.gpu_error(2)
+
+
+def unsupported(*_: object, **__: object) -> None:
+    raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore")
+
+
+@pytest.mark.parametrize(("status", "error"), [(gpus.GPU_FAULT, GpuError), (1, StartError), (137, StartError)])
+def test_only_a_fault_of_a_gpu_is_one(monkeypatch: pytest.MonkeyPatch, status: int, error: type[Exception]) -> None:
+    monkeypatch.setattr(gpus, "CHECK", ("sh", "-c", f"echo the reason >&2; exit {status}"))
+    with pytest.raises(error, match="the reason"):
+        gpus.check(1)
 
 
 def test_the_check_of_a_gpu_that_hangs_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "CHECK", (sys.executable, "-c", "import time; time.sleep(60)"))
-    monkeypatch.setattr(gpus, "TIMEOUT_SECONDS", 0.2)
     with pytest.raises(GpuError, match="one of them hangs"):
-        gpus.check(1)
+        gpus.check(1, seconds=0.2)
+
+
+def test_gpus_that_need_a_moment_cost_no_instance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(gpus, "CHECK", ("sh", "-c", f"[ -e {tmp_path}/once ] || {{ touch {tmp_path}/once; exit 3; }}"))
+    monkeypatch.setattr(worker, "RECHECK_SECONDS", 0.0)
+    monkeypatch.setattr(replacement, "request", pytest.fail)
+    worker.check_gpus(1)
+    assert (tmp_path / "once").exists()
 
 
 def test_a_task_without_gpus_needs_none() -> None:
