@@ -6,6 +6,7 @@ cluster's task definition passes the bucket.
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import shlex
@@ -22,6 +23,8 @@ from ray_on_ecs.flags import check, environment_variable, flag, flags_of, settin
 DRIVER = ("python", "-m", "ray_on_ecs.run")
 # Ray sets the first for the driver of a job, and `ray-on-ecs run --local` the second.
 JOB_VARIABLE, LOCAL_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_ON_ECS_LOCAL"
+# The metadata of a job: the user who submitted it, and when (Unix time).
+OWNER, SUBMITTED = "owner", "submitted"
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 # Settings of the number of workers, and those that a Ray program can't use, with the reason.
 WORKERS = ("num_workers", "nnodes", "nproc_per_node")
@@ -401,3 +404,11 @@ def _check_namespace(name: str | None) -> None:
             f"--cloudwatch-namespace: {name!r} is not allowed; use 1 to 255 letters, digits, '.', '-', '_', '/', '#', "
             "':' and spaces, not beginning with 'AWS/' or ':'"
         )
+
+
+def user_name() -> str:
+    """Return the name of the user of this process."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user need not have a name
+        return f"user {os.getuid()}"

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import Field
 from typing import Any
@@ -20,7 +21,7 @@ from ray_on_ecs.cluster.jobs import (
     Submission,
     submission_of_script,
 )
-from ray_on_ecs.config import WORKERS
+from ray_on_ecs.config import OWNER, SUBMITTED, WORKERS, user_name
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError
 from ray_on_ecs.flags import environment_variable, flag, flags_of, help_line
 from ray_on_ecs.run.command_line import NEEDLESS, NEEDLESS_FLAGS, SETTINGS, needless_line, with_underscores
@@ -125,7 +126,12 @@ def _run(
     if defaults := cluster.run_flags():
         work = _submission(defaults, given, command)
     name = work.run["run_name"]
-    metadata = {**work.run, MAX_RESUBMISSIONS: str(max_resubmissions)}
+    metadata = {
+        **work.run,
+        MAX_RESUBMISSIONS: str(max_resubmissions),
+        OWNER: user_name(),
+        SUBMITTED: f"{time.time():.3f}",
+    }
     if cluster.is_here:
         _check_not_finished(cluster, name)
     with _ray(cluster, work, stays=detach) as is_local:

@@ -78,6 +78,9 @@ def table(found: list[RunInfo], longest_name: int = WIDTH) -> Table:
     shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     shown.add_column("run", no_wrap=True)
     shown.add_column("state", no_wrap=True)
+    owners = len({run.owner for run in found if run.owner}) > 1
+    if owners:
+        shown.add_column("owner", no_wrap=True)
     for heading in ("progress", "loss", "started", "cost"):
         shown.add_column(heading, justify="right", no_wrap=True)
     for run in found:
@@ -86,12 +89,19 @@ def table(found: list[RunInfo], longest_name: int = WIDTH) -> Table:
         shown.add_row(
             escape(name),
             state,
-            "" if run.step is None else f"step {run.step}",
+            *([escape(run.owner or "")] if owners else []),
+            escape(_progress(run, longest_name)),
             _loss(run.loss),
             ago(run),
             _cost(run.cost_usd),
         )
     return shown
+
+
+def _progress(run: RunInfo, longest_name: int) -> str:
+    if run.state == "queued" and run.behind:
+        return f"behind {_cut(run.behind, longest_name)}"
+    return "" if run.step is None else f"step {run.step}"
 
 
 def _cut(name: str, longest: int) -> str:

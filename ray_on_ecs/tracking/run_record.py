@@ -19,7 +19,7 @@ from typing import Any, Literal, TypedDict
 
 import psutil
 
-from ray_on_ecs.config import JOB_VARIABLE, RunConfig
+from ray_on_ecs.config import JOB_VARIABLE, OWNER, RunConfig, user_name
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError, one_line
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.tracking import layout
@@ -31,8 +31,8 @@ from ray_on_ecs.tracking.storage import RunStorage
 
 WRITE_SECONDS = 10.0
 
-State = Literal["waiting", "training", "finished", "failed", "interrupted"]
-UNDER_WAY = ("waiting", "training")
+State = Literal["queued", "waiting", "training", "finished", "failed", "interrupted"]
+UNDER_WAY = ("queued", "waiting", "training")
 
 
 class Status(TypedDict):
@@ -41,6 +41,8 @@ class Status(TypedDict):
     Attributes:
         run_name: The run.
         state: What the command does, or how it ended.
+        owner: The user who started the run.
+        behind: The run that this one is queued behind.
         started: When the command began.
         updated: When this was written.
         step: Steps done since the start of the training.
@@ -56,6 +58,8 @@ class Status(TypedDict):
 
     run_name: str
     state: State
+    owner: str
+    behind: str | None
     started: str
     updated: str
     step: int | None
@@ -76,9 +80,15 @@ class RunRecord:
         storage: The run's folder.
         requested: The settings as the user gave them.
         config: The same, with the run's name.
+
+    Attributes:
+        owner: The user who started the run.
+        behind: The run that this one is queued behind.
     """
 
     def __init__(self, storage: RunStorage, requested: RunConfig, config: RunConfig) -> None:
+        self.owner = job_metadata().get(OWNER) or user_name()
+        self.behind: str | None = None
         self._storage = storage
         self._changed = [spec.name for spec in fields(requested) if getattr(requested, spec.name) != spec.default]
         self._next = shlex.join(config.next_command())
@@ -110,12 +120,25 @@ class RunRecord:
         self._close(None, say)
 
     @contextmanager
+    def queued(self) -> Generator[None]:
+        """Say until the block ends that the run is queued behind another one, which `behind` names."""
+        self._keep_before()
+        with self._updating("queued"):
+            yield
+        self.behind = None
+
+    @contextmanager
     def waiting(self) -> Generator[None]:
         """Say until the block ends that the run waits for workers."""
-        with suppress(OSError):
-            self._before = self._storage.read(layout.STATUS)
+        self._keep_before()
         with self._updating("waiting"):
             yield
+
+    def _keep_before(self) -> None:
+        """Remember the status of an earlier command, unless this command has written one."""
+        if self._state is None:
+            with suppress(OSError):
+                self._before = self._storage.read(layout.STATUS)
 
     @contextmanager
     def training(
@@ -132,6 +155,11 @@ class RunRecord:
         with self._updating("training"), self._log.storing():
             yield
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the run's status says that it waits."""
+        return self._state == "waiting"
+
     def note_waiting(self, is_waiting: bool) -> None:
         """Say that a run that trains waits for resources, or has them again."""
         with self._lock:
@@ -147,6 +175,8 @@ class RunRecord:
         return {
             "run_name": self._storage.run_name,
             "state": self._state or "waiting",
+            "owner": self.owner,
+            "behind": self.behind,
             "started": _iso(self._started),
             "updated": _iso(datetime.now(UTC)),
             "step": steps or _logged_step(history),
@@ -206,8 +236,12 @@ class RunRecord:
 
 def submission_id() -> str | None:
     """Return the ID of the Ray job that this process is the driver of, or None if it is none."""
-    metadata = json.loads(os.environ.get(JOB_VARIABLE) or "{}").get("metadata") or {}
-    return metadata.get("job_submission_id")
+    return job_metadata().get("job_submission_id")
+
+
+def job_metadata() -> dict[str, str]:
+    """Return the metadata of the Ray job that this process is the driver of; none if it is none."""
+    return json.loads(os.environ.get(JOB_VARIABLE) or "{}").get("metadata") or {}
 
 
 def _end_state(error: BaseException | None) -> State:
