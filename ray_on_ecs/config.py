@@ -84,7 +84,7 @@ class RunConfig:
         choices=("auto", "cuda", "cpu"),
     )
     worker_timeout: float = _resources(
-        600.0, "seconds to wait for the workers to join the cluster", type=float, at_least=0.0
+        600.0, "seconds to wait for nodes that have not joined the cluster", type=float, at_least=0.0
     )
     nnodes: str | None = _resources(
         None, "torchrun's: with --nproc-per-node another way to give --num-workers", metavar="N|MIN:MAX", hidden=True
