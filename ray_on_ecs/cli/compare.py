@@ -64,7 +64,7 @@ def command(cluster: Cluster, runs: tuple[str, ...], picture: str, as_json: bool
     """Show where RUNs differ: settings, metrics, time and cost, and their curves in one picture."""
     names = list(dict.fromkeys(runs))
     if len(names) < 2:
-        raise UsageError("RUN RUN...: give two runs or more; ray-on-ecs runs lists them")
+        raise UsageError(f"RUN RUN...: give two runs or more; {cluster.command('runs')} lists them")
     compared = [read(find_run(cluster, name)) for name in names]
     settings = differing_rows({run.name: run.settings for run in compared})
     outcomes = rows_of({run.name: run.outcome for run in compared})

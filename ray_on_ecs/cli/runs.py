@@ -46,7 +46,7 @@ def command(cluster: Cluster, limit: int, as_json: bool, no_head: bool) -> None:
     storage = cluster.storage("")
     with ThreadPoolExecutor(1) as elsewhere:  # a tunnel to the head takes seconds
         listing = elsewhere.submit(list_folders, cluster, storage)
-        jobs = None if no_head else _ask_head(cluster)
+        jobs = None if no_head else ask_head(cluster)
         found = listing.result().runs(jobs, limit + 1)
     if as_json:
         print_json([vars(run) for run in found[:limit]])
@@ -112,7 +112,8 @@ def _cut(name: str, longest: int) -> str:
     return f"{name[: longest - end - 1]}\N{HORIZONTAL ELLIPSIS}{name[-end:]}"
 
 
-def _ask_head(cluster: Cluster) -> list[Job] | None:
+def ask_head(cluster: Cluster) -> list[Job] | None:
+    """Return Ray's jobs, or None, with a line, if the head can't be reached."""
     try:
         with cluster.connect() as head:
             return ray_jobs(head)

@@ -31,7 +31,6 @@ LOST_SECONDS = 120.0
 READERS = 32
 NEAREST_NAMES = 3
 
-UNDER_WAY = ("queued", "waiting", "training")
 PENDING, RUNNING = "PENDING", "RUNNING"
 # The documents that a folder is known by, beside its lock.
 DOCUMENTS = (layout.STATUS, layout.SETTINGS, layout.METRICS, layout.RESULT, layout.ERROR)
@@ -124,12 +123,20 @@ class Folders:
             jobs: What `ray_jobs` returned, or None if the head can't be reached.
             limit: How many of them, those whose folders changed last; None for all.
         """
-        mine = _under_way(jobs or (), self.storage.uri.rstrip("/"))
+        mine = self.jobs_under_way(jobs)
         changed = sorted(self.files, key=lambda name: _newest(self.files[name]), reverse=True)
         names = [*(name for name in mine if name not in self.files), *changed][:limit]
         with ThreadPoolExecutor(READERS) as readers:
             found = list(readers.map(lambda name: self._run(name, mine.get(name)), names))
         return sorted(found, key=lambda run: (run.started or "", run.name), reverse=True)
+
+    def jobs_under_way(self, jobs: Sequence[Job] | None) -> dict[str, Job]:
+        """Return the jobs that are pending or running, by the name of their run.
+
+        Args:
+            jobs: What `ray_jobs` returned, or None if the head can't be reached.
+        """
+        return _under_way(jobs or (), self.storage.uri.rstrip("/"))
 
     def _run(self, name: str, job: Job | None) -> RunInfo:
         files = self.files.get(name)
@@ -282,7 +289,7 @@ def _state(status: Mapping[str, Any], files: Mapping[str, FileInfo], job: Job | 
     if layout.RESULT in files:
         return "finished"
     is_of_job = job is not None and status.get("job") == job["submission_id"]
-    is_over = written not in UNDER_WAY
+    is_over = written not in layout.UNDER_WAY
     if job is not None and not is_of_job and (is_over or is_silent):
         return "starting"
     if job is None and is_silent and not is_over:

@@ -117,7 +117,7 @@ def render(documents: Documents) -> str:
         uri=documents.uri,
         state=documents.state,
         outcome=_outcome(documents),
-        command=None if documents.result else (documents.status or documents.error or {}).get("next"),
+        command=None if documents.state in layout.UNDER_WAY else _next_command(documents),
         facts=_facts(documents),
         curves=documents.curves and base64.b64encode(documents.curves).decode(),
         metrics=_metrics(documents),
@@ -128,6 +128,11 @@ def render(documents: Documents) -> str:
         sections=[each for each in _sections(documents) if each[1]],
         log=documents.log,
     )
+
+
+def _next_command(documents: Documents) -> str | None:
+    """Return the command that resumes a run that failed or was interrupted."""
+    return None if documents.result else (documents.status or documents.error or {}).get("next")
 
 
 def _read(storage: RunStorage, name: str) -> bytes | None:

@@ -32,7 +32,6 @@ from ray_on_ecs.tracking.storage import RunStorage
 WRITE_SECONDS = 10.0
 
 State = Literal["queued", "waiting", "training", "finished", "failed", "interrupted"]
-UNDER_WAY = ("queued", "waiting", "training")
 
 
 class Status(TypedDict):
@@ -163,7 +162,7 @@ class RunRecord:
     def note_waiting(self, is_waiting: bool) -> None:
         """Say that a run that trains waits for resources, or has them again."""
         with self._lock:
-            if self._state in UNDER_WAY:
+            if self._state in layout.UNDER_WAY:
                 self._state = "waiting" if is_waiting else "training"
 
     def status(self) -> Status:
@@ -195,7 +194,7 @@ class RunRecord:
         self._state = state
 
         def write() -> None:
-            if self._state in UNDER_WAY:
+            if self._state in layout.UNDER_WAY:
                 self._write(self._state)
 
         with run_every(WRITE_SECONDS, write, "run status", at_once=True):
