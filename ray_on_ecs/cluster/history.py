@@ -19,6 +19,7 @@ from ray_on_ecs.cluster.s3_access import S3Access
 from ray_on_ecs.config import OWNER
 from ray_on_ecs.errors import ResourceError, UsageError, one_line
 from ray_on_ecs.tracking import layout
+from ray_on_ecs.tracking.totals import total_usd
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo
@@ -53,7 +54,7 @@ class RunInfo:
         started: When its last command began, in UTC (ISO 8601).
         started_seconds_ago: How long ago that was by the storage's clock; never negative.
         updated: When its folder last heard of its driver, likewise.
-        cost_usd: What the workers of its last command have cost.
+        cost_usd: What its workers have cost, over all its commands.
         workers: How many there are.
         job: The ID of its Ray job.
     """
@@ -169,7 +170,7 @@ class Folders:
             loss=_number(status.get("loss")),
             started=_utc(status["started"]),
             updated=_iso(heard),
-            cost_usd=_number(status.get("cost_usd")),
+            cost_usd=_number(total_usd(status, {})),
             workers=_integer(status.get("workers")),
             job=status.get("job"),
         )

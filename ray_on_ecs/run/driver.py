@@ -93,7 +93,8 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
         attempts = Attempts(train_function, config, storage, allocation, monitor, record, console, hours, waits)
         summary = attempts.fit()
         _publish(storage, console)
-        document = results.write_results(storage, config, summary, cost_of(attempts.instance_hours.by_kind))
+        cost = cost_of(attempts.instance_hours.by_kind)
+        document = results.write_results(storage, config, summary, cost, record.earlier)
         _print_summary(document, console)
         if config.driver:
             with suppress(OSError, UsageError):  # the run has finished, and has its results

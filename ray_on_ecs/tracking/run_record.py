@@ -28,6 +28,7 @@ from ray_on_ecs.tracking.report import try_write_report
 from ray_on_ecs.tracking.run_log import RunLog
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.tracking.totals import Earlier, earlier_of
 
 WRITE_SECONDS = 10.0
 
@@ -48,6 +49,7 @@ class Status(TypedDict):
         loss: The last loss that the script logged.
         workers: How many there are.
         cost_usd: What this command's workers have cost so far.
+        earlier: Time and cost of the commands before this one.
         instances: On which instances that was.
         job: The ID by which Ray knows the job.
         error: Why the run failed, on one line.
@@ -65,6 +67,7 @@ class Status(TypedDict):
     loss: float | None
     workers: int | None
     cost_usd: float | None
+    earlier: Earlier
     instances: list[InstanceCost] | None
     job: str | None
     error: str | None
@@ -83,11 +86,13 @@ class RunRecord:
     Attributes:
         owner: The user who started the run.
         behind: The run that this one is queued behind.
+        earlier: Time and cost of the run's commands before this one.
     """
 
     def __init__(self, storage: RunStorage, requested: RunConfig, config: RunConfig) -> None:
         self.owner = job_metadata().get(OWNER) or user_name()
         self.behind: str | None = None
+        self.earlier = earlier_of(None)
         self._storage = storage
         self._changed = [spec.name for spec in fields(requested) if getattr(requested, spec.name) != spec.default]
         self._next = shlex.join(config.next_command())
@@ -135,9 +140,12 @@ class RunRecord:
 
     def _keep_before(self) -> None:
         """Remember the status of an earlier command, unless this command has written one."""
-        if self._state is None:
-            with suppress(OSError):
-                self._before = self._storage.read(layout.STATUS)
+        if self._state is not None:
+            return
+        with suppress(OSError):
+            self._before = self._storage.read(layout.STATUS)
+        with suppress(ValueError, KeyError, TypeError, AttributeError):  # one that is not whole has no totals
+            self.earlier = earlier_of(json.loads(self._before or b"null"))
 
     @contextmanager
     def training(
@@ -150,6 +158,7 @@ class RunRecord:
             hours: The hours of its instances so far, which go on.
             workers: How many workers it has; None if a Ray program starts them.
         """
+        self._keep_before()
         self._monitor, self._hours, self._workers = monitor, hours, workers
         with self._updating("training"), self._log.storing():
             yield
@@ -182,6 +191,7 @@ class RunRecord:
             "loss": _last_loss(history),
             "workers": self._workers,
             "cost_usd": cost and cost["usd"],
+            "earlier": self.earlier,
             "instances": cost and cost["instances"],
             "job": submission_id(),
             "error": self._error,
