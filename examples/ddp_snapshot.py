@@ -1,7 +1,7 @@
 """Plain PyTorch under torchrun's variables: DDP, and a snapshot from which a restart continues.
 
     torchrun --nproc-per-node 2 examples/ddp_snapshot.py
-    ray-on-ecs run --local --num-workers 2 --metric 'loss=loss ([0-9.]+)' examples/ddp_snapshot.py
+    ray-on-ecs run --local --num-workers 2 --metric 'loss=loss {number}' examples/ddp_snapshot.py
 
 Nothing here knows of Ray or of this project.
 """

@@ -6,9 +6,12 @@ cluster's task definition passes the bucket.
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
+import secrets
 import shlex
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
@@ -22,7 +25,14 @@ from ray_on_ecs.flags import check, environment_variable, flag, flags_of, settin
 DRIVER = ("python", "-m", "ray_on_ecs.run")
 # Ray sets the first for the driver of a job, and `ray-on-ecs run --local` the second.
 JOB_VARIABLE, LOCAL_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_ON_ECS_LOCAL"
+# The metadata of a job: the user who submitted it, and when (Unix time).
+OWNER, SUBMITTED = "owner", "submitted"
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+METRIC_NAME = r"[A-Za-z_][\w/.-]*"
+# A number in a metric's text: whole, so that no digit, fraction or exponent follows it.
+PLACEHOLDER = "{number}"
+NUMBER = r"([+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf(?:inity)?|nan)\b))(?!\d|[.,]\d|[eE][+-]?\d)"
+LONGEST_LABEL = 20
 # Settings of the number of workers, and those that a Ray program can't use, with the reason.
 WORKERS = ("num_workers", "nnodes", "nproc_per_node")
 WITHOUT_DRIVER = {
@@ -81,7 +91,7 @@ class RunConfig:
         choices=("auto", "cuda", "cpu"),
     )
     worker_timeout: float = _resources(
-        600.0, "seconds to wait for the workers to join the cluster", type=float, at_least=0.0
+        600.0, "seconds to wait for nodes that have not joined the cluster", type=float, at_least=0.0
     )
     nnodes: str | None = _resources(
         None, "torchrun's: with --nproc-per-node another way to give --num-workers", metavar="N|MIN:MAX", hidden=True
@@ -128,9 +138,9 @@ class RunConfig:
     )
     metric: tuple[str, ...] = setting(
         (),
-        "number to take from rank 0's output (with --mpi that of all ranks), such as 'loss=loss: ([0-9.]+)'; step is "
-        "the number of the step",
-        metavar="NAME=REGEX",
+        "number to take from rank 0's output (with --mpi that of all ranks), such as 'loss=loss: {number}', or a "
+        "regular expression with one group; step is the number of the step",
+        metavar="NAME=TEXT",
         section="Metrics",
         repeated=True,
     )
@@ -172,7 +182,7 @@ class RunConfig:
         self._check_torchrun_flags()
         for name, given in (("--env", self.env), ("--input", self.input), ("--metric", self.metric)):
             _check_pairs(name, given)
-        for name, pattern in self.metrics.items():
+        for name, pattern in _pairs(self.metric).items():
             _check_metric(name, pattern)
         if not (self.module or self.no_python) and self.command:
             object.__setattr__(self, "command", (_relative(self.command[0], self.folder), *self.command[1:]))
@@ -190,10 +200,11 @@ class RunConfig:
 
     def resolve_defaults(self) -> Self:
         """Return this config with a run name made from the script's, if it has none."""
-        script = PurePath(self.command[0]).stem if self.command else "run"
-        label = re.sub(r"[^A-Za-z0-9]+", "-", script)
-        unique = f"{label}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
-        return replace(self, run_name=self.run_name or unique)
+        script = PurePath(self.command[0]).stem if self.command else ""
+        label = re.sub(r"[^A-Za-z0-9]+", "-", script)[:LONGEST_LABEL].strip("-") or "run"
+        # Two commands of one minute, perhaps on two laptops, must not share a run.
+        unique = "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(3))
+        return replace(self, run_name=self.run_name or f"{label}-{datetime.now(UTC):%m%d-%H%M}-{unique}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as they are written to config.json and result.json."""
@@ -231,7 +242,7 @@ class RunConfig:
     @property
     def metrics(self) -> dict[str, str]:
         """The regular expressions of `--metric` by name."""
-        return _pairs(self.metric)
+        return {name: _metric_pattern(text) for name, text in _pairs(self.metric).items()}
 
     def check_files(self) -> None:
         """Check that the folder, the script and the requirements file are there.
@@ -348,26 +359,50 @@ def _pairs(given: tuple[str, ...]) -> dict[str, str]:
 
 
 def _check_pairs(flag: str, given: tuple[str, ...]) -> None:
-    form = {"--input": "NAME=URI", "--metric": "NAME=REGEX"}.get(flag, "NAME=VALUE")
+    form = {"--input": "NAME=URI", "--metric": "NAME=TEXT"}.get(flag, "NAME=VALUE")
+    allowed, characters = (METRIC_NAME, "'_', '/', '.' and '-'") if flag == "--metric" else (NAME, "and '_'")
     seen = set()
     for each in given:
         name, found, value = each.partition("=")
-        if not found or not re.fullmatch(NAME, name) or (not value and flag != "--env"):
-            raise UsageError(f"{flag}: {each!r} is not allowed; it must be {form}, NAME of letters, digits and '_'")
+        if not found or not re.fullmatch(allowed, name) or (not value and flag != "--env"):
+            raise UsageError(
+                f"{flag}: {each!r} is not allowed; it must be {form}, NAME of letters, digits {characters}"
+            )
         if name in seen:
             raise UsageError(f"{flag}: {name!r} is given twice")
         seen.add(name)
 
 
-def _check_metric(name: str, pattern: str) -> None:
+def _metric_pattern(text: str) -> str:
+    """Return the regular expression of a metric that is given as one, or as a text with `{number}` in it."""
+    if PLACEHOLDER not in text:
+        return text
+    before, _, after = (_escaped(part) for part in text.partition(PLACEHOLDER))
+    start = r"(?<!\w)" if re.match(r"\w", text) else ""  # 'loss: ' is no part of 'val_loss: '
+    return f"{start}{before}{NUMBER}{after}"
+
+
+def _escaped(text: str) -> str:
+    return r"\s+".join(re.escape(part) for part in re.split(r"\s+", text))
+
+
+def _check_metric(name: str, text: str) -> None:
+    if text.count(PLACEHOLDER) > 1:
+        raise UsageError(f"--metric: {name}={text!r} must have one {PLACEHOLDER}; repeat the flag for more metrics")
     try:
-        groups = re.compile(pattern).groups
+        groups = re.compile(_metric_pattern(text)).groups
     except re.error as cause:
-        raise UsageError(f"--metric: {name}={pattern!r} is not a regular expression ({cause})") from cause
+        raise UsageError(f"--metric: {name}={text!r} is not a regular expression ({cause})") from cause
     if groups != 1:
         raise UsageError(
-            f"--metric: {name}={pattern!r} must have one group in parentheses, for the number; it has {groups}"
+            f"--metric: {name}={text!r} must have one {PLACEHOLDER}, or one group in parentheses, for the number; it "
+            f"has {groups or 'none'}"
         )
+    if PLACEHOLDER not in text and (group := re.search(r"(?<!\\)\((?!\?)([^()]*)\)", text)):
+        cuts = re.fullmatch(group[1], "0.5") and not re.fullmatch(group[1], "7e-06")
+        if cuts:
+            better = f"{name}={text[: group.start()]}{PLACEHOLDER}{text[group.end() :]}"
+            raise UsageError(f"--metric: {name}={text!r} would read 7e-06 as 7; give --metric {shlex.quote(better)}")
 
 
 def _check_range(flag: str, given: int | str | None) -> None:
@@ -401,3 +436,11 @@ def _check_namespace(name: str | None) -> None:
             f"--cloudwatch-namespace: {name!r} is not allowed; use 1 to 255 letters, digits, '.', '-', '_', '/', '#', "
             "':' and spaces, not beginning with 'AWS/' or ':'"
         )
+
+
+def user_name() -> str:
+    """Return the name of the user of this process."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user need not have a name
+        return f"user {os.getuid()}"

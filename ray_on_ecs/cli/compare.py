@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import chain
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from ray_on_ecs.cluster.clusters import Cluster, on_cluster
 from ray_on_ecs.cluster.history import find_run
 from ray_on_ecs.errors import ResourceError, UsageError, one_line
 from ray_on_ecs.tracking import layout
+from ray_on_ecs.tracking.totals import total_seconds, total_usd
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +65,7 @@ def command(cluster: Cluster, runs: tuple[str, ...], picture: str, as_json: bool
     """Show where RUNs differ: settings, metrics, time and cost, and their curves in one picture."""
     names = list(dict.fromkeys(runs))
     if len(names) < 2:
-        raise UsageError("RUN RUN...: give two runs or more; ray-on-ecs runs lists them")
+        raise UsageError(f"RUN RUN...: give two runs or more; {cluster.command('runs')} lists them")
     compared = [read(find_run(cluster, name)) for name in names]
     settings = differing_rows({run.name: run.settings for run in compared})
     outcomes = rows_of({run.name: run.outcome for run in compared})
@@ -130,18 +131,10 @@ def _outcome(status: Mapping[str, Any], result: Mapping[str, Any], curves: Mappi
         "state": "finished" if result else status.get("state", "unfinished"),
         # A command that resumes a run and logs nothing leaves null in the status.
         "steps": status.get("step") or max(last_steps, default=None),
-        "duration": _seconds(status, result),
-        "cost in USD": (result.get("cost") or {}).get("usd", status.get("cost_usd")),
+        "duration": total_seconds(status, result),
+        "cost in USD": total_usd(status, result),
         **{f"last {metric}": curve[-1][1] for metric, curve in curves.items()},
     }
-
-
-def _seconds(status: Mapping[str, Any], result: Mapping[str, Any]) -> float | None:
-    if result:
-        return result["times"]["total_seconds"]
-    if not status:
-        return None
-    return (datetime.fromisoformat(status["updated"]) - datetime.fromisoformat(status["started"])).total_seconds()
 
 
 def rows_of(columns: Mapping[str, Mapping[str, Any]]) -> Rows:

@@ -26,7 +26,7 @@ from ray_on_ecs.cli.status import idle_monthly_usd
 from ray_on_ecs.cluster import aws, clusters, session
 from ray_on_ecs.cluster.clusters import COMPOSE_S3, Cluster, Head, StackCluster, choose, cluster_flags
 from ray_on_ecs.cluster.nodes import ALIVE, head_code, nodes
-from ray_on_ecs.cluster.stack import Stack, find
+from ray_on_ecs.cluster.stack import PulumiError, Stack, find
 from ray_on_ecs.cluster_info import ClusterInfo
 from ray_on_ecs.contract import ON_DEMAND, RUNS_PREFIX, SPOT, VCPU_QUOTAS
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, counted, one_line
@@ -266,7 +266,7 @@ def _stack_fix(cause: TrainingError, outputs: str | None) -> str:
         return f"pulumi stack output --json > {outputs}"
     if shutil.which("pulumi") is None:
         return "brew install pulumi" if sys.platform == "darwin" else "curl -fsSL https://get.pulumi.com | sh"
-    return "pulumi stack ls"
+    return cause.fix if isinstance(cause, PulumiError) else "pulumi stack ls"
 
 
 def _clock(found: Examined) -> str:

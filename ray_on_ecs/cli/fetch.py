@@ -118,7 +118,7 @@ def copy_run(
         files, links, written_at = _files(storage)
         wanted = {path: info for path, info in files.items() if _is_wanted(path, checkpoints, only)}
         new = [path for path, info in wanted.items() if not _is_here(target / path, info, written_at.get(path))]
-        if wanted and not new:
+        if not new:
             break
         try:
             _check_room(target, sum(wanted[path].size for path in new))
@@ -127,7 +127,9 @@ def copy_run(
             raise _unreadable(storage, cause) from cause
         copied += new
     if only and not wanted:
-        raise UsageError(f"--only: run {name} has no file like {' or '.join(only)}; ray-on-ecs fetch {name} takes all")
+        raise UsageError(
+            f"--only: run {name} has no file like {' or '.join(only)}; {cluster.command(f'fetch {name}')} takes all"
+        )
     for path, text in links.items():
         if _is_wanted(path, checkpoints, only):
             _link(target / path, text)

@@ -140,7 +140,7 @@ class Follower:
         now = time.monotonic()
         if self._lost_at is None:
             self._lost_at = now
-            note(f"lost the connection ({one_line(cause)}); the run goes on, connecting again")
+            note(f"lost the connection ({one_line(cause)}); connecting again")
         if now - self._lost_at > LOST_SECONDS:
             raise ResourceError(f"lost the connection ({one_line(cause)}); {self._goes_on}") from cause
         time.sleep(self._pause)
@@ -175,7 +175,7 @@ class _ProgressLine:
 
 def progress_words(status: dict[str, Any]) -> str:
     """Return in a few words how far a run is."""
-    words = [status["state"]]
+    words = [f"queued behind {status['behind']}" if status.get("behind") else status["state"]]
     if status.get("step") is not None:
         words.append(f"step {status['step']:,}")
     if status.get("loss") is not None:

@@ -41,6 +41,8 @@ COMMANDS = {
     "stop": ("stop", "Stop a run; it can be resumed."),
     "fetch": ("fetch", "Copy a run's results to this machine."),
     "open": ("open", "Show a run's report in the browser."),
+    "rm": ("rm", "Delete runs: their results and checkpoints."),
+    "prune": ("prune", "Delete the runs that ended long ago."),
     "compare": ("compare", "Show where runs differ, and their curves in one picture."),
     "status": ("status", "Show nodes, GPUs, queue, dollars an hour."),
     "shell": ("shell", "Open a shell on the head."),
@@ -101,6 +103,11 @@ def main(arguments: list[str] | None = None) -> Any:
         return 2
     except (click.Abort, KeyboardInterrupt):
         return _failed("interrupted", Interrupted.exit_status)
+    except click.NoSuchOption as error:
+        first = next((each for each in arguments or sys.argv[1:] if each in COMMANDS), None)
+        if error.ctx and error.ctx.parent is None and first:
+            return _failed(f"{error.option_name}: follows the command, as in ray-on-ecs {first} {error.option_name}", 2)
+        return _failed(f"{error.format_message()} (see {_path(error)} --help)", 2)
     except click.ClickException as error:
         return _failed(f"{error.format_message()} (see {_path(error)} --help)", 2)
     except TrainingError as error:

@@ -6,8 +6,10 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import Field
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -20,11 +22,11 @@ from ray_on_ecs.cluster.jobs import (
     Submission,
     submission_of_script,
 )
-from ray_on_ecs.config import WORKERS
+from ray_on_ecs.config import OWNER, SUBMITTED, WORKERS, user_name
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError
 from ray_on_ecs.flags import environment_variable, flag, flags_of, help_line
 from ray_on_ecs.run.command_line import NEEDLESS, NEEDLESS_FLAGS, SETTINGS, needless_line, with_underscores
-from ray_on_ecs.run.program_source import driver_reason
+from ray_on_ecs.run.program_source import driver_reason, syntax_error
 from ray_on_ecs.run.stop import SIGNALLED
 
 ABOUT = """\
@@ -44,6 +46,8 @@ resumes it if it was interrupted. With --local Ctrl-C ends the run.
 """
 # The section of the help whose flags name the cluster.
 CLUSTER = "Cluster"
+# How alike two flags must be for one to be a mistyped other.
+CLOSE = 0.8
 # The exit status after SIGHUP: the terminal's window is closed.
 HANGUP = SIGNALLED + signal.SIGHUP
 
@@ -88,6 +92,17 @@ class Needless(click.Option):
 class Run(click.Command):
     """The command, whose help has the sections of the settings."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse; an unknown flag before the script may be the script's."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as unknown:
+            script = next((each for each in args if each.endswith(".py")), "SCRIPT")
+            close = get_close_matches(unknown.option_name, unknown.possibilities or (), n=1, cutoff=CLOSE)
+            hint = f"did you mean {close[0]}?" if close else ""
+            hint = hint or f"a flag of the script's follows it, as in ray-on-ecs run {script} {unknown.option_name}"
+            raise UsageError(f"{unknown.option_name}: is not a flag of ray-on-ecs run; {hint}") from unknown
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a section for the cluster, and those of the settings."""
         for section in dict.fromkeys((CLUSTER, *(spec.metadata["section"] for spec in SETTINGS))):
@@ -125,9 +140,15 @@ def _run(
     if defaults := cluster.run_flags():
         work = _submission(defaults, given, command)
     name = work.run["run_name"]
-    metadata = {**work.run, MAX_RESUBMISSIONS: str(max_resubmissions)}
-    if cluster.is_here:
-        _check_not_finished(cluster, name)
+    metadata = {
+        **work.run,
+        MAX_RESUBMISSIONS: str(max_resubmissions),
+        OWNER: user_name(),
+        SUBMITTED: f"{time.time():.3f}",
+    }
+    if cluster.is_here and (fault := syntax_error(work.script)):
+        raise UsageError(fault)
+    _check_not_finished(cluster, name)
     with _ray(cluster, work, stays=detach) as is_local:
         job_id = _submit(cluster, work, metadata, quiet=as_json)
         if not detach:

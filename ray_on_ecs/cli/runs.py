@@ -46,7 +46,7 @@ def command(cluster: Cluster, limit: int, as_json: bool, no_head: bool) -> None:
     storage = cluster.storage("")
     with ThreadPoolExecutor(1) as elsewhere:  # a tunnel to the head takes seconds
         listing = elsewhere.submit(list_folders, cluster, storage)
-        jobs = None if no_head else _ask_head(cluster)
+        jobs = None if no_head else ask_head(cluster)
         found = listing.result().runs(jobs, limit + 1)
     if as_json:
         print_json([vars(run) for run in found[:limit]])
@@ -78,6 +78,9 @@ def table(found: list[RunInfo], longest_name: int = WIDTH) -> Table:
     shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     shown.add_column("run", no_wrap=True)
     shown.add_column("state", no_wrap=True)
+    owners = len({run.owner for run in found if run.owner}) > 1
+    if owners:
+        shown.add_column("owner", no_wrap=True)
     for heading in ("progress", "loss", "started", "cost"):
         shown.add_column(heading, justify="right", no_wrap=True)
     for run in found:
@@ -86,12 +89,19 @@ def table(found: list[RunInfo], longest_name: int = WIDTH) -> Table:
         shown.add_row(
             escape(name),
             state,
-            "" if run.step is None else f"step {run.step}",
+            *([escape(run.owner or "")] if owners else []),
+            escape(_progress(run, longest_name)),
             _loss(run.loss),
             ago(run),
             _cost(run.cost_usd),
         )
     return shown
+
+
+def _progress(run: RunInfo, longest_name: int) -> str:
+    if run.state == "queued" and run.behind:
+        return f"behind {_cut(run.behind, longest_name)}"
+    return "" if run.step is None else f"step {run.step}"
 
 
 def _cut(name: str, longest: int) -> str:
@@ -102,7 +112,8 @@ def _cut(name: str, longest: int) -> str:
     return f"{name[: longest - end - 1]}\N{HORIZONTAL ELLIPSIS}{name[-end:]}"
 
 
-def _ask_head(cluster: Cluster) -> list[Job] | None:
+def ask_head(cluster: Cluster) -> list[Job] | None:
+    """Return Ray's jobs, or None, with a line, if the head can't be reached."""
     try:
         with cluster.connect() as head:
             return ray_jobs(head)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -13,11 +14,13 @@ import click
 from ray_on_ecs.cli.screen import out, print_json
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.clusters import Cluster, Head, on_cluster
+from ray_on_ecs.cluster.history import Job, ray_jobs
 from ray_on_ecs.cluster.nodes import ALIVE, nodes
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import ClusterInfo, Scaling
 from ray_on_ecs.contract import CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL, ON_DEMAND, SPOT
 from ray_on_ecs.errors import ResourceError, TrainingError, counted, one_line
+from ray_on_ecs.tracking import layout
 
 T = TypeVar("T")
 Document = dict[str, Any]
@@ -34,6 +37,7 @@ def command(cluster: Cluster, as_json: bool) -> int:
     try:
         with cluster.connect() as head:
             found |= read_ray(head)
+            found["queue"] = read_queue(cluster, ray_jobs(head))
     except ResourceError as cause:
         unreached = cause
     if cluster.stack:
@@ -74,6 +78,20 @@ def read_ray(head: Head) -> Document:
         },
         "jobs": {"running": states["RUNNING"], "queued": states["PENDING"]},
     }
+
+
+def read_queue(cluster: Cluster, jobs: Sequence[Job]) -> list[Document]:
+    """Return the runs that are queued, from the folders of those whose jobs run; none that can't be read."""
+    queue = []
+    for job in jobs:
+        name = (job.get("metadata") or {}).get("run_name")
+        if job["status"] != "RUNNING" or not name:
+            continue
+        with suppress(OSError, ValueError, TrainingError):
+            status = cluster.storage(name).read_json(layout.STATUS) or {}
+            if status.get("state") == "queued" and status.get("job") == job["submission_id"]:
+                queue.append({"run": name, "owner": status["owner"], "behind": status["behind"]})
+    return queue
 
 
 def _node(node: dict[str, Any], load: dict[str, Any], now: float) -> Document:
@@ -325,9 +343,12 @@ def _ray_lines(found: Document) -> Iterator[str]:
             yield _line(kind, f"{len(members)} x {_place(instance_type or 'node', zone, market)}: {_use(members)}")
         if not alike and kind in found.get("services", {}):
             yield _line(kind, "none")
-    gpus, jobs = found["gpus"], found["jobs"]
+    gpus, jobs, queue = found["gpus"], found["jobs"], found["queue"]
     yield _line("GPUs", f"{gpus['used']:g} in use, {gpus['there']:g} there, {gpus['wanted']:g} wanted")
-    yield _line("jobs", f"{jobs['running']} running, {jobs['queued']} queued")
+    queued = jobs["queued"] + len(queue)
+    yield _line("jobs", f"{jobs['running'] - len(queue)} running, {queued} queued")
+    for index, each in enumerate(queue):
+        yield _line("" if index else "queue", f"{each['run']} ({each['owner']}) behind {each['behind']}")
 
 
 def _place(instance_type: str | None, zone: str | None, market: str | None = None) -> str:

@@ -86,7 +86,5 @@ def _wait(client: object, job_id: str) -> None:
     deadline = time.monotonic() + STOP_SECONDS
     while not client.get_job_status(job_id).is_terminal():
         if time.monotonic() > deadline:
-            raise ResourceError(
-                f"job {job_id} has not ended in {STOP_SECONDS:.0f} s; ray-on-ecs logs shows what it does"
-            )
+            raise ResourceError(f"job {job_id} has not ended in {STOP_SECONDS:.0f} s; its log shows what it does")
         time.sleep(POLL_SECONDS)

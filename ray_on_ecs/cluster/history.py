@@ -16,8 +16,10 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 from ray_on_ecs.cluster.s3_access import S3Access
+from ray_on_ecs.config import OWNER
 from ray_on_ecs.errors import ResourceError, UsageError, one_line
 from ray_on_ecs.tracking import layout
+from ray_on_ecs.tracking.totals import total_usd
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo
@@ -30,7 +32,6 @@ LOST_SECONDS = 120.0
 READERS = 32
 NEAREST_NAMES = 3
 
-UNDER_WAY = ("waiting", "training")
 PENDING, RUNNING = "PENDING", "RUNNING"
 # The documents that a folder is known by, beside its lock.
 DOCUMENTS = (layout.STATUS, layout.SETTINGS, layout.METRICS, layout.RESULT, layout.ERROR)
@@ -44,20 +45,24 @@ class RunInfo:
 
     Attributes:
         name: The run.
-        state: That of `status.json` (waiting, training, finished, failed, interrupted), or queued or starting: its job
+        state: That of `status.json` (queued, waiting, training, finished, failed, interrupted), or starting: its job
             is, and its folder doesn't know yet; lost: its driver vanished; unreadable: a document is broken.
+        owner: The user who started it.
+        behind: The run that it is queued behind.
         step: Steps done.
         loss: The last loss that its script logged.
         started: When its last command began, in UTC (ISO 8601).
         started_seconds_ago: How long ago that was by the storage's clock; never negative.
         updated: When its folder last heard of its driver, likewise.
-        cost_usd: What the workers of its last command have cost.
+        cost_usd: What its workers have cost, over all its commands.
         workers: How many there are.
         job: The ID of its Ray job.
     """
 
     name: str
     state: str
+    owner: str | None = None
+    behind: str | None = None
     step: int | None = None
     loss: float | None = None
     started: str | None = None
@@ -119,18 +124,28 @@ class Folders:
             jobs: What `ray_jobs` returned, or None if the head can't be reached.
             limit: How many of them, those whose folders changed last; None for all.
         """
-        mine = _under_way(jobs or (), self.storage.uri.rstrip("/"))
+        mine = self.jobs_under_way(jobs)
         changed = sorted(self.files, key=lambda name: _newest(self.files[name]), reverse=True)
         names = [*(name for name in mine if name not in self.files), *changed][:limit]
         with ThreadPoolExecutor(READERS) as readers:
             found = list(readers.map(lambda name: self._run(name, mine.get(name)), names))
         return sorted(found, key=lambda run: (run.started or "", run.name), reverse=True)
 
+    def jobs_under_way(self, jobs: Sequence[Job] | None) -> dict[str, Job]:
+        """Return the jobs that are pending or running, by the name of their run.
+
+        Args:
+            jobs: What `ray_jobs` returned, or None if the head can't be reached.
+        """
+        return _under_way(jobs or (), self.storage.uri.rstrip("/"))
+
     def _run(self, name: str, job: Job | None) -> RunInfo:
         files = self.files.get(name)
         try:
             if files is None and job is not None:
-                found = RunInfo(name=name, state=_state_of_job(job), started=_iso(_number(job["start_time"], 1000)))
+                found = RunInfo(
+                    name=name, state="starting", owner=_owner(job), started=_iso(_number(job["start_time"], 1000))
+                )
             else:
                 found = self._of_folder(name, files or {}, job)
             seconds = max(self.now - datetime.fromisoformat(found.started).timestamp(), 0.0) if found.started else None
@@ -149,11 +164,13 @@ class Folders:
         return RunInfo(
             name=name,
             state=_state(status, files, job, is_silent=self.now - heard > LOST_SECONDS),
+            owner=status.get("owner"),
+            behind=status.get("behind"),
             step=_integer(status.get("step")),
             loss=_number(status.get("loss")),
             started=_utc(status["started"]),
             updated=_iso(heard),
-            cost_usd=_number(status.get("cost_usd")),
+            cost_usd=_number(total_usd(status, {})),
             workers=_integer(status.get("workers")),
             job=status.get("job"),
         )
@@ -273,16 +290,16 @@ def _state(status: Mapping[str, Any], files: Mapping[str, FileInfo], job: Job | 
     if layout.RESULT in files:
         return "finished"
     is_of_job = job is not None and status.get("job") == job["submission_id"]
-    is_over = written not in UNDER_WAY
+    is_over = written not in layout.UNDER_WAY
     if job is not None and not is_of_job and (is_over or is_silent):
-        return _state_of_job(job)
+        return "starting"
     if job is None and is_silent and not is_over:
         return "failed" if written == "training" and layout.ERROR in files else "lost"
     return written
 
 
-def _state_of_job(job: Job) -> str:
-    return "queued" if job["status"] == PENDING else "starting"
+def _owner(job: Job) -> str | None:
+    return (job.get("metadata") or {}).get(OWNER)
 
 
 def _newest(files: Mapping[str, FileInfo], preferred: str | None = None) -> float:

@@ -25,6 +25,26 @@ UPDATE = (
 )
 
 
+# What Pulumi says, and what mends it.
+PULUMI_HINTS = {
+    "PULUMI_CONFIG_PASSPHRASE": "export PULUMI_CONFIG_PASSPHRASE=…, the passphrase of pulumi stack init",
+    "incorrect passphrase": "export PULUMI_CONFIG_PASSPHRASE=…, the passphrase of pulumi stack init",
+    "PULUMI_ACCESS_TOKEN": "pulumi login",
+}
+
+
+class PulumiError(UsageError):
+    """Pulumi does not tell the stack's outputs.
+
+    Attributes:
+        fix: The command that mends it.
+    """
+
+    def __init__(self, line: str, fix: str) -> None:
+        super().__init__(line)
+        self.fix = fix
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stack:
     """The cluster of a stack that is up: the output `connection` of the program that makes it.
@@ -109,8 +129,11 @@ def _ask_pulumi(folder: Path, name: str | None, seconds: float) -> dict[str, Any
         raise ResourceError(f"pulumi stack output did not end in {seconds:.0f} s; try it by itself") from cause
     if done.returncode:
         said = one_line(done.stderr or done.stdout).removeprefix("error: ")
+        for part, hint in PULUMI_HINTS.items():
+            if part in said:
+                raise PulumiError(f"pulumi stack output fails in {folder} ({said}); {hint}", hint)
         hint = "pulumi stack ls lists the stacks, pulumi stack select chooses one, --stack NAME names one"
-        raise UsageError(f"pulumi names no stack in {folder} ({said}); {hint}")
+        raise PulumiError(f"pulumi names no stack in {folder} ({said}); {hint}", "pulumi stack ls")
     try:
         return json.loads(done.stdout or "{}")
     except ValueError as cause:

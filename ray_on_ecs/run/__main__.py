@@ -18,11 +18,16 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     config = parse(arguments)
     os.environ.update({**RAY_SETTINGS, **os.environ})  # Ray reads them when it is imported
-    from rich.console import Console  # what takes seconds to import is not for --help or a mistyped flag
+    # What takes seconds to import is not for --help or a mistyped flag, and Ray Train not for a run that is queued.
+    from rich.console import Console
 
-    from ray_on_ecs.run.driver import run
+    from ray_on_ecs.run import admission
 
-    run(config, Console())
+    admitted, console = admission.prepare(config), Console()
+    with admission.hold(admitted, console):
+        from ray_on_ecs.run.driver import run
+
+        run(admitted, console)
     return 0
 
 

@@ -11,22 +11,21 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
-import ray
 from ray.exceptions import RayError
 from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
 from rich.console import Console
 from rich.markup import escape
 
 from ray_on_ecs import config as settings
-from ray_on_ecs.errors import Interrupted, ResourceError, ScriptError, StorageError, one_line
+from ray_on_ecs.errors import ResourceError, ScriptError, one_line
 from ray_on_ecs.filesystem import short_reason
-from ray_on_ecs.run import failure_report, program_resources, ray_cluster, worker_dump
+from ray_on_ecs.run import admission, failure_report, program_resources, ray_cluster, worker_dump
 from ray_on_ecs.run.backend import ScriptBackend
 from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart
 from ray_on_ecs.run.instance_hours import InstanceHours
@@ -34,9 +33,7 @@ from ray_on_ecs.run.program_resources import Needs, ProgramWatch
 from ray_on_ecs.run.ray_cluster import WorkerAllocation
 from ray_on_ecs.run.ray_private import START_TIMEOUT, Trainer
 from ray_on_ecs.run.script_group import POLL_SECONDS, Decider, ScriptGroup
-from ray_on_ecs.run.stop import Stop, stoppable
 from ray_on_ecs.tracking import cloudwatch
-from ray_on_ecs.tracking.lock import hold_lock
 from ray_on_ecs.tracking.progress_bar import ProgressBar
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.run_record import RunRecord
@@ -47,56 +44,6 @@ MIN_START_SECONDS = 60.0
 # process was stopped by the system, or hangs in an import.
 BEGIN_SECONDS, LOOK_SECONDS = 300.0, 5.0
 RECLAIMED = Failure("nodes are being reclaimed", "reclaimed")
-
-
-@contextmanager
-def hold_run(
-    config: settings.RunConfig,
-    storage: RunStorage,
-    record: RunRecord,
-    console: Console,
-) -> Generator[float]:
-    """Hold a run's lock and be on a cluster, until the block ends.
-
-    Args:
-        config: The run's settings.
-        storage: The run's folder.
-        record: Says in that folder at the end how the run has ended.
-        console: Shows lines.
-
-    Yields:
-        The seconds for which workers may be waited for: none on a cluster that was started here for this run.
-
-    Raises:
-        UsageError: Another command trains the run.
-        StorageError: The storage failed within the block.
-        Interrupted: The user stopped it.
-    """
-
-    def say(line: str) -> None:
-        console.print(escape(f"ray-on-ecs: {line}"), highlight=False, soft_wrap=True)
-
-    try:
-        with hold_lock(storage, say) as lock, record.closing(lambda: lock.is_held, say):
-            is_alone = ray_cluster.connect(config)
-            with stoppable():
-                yield 0.0 if is_alone else config.worker_timeout
-    except OSError as cause:
-        raise StorageError(
-            f"{storage.uri} can't be read or written ({short_reason(cause)}); "
-            f"continue with --run-name {config.run_name}"
-        ) from cause
-    except (KeyboardInterrupt, SystemExit) as stop:  # the latter is Ray's own answer to SIGTERM
-        raise interrupted(config, stop) from stop
-    finally:
-        ray.shutdown()
-
-
-def interrupted(config: settings.RunConfig, stop: BaseException) -> Interrupted:
-    """Return the error of a run that was stopped."""
-    error = Interrupted(f"interrupted; continue with --run-name {config.run_name}")
-    error.exit_status = stop.exit_status if isinstance(stop, Stop) else Interrupted.exit_status
-    return error
 
 
 def wait_for_workers(
@@ -234,7 +181,7 @@ class Attempts:
                 if not self.allocation and (shortage := self._program.shortage(self.wait_seconds)):
                     scripts.stop(ResourceError(shortage))
         except KeyboardInterrupt as stop:
-            scripts.stop(interrupted(self.config, stop))
+            scripts.stop(admission.interrupted(self.config, stop))
             while not fit.wait(POLL_SECONDS) and time.time() < scripts.waits_until:
                 scripts.poll()
             raise
@@ -259,7 +206,12 @@ class Attempts:
             except OSError as cause:
                 return f"no place: they could not be stored ({short_reason(cause)})"
 
-        return Decider(policy.began, decide, store_stacks, self._say)
+        def began() -> None:
+            policy.began()
+            if self.allocation:  # a Ray program's watch knows by itself
+                self.record.note_waiting(False)
+
+        return Decider(began, decide, store_stacks, self._say)
 
     def _describe(self, error: Exception, policy: FailurePolicy) -> Failure:
         """Return why Ray Train has ended the workers, or why a Ray program could not be started."""
@@ -267,13 +219,10 @@ class Attempts:
             return Failure(one_line(error), cause=error)
         if not failure_report.is_start_timeout(error):
             return failure_report.describe_failure(error, worker_dump.collect(self.storage.uri))
-        if policy.has_begun:
-            what = f"workers that were lost did not come back within {self.config.worker_timeout:g} s"
-        else:
-            what = (
-                f"the cluster has the workers' CPUs and GPUs, but they were not free within "
-                f"{self.config.worker_timeout:.0f} s; wait for the other run to end, or ask for fewer workers"
-            )
+        if ray_cluster.has_nodes(self.config):
+            return Failure("other jobs use the CPUs and GPUs of the cluster", "busy", where=str(error))
+        what = "lost did not come back" if policy.has_begun else "requested did not join the cluster"
+        what = f"workers that were {what} within {self.config.worker_timeout:g} s"
         return Failure(what, "no workers", where=str(error))
 
     def _decide(self, policy: FailurePolicy, failure: Failure, cause: BaseException | None = None) -> None:
@@ -283,6 +232,7 @@ class Attempts:
             TrainingError: It doesn't.
         """
         decision = policy.decide(failure)
+        self._note_busy(failure.kind == "busy", failure.what)
         if isinstance(decision, Raise):
             raise failure_report.write_error(failure, decision, self.config, self.storage) from cause
         if isinstance(decision, Restart):
@@ -290,6 +240,13 @@ class Attempts:
             stacks = f", stacks in {failure.stacks}" if failure.stacks else ""
             count = f" ({decision.count})" if decision.count else ""
             self._say(f"{what}{stacks}; restarting from {self._resumes_from()}{count}")
+
+    def _note_busy(self, is_busy: bool, what: str) -> None:
+        """Say once that the run waits for other jobs, and show it as waiting until its workers begin."""
+        if is_busy and not self.record.is_waiting:
+            self._say(f"waiting: {what}")
+        if is_busy:
+            self.record.note_waiting(True)
 
     def _say(self, line: str) -> None:
         self.console.print(escape(f"ray-on-ecs: {line}"), highlight=False, soft_wrap=True)

@@ -21,7 +21,7 @@ EPILOG = """\
 examples:
   python -m ray_on_ecs.run --num-workers 2 train.py --epochs 3
   python -m ray_on_ecs.run --storage-path s3://my-bucket/runs --run-name baseline -m my.package
-  python -m ray_on_ecs.run --input data=s3://my-bucket/images --metric 'loss=loss: ([0-9.]+)' train.py
+  python -m ray_on_ecs.run --input data=s3://my-bucket/images --metric 'loss=loss: {number}' train.py
 
 To resume a run that was interrupted, repeat the command with the same --run-name and the same other flags.
 Every flag has an environment variable that sets its default: --run-name reads RAY_ON_ECS_RUN_NAME.

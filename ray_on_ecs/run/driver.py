@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,12 +14,12 @@ from rich.markup import escape
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError, counted, one_line
 from ray_on_ecs.run import code, inputs, program_resources, ray_cluster, results
-from ray_on_ecs.run.attempts import Attempts, TrainFunction, hold_run, wait_for_workers
+from ray_on_ecs.run.admission import Admission
+from ray_on_ecs.run.attempts import Attempts, TrainFunction, wait_for_workers
 from ray_on_ecs.run.failure_policy import Mark
 from ray_on_ecs.run.folder_scan import is_log
 from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.run.program import newest_of_program, run_program
-from ray_on_ecs.run.program_source import driver_reason, with_driver
 from ray_on_ecs.run.ray_cluster import WorkerAllocation
 from ray_on_ecs.run.ray_private import CHANGE_FOLDER, PREEMPTION_WATCHER, draining_nodes
 from ray_on_ecs.run.script_group import Decider, ScriptGroup
@@ -29,7 +28,6 @@ from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.cost import cost_line, cost_of
 from ray_on_ecs.tracking.run_actor import create_run_actor
 from ray_on_ecs.tracking.run_monitor import RunMonitor
-from ray_on_ecs.tracking.run_record import RunRecord
 from ray_on_ecs.tracking.snapshot import publish, read_snapshot
 from ray_on_ecs.tracking.storage import RunStorage
 
@@ -37,8 +35,12 @@ from ray_on_ecs.tracking.storage import RunStorage
 MIN_WAIT_SECONDS = 30.0
 
 
-def run(config: RunConfig, console: Console) -> dict[str, Any]:
-    """Run a script on every worker as `config` says, and leave the results in the run's folder.
+def run(admission: Admission, console: Console) -> dict[str, Any]:
+    """Run a script on every worker, and leave the results in the run's folder.
+
+    Args:
+        admission: The run, whose turn it is.
+        console: Shows the progress.
 
     Returns:
         The document of `result.json`.
@@ -48,13 +50,11 @@ def run(config: RunConfig, console: Console) -> dict[str, Any]:
         ResourceError: The cluster has no room for the workers.
         TrainingError: The script failed; the files that it wrote are kept, and `error.json` says what happened.
     """
-    requested = config if config.code is None else replace(config.without_code(), working_dir=".")
-    config, storage = _prepare(config)
-    record = RunRecord(storage, requested, config)
+    config, storage, record = admission.config, admission.storage, admission.record
     found = {name: inputs.resolve(name, source, storage) for name, source in config.inputs.items()}
     os.environ[CHANGE_FOLDER] = "0"  # the workers stay where Ray starts them
     os.environ[PREEMPTION_WATCHER] = "0"  # the driver itself looks at the nodes that drain
-    with hold_run(config, storage, record, console) as seconds:
+    with ray_cluster.connected(config) as seconds:
         allocation = None if config.driver else wait_for_workers(config, seconds, record, console)
         is_one_node = ray_cluster.is_one_node()
         config = _begin(config, storage, allocation)
@@ -93,7 +93,8 @@ def run(config: RunConfig, console: Console) -> dict[str, Any]:
         attempts = Attempts(train_function, config, storage, allocation, monitor, record, console, hours, waits)
         summary = attempts.fit()
         _publish(storage, console)
-        document = results.write_results(storage, config, summary, cost_of(attempts.instance_hours.by_kind))
+        cost = cost_of(attempts.instance_hours.by_kind)
+        document = results.write_results(storage, config, summary, cost, record.earlier)
         _print_summary(document, console)
         if config.driver:
             with suppress(OSError, UsageError):  # the run has finished, and has its results
@@ -138,22 +139,6 @@ def _newest_file(storage: RunStorage) -> tuple[str, datetime] | None:
     }
     newest = max(files, key=lambda name: files[name], default=None)
     return (newest, datetime.fromtimestamp(files[newest] / 1e9, UTC)) if newest else None
-
-
-def _prepare(config: RunConfig) -> tuple[RunConfig, RunStorage]:
-    """Check everything that can be checked without a cluster."""
-    if config.code is None:
-        config.check_files()
-        if not config.driver and (reason := driver_reason(config)):
-            print(f"ray-on-ecs: {reason}", flush=True)
-        config = with_driver(config)
-    config = replace(config.resolve_defaults(), working_dir=str(config.folder))
-    storage = RunStorage.open(config.storage_path, str(config.run_name))
-    storage.check_writable()
-    results.check_not_finished(storage)
-    if config.code is None:
-        config = code.store(config, storage, print, links=True)
-    return config, storage
 
 
 def _begin(config: RunConfig, storage: RunStorage, allocation: WorkerAllocation | None) -> RunConfig:

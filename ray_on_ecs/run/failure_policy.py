@@ -78,7 +78,7 @@ OUT_OF_MEMORY = ("CUDA out of memory", "HIP out of memory")
 MEMORY_HELP = "a smaller batch, activation checkpointing, a lower precision or a larger GPU needs less"
 HELP = {"ModuleNotFoundError": "name its package in a file for --requirements"}
 
-Kind = Literal["failed", "hung", "reclaimed", "no workers"]
+Kind = Literal["failed", "hung", "reclaimed", "no workers", "busy"]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,8 @@ class Failure:
 
     Attributes:
         what: The cause on one line.
-        kind: The workers failed or were lost; hung; their nodes are being reclaimed; or they did not start.
+        kind: The workers failed or were lost; hung; their nodes are being reclaimed; they did not start for want of
+            nodes; or because other jobs use the nodes' CPUs and GPUs.
         rank: The rank that left first, or None.
         status: The exit status of its script, negative for a signal; None if it has none.
         words: What that script said last.
@@ -200,6 +201,9 @@ class FailurePolicy:
 
     def decide(self, failure: Failure) -> Restart | Wait | Raise:
         """Count a failure and return what follows from it."""
+        if failure.kind == "busy":  # for as long as it takes: the worker timeout is for nodes that have not come
+            self._asked_at = self._clock()
+            return Wait()
         if failure.kind == "no workers":
             return self._decide_waiting(failure)
         self._asked_at = self._clock()

@@ -49,6 +49,20 @@ def driver_reason(config: RunConfig) -> str | None:
     return call and f"{call}: a Ray program, which runs once, on the head; --no-driver starts it on every worker"
 
 
+def syntax_error(config: RunConfig) -> str | None:
+    """Return where this Python finds a mistake in a script's syntax, or None; for the script that it would run."""
+    script = config.folder / config.command[0]
+    if config.module or config.no_python or script.suffix != ".py":
+        return None
+    try:
+        ast.parse(script.read_bytes(), script.name)
+    except SyntaxError as cause:
+        return f"SCRIPT: {config.command[0]}:{cause.lineno}: SyntaxError: {cause.msg}"
+    except (OSError, ValueError):
+        return None
+    return None
+
+
 def first_start(script: Path) -> str | None:
     """Return where a script starts workers by Ray, such as `train.py:12 calls TorchTrainer`, or None."""
     try:

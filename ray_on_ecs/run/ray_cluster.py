@@ -28,6 +28,7 @@ from ray_on_ecs.errors import ResourceError, UsageError, counted
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.run import cluster_token
 from ray_on_ecs.run.ray_private import PREEMPTION_WATCHER, available_resources_per_node
+from ray_on_ecs.run.stop import stoppable
 from ray_on_ecs.run.zone_failover import ZoneFailover
 from ray_on_ecs.tracking import shown_log
 from ray_on_ecs.tracking.cost import InstanceKind
@@ -74,6 +75,24 @@ class WorkerAllocation:
         kind = "GPU" if self.use_gpu else "CPU"
         number = f"{self.num_workers} ({self.limits[0]} to {self.limits[1]})" if self.limits else self.num_workers
         return f"{number} x {kind}, {self.cpus_per_worker} CPU threads each"
+
+
+@contextmanager
+def connected(config: RunConfig) -> Generator[float]:
+    """Be on a cluster until the block ends.
+
+    Yields:
+        The seconds for which workers may be waited for: none on a cluster that was started here for this run.
+
+    Raises:
+        ResourceError, UsageError: See `connect`.
+    """
+    try:
+        is_alone = connect(config)
+        with stoppable():  # Ray has set a handler of its own
+            yield 0.0 if is_alone else config.worker_timeout
+    finally:
+        ray.shutdown()
 
 
 def connect(config: RunConfig) -> bool:
@@ -187,6 +206,14 @@ def _apart_from_cpu_workers(config: RunConfig, allocation: WorkerAllocation) -> 
     others = [node["Resources"] for node in nodes if node["Labels"].get(NODE_GROUP_LABEL) != CPU_WORKERS]
     apart = allocate_workers(config, others)
     return replace(apart, leaves_cpu_workers=True) if apart else allocation
+
+
+def has_nodes(config: RunConfig) -> bool:
+    """Return whether the cluster has room for the run's workers, in use or not; False if Ray does not answer."""
+    try:
+        return allocate_workers(config, _nodes()) is not None
+    except (RayError, RuntimeError, ValueError):
+        return False
 
 
 @contextmanager
@@ -330,7 +357,13 @@ def allocate_workers(config: RunConfig, nodes: list[Resources]) -> WorkerAllocat
     workers = min(most, sum(_workers_per_node(node, 1, use_gpu) for node in nodes))
     if workers < max(least, 1):
         return None
-    cpus = int(max(node.get("CPU", 0) for node in nodes))
+    # Of a node with GPUs a worker gets a GPU's share, so that runs can share the node.
+    shares = [
+        node.get("CPU", 0) / node["GPU"] if use_gpu else node.get("CPU", 0)
+        for node in nodes
+        if not use_gpu or node.get("GPU")
+    ]
+    cpus = max(int(max(shares)), 1)
     while sum(_workers_per_node(node, cpus, use_gpu) for node in nodes) < workers:
         cpus -= 1
     return WorkerAllocation(workers, use_gpu, cpus, (least, most) if least < most else None)

@@ -16,13 +16,16 @@ from ray_on_ecs.tracking.results import png, run_times, versions
 from ray_on_ecs.tracking.snapshot import read_snapshot
 from ray_on_ecs.tracking.storage import RunStorage
 from ray_on_ecs.tracking.tensorboard import write_events
+from ray_on_ecs.tracking.totals import Earlier
 
 COLUMNS = 3
 # Of the files that a Checkpointer exports into the run's folder.
 WEIGHTS = ".safetensors"
 
 
-def write_results(storage: RunStorage, config: RunConfig, summary: dict[str, Any], cost: Cost | None) -> dict[str, Any]:
+def write_results(
+    storage: RunStorage, config: RunConfig, summary: dict[str, Any], cost: Cost | None, earlier: Earlier
+) -> dict[str, Any]:
     """Write the results of a run that has ended well.
 
     Args:
@@ -30,6 +33,7 @@ def write_results(storage: RunStorage, config: RunConfig, summary: dict[str, Any
         config: The run's settings.
         summary: What rank 0 returned: `hardware`, and `started_at`, when its script was started (Unix time).
         cost: What its instances have cost, if that is known.
+        earlier: Time and cost of the commands before this one.
 
     Returns:
         The document written to `result.json`.
@@ -56,6 +60,7 @@ def write_results(storage: RunStorage, config: RunConfig, summary: dict[str, Any
         "versions": versions(),
         "times": run_times(summary["started_at"]),
         "cost": cost,
+        "earlier": earlier,
         "config": config.to_dict(),
         "files": files,
     }

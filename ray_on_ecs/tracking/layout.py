@@ -15,6 +15,8 @@ EVENTS = "tensorboard/events.out.tfevents.training"
 RESULT = "result.json"
 ERROR = "error.json"
 STATUS = "status.json"
+# States in it of a run that is not over.
+UNDER_WAY = ("queued", "waiting", "training")
 REPORT = "report.html"
 LOCK = "run.lock"
 # The versions that pip has chosen for a script's requirements file.

@@ -19,6 +19,7 @@ from ray_on_ecs.errors import one_line
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.records import read_records
 from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.tracking.totals import total_seconds, total_usd
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 LOG_LINES = 100
@@ -118,6 +119,7 @@ def render(documents: Documents) -> str:
         state=documents.state,
         outcome=_outcome(documents),
         command=None if documents.result else (documents.status or documents.error or {}).get("next"),
+        is_under_way=documents.state in layout.UNDER_WAY,
         facts=_facts(documents),
         curves=documents.curves and base64.b64encode(documents.curves).decode(),
         metrics=_metrics(documents),
@@ -176,23 +178,13 @@ def _position(status: Document) -> str:
 def _facts(documents: Documents) -> Rows:
     """Return the few numbers at the top of the report."""
     status, result = documents.status or {}, documents.result or {}
-    cost = result.get("cost") or {}
     facts = {
         "what": " ".join((documents.settings or {}).get("command", ())) or None,
         "workers": (result.get("hardware") or status).get("workers"),
-        "time": _duration(_seconds(documents)),
-        "cost": _usd(cost.get("usd", status.get("cost_usd"))),
+        "time": _duration(total_seconds(status, result)),
+        "cost": _usd(total_usd(status, result)),
     }
     return [(name, value) for name, value in facts.items() if value is not None]
-
-
-def _seconds(documents: Documents) -> float | None:
-    if documents.result:
-        return documents.result["times"]["total_seconds"]
-    if not documents.status:
-        return None
-    started, updated = (datetime.fromisoformat(documents.status[name]) for name in ("started", "updated"))
-    return (updated - started).total_seconds()
 
 
 def _settings(documents: Documents) -> tuple[Rows, Rows]:

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypedDict
 
 import psutil
 
-from ray_on_ecs.config import JOB_VARIABLE, RunConfig
+from ray_on_ecs.config import JOB_VARIABLE, OWNER, RunConfig, user_name
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError, one_line
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.tracking import layout
@@ -28,11 +28,11 @@ from ray_on_ecs.tracking.report import try_write_report
 from ray_on_ecs.tracking.run_log import RunLog
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.tracking.totals import Earlier, earlier_of
 
 WRITE_SECONDS = 10.0
 
-State = Literal["waiting", "training", "finished", "failed", "interrupted"]
-UNDER_WAY = ("waiting", "training")
+State = Literal["queued", "waiting", "training", "finished", "failed", "interrupted"]
 
 
 class Status(TypedDict):
@@ -41,12 +41,15 @@ class Status(TypedDict):
     Attributes:
         run_name: The run.
         state: What the command does, or how it ended.
+        owner: The user who started the run.
+        behind: The run that this one is queued behind.
         started: When the command began.
         updated: When this was written.
         step: Steps done since the start of the training.
         loss: The last loss that the script logged.
         workers: How many there are.
         cost_usd: What this command's workers have cost so far.
+        earlier: Time and cost of the commands before this one.
         instances: On which instances that was.
         job: The ID by which Ray knows the job.
         error: Why the run failed, on one line.
@@ -56,12 +59,15 @@ class Status(TypedDict):
 
     run_name: str
     state: State
+    owner: str
+    behind: str | None
     started: str
     updated: str
     step: int | None
     loss: float | None
     workers: int | None
     cost_usd: float | None
+    earlier: Earlier
     instances: list[InstanceCost] | None
     job: str | None
     error: str | None
@@ -76,9 +82,17 @@ class RunRecord:
         storage: The run's folder.
         requested: The settings as the user gave them.
         config: The same, with the run's name.
+
+    Attributes:
+        owner: The user who started the run.
+        behind: The run that this one is queued behind.
+        earlier: Time and cost of the run's commands before this one.
     """
 
     def __init__(self, storage: RunStorage, requested: RunConfig, config: RunConfig) -> None:
+        self.owner = job_metadata().get(OWNER) or user_name()
+        self.behind: str | None = None
+        self.earlier = earlier_of(None)
         self._storage = storage
         self._changed = [spec.name for spec in fields(requested) if getattr(requested, spec.name) != spec.default]
         self._next = shlex.join(config.next_command())
@@ -110,12 +124,28 @@ class RunRecord:
         self._close(None, say)
 
     @contextmanager
+    def queued(self) -> Generator[None]:
+        """Say until the block ends that the run is queued behind another one, which `behind` names."""
+        self._keep_before()
+        with self._updating("queued"):
+            yield
+        self.behind = None
+
+    @contextmanager
     def waiting(self) -> Generator[None]:
         """Say until the block ends that the run waits for workers."""
-        with suppress(OSError):
-            self._before = self._storage.read(layout.STATUS)
+        self._keep_before()
         with self._updating("waiting"):
             yield
+
+    def _keep_before(self) -> None:
+        """Remember the status of an earlier command, unless this command has written one."""
+        if self._state is not None:
+            return
+        with suppress(OSError):
+            self._before = self._storage.read(layout.STATUS)
+        with suppress(ValueError, KeyError, TypeError, AttributeError):  # one that is not whole has no totals
+            self.earlier = earlier_of(json.loads(self._before or b"null"))
 
     @contextmanager
     def training(
@@ -128,14 +158,20 @@ class RunRecord:
             hours: The hours of its instances so far, which go on.
             workers: How many workers it has; None if a Ray program starts them.
         """
+        self._keep_before()
         self._monitor, self._hours, self._workers = monitor, hours, workers
         with self._updating("training"), self._log.storing():
             yield
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the run's status says that it waits."""
+        return self._state == "waiting"
+
     def note_waiting(self, is_waiting: bool) -> None:
         """Say that a run that trains waits for resources, or has them again."""
         with self._lock:
-            if self._state in UNDER_WAY:
+            if self._state in layout.UNDER_WAY:
                 self._state = "waiting" if is_waiting else "training"
 
     def status(self) -> Status:
@@ -147,12 +183,15 @@ class RunRecord:
         return {
             "run_name": self._storage.run_name,
             "state": self._state or "waiting",
+            "owner": self.owner,
+            "behind": self.behind,
             "started": _iso(self._started),
             "updated": _iso(datetime.now(UTC)),
             "step": steps or _logged_step(history),
             "loss": _last_loss(history),
             "workers": self._workers,
             "cost_usd": cost and cost["usd"],
+            "earlier": self.earlier,
             "instances": cost and cost["instances"],
             "job": submission_id(),
             "error": self._error,
@@ -165,7 +204,7 @@ class RunRecord:
         self._state = state
 
         def write() -> None:
-            if self._state in UNDER_WAY:
+            if self._state in layout.UNDER_WAY:
                 self._write(self._state)
 
         with run_every(WRITE_SECONDS, write, "run status", at_once=True):
@@ -206,8 +245,12 @@ class RunRecord:
 
 def submission_id() -> str | None:
     """Return the ID of the Ray job that this process is the driver of, or None if it is none."""
-    metadata = json.loads(os.environ.get(JOB_VARIABLE) or "{}").get("metadata") or {}
-    return metadata.get("job_submission_id")
+    return job_metadata().get("job_submission_id")
+
+
+def job_metadata() -> dict[str, str]:
+    """Return the metadata of the Ray job that this process is the driver of; none if it is none."""
+    return json.loads(os.environ.get(JOB_VARIABLE) or "{}").get("metadata") or {}
 
 
 def _end_state(error: BaseException | None) -> State:

@@ -139,7 +139,7 @@ def test_what_can_not_be_done_is_one_line_and_a_status(laptop: Callable[..., sub
     [port] = free_ports(1)
     for words, variables, status, line in (
         (("run", LOCAL, "missing.py"), {}, 2, "SCRIPT: there is no file 'missing.py'"),
-        (("run", LOCAL, "--lr", "1", "missing.py"), {}, 2, "No such option '--lr'"),
+        (("run", LOCAL, "--lr", "1", "missing.py"), {}, 2, "--lr: is not a flag of ray-on-ecs run"),
         (("run", LOCAL, *TINY), {"RAY_AUTH_TOKEN": "another"}, 2, "the Ray head refuses the token"),
         (("stop", LOCAL, "nobody"), {}, 2, "run nobody is not under way"),
         (("logs", LOCAL, "nobody"), {}, 2, "there is no log of a run nobody"),

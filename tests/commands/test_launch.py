@@ -20,7 +20,7 @@ from tests.local_cluster import have_ended
 from tests.waiting import until
 
 EXAMPLE = REPOSITORY / "examples" / "ddp_snapshot.py"
-METRICS = ("--metric", "loss=loss ([0-9.]+)", "--metric", r"step=epoch (\d+)")
+METRICS = ("--metric", "loss=loss {number}", "--metric", r"step=epoch (\d+)")
 # Stands still in its third epoch while a file is there.
 HELD = """
 import os, time

@@ -105,6 +105,39 @@ def test_a_terminal_that_is_closed_stops_the_run_and_ray(
     assert json.loads(status.read_text())["state"] == "interrupted"
 
 
+def test_runs_are_queued_until_the_ones_before_them_end(laptop: Start, tmp_path: Path) -> None:
+    def run(name: str, *words: str) -> subprocess.Popen[str]:
+        return laptop("run", "--local", "--num-workers", "2", "--run-name", name, "train.py", *words)
+
+    def status(name: str) -> tuple[str | None, str | None]:
+        file = tmp_path / "code" / "results" / name / "status.json"
+        document: dict[str, str | None] = json.loads(file.read_text()) if file.exists() else {}
+        return document.get("state"), document.get("behind")
+
+    first = run("first", "on")
+    read_until(first, "rank 0 of 2")
+    second = run("second")
+    until(lambda: status("second") == ("queued", "first"))
+    third = run("third")
+    until(lambda: status("third") == ("queued", "second"))
+
+    listed = laptop("runs", "--local", "--json")
+    runs = {each["name"]: each for each in json.loads(listed.communicate(timeout=SECONDS)[0])}
+    assert (runs["second"]["state"], runs["second"]["behind"]) == ("queued", "first")
+    shown = laptop("status", "--local").communicate(timeout=SECONDS)[0]
+    assert "1 running, 2 queued" in shown
+
+    third.send_signal(signal.SIGINT)
+    assert third.wait(SECONDS) == 130
+    assert status("third")[0] == "interrupted"
+    first.send_signal(signal.SIGINT)
+    assert first.wait(SECONDS) == 130
+    out, err = second.communicate(timeout=SECONDS)
+    assert second.returncode == 0, out + err
+    assert "ray-on-ecs: queued behind first (" in out
+    assert status("second")[0] == "finished"
+
+
 def test_a_run_that_is_left_to_itself_keeps_ray_until_it_is_stopped(laptop: Start, home: Path) -> None:
     def typed(*words: str) -> tuple[int, str, str]:
         process = laptop(*words)

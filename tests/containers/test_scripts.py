@@ -60,7 +60,7 @@ def wheels(code: Path) -> str:
 
 
 def test_a_script_goes_on_after_a_rank_was_killed(cluster: Cluster, wheels: str, tmp_path: Path) -> None:
-    flags = (f"--working-dir={CODE}", "--run-name=mpi", "--mpi", f"--requirements={wheels}", "--metric=pi=pi ([0-9.]+)")
+    flags = (f"--working-dir={CODE}", "--run-name=mpi", "--mpi", f"--requirements={wheels}", "--metric=pi=pi {number}")
     # A round takes a few hundredths of a second, and each replaces the file: so it is stored as a log after 30 s.
     command = ["ray-on-ecs", "run", "--num-workers=2", *flags, SCRIPT, "--rounds=2000"]
     output = tmp_path / "log"

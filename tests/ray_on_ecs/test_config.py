@@ -1,3 +1,4 @@
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 
@@ -90,7 +91,10 @@ def test_a_bad_environment_variable_is_refused_like_a_flag() -> None:
 def test_a_run_without_a_name_gets_one_that_tells_what_it_is() -> None:
     name = parsed().resolve_defaults().run_name
     assert name is not None
-    assert name.startswith("train-2"), "a name tells script and time"
+    assert re.fullmatch(r"train-\d{4}-\d{4}-[a-z0-9]{3}", name), "a name tells script and time"
+    long = RunConfig(command=("jobs/my_own_very_long_training_script.py",)).resolve_defaults().run_name
+    assert str(long).startswith("my-own-very-long-tra-")
+    assert str(RunConfig(command=("__.py",)).resolve_defaults().run_name).startswith("run-")
     assert parsed("--run-name", "mine").resolve_defaults().run_name == "mine", "a given name stays"
 
 

@@ -16,7 +16,7 @@ from ray_on_ecs.cli import run
 from ray_on_ecs.cli.main import COMMANDS, main
 from ray_on_ecs.cluster import clusters
 from ray_on_ecs.cluster.clusters import StackCluster
-from ray_on_ecs.cluster.stack import find
+from ray_on_ecs.cluster.stack import PulumiError, find
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.run.command_line import SETTINGS
 from tests.waiting import free_ports
@@ -179,6 +179,17 @@ def test_what_is_no_stack_is_one_line(
     monkeypatch.setenv("SAYS", "error: no stack selected; please use `pulumi stack select`")
     with pytest.raises(UsageError, match=r"names no stack in .*project \(no stack selected; .*--stack NAME names one"):
         find(None, None)
+    for said, hint in (
+        (
+            "error: getting secrets manager: passphrase must be set with PULUMI_CONFIG_PASSPHRASE",
+            "export PULUMI_CONFIG",
+        ),
+        ("error: PULUMI_ACCESS_TOKEN must be set for login during non-interactive CLI sessions", "pulumi login"),
+    ):
+        monkeypatch.setenv("SAYS", said)
+        with pytest.raises(PulumiError, match=rf"pulumi stack output fails in .*; {hint}") as caught:
+            find(None, None)
+        assert caught.value.fix.startswith(hint)
     monkeypatch.setenv("SAYS", "")
     outputs.write_text("{}")
     with pytest.raises(ResourceError, match=r"prod of .*project has no outputs: .* not up; pulumi up creates it"):
@@ -244,7 +255,11 @@ def test_what_is_typed_goes_before_what_the_environment_says(
 def test_a_mistake_of_a_run_needs_no_cluster(pulumi: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, line in (
         (("--keep-gib", "five", "train.py"), "--keep-gib: invalid float value: 'five'; see python -m ray_on_ecs.run"),
-        (("--epochs", "5", "train.py"), "No such option '--epochs'"),
+        (("--epochs", "5", "train.py"), "--epochs: is not a flag of ray-on-ecs run; a flag of the script's follows it"),
+        (
+            ("--num-worker", "5", "train.py"),
+            "--num-worker: is not a flag of ray-on-ecs run; did you mean --num-workers?",
+        ),
         ((), "SCRIPT: is missing; give the script to run"),
         (("nosuch.py",), "SCRIPT: there is no file 'nosuch.py'"),
         (("--detach", "--fetch", "x"), "--fetch: a run that is left to itself"),
@@ -253,6 +268,20 @@ def test_a_mistake_of_a_run_needs_no_cluster(pulumi: Path, tmp_path: Path, capsy
         assert main(["run", *words]) == 2
         assert line in capsys.readouterr().err
     assert not pulumi.exists(), "nobody was asked"
+
+
+def test_a_script_whose_syntax_is_wrong_is_refused_before_ray_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import os\nprint('a'\n")
+    assert main(["run", "--local", "train.py"]) == 2
+    assert capsys.readouterr().err == "ray-on-ecs: SCRIPT: train.py:2: SyntaxError: '(' was never closed\n"
+
+
+def test_a_flag_before_the_command_is_told_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--local", "runs"]) == 2
+    assert capsys.readouterr().err == "ray-on-ecs: --local: follows the command, as in ray-on-ecs runs --local\n"
 
 
 def test_a_token_of_this_machine_is_found_where_ray_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

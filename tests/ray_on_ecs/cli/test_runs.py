@@ -210,7 +210,7 @@ def test_what_is_no_run_is_not_listed(folders: Folders, listed: Callable[..., An
     assert set(listed("--no-head")) == {"mine"}
 
 
-def test_jobs_without_a_folder_are_queued_or_starting(
+def test_jobs_without_a_folder_are_starting(
     folders: Folders, listed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = {"run_name": "theirs", "storage_path": "s3://another/runs"}
@@ -225,7 +225,7 @@ def test_jobs_without_a_folder_are_queued_or_starting(
     with head(jobs) as url:
         monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
         found = listed()
-    assert {name: run["state"] for name, run in found.items()} == {"new": "starting", "next": "queued"}
+    assert {name: run["state"] for name, run in found.items()} == {"new": "starting", "next": "starting"}
     assert 25 < found["new"]["started_seconds_ago"] < 60
     assert found["new"]["job"] == "new"
 

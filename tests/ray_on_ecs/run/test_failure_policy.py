@@ -218,10 +218,18 @@ def test_workers_are_waited_for_and_not_for_ever() -> None:
 def test_workers_that_never_started_are_a_lack_of_resources() -> None:
     run = Run()
     run.policy = FailurePolicy(3, Mark, worker_timeout=WAIT_SECONDS, clock=lambda: run.now)
-    assert run.policy.decide(Failure("not free", "no workers")) == Wait()
+    assert run.policy.decide(Failure("not there", "no workers")) == Wait()
     run.now += WAIT_SECONDS
-    expected = Raise(ResourceError, "not free", is_recorded=False)
-    assert run.policy.decide(Failure("not free", "no workers")) == expected
+    expected = Raise(ResourceError, "not there", is_recorded=False)
+    assert run.policy.decide(Failure("not there", "no workers")) == expected
+
+
+def test_a_busy_cluster_is_waited_for_without_a_limit() -> None:
+    run = Run()
+    for _ in range(100):
+        run.now += WAIT_SECONDS
+        assert run.policy.decide(Failure("in use", "busy")) == Wait()
+    assert run.policy.decide(Failure("not there", "no workers")) == Wait(), "the limit begins once nodes are missing"
 
 
 @pytest.mark.parametrize("cause", [UsageError("--x: no"), StorageError("it is away")], ids=["usage", "storage"])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ray_on_ecs import sdk
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.run.metrics import MetricsLog, ReportReader
 
 PATTERNS = {"loss": r"loss: (\S+)", "accuracy": r"acc=([0-9.]+)", "step": r"step (\d+)"}
@@ -107,3 +108,23 @@ def test_the_sdk_refuses_what_is_no_number() -> None:
     no_number: Any = "x"
     with pytest.raises(ValueError, match="could not convert"):
         sdk.log(loss=no_number)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "value"),
+    [
+        ("loss: {number}", "loss: 7e-06", 7e-06),
+        ("loss: {number}", "step 3  loss:   -0.25, lr 1", -0.25),
+        ("loss: {number}", "val_loss: 3", None),
+        ("loss: {number}", "loss: 1.", 1.0),
+        ("loss: {number}", "loss: 1.5.2", None),
+        ("loss: {number}", "loss: 1,234.5", None),
+        ("accuracy {number}%", "accuracy 97.31%", 97.31),
+        ("{number} it/s", "54/100 [00:03, 12.5 it/s]", 12.5),
+    ],
+)
+def test_a_number_in_a_text_is_read_whole(text: str, line: str, value: float | None) -> None:
+    config = RunConfig(command=("train.py",), metric=(f"eval/top-1={text}",))
+    log = MetricsLog(config.metrics)
+    log.read_line(line)
+    assert [each["eval/top-1"] for each in log.records] == ([] if value is None else [value])

@@ -8,6 +8,7 @@ from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run.command_line import parse
 from ray_on_ecs.run.results import check_not_finished, write_results
 from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.tracking.totals import earlier_of
 
 
 def test_the_weights_that_it_exported_are_named(tmp_path: Path) -> None:
@@ -15,7 +16,7 @@ def test_the_weights_that_it_exported_are_named(tmp_path: Path) -> None:
     for name in ("model.safetensors", "best.safetensors"):
         storage.write(name, b"")
     config = parse(["--run-name", "first", "train.py"], {})
-    document = write_results(storage, config, {"hardware": {}, "started_at": 0.0}, None)
+    document = write_results(storage, config, {"hardware": {}, "started_at": 0.0}, None, earlier_of(None))
     assert document["files"] == {
         "report": "report.html", "best": "best.safetensors", "model": "model.safetensors"
     }  # fmt: skip

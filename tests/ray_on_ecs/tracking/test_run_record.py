@@ -11,7 +11,7 @@ from rich.console import Console
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.run.attempts import hold_run
+from ray_on_ecs.run.admission import Admission, hold
 from ray_on_ecs.tracking import lock, run_record
 from ray_on_ecs.tracking.cost import InstanceKind
 from ray_on_ecs.tracking.lock import RunLock
@@ -206,7 +206,7 @@ def test_a_run_that_another_command_trains_keeps_its_status(
         held.refresh()
 
     with RunLock(storage) as held, run_every(0.01, refresh, "holder"):
-        refused = hold_run(config, storage, record, Console(quiet=True))
+        refused = hold(Admission(config, storage, record), Console(quiet=True))
         with pytest.raises(UsageError, match="is being trained by"), refused:
             pass
         assert storage.read("status.json") == b"of the holder"

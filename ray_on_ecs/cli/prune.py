@@ -1,0 +1,87 @@
+"""`ray-on-ecs prune`: delete the runs that ended long ago."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import datetime
+
+import click
+
+from ray_on_ecs.cli.rm import delete, under_way
+from ray_on_ecs.cli.runs import ask_head, table
+from ray_on_ecs.cli.screen import note, out
+from ray_on_ecs.cluster.clusters import Cluster, on_cluster
+from ray_on_ecs.cluster.history import Folders, RunInfo, list_folders
+from ray_on_ecs.errors import ResourceError, counted, one_line
+from ray_on_ecs.tracking import layout
+
+DAY_SECONDS = 86400.0
+
+
+@click.command("prune")
+@click.option("--older-than", type=click.FloatRange(min=0), required=True, metavar="DAYS", help="Since they ended.")
+@click.option("--yes", is_flag=True, help="Delete without asking.")
+@on_cluster
+def command(cluster: Cluster, older_than: float, yes: bool) -> None:
+    """Delete the runs that ended more than DAYS ago, and code that no run needs any more; it lists them and asks first.
+
+    Runs that are under way stay.
+    """
+    folders = list_folders(cluster, cluster.storage(""))
+    jobs = ask_head(cluster)
+    runs = folders.runs(jobs)
+    busy = {run.name for run in under_way(folders, jobs)}
+    old = [run for run in runs if run.name not in busy and _age_days(run, folders) > older_than]
+    if not old:
+        note(f"no run of {counted(len(runs), 'run')} has ended more than {older_than:g} days ago")
+        return
+    out.print(table(old))
+    if not yes:
+        click.confirm(f"Delete {counted(len(old), 'run')} with results and checkpoints?", abort=True, err=True)
+    for run in old:
+        delete(cluster.storage(run.name))
+    code = _delete_code(folders, {run.name for run in runs} - {run.name for run in old}, older_than)
+    note(f"{counted(len(old), 'run')} deleted, and {counted(code, 'archive')} of code")
+
+
+def _age_days(run: RunInfo, folders: Folders) -> float:
+    """Return how many days ago a run was heard of, by the storage's clock; 0 if that is not known."""
+    if run.updated is None:
+        return 0.0
+    return (folders.now - datetime.fromisoformat(run.updated).timestamp()) / DAY_SECONDS
+
+
+def _delete_code(folders: Folders, kept: Iterable[str], older_than: float) -> int:
+    """Delete the stored code that is as old and that no run which is kept names; return how many archives that were.
+
+    Raises:
+        ResourceError: A run can't be read, so that what it needs is not known, or an archive can't be deleted.
+    """
+    from pyarrow import fs
+
+    from ray_on_ecs.run.code_archive import FOLDER
+
+    storage = folders.storage
+    try:
+        listed = storage.filesystem.get_file_info(fs.FileSelector(f"{storage.base}/{FOLDER}", allow_not_found=True))
+        documents = [_settings(folders, name) for name in kept]
+        needed = [str(document.get("settings", {}).get("code")) for document in documents]
+        unused = [
+            each
+            for each in listed
+            if folders.now - (each.mtime_ns or 0) / 1e9 > older_than * DAY_SECONDS
+            and not any(each.base_name in code for code in needed)
+        ]
+        for each in unused:
+            storage.filesystem.delete_file(each.path)
+    except (OSError, ValueError) as cause:
+        raise ResourceError(f"code that no run needs can't be deleted ({one_line(cause)}); try again") from cause
+    return len(unused)
+
+
+def _settings(folders: Folders, name: str) -> dict[str, dict[str, object]]:
+    if layout.SETTINGS not in folders.files.get(name, {}):
+        return {}
+    with folders.storage.filesystem.open_input_file(f"{folders.storage.base}/{name}/{layout.SETTINGS}") as stream:
+        return json.loads(stream.read())

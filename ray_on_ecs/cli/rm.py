@@ -1,0 +1,62 @@
+"""`ray-on-ecs rm`: delete runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from ray_on_ecs.cli.runs import ask_head
+from ray_on_ecs.cli.screen import note
+from ray_on_ecs.cluster.clusters import Cluster, on_cluster
+from ray_on_ecs.cluster.history import Folders, Job, RunInfo, find_run, list_folders
+from ray_on_ecs.errors import ResourceError, UsageError, one_line
+from ray_on_ecs.tracking import layout
+
+if TYPE_CHECKING:
+    from ray_on_ecs.tracking.storage import RunStorage
+
+# States of a run that a driver may still write to.
+BUSY = (*layout.UNDER_WAY, "starting")
+# Files without which a run is none, in the order in which they go: a run that is half deleted is not taken for a
+# finished one, and its lock goes last.
+FIRST = (layout.RESULT, layout.STATUS)
+
+
+@click.command("rm")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@on_cluster
+def command(cluster: Cluster, runs: tuple[str, ...]) -> None:
+    """Delete RUNs with all that they left: results, files, logs and checkpoints.
+
+    A run that is under way is refused; stop it first.
+    """
+    folders = {name: find_run(cluster, name) for name in dict.fromkeys(runs)}
+    busy = {run.name for run in under_way(list_folders(cluster, cluster.storage("")), ask_head(cluster))}
+    for name in folders:
+        if name in busy:
+            raise UsageError(f"run {name} is under way; {cluster.command(f'stop {name}')} ends it")
+    for name, storage in folders.items():
+        delete(storage)
+        note(f"run {name} is deleted")
+
+
+def under_way(folders: Folders, jobs: Sequence[Job] | None) -> list[RunInfo]:
+    """Return the runs that a driver may still write to, by its job or by what it has written."""
+    of_jobs = folders.jobs_under_way(jobs)
+    return [run for run in folders.runs(jobs) if run.name in of_jobs or run.state in BUSY]
+
+
+def delete(storage: RunStorage) -> None:
+    """Delete a run's folder.
+
+    Raises:
+        ResourceError: A part of it can't be deleted; the same command deletes the rest.
+    """
+    try:
+        for name in FIRST:
+            storage.delete(name)
+        storage.filesystem.delete_dir(storage.path())
+    except OSError as cause:
+        raise ResourceError(f"run {storage.run_name} can't be deleted ({one_line(cause)}); try again") from cause

@@ -1,0 +1,111 @@
+"""A run from its command to its turn: checked settings, stored code, a locked folder and a place in the queue.
+
+Nothing here imports Ray Train or PyTorch: a run may wait for hours, beside others on the head.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+from rich.markup import escape
+
+from ray_on_ecs.config import SUBMITTED, RunConfig
+from ray_on_ecs.errors import Interrupted, StorageError
+from ray_on_ecs.filesystem import short_reason
+from ray_on_ecs.run import code, queue, results
+from ray_on_ecs.run.program_source import driver_reason, with_driver
+from ray_on_ecs.run.stop import Stop, stoppable
+from ray_on_ecs.tracking.lock import hold_lock
+from ray_on_ecs.tracking.run_record import RunRecord, job_metadata
+from ray_on_ecs.tracking.storage import RunStorage
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A run whose turn it is.
+
+    Attributes:
+        config: Its settings, with its name and the place of its code.
+        storage: Its folder.
+        record: Says in that folder how it is doing.
+    """
+
+    config: RunConfig
+    storage: RunStorage
+    record: RunRecord
+
+
+def prepare(config: RunConfig) -> Admission:
+    """Check everything that can be checked without a cluster, and store the code.
+
+    Raises:
+        UsageError: A setting, the script or a file that it needs can't be used, or the run has finished.
+    """
+    requested = config if config.code is None else replace(config.without_code(), working_dir=".")
+    if config.code is None:
+        config.check_files()
+        if not config.driver and (reason := driver_reason(config)):
+            print(f"ray-on-ecs: {reason}", flush=True)
+        config = with_driver(config)
+    config = replace(config.resolve_defaults(), working_dir=str(config.folder))
+    storage = RunStorage.open(config.storage_path, str(config.run_name))
+    storage.check_writable()
+    results.check_not_finished(storage)
+    if config.code is None:
+        config = code.store(config, storage, print, links=True)
+    return Admission(config, storage, RunRecord(storage, requested, config))
+
+
+@contextmanager
+def hold(admission: Admission, console: Console) -> Generator[None]:
+    """Hold a run's lock and its place in the queue until the block ends; the block begins when it is the run's turn.
+
+    Args:
+        admission: The run.
+        console: Shows lines.
+
+    Raises:
+        UsageError: Another command trains the run.
+        StorageError: The storage failed within the block.
+        Interrupted: The user stopped the run.
+    """
+    config, storage, record = admission.config, admission.storage, admission.record
+
+    def say(line: str) -> None:
+        console.print(escape(f"ray-on-ecs: {line}"), highlight=False, soft_wrap=True)
+
+    def waits_behind(ticket: queue.Ticket) -> None:
+        if record.behind is None:
+            waiting.enter_context(record.queued())
+        record.behind = ticket.run_name
+        say(queue.describe(ticket))
+
+    since = float(job_metadata().get(SUBMITTED) or time.time())
+    try:
+        with (
+            hold_lock(storage, say) as lock,
+            record.closing(lambda: lock.is_held, say),
+            stoppable(),
+            ExitStack() as waiting,
+            queue.turn(queue.Ticket.of(config, record.owner, since), waits_behind),
+        ):
+            waiting.close()
+            yield
+    except OSError as cause:
+        raise StorageError(
+            f"{storage.uri} can't be read or written ({short_reason(cause)}); "
+            f"continue with --run-name {config.run_name}"
+        ) from cause
+    except (KeyboardInterrupt, SystemExit) as stop:  # the latter is Ray's own answer to SIGTERM
+        raise interrupted(config, stop) from stop
+
+
+def interrupted(config: RunConfig, stop: BaseException) -> Interrupted:
+    """Return the error of a run that was stopped."""
+    error = Interrupted(f"interrupted; continue with --run-name {config.run_name}")
+    error.exit_status = stop.exit_status if isinstance(stop, Stop) else Interrupted.exit_status
+    return error

@@ -1,0 +1,183 @@
+"""Queue of the runs of one head: a run starts when the cluster can hold its workers beside those of the runs before.
+
+First come, first served, without backfill: a small run does not pass a large one that waits. Each driver holds a
+ticket, a file that it has locked, so a driver that dies leaves the queue by itself, and a run that is submitted again
+takes its old place. Ray programs have tickets and do not wait, since Ray gives them their workers one by one.
+
+A driver that waits here has imported neither Ray Train nor PyTorch, and has not joined the cluster.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from ray_on_ecs.cluster_info import read_cluster_info
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.errors import counted
+
+POLL_SECONDS = 2.0
+STACK_POLLS = 30  # between two looks at the stack's description
+TIMEOUT_SECONDS = 10
+TICKETS = "*.ticket"
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A run that waits or trains.
+
+    Attributes:
+        run_name: The run.
+        owner: The user who started it.
+        since: When it was submitted (Unix time).
+        device: `auto`, `cpu` or `cuda`.
+        workers: The most workers that it takes; None for all that the cluster has, 0 for a Ray program.
+    """
+
+    run_name: str
+    owner: str
+    since: float
+    device: str
+    workers: int | None
+
+    @classmethod
+    def of(cls, config: RunConfig, owner: str, since: float) -> Ticket:
+        """Return the ticket of a run with these settings."""
+        most = config.workers[1] if config.workers else None
+        return cls(str(config.run_name), owner, since, config.device, 0 if config.driver else most)
+
+
+def predecessor(tickets: Sequence[Ticket], own: Ticket, gpus: int) -> Ticket | None:
+    """Return the run that `own` is queued behind, or None if it is its turn.
+
+    Runs on CPUs take turns, since a run takes as many CPU threads as the nodes have.
+
+    Args:
+        tickets: Those before it, the oldest first.
+        own: The run.
+        gpus: The number of GPUs that the cluster has or can start.
+    """
+
+    def uses_gpus(ticket: Ticket) -> bool:
+        return ticket.device == "cuda" or (ticket.device == "auto" and gpus > 0)
+
+    alike = [ticket for ticket in tickets if uses_gpus(ticket) == uses_gpus(own) and ticket.workers != 0]
+    if own.workers == 0 or not alike:
+        return None
+    needed = [gpus if ticket.workers is None else min(ticket.workers, gpus) for ticket in (*alike, own)]
+    return None if uses_gpus(own) and sum(needed) <= gpus else alike[-1]
+
+
+@contextmanager
+def place(ticket: Ticket, folder: Path) -> Generator[Callable[[], list[Ticket]]]:
+    """Hold a ticket until the block ends.
+
+    Args:
+        ticket: The run.
+        folder: The tickets of the head.
+
+    Yields:
+        A function that returns the tickets before this one, the oldest first.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"{ticket.since:017.3f}-{os.getpid()}.ticket"
+    written = path.with_suffix(".new")
+    with written.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # before it has its name: a ticket without a lock is that of a dead driver
+        json.dump(asdict(ticket), file)
+        file.flush()
+        written.rename(path)
+        try:
+            yield partial(_before, path)
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _before(own: Path) -> list[Ticket]:
+    tickets = []
+    for path in sorted(own.parent.glob(TICKETS)):
+        if path >= own:
+            break
+        with suppress(OSError, ValueError, TypeError), path.open() as file:
+            if not _is_held(file.fileno()):
+                path.unlink(missing_ok=True)
+                continue
+            tickets.append(Ticket(**json.load(file)))
+    return tickets
+
+
+def _is_held(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def folder_of(gcs_address: str) -> Path:
+    """Return the folder with the tickets of this user's runs on a head, which all its drivers find."""
+    name = hashlib.sha256(gcs_address.encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"ray-on-ecs-queue-{os.getuid()}" / name
+
+
+@contextmanager
+def turn(ticket: Ticket, waits_behind: Callable[[Ticket], None]) -> Generator[None]:
+    """Wait for the run's turn, and keep its place until the block ends.
+
+    Where no Ray cluster is named, the run starts one for itself and waits for nothing.
+
+    Args:
+        ticket: The run.
+        waits_behind: Called with the run before it when it waits, and whenever that is another one.
+    """
+    address = os.environ.get("RAY_ADDRESS", "")
+    if ":" not in address:
+        yield
+        return
+    with place(ticket, folder_of(address)) as tickets_before:
+        behind: Ticket | None = None
+        for poll in itertools.count():
+            if poll % STACK_POLLS == 0:
+                most_gpus = _gpus_of_stack()
+            blocking = predecessor(tickets_before(), ticket, max(_gpus(address), most_gpus))
+            if blocking is None:
+                break
+            if blocking != behind:
+                behind = blocking
+                waits_behind(blocking)
+            time.sleep(POLL_SECONDS)
+        yield
+
+
+def _gpus_of_stack() -> int:
+    """Return how many GPUs the stack can start; 0 where there is no stack."""
+    info = read_cluster_info()
+    return info["scaling"]["workers"]["max"] * info["gpus"] if info else 0
+
+
+def _gpus(gcs_address: str) -> int:
+    """Return how many GPUs the cluster has; 0 if it does not answer."""
+    present = 0.0
+    with suppress(Exception):  # any of Ray's errors: the next poll asks again
+        from ray.autoscaler.v2 import sdk
+
+        status = sdk.get_cluster_status(gcs_address, timeout=TIMEOUT_SECONDS)
+        nodes = [*status.active_nodes, *status.idle_nodes]
+        present = sum(node.total_resources().get("GPU", 0) for node in nodes)
+    return int(present)
+
+
+def describe(behind: Ticket) -> str:
+    """Return the line of a run that waits."""
+    workers = "" if not behind.workers else f", {counted(behind.workers, 'worker')}"
+    return f"queued behind {behind.run_name} ({behind.owner}{workers})"

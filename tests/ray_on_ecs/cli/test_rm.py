@@ -1,0 +1,108 @@
+"""`ray-on-ecs rm` and `prune`: what has ended is deleted, and what is under way stays."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from ray_on_ecs.cli.main import main
+from tests.ray_on_ecs.cli.folders import Folders, head, job
+
+NO_HEAD = "http://127.0.0.1:9"
+OLD = 10 * 86400
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
+    monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", NO_HEAD)
+    return Folders(str(tmp_path / "results"))
+
+
+def make(folders: Folders, name: str, *, age: float = 0, code: str = "", state: str = "finished") -> Path:
+    """A run whose folder was last written so many seconds ago."""
+    folders.status(name, state)
+    folders.of(name).write_json("config.json", {"format": 1, "settings": {"code": f"/x/.code/{code}.tar.gz=work"}})
+    folders.of(name).write("checkpoints/step-000000001/rank-0", "weights")
+    folder = Path(folders.path) / name
+    for path in folder.rglob("*"):
+        os.utime(path, (time.time() - age, time.time() - age))
+    return folder
+
+
+def test_a_run_is_deleted_with_all_that_it_left(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = make(folders, "first"), make(folders, "second")
+    assert main(["rm", "--local", "first"]) == 0
+    assert capsys.readouterr().err.endswith("run first is deleted\n")
+    assert (first.exists(), second.exists()) == (False, True)
+
+
+def test_a_run_that_trains_is_not_deleted(
+    folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, busy = make(folders, "ended"), make(folders, "busy", state="training")
+    with head([job("busy")]) as url:
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
+        assert main(["rm", "--local", "ended", "busy"]) == 2
+    line = "ray-on-ecs: run busy is under way; ray-on-ecs stop --local busy ends it\n"
+    assert capsys.readouterr().err.endswith(line)
+    assert ended.exists(), "nothing is deleted before all are checked"
+    assert busy.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(("frist",), "there is no run 'frist'"), ((), "Missing argument 'RUN...'")],
+)
+def test_a_mistake_deletes_nothing(
+    folders: Folders, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], says: str
+) -> None:
+    first = make(folders, "first")
+    assert main(["rm", "--local", *words]) == 2
+    assert says in capsys.readouterr().err
+    assert first.exists()
+
+
+def code_of(folders: Folders, name: str) -> Path:
+    archive = Path(folders.path) / ".code" / f"{name}.tar.gz"
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    archive.write_bytes(b"code")
+    os.utime(archive, (time.time() - OLD, time.time() - OLD))
+    return archive
+
+
+def test_old_runs_and_their_code_are_pruned(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = make(folders, "old", age=OLD, code="aa"), make(folders, "new", code="bb")
+    lost = make(folders, "lost", age=OLD, state="training")
+    unused, used = code_of(folders, "aa"), code_of(folders, "bb")
+    assert main(["prune", "--local", "--older-than", "7", "--yes"]) == 0
+    shown = capsys.readouterr()
+    assert "2 runs deleted, and 1 archive of code" in shown.err
+    assert [each.exists() for each in (old, lost, unused)] == [False] * 3
+    assert [each.exists() for each in (new, used)] == [True] * 2
+
+
+def test_a_prune_asks_first(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = make(folders, "old", age=OLD)
+    monkeypatch.setattr("click.confirm", lambda text, **_: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert main(["prune", "--local", "--older-than", "7"]) == 130
+    assert old.exists()
+
+
+def test_what_is_under_way_is_never_pruned(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = make(folders, "busy", age=OLD, state="interrupted")
+    with head([job("busy")]) as url:
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
+        assert main(["prune", "--local", "--older-than", "7", "--yes"]) == 0
+    assert busy.exists()
+
+
+def test_code_stays_if_a_run_can_not_be_read(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    make(folders, "old", age=OLD)
+    broken = make(folders, "broken")
+    (broken / "config.json").write_text("{")
+    code = code_of(folders, "aa")
+    assert main(["prune", "--local", "--older-than", "7", "--yes"]) == 3
+    assert "code that no run needs can't be deleted" in capsys.readouterr().err
+    assert code.exists()

@@ -1,0 +1,111 @@
+"""Runs start in the order of their submission, as many as the cluster holds, and a dead driver leaves the queue."""
+
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.run import queue
+from ray_on_ecs.run.queue import Ticket, place, predecessor
+from tests.waiting import until
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from ray_on_ecs.run.queue import Ticket, place
+with place(Ticket("first", "ada", 1.0, "cuda", 4), Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def ticket(name: str, workers: int | None, device: str = "auto", since: float = 1.0) -> Ticket:
+    return Ticket(name, "ada", since, device, workers)
+
+
+@pytest.mark.parametrize(
+    ("before", "own", "gpus", "behind"),
+    [
+        ((), ticket("own", 8), 4, None),
+        ((ticket("a", 2),), ticket("own", 2), 4, None),
+        ((ticket("a", 2),), ticket("own", 3), 4, "a"),
+        ((ticket("a", 4), ticket("b", 4)), ticket("own", 1), 4, "b"),
+        ((ticket("a", 3), ticket("b", 2)), ticket("own", 1), 4, "b"),
+        ((ticket("a", None),), ticket("own", 1), 4, "a"),
+        ((ticket("a", 1),), ticket("own", None), 4, "a"),
+        ((ticket("a", 1),), ticket("own", 64), 4, "a"),
+        ((ticket("a", 0),), ticket("own", None), 4, None),
+        ((ticket("a", 4),), ticket("own", 0), 4, None),
+        ((ticket("a", 4),), ticket("own", 1, "cpu"), 4, None),
+        ((ticket("a", 1, "cpu"),), ticket("own", 1, "cpu"), 4, "a"),
+        ((ticket("a", 1),), ticket("own", 1), 0, "a"),
+        ((ticket("a", 1, "cuda"),), ticket("own", 1, "cuda"), 0, None),
+    ],
+    ids=[
+        "nothing before it",
+        "room for both",
+        "room for one",
+        "the one before is queued, too",
+        "a small run passes none",
+        "one that takes all",
+        "one that wants all",
+        "more than there is",
+        "behind a Ray program",
+        "a Ray program",
+        "a run on CPUs beside one on GPUs",
+        "two runs on CPUs",
+        "a cluster without GPUs",
+        "GPUs that have not come",
+    ],
+)
+def test_a_run_is_queued_behind_the_last_that_leaves_no_room(
+    before: tuple[Ticket, ...], own: Ticket, gpus: int, behind: str | None
+) -> None:
+    found = predecessor(before, own, gpus)
+    assert (found and found.run_name) == behind
+
+
+def test_tickets_are_in_the_order_of_submission(tmp_path: Path) -> None:
+    with ExitStack() as held:
+        before = {}
+        for name, since in (("third", 30.0), ("first", 1.5), ("second", 20.0)):
+            before[name] = held.enter_context(place(ticket(name, 1, since=since), tmp_path))
+        assert [each.run_name for each in before["third"]()] == ["first", "second"]
+        assert before["first"]() == []
+
+
+def test_a_driver_that_is_killed_leaves_the_queue(tmp_path: Path) -> None:
+    driver = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout
+    with driver, place(ticket("own", 4, since=2.0), tmp_path) as before:
+        assert driver.stdout.readline() == "held\n"
+        assert [each.run_name for each in before()] == ["first"]
+        driver.send_signal(signal.SIGKILL)
+        until(lambda: not before())
+    assert not list(tmp_path.iterdir()), "no ticket is left"
+
+
+def test_a_ticket_that_is_no_ticket_holds_up_nothing(tmp_path: Path) -> None:
+    (tmp_path / "000000000.500-1.ticket").write_text("{")
+    with place(ticket("own", 4), tmp_path) as before:
+        assert before() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "workers"),
+    [({}, None), ({"num_workers": "3"}, 3), ({"num_workers": "1:4"}, 4), ({"driver": True}, 0)],
+)
+def test_a_ticket_counts_the_most_workers_of_a_run(given: dict[str, object], workers: int | None) -> None:
+    config = RunConfig(command=("train.py",), run_name="own", **given)  # ty: ignore[invalid-argument-type]
+    assert Ticket.of(config, "ada", 1.0).workers == workers
+
+
+def test_without_a_named_cluster_there_is_no_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    waited: list[Ticket] = []
+    with queue.turn(ticket("own", 1), waited.append):
+        assert not waited
