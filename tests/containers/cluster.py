@@ -188,7 +188,7 @@ class Cluster:
         networks = () if any(each.startswith("--network=") for each in options) else (f"--network={self.network}",)
         here = Path(__file__).parent
         modules = {"tiny.py": "tiny.py", "fake_cuda.py": "sitecustomize.py"}
-        folders = {self.code: CODE, **{here / name: f"{MODELS}/{module}" for name, module in modules.items()}}
+        folders = {self.code: CODE, **{here / file: f"{MODELS}/{module}" for file, module in modules.items()}}
         volumes = (f"--volume={source}:{target}:ro" for source, target in folders.items())
         kept = {containers.STATE_VOLUME: self.state(name), containers.INSTANCE_VOLUME: str(self.instance)}
         niceness = {"RAY_worker_niceness": BUSY_MACHINE["RAY_worker_niceness"]}

@@ -13,4 +13,8 @@ if status := os.environ.get("FAKE_CUDA"):
             """Fail."""
             return int(str(status))
 
-    ctypes.CDLL = lambda name, *given, **named: Driver() if name == "libcuda.so.1" else load(name, *given, **named)
+    def load_or_fake(name: str, *given: object, **named: object) -> object:
+        """Load a library, or return the driver."""
+        return Driver() if name == "libcuda.so.1" else load(name, *given, **named)  # ty: ignore[invalid-argument-type]
+
+    setattr(ctypes, "CDLL", load_or_fake)  # noqa: B010
