@@ -29,7 +29,7 @@ from ray_on_ecs.checkpoint.dcp import Reader
 from ray_on_ecs.checkpoint.ddp_buckets import GradientOrder, replay
 from ray_on_ecs.checkpoint.export import export_weights
 from ray_on_ecs.checkpoint.index import FORMAT, BestMode, CheckpointIndex, Manifest
-from ray_on_ecs.checkpoint.location import open_file, open_folder
+from ray_on_ecs.checkpoint.location import is_in_run, open_file, open_folder
 from ray_on_ecs.checkpoint.manifest import find_fault
 from ray_on_ecs.checkpoint.pace import Pace
 from ray_on_ecs.checkpoint.sampler import DistributedSampler
@@ -312,6 +312,8 @@ class Checkpointer:
     def close(self, export: str | os.PathLike[str] | None = None) -> None:
         """Store the last state, and export the weights unless the training has to stop.
 
+        In a run the last checkpoint and the best one alone are kept then: a run that has finished is not resumed.
+
         Raises:
             OSError: They could not be stored.
         """
@@ -321,6 +323,8 @@ class Checkpointer:
             self._store_last()
         if export is not None and not self.should_stop:
             self.export(export)
+        if self._index is not None and not self.should_stop and is_in_run():
+            self._index.end()
         self._close()
 
     def _store_last(self) -> None:

@@ -118,6 +118,11 @@ class CheckpointIndex:
         self._complete[name] = manifest
         self._prune()
 
+    def end(self) -> None:
+        """Keep the newest checkpoint and the best alone: the training has ended well."""
+        self._keep_last = 1
+        self._prune()
+
     def begin(self, name: str) -> None:
         """Note that a checkpoint is being written: until the commit it is absent."""
         self._incomplete.add(name)

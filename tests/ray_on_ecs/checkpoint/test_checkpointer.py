@@ -21,6 +21,7 @@ from ray_on_ecs import Checkpointer, DistributedSampler, sdk
 from ray_on_ecs.checkpoint import manifest, pace
 from ray_on_ecs.checkpoint.checkpointer import ResumeError
 from ray_on_ecs.checkpoint.dcp import Reader, Writer
+from ray_on_ecs.checkpoint.location import RUN_VARIABLE
 from ray_on_ecs.checkpoint.staging import DivergedError
 from ray_on_ecs.run.metrics import MetricsLog
 from tests.aws import BUCKET
@@ -170,6 +171,22 @@ def test_the_last_checkpoints_and_the_best_are_kept(model: nn.Linear, tmp_path: 
     assert checkpoint.load_best()
     assert model.weight[0, 0].item() == pytest.approx(0.9)
     checkpoint.close()
+    assert names(tmp_path) == ["step-000000002", "step-000000004", "step-000000005"]
+
+
+@pytest.mark.parametrize(("stops", "kept"), [(False, [1, 3]), (True, [1, 2, 3])], ids=["finished", "interrupted"])
+def test_a_run_that_has_finished_keeps_the_last_checkpoint_and_the_best(
+    model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: bool, kept: list[int]
+) -> None:
+    monkeypatch.setenv(RUN_VARIABLE, str(tmp_path))
+    checkpoint = Checkpointer(tmp_path, model=model, keep_last=2, keep_best="loss")
+    for loss in (0.1, 0.3, 0.2):
+        checkpoint.after_step()
+        checkpoint.end_epoch(loss=loss)
+        checkpoint.wait()
+    checkpoint.should_stop = stops
+    checkpoint.close()
+    assert names(tmp_path) == [f"step-{step:09d}" for step in kept]
 
 
 def saved(model: nn.Linear, folder: Path) -> None:
