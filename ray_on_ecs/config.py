@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, Self
 
+from ray_on_ecs import secrets
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.flags import check, environment_variable, flag, flags_of, setting
 
@@ -122,6 +123,11 @@ class RunConfig:
         None, "file of packages for pip, in the folder with the code, to add to those of the image", metavar="FILE"
     )
     env: tuple[str, ...] = _many_files("environment variable of the script", metavar="NAME=VALUE")
+    secret: tuple[str, ...] = _many_files(
+        "environment variable of the script that nothing shows: its value is that of this command's own variable, or "
+        "of a secret in AWS Secrets Manager",
+        metavar="NAME[=ARN]",
+    )
     input: tuple[str, ...] = _many_files(
         "folder, s3://bucket/prefix or run:OTHER whose files the script finds in $INPUT_NAME, or stream:s3://… to read",
         metavar="NAME=URI",
@@ -174,6 +180,8 @@ class RunConfig:
             _check_pairs(name, given)
         for name, pattern in self.metrics.items():
             _check_metric(name, pattern)
+        if both := self.variables.keys() & secrets.parse(self.secret).keys():
+            raise UsageError(f"--secret: {min(both)} is also given by --env, which shows its value; leave that out")
         if not (self.module or self.no_python) and self.command:
             object.__setattr__(self, "command", (_relative(self.command[0], self.folder), *self.command[1:]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import click
 
+from ray_on_ecs import secrets
 from ray_on_ecs.cli.screen import note, print_json
 from ray_on_ecs.cluster.clusters import Cluster, chosen, cluster_flags
 from ray_on_ecs.cluster.jobs import (
@@ -23,6 +25,7 @@ from ray_on_ecs.cluster.jobs import (
 from ray_on_ecs.config import WORKERS
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError
 from ray_on_ecs.flags import environment_variable, flag, flags_of, help_line
+from ray_on_ecs.node.jobs import SECRETS
 from ray_on_ecs.run.command_line import NEEDLESS, NEEDLESS_FLAGS, SETTINGS, needless_line, with_underscores
 from ray_on_ecs.run.program_source import driver_reason
 from ray_on_ecs.run.stop import SIGNALLED
@@ -115,6 +118,7 @@ def _run(
     if needless := click.get_current_context().meta.get(NEEDLESS):
         note(needless_line(needless))
     work = _submission({}, given, command)  # a mistake needs no cluster
+    values = secrets.take_from_environment(work.script.secret)
     if work.script.driver and not given["driver"]:
         note(str(driver_reason(work.script)))
         given["driver"] = True
@@ -126,10 +130,12 @@ def _run(
         work = _submission(defaults, given, command)
     name = work.run["run_name"]
     metadata = {**work.run, MAX_RESUBMISSIONS: str(max_resubmissions)}
+    if values:
+        metadata[SECRETS] = json.dumps([cluster.storage(name).uri, *values])
     if cluster.is_here:
         _check_not_finished(cluster, name)
     with _ray(cluster, work, stays=detach) as is_local:
-        job_id = _submit(cluster, work, metadata, quiet=as_json)
+        job_id = _submit(cluster, work, metadata, values, quiet=as_json)
         if not detach:
             return _follow(cluster, work, job_id, fetch)
     if as_json:
@@ -201,7 +207,7 @@ def _stop(cluster: Cluster, name: str) -> bool:
 
     note(f"stopping run {name}")
     with cluster.connect() as head:
-        return stop_run(head, name)
+        return stop_run(cluster, head, name)
 
 
 def _submission(defaults: dict[str, Any], given: dict[str, Any], command: Sequence[str]) -> Submission:
@@ -233,13 +239,17 @@ def _flags(typed: dict[str, Any]) -> Iterator[str]:
                 yield str(each)
 
 
-def _submit(cluster: Cluster, work: Submission, metadata: dict[str, str], *, quiet: bool) -> str:
+def _submit(
+    cluster: Cluster, work: Submission, metadata: dict[str, str], values: dict[str, str], *, quiet: bool
+) -> str:
     from ray_on_ecs.cluster.jobs import find_or_submit, is_under_way
 
     with cluster.connect_when_up(note) as head, contextlib.ExitStack() as opened:
         if not is_under_way(head.jobs, work):
             note(f"uploading {work.script.folder}")
             work = work.with_code(cluster.code_storage(work.run["run_name"]), note, is_here=cluster.is_here)
+            if values:
+                cluster.secrets_of(cluster.storage(work.run["run_name"]).uri).put(values)
         if quiet:
             opened.enter_context(contextlib.redirect_stdout(sys.stderr))
         return find_or_submit(head.jobs, work, metadata)

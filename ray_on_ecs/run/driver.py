@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -12,8 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from ray_on_ecs.config import RunConfig
-from ray_on_ecs.errors import UsageError, counted, one_line
+from ray_on_ecs import secrets
+from ray_on_ecs.config import JOB_VARIABLE, RunConfig
+from ray_on_ecs.errors import Interrupted, TrainingError, UsageError, counted, one_line
 from ray_on_ecs.run import code, inputs, program_resources, ray_cluster, results
 from ray_on_ecs.run.attempts import Attempts, TrainFunction, hold_run, wait_for_workers
 from ray_on_ecs.run.failure_policy import Mark
@@ -27,6 +28,7 @@ from ray_on_ecs.run.script_group import Decider, ScriptGroup
 from ray_on_ecs.run.worker import run_script
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.cost import cost_line, cost_of
+from ray_on_ecs.tracking.lock import HeldError
 from ray_on_ecs.tracking.run_actor import create_run_actor
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.run_record import RunRecord
@@ -48,8 +50,17 @@ def run(config: RunConfig, console: Console) -> dict[str, Any]:
         ResourceError: The cluster has no room for the workers.
         TrainingError: The script failed; the files that it wrote are kept, and `error.json` says what happened.
     """
+    is_job = JOB_VARIABLE in os.environ
+    values = (
+        {} if is_job else secrets.take_from_environment(config.secret)
+    )  # of a job, `ray-on-ecs run` has stored them
     requested = config if config.code is None else replace(config.without_code(), working_dir=".")
     config, storage = _prepare(config)
+    with _secrets_till_end(config, storage, values, is_job):
+        return _run(_with_code(config, storage), requested, storage, console)
+
+
+def _run(config: RunConfig, requested: RunConfig, storage: RunStorage, console: Console) -> dict[str, Any]:
     record = RunRecord(storage, requested, config)
     found = {name: inputs.resolve(name, source, storage) for name, source in config.inputs.items()}
     os.environ[CHANGE_FOLDER] = "0"  # the workers stay where Ray starts them
@@ -101,6 +112,40 @@ def run(config: RunConfig, console: Console) -> dict[str, Any]:
     return document
 
 
+@contextmanager
+def _secrets_till_end(
+    config: RunConfig, storage: RunStorage, values: Mapping[str, str], is_job: bool
+) -> Generator[None]:
+    """Have the run's secrets stored until the block ends.
+
+    They stay if another command has the run, or if a job is interrupted: the head may go on with it.
+
+    Raises:
+        UsageError: One is not there.
+    """
+    store, names = secrets.store(storage.uri), secrets.stored_names(config.secret)
+    store.put(values)
+    stays = is_job  # unless an end is known to be final
+    try:
+        secrets.read(config.secret, storage.uri)  # as the workers do, which may have to be started first
+        yield
+        stays = False
+    except TrainingError as end:
+        stays = isinstance(end, HeldError) or (is_job and isinstance(end, Interrupted))
+        raise
+    finally:
+        if names and not stays:
+            _delete_secrets(store, names)
+
+
+def _delete_secrets(store: secrets.Store, names: Sequence[str]) -> None:
+    """Delete the run's secrets; the run ends as it does if they can't be deleted."""
+    try:
+        store.delete(names)
+    except (OSError, TrainingError) as cause:
+        print(f"ray-on-ecs: {', '.join(names)} could not be deleted ({one_line(cause)})", flush=True)
+
+
 def _publish(storage: RunStorage, console: Console) -> None:
     """Bring the files of a run that has finished to their places, and say which were not kept."""
     try:
@@ -141,7 +186,7 @@ def _newest_file(storage: RunStorage) -> tuple[str, datetime] | None:
 
 
 def _prepare(config: RunConfig) -> tuple[RunConfig, RunStorage]:
-    """Check everything that can be checked without a cluster."""
+    """Return the settings of the run and its folder, and check the user's own."""
     if config.code is None:
         config.check_files()
         if not config.driver and (reason := driver_reason(config)):
@@ -149,11 +194,14 @@ def _prepare(config: RunConfig) -> tuple[RunConfig, RunStorage]:
         config = with_driver(config)
     config = replace(config.resolve_defaults(), working_dir=str(config.folder))
     storage = RunStorage.open(config.storage_path, str(config.run_name))
+    return config, storage
+
+
+def _with_code(config: RunConfig, storage: RunStorage) -> RunConfig:
+    """Check that the run may begin, and store the user's code unless that is done."""
     storage.check_writable()
     results.check_not_finished(storage)
-    if config.code is None:
-        config = code.store(config, storage, print, links=True)
-    return config, storage
+    return config if config.code is not None else code.store(config, storage, print, links=True)
 
 
 def _begin(config: RunConfig, storage: RunStorage, allocation: WorkerAllocation | None) -> RunConfig:
