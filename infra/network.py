@@ -43,6 +43,7 @@ class NetworkArgs:
     cluster_name: pulumi.Input[str]
     nat_gateway: bool = True
     spot: bool = False
+    reads_secrets: bool = False
 
 
 class Network(pulumi.ComponentResource):
@@ -69,8 +70,9 @@ class Network(pulumi.ComponentResource):
             self._close_default_group(name)
         group_id = self._security_group(name, args)
         if not args.nat_gateway:
-            # A run on spot instances asks EC2 for their prices.
-            services = (*INTERFACE_ENDPOINTS, *(["ec2"] if args.spot else []))
+            # A run on spot instances asks EC2 for their prices, and jobs may read secrets of Secrets Manager.
+            more = {"ec2": args.spot, "secretsmanager": args.reads_secrets}
+            services = (*INTERFACE_ENDPOINTS, *(service for service, is_used in more.items() if is_used))
             self._endpoints(name, services, args.location, subnets, group_id)
         self.ref = NetworkRef(subnets=subnets, security_group_id=group_id, network=self)
         self.register_outputs({"vpc_id": self.vpc_id, "subnet_id": subnets[args.location.zone]})

@@ -99,6 +99,7 @@ class RayCluster(pulumi.ComponentResource):
                 cluster_name=config.check_state(cluster.name, cluster.made_for, plan.identity, plan.up),
                 nat_gateway=settings.nat_gateway,
                 spot=settings.spot,
+                reads_secrets=bool(settings.job_secrets),
             ),
             opts,
         )
@@ -164,6 +165,7 @@ class RayCluster(pulumi.ComponentResource):
             token_parameter_arn=auth.parameter_arn,
             bucket=storage.bucket,
             data_buckets=settings.data_buckets,
+            job_secrets=settings.job_secrets,
         )
         head_args = tasks.head(
             plan.head.task,

@@ -14,6 +14,7 @@ from infra.definitions.sizing import TaskSize
 from infra.ray_task import RayTaskArgs
 from infra.references import AccountRules, Location, ResourceRef
 from infra.tags import metrics_namespace
+from ray_on_ecs.contract import secrets_prefix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,7 @@ class TaskDefaults:
     token_parameter_arn: pulumi.Input[str]
     bucket: ResourceRef
     data_buckets: Sequence[str] = ()
+    job_secrets: Sequence[str] = ()
 
     def head(
         self, size: TaskSize, *, cluster_info_parameter: ResourceRef, group: ResourceRef, moves: bool, cpu_workers: bool
@@ -52,6 +54,8 @@ class TaskDefaults:
                 metrics_namespace=namespace,
                 parameter_arn=cluster_info_parameter.arn,
                 group_arn=group.arn if moves else None,
+                # Its jobs delete what their run needs no more, and commands in its shell submit runs.
+                writes_secrets=True,
             ),
             state_volume=containers.STATE_VOLUME,
         )
@@ -100,12 +104,21 @@ class TaskDefaults:
         )
 
     def _common(self, size: TaskSize) -> pulumi.Output[ContainerDefaults]:
-        known = pulumi.Output.all(image=self.image_uri, log_group=self.logs.name, token_arn=self.token_parameter_arn)
+        known = pulumi.Output.all(
+            image=self.image_uri,
+            log_group=self.logs.name,
+            token_arn=self.token_parameter_arn,
+            secrets_prefix=self._secrets_prefix,
+        )
         return known.apply(
             lambda values: ContainerDefaults(
                 region=self.location.region, size=size, registry_secret_arn=self.registry_secret_arn, **values
             )
         )
+
+    @property
+    def _secrets_prefix(self) -> pulumi.Output[str]:
+        return pulumi.Output.from_input(self.cluster.name).apply(secrets_prefix)
 
     def _execution_policy(self) -> pulumi.Output[str]:
         known = pulumi.Output.all(
@@ -122,15 +135,19 @@ class TaskDefaults:
             )
         )
 
-    def _task_policy(self, **given: pulumi.Input[str | None]) -> pulumi.Output[str]:
+    def _task_policy(self, **given: pulumi.Input[str | bool | None]) -> pulumi.Output[str]:
         place = self.location
         tasks = f"arn:{place.partition}:ecs:{place.region}:{place.account}:task/"
         tasks_arn = pulumi.Output.concat(tasks, self.cluster.name, "/*")
-        return pulumi.Output.all(bucket_arn=self.bucket.arn, tasks_arn=tasks_arn, **given).apply(
+        parameters = f"arn:{place.partition}:ssm:{place.region}:{place.account}:parameter"
+        secrets_arn = pulumi.Output.concat(parameters, self._secrets_prefix, "/*")
+        known = {"bucket_arn": self.bucket.arn, "tasks_arn": tasks_arn, "secrets_arn": secrets_arn}
+        return pulumi.Output.all(**known, **given).apply(
             lambda inputs: json.dumps(
                 policies.training(
                     partition=place.partition,
                     data_buckets=self.data_buckets,
+                    job_secrets=self.job_secrets,
                     kms_key_arn=self.rules.kms_key_arn,
                     **inputs,
                 )

@@ -91,6 +91,8 @@ class RayClusterArgs(TypedDict, total=False):
     """Days for which the bucket keeps objects that are overwritten or deleted; 0 keeps none."""
     data_buckets: list[str]
     """Buckets that training may also read, each as bucket or bucket/prefix."""
+    job_secrets: list[str]
+    """ARNs of secrets in AWS Secrets Manager that jobs may read, for --secret NAME=ARN."""
     root_volume_gib: int
     """Root disk of each instance in GiB; it holds the machine image and the unpacked training image."""
     log_retention_days: int
@@ -147,6 +149,7 @@ class Settings:
     retain_bucket: bool = False
     object_version_days: Annotated[int, validation.object_version_days] = 0
     data_buckets: Annotated[tuple[str, ...], validation.data_buckets] = ()
+    job_secrets: Annotated[tuple[str, ...], validation.job_secrets] = ()
     root_volume_gib: Annotated[int, validation.root_volume_gib] = 100
     log_retention_days: Annotated[int, validation.log_retention_days] = 30
     check_quotas: bool = True
