@@ -1,5 +1,5 @@
 # make train   train on this machine          make test    run the tests
-# make check   lint, types, layers            make lock    update docker/requirements.lock
+# make check   lint, types, layers            make lock    update the lock files
 # make image   build the image                make image-size    show its layers and their sizes
 # make test-faults   kill parts of a cluster during training
 # make bench   compare the training with a plain loop
@@ -15,6 +15,7 @@ N ?= 10
 CONTAINER_ENGINE ?= docker
 BIN := $(VENV)/bin
 LOCK := docker/requirements.lock
+COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11
 
 .PHONY: help train test check lock image image-size bench drills test-faults test-containers
 help:
@@ -36,9 +37,11 @@ check: $(VENV)/.test
 	$(BIN)/ty check
 	$(BIN)/lint-imports
 
+# The Pulumi program shares an environment with Ray, and so the versions of what both need.
 lock: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --extra train --extra language --output-file $(LOCK) pyproject.toml
+	$(COMPILE) --extra train --extra language --output-file $(LOCK) pyproject.toml
+	$(COMPILE) --constraint $(LOCK) --output-file requirements.txt requirements.in
 
 # The label says where the source came from, without a name or a token that the address may hold.
 image:
@@ -68,5 +71,6 @@ $(VENV)/.train: $(LOCK) pyproject.toml
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.train requirements.txt
-	$(BIN)/python -m pip install --quiet --requirement requirements.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.txt
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@

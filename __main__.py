@@ -1,19 +1,15 @@
 """Ray on Amazon ECS for distributed PyTorch: one cluster by the stack's configuration, and what the stack exports."""
 
-from dataclasses import asdict
-from typing import cast
-
 import pulumi
 
 from infra import config
-from infra.config import runs
-from infra.ray_cluster import RayCluster, RayClusterArgs
+from infra.ray_cluster import RayCluster
 
-settings = cast(RayClusterArgs, asdict(config.load()))
 # Without the names of project and stack, which can change: by another logical name Pulumi replaces everything.
-cluster = RayCluster("ray-on-ecs", settings)
-if not (settings["retain_bucket"] or settings["bucket_name"]):
-    runs.announce(cluster.bucket)
+NAME = "ray-on-ecs"
+
+args = config.load(NAME)
+cluster = RayCluster(NAME, args)
 
 pulumi.export("bucket", cluster.bucket)
 pulumi.export("head_instance_id", cluster.head_instance_id)

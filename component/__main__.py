@@ -8,6 +8,7 @@ from pulumi.provider.experimental import component_provider_host
 sys.path.append(str(Path(__file__).parents[1]))  # where infra/ is
 
 from infra.ray_cluster import RayCluster
+from ray_on_ecs import __version__
 
 if __name__ == "__main__":
-    component_provider_host(name="ray-on-ecs", components=[RayCluster])
+    component_provider_host(name="ray-on-ecs", components=[RayCluster], version=__version__)

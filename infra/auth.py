@@ -17,7 +17,7 @@ class AuthTokenArgs:
 
     length: int = 64
     rotate: str = ""
-    kms_key_arn: str = ""
+    kms_key_arn: pulumi.Input[str] = ""
 
 
 class AuthToken(pulumi.ComponentResource):

@@ -150,7 +150,7 @@ class Capacity(pulumi.ComponentResource):
                     device_index=0,
                     # Said here, because a subnet may give its instances public addresses by itself.
                     associate_public_ip_address="false",
-                    security_groups=[args.network.security_group_id],
+                    security_groups=[args.network.instances_group_id],
                     delete_on_termination="true",
                 )
             ],
@@ -334,7 +334,7 @@ def _encoded_user_data(cluster_name: str) -> str:
     return base64.b64encode(user_data(cluster_name).encode()).decode()
 
 
-def _root_volume(size_gib: int, kms_key_arn: str) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
+def _root_volume(size_gib: int, kms_key_arn: pulumi.Input[str]) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
     return aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
         device_name=ROOT_DEVICE,
         ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(

@@ -22,7 +22,7 @@ class ClusterArgs:
 
     made_for: Mapping[str, str] = field(default_factory=dict)
     log_retention_days: int
-    kms_key_arn: str = ""
+    kms_key_arn: pulumi.Input[str] = ""
 
 
 class Cluster(pulumi.ComponentResource):

@@ -22,7 +22,7 @@ class ImageArgs:
 
     context: str
     dockerfile: str
-    kms_key_arn: str = ""
+    kms_key_arn: pulumi.Input[str] = ""
 
 
 class Image(pulumi.ComponentResource):
@@ -49,7 +49,7 @@ class Image(pulumi.ComponentResource):
         self.image_uri = image.image_uri
         self.register_outputs({"image_uri": self.image_uri})
 
-    def _repository(self, name: str, kms_key_arn: str) -> aws.ecr.Repository:
+    def _repository(self, name: str, kms_key_arn: pulumi.Input[str]) -> aws.ecr.Repository:
         repository = aws.ecr.Repository(
             f"{name}-repository",
             force_delete=True,
@@ -67,7 +67,7 @@ class Image(pulumi.ComponentResource):
         return repository
 
 
-def _encryption(kms_key_arn: str) -> list[aws.ecr.RepositoryEncryptionConfigurationArgs] | None:
+def _encryption(kms_key_arn: pulumi.Input[str]) -> list[aws.ecr.RepositoryEncryptionConfigurationArgs] | None:
     if not kms_key_arn:
         return None
     return [aws.ecr.RepositoryEncryptionConfigurationArgs(encryption_type="KMS", kms_key=kms_key_arn)]

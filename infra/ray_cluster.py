@@ -15,7 +15,7 @@ from infra.auth import AuthToken, AuthTokenArgs
 from infra.capacity import Capacity, CapacityArgs
 from infra.cluster import Cluster, ClusterArgs
 from infra.cluster_info import ClusterInfo, ClusterInfoArgs
-from infra.config.settings import RayClusterArgs, Settings
+from infra.config import RayClusterArgs
 from infra.definitions import commands
 from infra.discovery import Discovery, DiscoveryArgs
 from infra.image import Image, ImageArgs
@@ -25,7 +25,6 @@ from infra.node_scaling import NodeScaling, NodeScalingArgs
 from infra.ray_nodes import TaskDefaults
 from infra.ray_service import RayService, RayServiceArgs
 from infra.ray_task import RayTask
-from infra.references import AccountRules, ExistingNetwork, NodeSpec, Scale
 from infra.sessions import Sessions, SessionsArgs
 from infra.storage import Storage, StorageArgs
 from infra.tags import company_tags, name_prefix
@@ -36,8 +35,9 @@ ROOT = Path(__file__).parents[1]
 class RayCluster(pulumi.ComponentResource):
     """Ray on Amazon ECS for distributed PyTorch: network, bucket, image, head, GPU and CPU workers, monitoring.
 
-    The names of all its parts in the account begin with its own name, which is therefore cut where it is long. It is
-    made in the account and region of the default AWS provider (`aws:region`).
+    The names of all its parts in the account begin with its own name, which is therefore cut where it is long. Account
+    and region are those of its AWS provider. While Pulumi plans, the constructor asks AWS by that provider about the
+    arguments, and about a cluster of this name that is up; prices it asks for with the credentials of the environment.
     """
 
     bucket: pulumi.Output[str]
@@ -56,6 +56,12 @@ class RayCluster(pulumi.ComponentResource):
     """Cost of all instances an hour, in USD on demand; none where AWS would not say."""
     default_gpus: pulumi.Output[int]
     """Number of GPUs that a job requests by default."""
+    security_group_id: pulumi.Output[str]
+    """ID of the security group of the tasks, which other resources of a program can admit."""
+    task_role_arns: pulumi.Output[dict[str, str]]
+    """ARNs of the tasks' IAM roles by kind of node: head, workers and, if there are any, cpu-workers."""
+    task_definition_arns: pulumi.Output[dict[str, str]]
+    """ARNs of the task definitions, by the same kinds."""
     connection: pulumi.Output[dict[str, Any]]
     """Names by which `ray-on-ecs` finds the cluster; any program that exports it as `connection` can be its stack."""
     train_command: pulumi.Output[str]
@@ -68,97 +74,30 @@ class RayCluster(pulumi.ComponentResource):
     """Shell line that prints Ray's token."""
 
     def __init__(self, name: str, args: RayClusterArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        if opts and (opts.provider or opts.providers):
-            raise pulumi.RunError(
-                f"{name}: is made by the default AWS provider alone; set aws:region and aws:profile, and give no other"
-            )
-        settings, given_network = _read(args)
-        prefix = name_prefix(name)
-        plan = config.plan(settings, prefix, given_network)
-        tagged = pulumi.ResourceOptions(transformations=[company_tags(settings.tags)])
-        super().__init__("ray-on-ecs:index:RayCluster", name, None, pulumi.ResourceOptions.merge(opts, tagged))
-        rules = AccountRules(
-            permissions_boundary=settings.permissions_boundary,
-            role_path=settings.role_path,
-            kms_key_arn=settings.kms_key_arn,
-            task_policy_arns=settings.task_policy_arns,
-        )
-        key = rules.kms_key_arn
-        opts = pulumi.ResourceOptions(parent=self)
+        arguments = config.read(args)
+        super().__init__("ray-on-ecs:index:RayCluster", name, None, opts)
+        self._prefix = prefix = name_prefix(name)
+        self._settings = settings = arguments.settings
+        self._plan = plan = config.plan(arguments, prefix, pulumi.InvokeOptions(parent=self))
+        tags = company_tags(settings.tags, plan.default_tags)
+        self._opts = opts = pulumi.ResourceOptions(parent=self, transforms=[tags])
 
-        cluster = Cluster(
-            f"{prefix}-ray",
-            ClusterArgs(made_for=plan.identity, log_retention_days=settings.log_retention_days, kms_key_arn=key),
-            opts,
-        )
-        network = Network(
-            f"{prefix}-network",
-            NetworkArgs(
-                vpc_cidr=settings.vpc_cidr,
-                location=plan.location,
-                cluster_name=config.check_state(cluster.name, cluster.made_for, plan.identity, plan.up),
-                nat_gateway=settings.nat_gateway,
-                spot=settings.spot,
-                reads_secrets=bool(settings.job_secrets),
-            ),
-            opts,
-        )
-        storage_args = StorageArgs(
-            retain=settings.retain_bucket,
-            version_days=settings.object_version_days,
-            existing=settings.bucket_name,
-            partition=plan.location.partition,
-            kms_key_arn=key,
-        )
-        storage = Storage(f"{prefix}-storage", storage_args, opts)
-        image_uri = pulumi.Output.from_input(
-            settings.image_uri or Image(f"{prefix}-image", _image_args(key), opts).image_uri
-        )
-        auth = AuthToken(f"{prefix}-auth", AuthTokenArgs(kms_key_arn=key, rotate=settings.rotate_token), opts)
+        cluster = self._cluster()
+        network = self._network(cluster)
+        storage = self._storage()
+        image_uri = settings.image_uri or self._image().image_uri
+        auth_args = AuthTokenArgs(kms_key_arn=settings.kms_key_arn, rotate=settings.rotate_token)
+        auth = AuthToken(f"{prefix}-auth", auth_args, opts)
         discovery = Discovery(f"{prefix}-discovery", DiscoveryArgs(namespace=cluster.name, vpc_id=network.vpc_id), opts)
 
-        kinds: dict[str, tuple[NodeSpec, Scale | None]] = {
-            "head": (plan.head, None),
-            "workers": (plan.worker, settings.workers),
-        }
-        if plan.cpu_worker:
-            kinds["cpu-workers"] = plan.cpu_worker, settings.cpu_workers
-        capacities = {
-            kind: Capacity(
-                f"{prefix}-{kind}",
-                CapacityArgs(
-                    location=plan.location,
-                    cluster=cluster.ref,
-                    network=network.ref,
-                    node=node,
-                    rules=rules,
-                    managed_scaling=scale is not None,
-                    root_volume_gib=settings.root_volume_gib,
-                ),
-                opts,
-            )
-            for kind, (node, scale) in kinds.items()
-        }
-        association = cluster.associate([each.provider_name for each in capacities.values()])
-        agents = [each.join_cluster(association) for each in capacities.values()]
-        info = ClusterInfo(
-            f"{prefix}-cluster-info",
-            ClusterInfoArgs(
-                head=plan.head,
-                worker=plan.worker,
-                cpu_worker=plan.cpu_worker,
-                scales={kind: scale for kind, (_, scale) in kinds.items() if scale},
-                group_name=capacities["workers"].group.name,
-                subnets=network.ref.subnets,
-                placement_groups=capacities["workers"].placement_groups,
-            ),
-            opts,
-        )
-
-        tasks = TaskDefaults(
+        capacities = self._capacities(cluster, network)
+        association = cluster.associate([capacity.provider_name for capacity in capacities.values()])
+        agents = [capacity.join_cluster(association) for capacity in capacities.values()]
+        info = self._cluster_info(network, capacities["workers"])
+        common = TaskDefaults(
             cluster=cluster.ref,
             location=plan.location,
-            rules=rules,
+            rules=settings.rules,
             image_uri=image_uri,
             registry_secret_arn=settings.registry_secret_arn,
             logs=cluster.logs,
@@ -166,77 +105,43 @@ class RayCluster(pulumi.ComponentResource):
             bucket=storage.bucket,
             data_buckets=settings.data_buckets,
             job_secrets=settings.job_secrets,
+            environment=arguments.environment,
         )
-        head_args = tasks.head(
-            plan.head.task,
+        task_args = common.of_kinds(
+            plan.nodes,
+            head_host=discovery.head_host,
             cluster_info_parameter=info.parameter,
             group=capacities["workers"].group,
-            moves=plan.worker.moves,
-            cpu_workers=plan.cpu_worker is not None,
         )
-        of_kind = {"head": RayTask(f"{prefix}-head-task", head_args, opts)}
-        of_kind["workers"] = RayTask(
-            f"{prefix}-worker-task",
-            tasks.worker(plan.worker.task, discovery.head_host, capacities["workers"].group),
-            opts,
-        )
-        if plan.cpu_worker:
-            of_kind["cpu-workers"] = RayTask(
-                f"{prefix}-cpu-worker-task", tasks.cpu_worker(plan.cpu_worker.task, discovery.head_host), opts
-            )
+        # Without the plural's s: head-task, worker-task, cpu-worker-task.
+        tasks = {kind: RayTask(f"{prefix}-{kind.removesuffix('s')}-task", of, opts) for kind, of in task_args.items()}
         # A run needs all kinds of nodes till its end.
-        needed = [association, *agents, *(policy for task in of_kind.values() for policy in task.role_policies)]
-        services: dict[str, RayService] = {}
-        for kind, (node, scale) in kinds.items():
-            service_args = RayServiceArgs(
-                cluster=cluster.ref,
-                network=network.ref,
-                # Wherever a job has moved the group: ECS places tasks in the service's subnets alone.
-                zones=tuple(network.ref.subnets) if node.moves else node.zones,
-                task_definition_arn=of_kind[kind].definition_arn,
-                capacity_provider=capacities[kind].provider_name,
-                count=scale.initial_count if scale else 1,
-                autoscaled=scale is not None and scale.max_count > 0,
-                redeploy=_redeploy(settings, is_head=scale is None),
-                registry_arn=None if scale else discovery.registry_arn,
-                after=needed,
-            )
-            services[kind] = RayService(f"{prefix}-ray-{kind}", service_args, opts)
-            if scale and scale.max_count:
-                NodeScaling(
-                    f"{prefix}-{kind}-scaling",
-                    NodeScalingArgs(
-                        service=services[kind].ref,
-                        head=services["head"].ref,
-                        group_name=capacities[kind].group.name,
-                        scale=scale,
-                        kind=kind,
-                        node=node,
-                    ),
-                    opts,
-                )
+        needed = [association, *agents, *(policy for task in tasks.values() for policy in task.role_policies)]
+        services = self._services(cluster, network, discovery, capacities, tasks, needed)
         refs = {kind: service.ref for kind, service in services.items()}
-        monitoring = Monitoring(
-            f"{prefix}-monitoring",
-            MonitoringArgs(region=plan.region, services=refs, alerts=settings.alerts),
-            opts,
-        )
-
+        monitoring_args = MonitoringArgs(region=plan.region, services=refs, alerts=settings.alerts)
+        monitoring = Monitoring(f"{prefix}-monitoring", monitoring_args, opts)
         sessions = Sessions(f"{prefix}-sessions", SessionsArgs(gpus=plan.gpus), opts)
-        head_id = capacities["head"].instance_id(services["head"])
-        train, shell = (pulumi.Output.all(head_id, document) for document in (sessions.train, sessions.shell))
-        dashboard = pulumi.Output.all(head_id, discovery.head_host, sessions.forward)
-        known: dict[str, pulumi.Output[Any]] = {
-            "bucket": storage.bucket.name,
-            "head_instance_id": head_id,
-            "cluster_name": cluster.ref.name,
-            "log_group": cluster.logs.name,
-            "metrics_dashboard": monitoring.dashboard_name,
-            "estimated_hourly_usd": pulumi.Output.from_input(plan.hourly_usd),
-            "default_gpus": pulumi.Output.from_input(plan.gpus),
-        }
-        connection = pulumi.Output.all(
-            **known,
+
+        self.bucket = storage.bucket.name
+        self.head_instance_id = capacities["head"].instance_id(services["head"])
+        self.cluster_name = cluster.ref.name
+        self.image_uri = pulumi.Output.from_input(image_uri)
+        self.log_group = cluster.logs.name
+        self.metrics_dashboard = monitoring.dashboard_name
+        self.estimated_hourly_usd = pulumi.Output.from_input(plan.hourly_usd)
+        self.default_gpus = pulumi.Output.from_input(plan.gpus)
+        self.security_group_id = network.ref.tasks_group_id
+        self.task_role_arns = pulumi.Output.all(**{kind: task.role_arn for kind, task in tasks.items()})
+        self.task_definition_arns = pulumi.Output.all(**{kind: task.definition_arn for kind, task in tasks.items()})
+        self.connection = pulumi.Output.all(
+            bucket=self.bucket,
+            head_instance_id=self.head_instance_id,
+            cluster_name=self.cluster_name,
+            log_group=self.log_group,
+            metrics_dashboard=self.metrics_dashboard,
+            estimated_hourly_usd=self.estimated_hourly_usd,
+            default_gpus=self.default_gpus,
             region=plan.region,
             head_host=discovery.head_host,
             token_parameter=auth.parameter_name,
@@ -245,68 +150,126 @@ class RayCluster(pulumi.ComponentResource):
             forward_document=sessions.forward,
             services={kind: ref.name for kind, ref in refs.items()},
         )
-        outputs: dict[str, pulumi.Output[Any]] = {
-            **known,
-            "image_uri": image_uri,
-            "connection": connection,
-            "train_command": train.apply(lambda found: commands.session(plan.region, *found)),
-            "shell_command": shell.apply(lambda found: commands.session(plan.region, *found)),
-            "dashboard_command": dashboard.apply(lambda found: commands.dashboard(plan.region, *found)),
-            "token_command": auth.parameter_name.apply(lambda name: commands.token(plan.region, name)),
-        }
-        vars(self).update(outputs)
-        self.register_outputs(outputs)
+        self.train_command = self._session(sessions.train)
+        self.shell_command = self._session(sessions.shell)
+        forward = pulumi.Output.all(self.head_instance_id, discovery.head_host, sessions.forward)
+        self.dashboard_command = forward.apply(lambda names: commands.dashboard(plan.region, *names))
+        self.token_command = auth.parameter_name.apply(lambda parameter: commands.token(plan.region, parameter))
+        self.register_outputs({output: getattr(self, output) for output in RayCluster.__annotations__})
 
-
-def _read(args: RayClusterArgs) -> tuple[Settings, ExistingNetwork | None]:
-    """The arguments as settings, and the network if the same program makes it, so that AWS can't be asked yet.
-
-    Raises:
-        RunError: One cannot work.
-    """
-    defaults = vars(Settings())
-    if unknown := args.keys() - defaults.keys():
-        raise pulumi.RunError(f"{', '.join(sorted(unknown))}: is no argument of RayCluster; see RayClusterArgs")
-    given = {key: _as(defaults[key], value) for key, value in args.items()}
-    network = None
-    subnets = given.get("subnet_ids", ())
-    asked_about = [given.get("vpc_id"), *(subnets if isinstance(subnets, tuple) else [subnets])]
-    if any(isinstance(each, pulumi.Output) for each in asked_about):
-        network = _given_network(given)
-    return config.in_one_line(lambda: Settings(**given)), network
-
-
-def _as(default: object, value: Any) -> Any:
-    """The value as Settings has it: a tuple of a list, and an integer of the float that other languages hand over."""
-    if isinstance(default, int) and isinstance(value, float) and value.is_integer():
-        return int(value)
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _redeploy(settings: Settings, *, is_head: bool) -> dict[str, str]:
-    """Words of which another one deploys a service again: nodes read the token when they start."""
-    words = {"token": settings.rotate_token, "redeploy": "" if is_head else settings.redeploy_workers}
-    return {cause: word for cause, word in words.items() if word}
-
-
-def _given_network(given: dict[str, Any]) -> ExistingNetwork:
-    """Take a network of the same program out of the arguments."""
-    vpc_id, subnets, zones = given.pop("vpc_id", ""), given.pop("subnet_ids", ()), given.get("availability_zones", ())
-    if isinstance(subnets, pulumi.Output):
-        raise pulumi.RunError("subnet_ids: is an Output; give a list with one for each zone, such as [subnet.id]")
-    if not (vpc_id and subnets and len(subnets) == len(zones)):
-        raise pulumi.RunError(
-            f"availability_zones: {', '.join(zones) or 'none'} for {len(subnets)} subnet_ids of a VPC that the "
-            "same program makes; give vpc_id, and the zone of each subnet in their order"
+    def _cluster(self) -> Cluster:
+        settings = self._settings
+        args = ClusterArgs(
+            made_for=self._plan.identity,
+            log_retention_days=settings.log_retention_days,
+            kms_key_arn=settings.kms_key_arn,
         )
-    if not given.get("nat_gateway", True):
-        raise pulumi.RunError(
-            "nat_gateway: False is of a VPC of the cluster's own; give this VPC its endpoints yourself"
+        return Cluster(f"{self._prefix}-ray", args, self._opts)
+
+    def _network(self, cluster: Cluster) -> Network:
+        plan, settings = self._plan, self._settings
+        args = NetworkArgs(
+            vpc_cidr=settings.vpc_cidr,
+            location=plan.location,
+            cluster_name=config.check_state(cluster.name, cluster.made_for, plan.identity, plan.up),
+            nat_gateway=settings.nat_gateway,
+            spot=settings.spot,
+            reads_secrets=bool(settings.job_secrets),
         )
-    return ExistingNetwork(vpc_id=vpc_id, subnets=dict(zip(zones, subnets, strict=True)))
+        return Network(f"{self._prefix}-network", args, self._opts)
 
+    def _storage(self) -> Storage:
+        settings = self._settings
+        args = StorageArgs(
+            retain=settings.retain_bucket,
+            version_days=settings.object_version_days,
+            existing=settings.bucket_name,
+            partition=self._plan.location.partition,
+            kms_key_arn=settings.kms_key_arn,
+        )
+        storage = Storage(f"{self._prefix}-storage", args, self._opts)
+        if self._plan.up and not (settings.retain_bucket or settings.bucket_name):
+            config.announce_runs(storage.bucket.name, pulumi.InvokeOptions(parent=self))
+        return storage
 
-def _image_args(kms_key_arn: str) -> ImageArgs:
-    """The image of docker/. awsx hashes the path as it stands: it has to be the same on every machine."""
-    context = os.path.relpath(ROOT)
-    return ImageArgs(context=context, dockerfile=f"{context}/docker/Dockerfile", kms_key_arn=kms_key_arn)
+    def _image(self) -> Image:
+        """The image of docker/. awsx hashes the path as it stands: it has to be the same on every machine."""
+        context = os.path.relpath(ROOT)
+        args = ImageArgs(
+            context=context, dockerfile=f"{context}/docker/Dockerfile", kms_key_arn=self._settings.kms_key_arn
+        )
+        return Image(f"{self._prefix}-image", args, self._opts)
+
+    def _capacities(self, cluster: Cluster, network: Network) -> dict[str, Capacity]:
+        capacities = {}
+        for kind, node in self._plan.nodes.items():
+            args = CapacityArgs(
+                location=self._plan.location,
+                cluster=cluster.ref,
+                network=network.ref,
+                node=node,
+                rules=self._settings.rules,
+                managed_scaling=kind in self._plan.scales,
+                root_volume_gib=self._settings.root_volume_gib,
+            )
+            capacities[kind] = Capacity(f"{self._prefix}-{kind}", args, self._opts)
+        return capacities
+
+    def _cluster_info(self, network: Network, workers: Capacity) -> ClusterInfo:
+        plan = self._plan
+        args = ClusterInfoArgs(
+            head=plan.head,
+            worker=plan.worker,
+            cpu_worker=plan.cpu_worker,
+            scales=plan.scales,
+            group_name=workers.group.name,
+            subnets=network.ref.subnets,
+            placement_groups=workers.placement_groups,
+        )
+        return ClusterInfo(f"{self._prefix}-cluster-info", args, self._opts)
+
+    def _services(
+        self,
+        cluster: Cluster,
+        network: Network,
+        discovery: Discovery,
+        capacities: dict[str, Capacity],
+        tasks: dict[str, RayTask],
+        after: list[pulumi.Resource],
+    ) -> dict[str, RayService]:
+        """The services, the head's first, and what scales those of the workers."""
+        services = {}
+        for kind, node in self._plan.nodes.items():
+            scale = self._plan.scales.get(kind)
+            # Nodes read the token when they start.
+            words = {"token": self._settings.rotate_token, "redeploy": self._settings.redeploy_workers if scale else ""}
+            args = RayServiceArgs(
+                cluster=cluster.ref,
+                network=network.ref,
+                # Wherever a job has moved the group: ECS places tasks in the service's subnets alone.
+                zones=tuple(network.ref.subnets) if node.moves else node.zones,
+                task_definition_arn=tasks[kind].definition_arn,
+                capacity_provider=capacities[kind].provider_name,
+                count=scale.initial_count if scale else 1,
+                autoscaled=scale is not None and scale.max_count > 0,
+                redeploy={cause: word for cause, word in words.items() if word},
+                registry_arn=None if scale else discovery.registry_arn,
+                after=after,
+            )
+            services[kind] = RayService(f"{self._prefix}-ray-{kind}", args, self._opts)
+            if scale and scale.max_count:
+                scaling_args = NodeScalingArgs(
+                    service=services[kind].ref,
+                    head=services["head"].ref,
+                    group_name=capacities[kind].group.name,
+                    scale=scale,
+                    kind=kind,
+                    node=node,
+                )
+                NodeScaling(f"{self._prefix}-{kind}-scaling", scaling_args, self._opts)
+        return services
+
+    def _session(self, document: pulumi.Output[str]) -> pulumi.Output[str]:
+        """Shell line of a session with the head's instance."""
+        names = pulumi.Output.all(self.head_instance_id, document)
+        return names.apply(lambda known: commands.session(self._plan.region, *known))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import pulumi
 
@@ -12,7 +12,7 @@ from infra.definitions import containers, policies
 from infra.definitions.containers import ContainerDefaults
 from infra.definitions.sizing import TaskSize
 from infra.ray_task import RayTaskArgs
-from infra.references import AccountRules, Location, ResourceRef
+from infra.references import AccountRules, Location, NodeSpec, ResourceRef
 from infra.tags import metrics_namespace
 from ray_on_ecs.contract import secrets_prefix
 
@@ -25,12 +25,34 @@ class TaskDefaults:
     location: Location
     rules: AccountRules
     image_uri: pulumi.Input[str]
-    registry_secret_arn: str = ""
+    registry_secret_arn: pulumi.Input[str] = ""
     logs: ResourceRef
     token_parameter_arn: pulumi.Input[str]
     bucket: ResourceRef
-    data_buckets: Sequence[str] = ()
-    job_secrets: Sequence[str] = ()
+    data_buckets: Sequence[pulumi.Input[str]] = ()
+    job_secrets: Sequence[pulumi.Input[str]] = ()
+    environment: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+
+    def of_kinds(
+        self,
+        nodes: Mapping[str, NodeSpec],
+        *,
+        head_host: pulumi.Input[str],
+        cluster_info_parameter: ResourceRef,
+        group: ResourceRef,
+    ) -> dict[str, RayTaskArgs]:
+        """Inputs of the tasks of all kinds of nodes; `group` is the Auto Scaling group of the workers."""
+        head = self.head(
+            nodes["head"].task,
+            cluster_info_parameter=cluster_info_parameter,
+            group=group,
+            moves=nodes["workers"].moves,
+            cpu_workers="cpu-workers" in nodes,
+        )
+        tasks = {"head": head, "workers": self.worker(nodes["workers"].task, head_host, group)}
+        if "cpu-workers" in nodes:
+            tasks["cpu-workers"] = self.cpu_worker(nodes["cpu-workers"].task, head_host)
+        return tasks
 
     def head(
         self, size: TaskSize, *, cluster_info_parameter: ResourceRef, group: ResourceRef, moves: bool, cpu_workers: bool
@@ -109,12 +131,10 @@ class TaskDefaults:
             log_group=self.logs.name,
             token_arn=self.token_parameter_arn,
             secrets_prefix=self._secrets_prefix,
+            registry_secret_arn=self.registry_secret_arn,
+            environment=dict(self.environment),
         )
-        return known.apply(
-            lambda values: ContainerDefaults(
-                region=self.location.region, size=size, registry_secret_arn=self.registry_secret_arn, **values
-            )
-        )
+        return known.apply(lambda values: ContainerDefaults(region=self.location.region, size=size, **values))
 
     @property
     def _secrets_prefix(self) -> pulumi.Output[str]:
@@ -122,34 +142,26 @@ class TaskDefaults:
 
     def _execution_policy(self) -> pulumi.Output[str]:
         known = pulumi.Output.all(
-            image_uri=self.image_uri, log_group_arn=self.logs.arn, token_arn=self.token_parameter_arn
+            image_uri=self.image_uri,
+            log_group_arn=self.logs.arn,
+            token_arn=self.token_parameter_arn,
+            registry_secret_arn=self.registry_secret_arn,
+            kms_key_arn=self.rules.kms_key_arn,
         )
-        return known.apply(
-            lambda inputs: json.dumps(
-                policies.execution(
-                    partition=self.location.partition,
-                    registry_secret_arn=self.registry_secret_arn,
-                    kms_key_arn=self.rules.kms_key_arn,
-                    **inputs,
-                )
-            )
-        )
+        return known.apply(lambda inputs: json.dumps(policies.execution(partition=self.location.partition, **inputs)))
 
-    def _task_policy(self, **given: pulumi.Input[str | bool | None]) -> pulumi.Output[str]:
+    def _task_policy(self, **grants: pulumi.Input[str | bool | None]) -> pulumi.Output[str]:
         place = self.location
         tasks = f"arn:{place.partition}:ecs:{place.region}:{place.account}:task/"
         tasks_arn = pulumi.Output.concat(tasks, self.cluster.name, "/*")
         parameters = f"arn:{place.partition}:ssm:{place.region}:{place.account}:parameter"
-        secrets_arn = pulumi.Output.concat(parameters, self._secrets_prefix, "/*")
-        known = {"bucket_arn": self.bucket.arn, "tasks_arn": tasks_arn, "secrets_arn": secrets_arn}
-        return pulumi.Output.all(**known, **given).apply(
-            lambda inputs: json.dumps(
-                policies.training(
-                    partition=place.partition,
-                    data_buckets=self.data_buckets,
-                    job_secrets=self.job_secrets,
-                    kms_key_arn=self.rules.kms_key_arn,
-                    **inputs,
-                )
-            )
+        known = pulumi.Output.all(
+            bucket_arn=self.bucket.arn,
+            tasks_arn=tasks_arn,
+            data_buckets=list(self.data_buckets),
+            secrets_arn=pulumi.Output.concat(parameters, self._secrets_prefix, "/*"),
+            job_secrets=list(self.job_secrets),
+            kms_key_arn=self.rules.kms_key_arn,
+            **grants,
         )
+        return known.apply(lambda inputs: json.dumps(policies.training(partition=place.partition, **inputs)))

@@ -54,7 +54,7 @@ class RayService(pulumi.ComponentResource):
             ],
             network_configuration=aws.ecs.ServiceNetworkConfigurationArgs(
                 subnets=[args.network.subnets[zone] for zone in args.zones],
-                security_groups=[args.network.security_group_id],
+                security_groups=[args.network.tasks_group_id],
                 assign_public_ip=False,
             ),
             service_registries=_registries(args.registry_arn),

@@ -41,6 +41,7 @@ class RayTask(pulumi.ComponentResource):
     """The task definition of one kind of Ray node; one task fills one instance."""
 
     definition_arn: pulumi.Output[str]
+    role_arn: pulumi.Output[str]
     role_policies: list[pulumi.Resource]
 
     def __init__(self, name: str, args: RayTaskArgs, opts: pulumi.ResourceOptions | None = None) -> None:
@@ -68,17 +69,17 @@ class RayTask(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.definition_arn = definition.arn
-        more = [self._attach(name, task_role, each) for each in args.rules.task_policy_arns]
-        self.role_policies = [execution_policy, task_policy, *more]
-        self.register_outputs({"definition_arn": self.definition_arn})
+        self.role_arn = task_role.arn
+        attached = [
+            self._attach(f"{name}-role-{_policy_label(arn, index)}", task_role, arn)
+            for index, arn in enumerate(args.rules.task_policy_arns)
+        ]
+        self.role_policies = [execution_policy, task_policy, *attached]
+        self.register_outputs({"definition_arn": self.definition_arn, "role_arn": self.role_arn})
 
-    def _attach(self, name: str, role: aws.iam.Role, policy_arn: str) -> pulumi.Resource:
-        digest = hashlib.sha256(policy_arn.encode()).hexdigest()[:8]
+    def _attach(self, name: str, role: aws.iam.Role, policy_arn: pulumi.Input[str]) -> pulumi.Resource:
         return aws.iam.RolePolicyAttachment(
-            f"{name}-role-{policy_arn.rpartition('/')[2]}-{digest}",
-            role=role.name,
-            policy_arn=policy_arn,
-            opts=pulumi.ResourceOptions(parent=self),
+            name, role=role.name, policy_arn=policy_arn, opts=pulumi.ResourceOptions(parent=self)
         )
 
     def _role(
@@ -89,6 +90,13 @@ class RayTask(pulumi.ComponentResource):
             f"{name}-policy", role=role.name, policy=policy, opts=pulumi.ResourceOptions(parent=self)
         )
         return role, inline
+
+
+def _policy_label(policy_arn: pulumi.Input[str], index: int) -> str:
+    """The policy's name, and a hash since two may differ in their path alone; for an Output its place in the list."""
+    if not isinstance(policy_arn, str):
+        return f"policy-{index}"
+    return f"{policy_arn.rpartition('/')[2]}-{hashlib.sha256(policy_arn.encode()).hexdigest()[:8]}"
 
 
 def _volumes(args: RayTaskArgs) -> list[aws.ecs.TaskDefinitionVolumeArgs]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pulumi
 
 from infra.definitions.sizing import InstanceType, TaskSize
+
+
+def known(value: pulumi.Input[str]) -> str:
+    """The value, or nothing where it is an Output, which AWS can't be asked about."""
+    return value if isinstance(value, str) else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,10 +114,10 @@ class AccountRules:
         task_policy_arns: ARNs of policies that the role of every task has, too.
     """
 
-    permissions_boundary: str = ""
+    permissions_boundary: pulumi.Input[str] = ""
     role_path: str = "/"
-    kms_key_arn: str = ""
-    task_policy_arns: tuple[str, ...] = ()
+    kms_key_arn: pulumi.Input[str] = ""
+    task_policy_arns: Sequence[pulumi.Input[str]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +152,8 @@ class NetworkRef:
     """Where instances and tasks run; they start after `network` is complete, and are gone before any part of it."""
 
     subnets: Mapping[str, pulumi.Input[str]]
-    security_group_id: pulumi.Output[str]
+    tasks_group_id: pulumi.Output[str]
+    instances_group_id: pulumi.Output[str]
     network: pulumi.Resource
 
 

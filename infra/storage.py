@@ -24,9 +24,9 @@ class StorageArgs:
 
     retain: bool = False
     version_days: int = 0
-    existing: str = ""
+    existing: pulumi.Input[str] = ""
     partition: str = "aws"
-    kms_key_arn: str = ""
+    kms_key_arn: pulumi.Input[str] = ""
 
 
 class Storage(pulumi.ComponentResource):
@@ -37,8 +37,8 @@ class Storage(pulumi.ComponentResource):
     def __init__(self, name: str, args: StorageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Storage", name, None, opts)
         if args.existing:
-            arn = f"arn:{args.partition}:s3:::{args.existing}"
-            self.bucket = ResourceRef(name=pulumi.Output.from_input(args.existing), arn=pulumi.Output.from_input(arn))
+            arn = pulumi.Output.concat(f"arn:{args.partition}:s3:::", args.existing)
+            self.bucket = ResourceRef(name=pulumi.Output.from_input(args.existing), arn=arn)
             self.register_outputs({"bucket_name": args.existing})
             return
         # The settings stay with the bucket: one that is kept without them would be open to plain HTTP.
@@ -81,7 +81,7 @@ class Storage(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[block])),
         )
 
-    def _encrypt(self, name: str, kms_key_arn: str, opts: pulumi.ResourceOptions) -> None:
+    def _encrypt(self, name: str, kms_key_arn: pulumi.Input[str], opts: pulumi.ResourceOptions) -> None:
         """By S3's own key, or by one in KMS, which is asked once for the bucket and not for each object."""
         by_default = aws.s3.BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultArgs(
             sse_algorithm="aws:kms" if kms_key_arn else "AES256", kms_master_key_id=kms_key_arn or None

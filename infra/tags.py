@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pulumi
-import pulumi_aws as aws
 
 # The longest of our names, a role's ("-worker-task-execution"), and what Pulumi puts behind it ("-1a2b3c4") leave this
 # much of IAM's 64 characters; S3's 63, and a DNS label's, leave more.
@@ -17,15 +16,15 @@ HASH_LENGTH = 8
 # AWS takes these beginnings of a capacity provider, a parameter, a document, a security group or a bucket for its own.
 RESERVED = ("amazon", "aws", "ecs", "fargate", "ssm", "sg-", "amzn", "xn--", "sthree-")
 
-# A program can't read its stack's state. So the security group's tags say which cluster the stack has, in which zone
-# its instances are and, with a VPC of its own, in which zones that VPC has subnets; a role's tag says which region it
-# is in, since roles are the same in every region.
+# A program can't read its stack's state. So the tags of its tasks' security group say which cluster the stack has, in
+# which zone its instances are and, with a VPC of its own, in which zones that VPC has subnets; a role's tag says which
+# region it is in, since roles are the same in every region.
 TAG_PREFIX = "ray-on-ecs:"
 PROJECT_TAG, STACK_TAG, CLUSTER_TAG, REGION_TAG, ZONE_TAG, ZONES_TAG = (
     f"{TAG_PREFIX}{name}" for name in ("project", "stack", "cluster", "region", "zone", "zones")
 )
 # Ends of the names of that group and that role.
-SECURITY_GROUP, HEAD_ROLE = "network-security-group", "head-instance-role"
+TASKS_GROUP, HEAD_ROLE = "network-tasks-group", "head-instance-role"
 
 
 def tags(name: str) -> dict[str, str]:
@@ -63,35 +62,35 @@ def metrics_namespace(cluster_name: pulumi.Input[str]) -> pulumi.Output[str]:
     return pulumi.Output.concat("ray-on-ecs/", cluster_name)
 
 
-def company_tags(given: Mapping[str, str]) -> Callable[[pulumi.ResourceTransformationArgs], Any]:
-    """A transformation of a cluster and all below it: whatever carries tags carries these, too.
+def company_tags(
+    company: Mapping[str, pulumi.Input[str]], defaults: Mapping[str, str]
+) -> Callable[[pulumi.ResourceTransformArgs], pulumi.ResourceTransformResult | None]:
+    """A transform of a component and all below it: whatever carries tags carries the company's, too.
 
-    `aws:defaultTags` are added where the AWS provider doesn't: to groups, and to what launch templates start.
+    `defaults`, the AWS provider's default tags, are added where it doesn't: to groups, and to what launch templates
+    start. Pulumi's engine runs it, also on the children of awsx's components, and names properties as the schema does.
     """
-    defaults = (pulumi.Config("aws").get_object("defaultTags") or {}).get("tags") or {}
 
-    def add(args: pulumi.ResourceTransformationArgs) -> pulumi.ResourceTransformationResult | None:
+    def add(args: pulumi.ResourceTransformArgs) -> pulumi.ResourceTransformResult | None:
         props: dict[str, Any] = dict(args.props)
         if args.type_ == "aws:autoscaling/group:Group":
-            own = {each.key.lower() for each in props["tags"]}
+            own = {tag["key"].lower() for tag in props["tags"]}
             tags = [
-                aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=False)
-                for key, value in {**defaults, **given}.items()
+                {"key": key, "value": value, "propagateAtLaunch": False}
+                for key, value in {**defaults, **company}.items()
                 if key.lower() not in own
             ]
             changed = {"tags": [*props["tags"], *tags]}
         elif args.type_ == "aws:ec2/launchTemplate:LaunchTemplate":
             launched = [
-                aws.ec2.LaunchTemplateTagSpecificationArgs(
-                    resource_type=each.resource_type, tags={**defaults, **given, **each.tags}
-                )
-                for each in props["tag_specifications"]
+                {**specification, "tags": {**defaults, **company, **specification["tags"]}}
+                for specification in props["tagSpecifications"]
             ]
-            changed = {"tag_specifications": launched}
-        elif isinstance(props.get("tags"), dict) and given:
-            changed = {"tags": {**given, **props["tags"]}}
+            changed = {"tagSpecifications": launched}
+        elif isinstance(props.get("tags"), dict) and company:
+            changed = {"tags": {**company, **props["tags"]}}
         else:
             return None
-        return pulumi.ResourceTransformationResult({**props, **changed}, args.opts)
+        return pulumi.ResourceTransformResult({**props, **changed}, args.opts)
 
     return add

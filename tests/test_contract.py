@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 import ray_on_ecs
 from infra.cluster_info import ClusterInfo, ClusterInfoArgs
@@ -259,8 +260,26 @@ def test_the_lock_holds_the_versions_of_the_project() -> None:
     pins = {re.sub(r"\[.*\]", "", each) for each in JOB_PACKAGES if "==" in each}
     assert len(pins) == 3, "ray, torch and torchvision are exact"
     assert all(f"\n{pin} " in f"\n{lock}" for pin in pins), "make lock has not been run"
-    requirements = re.findall(r"^[a-z0-9-]+==.*?(?=^[a-z0-9-]+==|\Z)", lock, flags=re.MULTILINE | re.DOTALL)
-    assert all("--hash=sha256:" in each for each in requirements), "what ends up in the image is locked by hash"
+    assert locked(ROOT / "docker" / "requirements.lock"), "what ends up in the image is locked by hash"
+
+
+def locked(file: Path) -> dict[str, str]:
+    """The version of each package in a lock file, all of which have hashes."""
+    requirements = re.findall(r"^[a-z0-9-]+==.*?(?=^[a-z0-9-]+==|\Z)", file.read_text(), re.MULTILINE | re.DOTALL)
+    assert all("--hash=sha256:" in each for each in requirements), "a package could be exchanged"
+    return dict(each.split()[0].split("==") for each in requirements)
+
+
+def test_the_programs_lock_holds_what_it_requires() -> None:
+    lock, required = locked(ROOT / "requirements.txt"), (ROOT / "requirements.in").read_text().splitlines()
+    for each in map(Requirement, required):
+        assert each.specifier.contains(lock[each.name]), f"{each}: make lock has not been run"
+
+
+def test_the_locks_agree() -> None:
+    image, program = (locked(ROOT / each) for each in ("docker/requirements.lock", "requirements.txt"))
+    for name in image.keys() & program.keys():
+        assert image[name] == program[name], f"{name}: one environment has both; run make lock"
 
 
 def test_token_authentication_is_on_everywhere() -> None:

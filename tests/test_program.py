@@ -14,7 +14,14 @@ import pulumi
 import pytest
 
 from infra.config import docker
-from infra.definitions.policies import LOOK_AT_GROUPS, MOVE_GROUP, SESSION_MANAGER, SPOT_PRICES, WILDCARD_ACTIONS
+from infra.definitions.policies import (
+    LOOK_AT_GROUPS,
+    LOOK_AT_INSTANCE,
+    MOVE_GROUP,
+    SESSION_MANAGER,
+    SPOT_PRICES,
+    WILDCARD_ACTIONS,
+)
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.stack import find
 from tests.infra.fake_aws import (
@@ -246,7 +253,7 @@ def test_another_identity_is_refused_before_anything_exists(
     with pytest.raises(pulumi.RunError) as refused:
         made.run(lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__"))
     assert str(refused.value).startswith(line)
-    assert made.resources == {}
+    assert made.resources.keys() <= {CLUSTER}, "the component alone, without any part"
 
 
 # Settings of something that carries the tags itself, and free of charge.
@@ -283,8 +290,9 @@ def agent_needs(kind: str) -> dict[str, str]:
         f"{kind}-instance-ecs": "without its policy the ECS agent falls silent, and `destroy` hangs in DRAINING",
         f"{kind}-instance-ssm": "the commands can't reach an instance that Session Manager does not know",
         "network-vpc": "without NAT gateway and route no image is pulled, and no task reported stopped",
-        "network-ingress": "the workers don't reach the head, and their health checks kill them",
-        "network-egress": "the agent can't reach ECS, and `destroy` hangs in DRAINING",
+        "network-tasks-ingress": "the workers don't reach the head, and their health checks kill them",
+        "network-tasks-egress": "a job can't store its last checkpoint",
+        "network-instances-egress": "the agent can't reach ECS, and `destroy` hangs in DRAINING",
         f"{name}-task-execution-policy": "the first tasks fail for want of image, logs and token",
         f"{name}-task-role-policy": "the first run is refused by S3, and a last checkpoint is lost",
         f"{other}-task-execution-policy": "the other kind's tasks can't be started again while this one's still run",
@@ -312,8 +320,8 @@ EDGES = {
         for needed, why in {
             "ray-cluster": "ECS refuses to delete a cluster that still has instances",
             "network-vpc": "an instance without a route joins no cluster, and `up` waits in vain",
-            "network-ingress": "tasks start before they may talk to each other",
-            "network-egress": "an instance without a way out joins no cluster, and `up` waits in vain",
+            "network-tasks-ingress": "tasks start before they may talk to each other",
+            "network-instances-egress": "an instance without a way out joins no cluster, and `up` waits in vain",
         }.items()
     },
     **{
@@ -380,6 +388,7 @@ PARTS = {
     "arn:aws:s3:::training-bucket/*": "the stack's own bucket",
     f"arn:aws:service:{REGION}:{ACCOUNT}:ray-on-ecs-ray-logs:*": "the streams of the stack's own log group",
     f"arn:aws:ecs:{REGION}:{ACCOUNT}:task/ray-on-ecs-ray-dev-c0ffee/*": "tasks of the stack's own cluster",
+    f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/ray-on-ecs/ray-on-ecs-ray-dev-c0ffee/runs/*": "secrets of its runs",
 }
 
 
@@ -404,14 +413,15 @@ def test_no_role_has_a_wildcard_without_a_written_reason(everything: Cloud) -> N
 def test_what_reaches_everything_is_held_by_a_condition_or_reads_nothing(everything: Cloud) -> None:
     policies = everything.of_type("aws:iam/rolePolicy:RolePolicy")
     wide = [each for made in policies for each in statements(made.inputs["policy"]) if each["Resource"] == "*"]
-    assert len(wide) == 11, (
-        "three roles pull from ECR, three instances are reached and join, the head publishes and looks"
+    assert len(wide) == 12, (
+        "three roles pull from ECR, three instances are reached and join, the head publishes and looks, a worker looks"
     )
     harmless = (
         ["ecr:GetAuthorizationToken"],
         ["ecs:DiscoverPollEndpoint"],
         list(SESSION_MANAGER),
         [*LOOK_AT_GROUPS, SPOT_PRICES],
+        list(LOOK_AT_INSTANCE),
     )
     for statement in wide:
         if statement["Action"] not in harmless:
@@ -493,9 +503,20 @@ def test_evaluating_the_program_twice_gives_the_same(monkeypatch: pytest.MonkeyP
 
 def test_nothing_lets_the_internet_in(stack: Cloud) -> None:
     rules = stack.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule")
-    assert len(rules) == 1
+    assert len(rules) == 3
     for made in rules:
-        assert made.inputs.keys().isdisjoint({"cidrIpv4", "cidrIpv6"}), "Ray runs whatever it is told"
+        assert made.inputs["referencedSecurityGroupId"].startswith("ray-on-ecs-network-"), "Ray runs what it is told"
+        assert made.inputs.keys().isdisjoint({"cidrIpv4", "cidrIpv6", "prefixListId"})
+
+
+def test_tasks_and_instances_are_in_groups_of_their_own(stack: Cloud) -> None:
+    for kind in ("head", "workers"):
+        (interface,) = stack.resources[f"{kind}-template"].inputs["networkInterfaces"]
+        assert interface["securityGroups"] == ["ray-on-ecs-network-instances-group-id"]
+    for name in SERVICES:
+        assert stack.resources[name].inputs["networkConfiguration"]["securityGroups"] == [
+            "ray-on-ecs-network-tasks-group-id"
+        ]
 
 
 def test_another_token_restarts_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -624,7 +645,7 @@ def test_a_move_replaces_nothing_of_the_network(monkeypatch: pytest.MonkeyPatch)
         deploy(monkeypatch, {"availabilityZones": f"us-west-2{letter}"}, security_groups=up) for letter in "ab"
     )
     moved = {name for name, made in here.resources.items() if made.inputs != there.resources[name].inputs}
-    assert moved == {*GROUPS, *SERVICES, "network-security-group", "cluster-info-parameter"}, (
+    assert moved == {*GROUPS, *SERVICES, "network-tasks-group", "cluster-info-parameter"}, (
         "the rest would end what runs, or refuse to go"
     )
 
@@ -691,7 +712,7 @@ def test_what_cannot_work_is_refused_before_anything_exists(
     monkeypatch.chdir(ROOT)
     with pytest.raises(pulumi.RunError, match=f"^{key}: "):
         cloud.run(lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__"))
-    assert cloud.resources == {}, "half a stack would be left to clean up"
+    assert cloud.resources.keys() <= {CLUSTER}, "half a stack would be left to clean up"
 
 
 # Where each kind of thing says which key it is encrypted with.
@@ -759,12 +780,18 @@ def test_a_laptop_finds_the_alarms_by_their_prefix(everything: Cloud) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "is_counted"),
-    [({}, True), ({"retainBucket": "true"}, False), ({"bucketName": "company-bucket"}, False)],
-    ids=["the stack's bucket", "a retained bucket", "an existing bucket"],
+    ("config", "is_up", "is_counted"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"retainBucket": "true"}, True, False),
+        ({"bucketName": "company-bucket"}, True, False),
+    ],
+    ids=["the stack's bucket", "a new stack", "a retained bucket", "an existing bucket"],
 )
 def test_runs_are_counted_where_a_destroy_deletes_them(
-    monkeypatch: pytest.MonkeyPatch, config: dict[str, str], is_counted: bool
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, str], is_up: bool, is_counted: bool
 ) -> None:
-    calls = [token for token, _ in deploy(monkeypatch, config, runs=("first",)).calls]
+    up = [security_group()] if is_up else []
+    calls = [token for token, _ in deploy(monkeypatch, config, runs=("first",), security_groups=up).calls]
     assert ("aws:s3/getObjects:getObjects" in calls) == is_counted

@@ -10,27 +10,47 @@ from typing import TypeVar
 
 import pulumi
 
+from infra.config import arguments, docker
+from infra.config.arguments import Arguments, NodeGroupArgs, RayClusterArgs
 from infra.config.identity import check_state
+from infra.config.location import ask_caller, check_account, remember
 from infra.config.plan import Plan, make_plan
+from infra.config.runs import announce_runs
 from infra.config.settings import Settings
 from infra.errors import SettingError
-from infra.references import ExistingNetwork
+from infra.tags import name_prefix
 
-__all__ = ["Plan", "Settings", "check_state", "in_one_line", "load", "plan"]
+__all__ = ["NodeGroupArgs", "Plan", "RayClusterArgs", "announce_runs", "check_state", "load", "plan", "read"]
 T = TypeVar("T")
 
 
-def load() -> Settings:
-    """Read the stack's configuration, and end the program with one line if it cannot work."""
-    return in_one_line(Settings.load)
+def load(cluster_name: str) -> RayClusterArgs:
+    """Read the stack's configuration as arguments of RayCluster.
+
+    It also checks what concerns this stack and this machine rather than the cluster, which may be in any program: the
+    account (`aws:allowedAccountIds`), and in a preview the Docker that is to build the image.
+
+    Raises:
+        RunError: It cannot work.
+    """
+    settings = _in_one_line(Settings.load)
+    check_account(ask_caller().account)
+    if not settings.image_uri and pulumi.runtime.is_dry_run():
+        docker.check(is_up=lambda: remember(name_prefix(cluster_name))[0] is not None)
+    return arguments.of_settings(settings)
 
 
-def plan(settings: Settings, prefix: str, network: ExistingNetwork | None = None) -> Plan:
-    """Ask AWS about settings, as make_plan does, and end the program with one line if they cannot work."""
-    return in_one_line(lambda: make_plan(settings, prefix, network))
+def read(args: RayClusterArgs) -> Arguments:
+    """Check the arguments of RayCluster without asking AWS, and end the program with one line if they cannot work."""
+    return _in_one_line(lambda: arguments.read(args))
 
 
-def in_one_line(work: Callable[[], T]) -> T:
+def plan(args: Arguments, prefix: str, opts: pulumi.InvokeOptions) -> Plan:
+    """Ask AWS about them, as make_plan does, and end the program with one line if they cannot work."""
+    return _in_one_line(lambda: make_plan(args.settings, prefix, args.network, opts))
+
+
+def _in_one_line(work: Callable[[], T]) -> T:
     """Do what refuses settings, and end the program with that one line if it does."""
     try:
         return work()

@@ -13,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from infra.config.settings import RayClusterArgs, Settings, key_of
+from infra.config.arguments import RayClusterArgs
+from infra.config.settings import Settings, declared_default, key_of
 
 ROOT = Path(__file__).parents[2]
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", tuple: "list", dict: "pairs"}
@@ -36,7 +37,7 @@ def between_markers(text: str, block: str) -> str:
 def config_block() -> str:
     """Mapping `config` of Pulumi.yaml."""
     words, config = descriptions(), {}
-    for name, default in vars(Settings()).items():
+    for name, default in _defaults().items():
         kind = TYPES[type(default)] if isinstance(default, int) else "string"
         description = words[name] + FORMS.get(type(default), "")
         config[key_of(name)] = {"type": kind, "default": as_declared(default), "description": description}
@@ -46,22 +47,27 @@ def config_block() -> str:
 def table() -> str:
     """Table of docs/configuration.md."""
     words, rows = descriptions(), "| key | type | default | description |\n|---|---|---|---|\n"
-    for name, default in vars(Settings()).items():
+    for name, default in _defaults().items():
         shown = json.dumps(as_declared(default)).strip('"')
         code = f"`{shown}`" if shown else ""
         rows += f"| `{key_of(name)}` | {TYPES[type(default)]} | {code} | {words[name]} |\n"
     return rows
 
 
+def _defaults() -> dict[str, Any]:
+    return {name: declared_default(default) for name, default in vars(Settings()).items()}
+
+
 def descriptions() -> dict[str, str]:
-    """Docstring below each field of RayClusterArgs, with keys for the names of fields."""
-    found = {}
-    # Statements of a class are walked in their order.
-    for field, below in pairwise(ast.walk(ast.parse(inspect.getsource(RayClusterArgs)))):
-        match field, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                found[name] = re.sub(r"[a-z]+(_[a-z]+)+", lambda word: key_of(word[0]), words).removesuffix(".")
-    return found
+    """Docstring below each field of RayClusterArgs, or of Settings, with keys for the names of fields."""
+    by_field = {}
+    for class_ in (RayClusterArgs, Settings):
+        # Statements of a class are walked in their order.
+        for field, below in pairwise(ast.walk(ast.parse(inspect.getsource(class_)))):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                    by_field[name] = re.sub(r"[a-z]+(_[a-z]+)+", lambda word: key_of(word[0]), words).removesuffix(".")
+    return by_field
 
 
 def as_declared(default: Any) -> Any:

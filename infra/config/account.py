@@ -19,6 +19,7 @@ from infra.definitions.policies import ECR_IMAGE
 from infra.definitions.sizing import ARCHITECTURE
 from infra.definitions.user_data import ROOT_DEVICE
 from infra.errors import SettingError, error_reason
+from infra.references import known
 
 # How AWS's services and the AWS provider say that something is not there.
 ABSENT = (
@@ -46,7 +47,7 @@ class Question:
         key: The setting.
         value: What it names.
         action: IAM action that the answer needs.
-        ask: Function that asks; it raises where AWS has no answer.
+        ask: Function that asks by a provider; it raises where AWS has no answer.
         judge: Function that judges the answer.
         hint: Way out where it is absent.
         is_warning: True if what is unfit works all the same.
@@ -55,21 +56,21 @@ class Question:
     key: str
     value: str
     action: str
-    ask: Callable[[], Any]
+    ask: Callable[[pulumi.InvokeOptions | None], Any]
     judge: Callable[[Any], Verdict] = lambda answer: None
     hint: str = "give one of this account"
     is_warning: bool = False
 
 
-def check(settings: Settings, region: str, account: str) -> None:
-    """Ask all questions.
+def check(settings: Settings, region: str, account: str, opts: pulumi.InvokeOptions | None = None) -> None:
+    """Ask all questions, by the provider of `opts`. An Output is not there yet, so AWS isn't asked about it.
 
     Raises:
         SettingError: A setting names what is absent, unfit, or in another region.
     """
     _check_regions(settings, region)
     for question in [*_companys(settings), *_buckets(settings, region), *_images(settings, account)]:
-        answer = _answer(question)
+        answer = _answer(question, opts)
         if answer is not None and (verdict := question.judge(answer)):
             error = SettingError(question.key, question.value, *verdict)
             if not question.is_warning:
@@ -79,10 +80,11 @@ def check(settings: Settings, region: str, account: str) -> None:
 
 def _check_regions(settings: Settings, region: str) -> None:
     """Refuse ARNs and images whose own text names another region."""
-    for key, arn in (("registrySecretArn", settings.registry_secret_arn), ("kmsKeyArn", settings.kms_key_arn)):
+    secret, kms_key = known(settings.registry_secret_arn), known(settings.kms_key_arn)
+    for key, arn in (("registrySecretArn", secret), ("kmsKeyArn", kms_key)):
         if arn and (other := arn.split(":")[3]) != region:
             raise SettingError(key, arn, f"is in {other}, and the stack in {region}", "give one of the stack's region")
-    image = ECR_IMAGE.match(settings.image_uri)
+    image = ECR_IMAGE.match(known(settings.image_uri))
     if image and not settings.nat_gateway and image["region"] != region:
         problem = f"leaves no way to the image in {image['region']}: endpoints are of {region} alone"
         raise SettingError("natGateway", "false", problem, f"give one in {region}, or leave natGateway at true")
@@ -90,20 +92,21 @@ def _check_regions(settings: Settings, region: str) -> None:
 
 def _companys(settings: Settings) -> Iterator[Question]:
     """Questions about what a company gives for its account, and about the roles that AWS's services need in it."""
-    boundary, secret, key = settings.permissions_boundary, settings.registry_secret_arn, settings.kms_key_arn
+    boundary, secret = known(settings.permissions_boundary), known(settings.registry_secret_arn)
+    key = known(settings.kms_key_arn)
     if boundary:
         yield Question(
             key="permissionsBoundary",
             value=boundary,
             action="iam:GetPolicy",
-            ask=lambda: aws.iam.get_policy(arn=boundary),
+            ask=lambda opts: aws.iam.get_policy(arn=boundary, opts=opts),
         )
-    for arn in settings.task_policy_arns:
+    for arn in filter(None, map(known, settings.task_policy_arns)):
         yield Question(
             key="taskPolicyArns",
             value=arn,
             action="iam:GetPolicy",
-            ask=lambda arn=arn: aws.iam.get_policy(arn=arn),
+            ask=lambda opts, arn=arn: aws.iam.get_policy(arn=arn, opts=opts),
             hint="give policies of this account, or of AWS",
         )
     if secret:
@@ -111,14 +114,14 @@ def _companys(settings: Settings) -> Iterator[Question]:
             key="registrySecretArn",
             value=secret,
             action="secretsmanager:DescribeSecret",
-            ask=lambda: aws.secretsmanager.get_secret(arn=secret),
+            ask=lambda opts: aws.secretsmanager.get_secret(arn=secret, opts=opts),
         )
     if key:
         yield Question(
             key="kmsKeyArn",
             value=key,
             action="kms:DescribeKey",
-            ask=lambda: aws.kms.get_key(key_id=key),
+            ask=lambda opts: aws.kms.get_key(key_id=key, opts=opts),
             judge=_judge_key,
         )
         # Auto Scaling encrypts the instances' disks with it.
@@ -126,7 +129,7 @@ def _companys(settings: Settings) -> Iterator[Question]:
             key="kmsKeyArn",
             value=key,
             action="iam:GetRole",
-            ask=lambda: aws.iam.get_role(name=AUTO_SCALING_ROLE),
+            ask=lambda opts: aws.iam.get_role(name=AUTO_SCALING_ROLE, opts=opts),
             hint=(
                 f"make the role {AUTO_SCALING_ROLE}: "
                 "`aws iam create-service-linked-role --aws-service-name autoscaling.amazonaws.com`"
@@ -141,32 +144,32 @@ def _buckets(settings: Settings, region: str) -> Iterator[Question]:
         hint = f"give one in {region}, or expect to pay for each byte that passes between the regions"
         return (f"is in {there}, and the stack in {region}", hint) if there != region else None
 
-    if name := settings.bucket_name:
+    if name := known(settings.bucket_name):
         yield Question(
             key="bucketName",
             value=name,
             action="s3:ListBucket",
-            ask=lambda: _bucket_region(name),
+            ask=lambda opts: _bucket_region(name, opts),
             judge=judge,
             hint="give one that exists, or leave it empty for a bucket of the stack's own",
         )
-    for each in settings.data_buckets:
-        bucket = each.partition("/")[0]
+    for source in filter(None, map(known, settings.data_buckets)):
+        bucket = source.partition("/")[0]
         yield Question(
             key="dataBuckets",
-            value=each,
+            value=source,
             action="s3:ListBucket",
-            ask=lambda bucket=bucket: _bucket_region(bucket),
+            ask=lambda opts, bucket=bucket: _bucket_region(bucket, opts),
             judge=judge,
             hint="give buckets that exist",
             is_warning=True,
         )
 
 
-def _bucket_region(name: str) -> str:
+def _bucket_region(name: str, opts: pulumi.InvokeOptions | None) -> str:
     """Ask for a bucket's region; S3 redirects a request of another region, and the provider takes that for an error."""
     try:
-        return aws.s3.get_bucket(bucket=name).bucket_region
+        return aws.s3.get_bucket(bucket=name, opts=opts).bucket_region
     except Exception as error:
         if any(each in str(error) for each in REDIRECTED):
             return "another region"
@@ -175,19 +178,21 @@ def _bucket_region(name: str) -> str:
 
 def _images(settings: Settings, account: str) -> Iterator[Question]:
     """Questions about the training image in this account's ECR, and about machine images."""
-    image = ECR_IMAGE.match(settings.image_uri)
+    image = ECR_IMAGE.match(known(settings.image_uri))
     if image and image["account"] == account:
-        name, _, digest = settings.image_uri.partition("@")
+        uri = known(settings.image_uri)
+        name, _, digest = uri.partition("@")
         tag = name[image.end() :].lstrip(":") or None
         yield Question(
             key="imageUri",
-            value=settings.image_uri,
+            value=uri,
             action="ecr:DescribeImages",
-            ask=lambda: aws.ecr.get_image(
+            ask=lambda opts: aws.ecr.get_image(
                 repository_name=image["name"],
                 image_digest=digest or None,
                 image_tag=None if digest else tag,
                 region=image["region"],
+                opts=opts,
             ),
             hint="push it first, or leave it empty to build docker/",
         )
@@ -197,15 +202,15 @@ def _images(settings: Settings, account: str) -> Iterator[Question]:
                 key=key,
                 value=ami,
                 action="ec2:DescribeImages",
-                ask=lambda ami=ami: _machine_image(ami),
+                ask=lambda opts, ami=ami: _machine_image(ami, opts),
                 judge=lambda found: _judge_machine_image(found, settings.root_volume_gib),
                 hint="give one of this region that the account may use",
             )
 
 
-def _machine_image(ami_id: str) -> aws.ec2.GetAmiResult:
+def _machine_image(ami_id: str, opts: pulumi.InvokeOptions | None) -> aws.ec2.GetAmiResult:
     filters = [aws.ec2.GetAmiFilterArgs(name="image-id", values=[ami_id])]
-    return aws.ec2.get_ami(filters=filters, include_deprecated=True)
+    return aws.ec2.get_ami(filters=filters, include_deprecated=True, opts=opts)
 
 
 def _judge_machine_image(found: aws.ec2.GetAmiResult, root_volume_gib: int) -> Verdict:
@@ -228,7 +233,7 @@ def _judge_key(found: aws.kms.GetKeyResult) -> Verdict:
     return f"is {found.key_state} and of type {found.key_spec}", "give an enabled, symmetric key"
 
 
-def _answer(question: Question) -> Any:
+def _answer(question: Question, opts: pulumi.InvokeOptions | None) -> Any:
     """Return AWS's answer, or None where AWS does not tell the caller.
 
     Raises:
@@ -236,7 +241,7 @@ def _answer(question: Question) -> Any:
     """
     key, value = question.key, question.value
     try:
-        return question.ask()
+        return question.ask(opts)
     except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
         reason = error_reason(error)
         if any(each.lower() in reason.lower() for each in ABSENT):

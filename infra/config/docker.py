@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pulumi
@@ -18,17 +19,18 @@ HINT = (
 )
 
 
-def check(*, is_up: bool) -> None:
+def check(*, is_up: Callable[[], bool]) -> None:
     """Ask Docker for its version, by its own context or DOCKER_HOST.
 
     Args:
-        is_up: Whether the stack is, with an image: then nothing has to be built unless the image changes.
+        is_up: Function that tells whether the stack is, with an image: then nothing has to be built unless the image
+            changes. It is called only if Docker does not answer.
 
     Raises:
         RunError: It does not answer, and the image has to be built.
     """
     if problem := _problem():
-        if not is_up:
+        if not is_up():
             raise pulumi.RunError(f"imageUri: is empty, so the image is to be built here, and {problem}; {HINT}")
         pulumi.log.warn(f"{problem}; a change of the image could not be built here")
 

@@ -24,21 +24,27 @@ RANDOM_END = "-[0-9a-f]{7}"
 DESTROY = "change it back, or `pulumi destroy` first"
 
 
-def identity(settings: Settings, location: Location, given: ExistingNetwork | None) -> dict[str, str]:
-    """Everything that can't change while a stack is up, as plain text."""
-    network = {} if given else {"vpcId": settings.vpc_id, "vpcCidr": "" if settings.vpc_id else settings.vpc_cidr}
-    return {
-        "account": location.account,
-        "region": location.region,
-        "rolePath": settings.role_path,
-        "permissionsBoundary": settings.permissions_boundary,
-        "bucketName": settings.bucket_name,
-        **network,
-        "zones": "" if location.existing else " ".join(location.zones),
-    }
+def identity(settings: Settings, location: Location, network: ExistingNetwork | None) -> dict[str, str]:
+    """Everything that can't change while a stack is up, without Outputs, which can't be compared."""
+    own_network = {} if network else {"vpcId": settings.vpc_id, "vpcCidr": "" if settings.vpc_id else settings.vpc_cidr}
+    return _known(
+        {
+            "account": location.account,
+            "region": location.region,
+            "rolePath": settings.role_path,
+            "permissionsBoundary": settings.permissions_boundary,
+            "bucketName": settings.bucket_name,
+            **own_network,
+            "zones": "" if location.existing else " ".join(location.zones),
+        }
+    )
 
 
-def check_roles(settings: Settings, caller: Caller, prefix: str) -> None:
+def _known(values: Mapping[str, pulumi.Input[str]]) -> dict[str, str]:
+    return {key: value for key, value in values.items() if isinstance(value, str)}
+
+
+def check_roles(settings: Settings, caller: Caller, prefix: str, opts: pulumi.InvokeOptions | None = None) -> None:
     """Refuse another region, role path or permissions boundary than those of a stack of this name that is up.
 
     Raises:
@@ -46,18 +52,20 @@ def check_roles(settings: Settings, caller: Caller, prefix: str) -> None:
         SettingError: The role path or the permissions boundary differs.
     """
     try:
-        found = aws.iam.get_roles(name_regex=f"^{re.escape(prefix)}-{HEAD_ROLE}{RANDOM_END}$")
-        roles = [aws.iam.get_role(name=each) for each in found.names]
+        found = aws.iam.get_roles(name_regex=f"^{re.escape(prefix)}-{HEAD_ROLE}{RANDOM_END}$", opts=opts)
+        roles = [aws.iam.get_role(name=each, opts=opts) for each in found.names]
     except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
         what = "can't be asked whether the stack is up in another region (iam:ListRoles and iam:GetRole"
         pulumi.log.warn(f"aws:region: IAM {what}: {error_reason(error)}); going on")
         return
     own = stack_tags()
-    now = {
-        "region": caller.region,
-        "rolePath": settings.role_path,
-        "permissionsBoundary": settings.permissions_boundary,
-    }
+    now = _known(
+        {
+            "region": caller.region,
+            "rolePath": settings.role_path,
+            "permissionsBoundary": settings.permissions_boundary,
+        }
+    )
     for role in roles:
         tags = role.tags or {}
         if own.items() <= tags.items():

@@ -19,7 +19,7 @@ from infra.config.settings import Settings
 from infra.config.validation import DOCKER_BRIDGE
 from infra.errors import SettingError, error_reason
 from infra.references import ExistingNetwork, Location
-from infra.tags import CLUSTER_TAG, PROJECT_TAG, SECURITY_GROUP, STACK_TAG, ZONE_TAG, ZONES_TAG
+from infra.tags import CLUSTER_TAG, PROJECT_TAG, STACK_TAG, TASKS_GROUP, ZONE_TAG, ZONES_TAG
 
 # https://www.pulumi.com/registry/packages/aws/installation-configuration/
 ALLOWED = "aws:allowedAccountIds"
@@ -67,6 +67,7 @@ def locate(
     up: Remembered | None,
     given: ExistingNetwork | None,
     others: Sequence[Remembered] = (),
+    opts: pulumi.InvokeOptions | None = None,
 ) -> Location:
     """Ask AWS where the stack can run.
 
@@ -76,19 +77,20 @@ def locate(
         up: The stack as it is up, or None.
         given: A network of the same program, which does not exist yet.
         others: The other stacks in this account and region.
+        opts: The provider to ask.
 
     Raises:
         SettingError: It can't run where the settings say, or can't move there.
         RunError: AWS can't be asked.
     """
     if up and not given:
-        _check_network_stays(settings, up)
+        _check_network_stays(settings, up, opts)
     region = caller.region
-    existing = given or (get_existing_network(settings, caller) if settings.vpc_id else None)
+    existing = given or (get_existing_network(settings, caller, opts) if settings.vpc_id else None)
     before = up or _renamed(others)
     stays = (before.zone,) if before else ()
     wanted = (tuple(existing.subnets) if existing else settings.availability_zones) or stays
-    offered = offerings(settings, region, wanted)
+    offered = offerings(settings, region, wanted, opts)
     zones = tuple(common_zones(settings, offered, region)) if offered else wanted
     if existing:
         _check_subnets_zones(settings, existing, zones)
@@ -103,7 +105,7 @@ def locate(
     return Location(**vars(caller), worker_zones=chosen, zones=ordered)
 
 
-def remember(prefix: str) -> tuple[Remembered | None, list[Remembered]]:
+def remember(prefix: str, opts: pulumi.InvokeOptions | None = None) -> tuple[Remembered | None, list[Remembered]]:
     """Ask EC2 for the security groups of all clusters with these names; their tags say where they are.
 
     Returns:
@@ -112,14 +114,14 @@ def remember(prefix: str) -> tuple[Remembered | None, list[Remembered]]:
     Raises:
         RunError: EC2 can't be asked, two stacks have this name, or the group of this one lacks the tags.
     """
-    suffix = f"-{prefix}-{SECURITY_GROUP}"
+    suffix = f"-{prefix}-{TASKS_GROUP}"
     filters = [
         aws.ec2.GetSecurityGroupsFilterArgs(name="tag-key", values=[CLUSTER_TAG]),
         aws.ec2.GetSecurityGroupsFilterArgs(name="tag:Name", values=[f"*{suffix}"]),
     ]
     try:
-        found = aws.ec2.get_security_groups(filters=filters)
-        groups = [aws.ec2.get_security_group(id=each) for each in found.ids]
+        found = aws.ec2.get_security_groups(filters=filters, opts=opts)
+        groups = [aws.ec2.get_security_group(id=each, opts=opts) for each in found.ids]
     except Exception as error:
         what = f"AWS can't be asked whether the stack is up (ec2:DescribeSecurityGroups: {error_reason(error)})"
         raise pulumi.RunError(f"aws:region: {what}; let the caller ask, or try again") from error
@@ -165,7 +167,7 @@ def _renamed(others: Sequence[Remembered]) -> Remembered | None:
     return next(iter(places.values())) if len(places) == 1 else None
 
 
-def _check_network_stays(settings: Settings, at_present: Remembered) -> None:
+def _check_network_stays(settings: Settings, at_present: Remembered, opts: pulumi.InvokeOptions | None) -> None:
     """Refuse what would need another network: what runs in this one keeps it from being deleted, and its addresses."""
     is_own = bool(at_present.zones)
     hint = "change it back, or `pulumi destroy` first"
@@ -174,7 +176,7 @@ def _check_network_stays(settings: Settings, at_present: Remembered) -> None:
         raise SettingError("vpcId", settings.vpc_id, f"is another network than the stack's, {where}", hint)
     if is_own:
         try:
-            cidr = aws.ec2.get_vpc(id=at_present.vpc_id).cidr_block
+            cidr = aws.ec2.get_vpc(id=at_present.vpc_id, opts=opts).cidr_block
         except Exception as error:
             what = f"the stack's VPC {at_present.vpc_id} can't be looked up (ec2:DescribeVpcs: {error_reason(error)})"
             raise pulumi.RunError(f"vpcCidr: {what}; let the caller ask, or try again") from error
@@ -182,7 +184,7 @@ def _check_network_stays(settings: Settings, at_present: Remembered) -> None:
             raise SettingError("vpcCidr", settings.vpc_cidr, f"is another network than the stack's, {cidr}", hint)
 
 
-def ask_caller() -> Caller:
+def ask_caller(opts: pulumi.InvokeOptions | None = None) -> Caller:
     """Ask the AWS provider who asks.
 
     This is the first question, and the one that fails without credentials.
@@ -191,19 +193,23 @@ def ask_caller() -> Caller:
         RunError: AWS can't be asked, or the credentials are of an account that the stack is not in.
     """
     try:
-        return Caller(
-            account=aws.get_caller_identity().account_id,
-            region=aws.get_region().region,
-            partition=aws.get_partition().partition,
+        caller = Caller(
+            account=aws.get_caller_identity(opts=opts).account_id,
+            region=aws.get_region(opts=opts).region,
+            partition=aws.get_partition(opts=opts).partition,
         )
     except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
         if refused := re.search(r"account ID not allowed: (\d{12})", str(error), re.I):
-            raise wrong_account(refused[1], " or ".join(_allowed_accounts())) from error
+            raise wrong_account(refused[1], " or ".join(_allowed_accounts()) or "another") from error
         hint = (
             "sign in, and set aws:region with `pulumi config set aws:region us-west-2`; a region that the account has "
             "not enabled needs `aws account enable-region --region-name REGION`"
         )
         raise pulumi.RunError(f"aws:region: AWS can't be asked ({error_reason(error)}); {hint}") from error
+    if not caller.account:  # Pulumi's answer in a preview
+        problem = "the AWS provider has a configuration that is known only once `pulumi up` has made other resources"
+        raise pulumi.RunError(f"provider: {problem}, and AWS is asked before that; give it plain values")
+    return caller
 
 
 def check_account(account: str) -> None:
@@ -249,7 +255,9 @@ def _allowed_accounts() -> list[str]:
     return [str(each).zfill(12) for each in accounts]
 
 
-def offerings(settings: Settings, region: str, wanted: Sequence[str]) -> Offerings:
+def offerings(
+    settings: Settings, region: str, wanted: Sequence[str], opts: pulumi.InvokeOptions | None = None
+) -> Offerings:
     """Ask EC2 in which zones of the region it offers the instance types.
 
     Where it doesn't tell, zones that are given are taken as they are: the answer is empty. Local and Wavelength Zones
@@ -258,7 +266,9 @@ def offerings(settings: Settings, region: str, wanted: Sequence[str]) -> Offerin
     types = {name for names in _kinds(settings).values() for name in names}
     try:
         found = aws.ec2.get_instance_type_offerings(
-            location_type="availability-zone", filters=[{"name": "instance-type", "values": sorted(types)}]
+            location_type="availability-zone",
+            filters=[{"name": "instance-type", "values": sorted(types)}],
+            opts=opts,
         )
     except Exception as error:
         what = f"EC2 in {region} does not tell which zones offer which types (ec2:DescribeInstanceTypeOfferings"
@@ -341,12 +351,14 @@ def _any_of(zones: Sequence[str], account: str) -> str:
     return max(zones, key=lambda zone: hashlib.sha256(f"{account}{zone}".encode()).digest())
 
 
-def get_existing_network(settings: Settings, caller: Caller) -> ExistingNetwork:
+def get_existing_network(
+    settings: Settings, caller: Caller, opts: pulumi.InvokeOptions | None = None
+) -> ExistingNetwork:
     """Ask EC2 about an existing network; SettingError where it won't do."""
-    _check_vpc(settings.vpc_id, caller)
+    _check_vpc(settings.vpc_id, caller, opts)
     subnets: dict[str, pulumi.Input[str]] = {}
     for subnet_id in settings.subnet_ids:
-        zone = _subnets_zone(settings.vpc_id, subnet_id, caller.region)
+        zone = _subnets_zone(settings.vpc_id, subnet_id, caller.region, opts)
         if zone in subnets:
             problem = f"lies in {zone}, and so does {subnets[zone]}"
             raise SettingError("subnetIds", subnet_id, problem, "give one subnet of each zone")
@@ -354,9 +366,9 @@ def get_existing_network(settings: Settings, caller: Caller) -> ExistingNetwork:
     return ExistingNetwork(vpc_id=settings.vpc_id, subnets=subnets)
 
 
-def _subnets_zone(vpc_id: str, subnet_id: str, region: str) -> str:
+def _subnets_zone(vpc_id: str, subnet_id: str, region: str, opts: pulumi.InvokeOptions | None) -> str:
     try:
-        subnet = aws.ec2.get_subnet(id=subnet_id)
+        subnet = aws.ec2.get_subnet(id=subnet_id, opts=opts)
     except Exception as error:
         raise _unknown("subnetIds", subnet_id, region, error) from error
     if subnet.vpc_id != vpc_id:
@@ -366,14 +378,14 @@ def _subnets_zone(vpc_id: str, subnet_id: str, region: str) -> str:
             f"subnetIds: {subnet_id} is meant for public addresses, which the stack's instances don't have; "
             "they reach AWS only if its route leads to a NAT gateway or to endpoints"
         )
-    _warn_of_no_route(subnet_id)
+    _warn_of_no_route(subnet_id, opts)
     return subnet.availability_zone
 
 
-def _warn_of_no_route(subnet_id: str) -> None:
+def _warn_of_no_route(subnet_id: str, opts: pulumi.InvokeOptions | None) -> None:
     """Point out a subnet whose route table leads nowhere: without endpoints its instances never join the cluster."""
     try:
-        routes = aws.ec2.get_route_table(subnet_id=subnet_id).routes
+        routes = aws.ec2.get_route_table(subnet_id=subnet_id, opts=opts).routes
     except Exception:  # also a subnet that has the VPC's main table, which goes by no association
         return
     if not any(each.cidr_block == "0.0.0.0/0" for each in routes):
@@ -383,14 +395,14 @@ def _warn_of_no_route(subnet_id: str) -> None:
         )
 
 
-def _check_vpc(vpc_id: str, caller: Caller) -> None:
+def _check_vpc(vpc_id: str, caller: Caller, opts: pulumi.InvokeOptions | None) -> None:
     """Workers find the head by a private DNS name: only the VPC's owner can add it, and both DNS switches must be on.
 
     https://docs.aws.amazon.com/Route53/latest/DeveloperGuide/hosted-zone-private-considerations.html
     """
     region = caller.region
     try:
-        vpc = aws.ec2.get_vpc(id=vpc_id)
+        vpc = aws.ec2.get_vpc(id=vpc_id, opts=opts)
     except Exception as error:
         raise _unknown("vpcId", vpc_id, region, error) from error
     if vpc.owner_id != caller.account:
@@ -405,15 +417,15 @@ def _check_vpc(vpc_id: str, caller: Caller) -> None:
             f"vpcId: {vpc_id} ({vpc.cidr_block}) overlaps Docker's bridge {DOCKER_BRIDGE} on every instance, which "
             "can't reach these addresses"
         )
-    _warn_of_own_dns(vpc_id, vpc.dhcp_options_id)
+    _warn_of_own_dns(vpc_id, vpc.dhcp_options_id, opts)
 
 
-def _warn_of_own_dns(vpc_id: str, dhcp_options_id: str) -> None:
+def _warn_of_own_dns(vpc_id: str, dhcp_options_id: str, opts: pulumi.InvokeOptions | None) -> None:
     """The head's name is answered by the VPC's resolver, which a company's own DNS servers may pass questions on to."""
     if dhcp_options_id == NO_DHCP_OPTIONS:
         return
     try:
-        servers = aws.ec2.get_vpc_dhcp_options(dhcp_options_id=dhcp_options_id).domain_name_servers
+        servers = aws.ec2.get_vpc_dhcp_options(dhcp_options_id=dhcp_options_id, opts=opts).domain_name_servers
     except Exception as error:
         pulumi.log.warn(f"vpcId: the DNS servers of {vpc_id} can't be asked for ({error_reason(error)}); going on")
         return

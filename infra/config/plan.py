@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 import pulumi
 import pulumi_aws as aws
 
-from infra.config import account, docker, identity, prices, quotas
-from infra.config.location import Remembered, ask_caller, check_account, locate, remember
+from infra.config import account, identity, prices, quotas
+from infra.config.location import Remembered, ask_caller, locate, remember
 from infra.config.settings import Settings
 from infra.definitions.sizing import InstanceType, cpu_worker_size, head_size, worker_size
 from infra.definitions.subnets import private_addresses
 from infra.definitions.user_data import ami_parameter
 from infra.errors import SettingError, error_reason
-from infra.references import ExistingNetwork, Location, NodeSpec
+from infra.references import ExistingNetwork, Location, NodeSpec, Scale, known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,18 +30,22 @@ class Plan:
         head: The head's node.
         worker: A worker's node.
         cpu_worker: A CPU worker's node, or None where there are no CPU workers.
+        scales: Number of GPU and CPU workers, by kind.
         gpus: How many GPUs a job requests by default.
         identity: Everything that can't change while the stack is up.
         up: The stack as it is up, or None.
+        default_tags: Tags that the provider adds to what it makes.
     """
 
     location: Location
     head: NodeSpec
     worker: NodeSpec
     cpu_worker: NodeSpec | None
+    scales: Mapping[str, Scale]
     gpus: int
     identity: Mapping[str, str] = field(default_factory=dict)
     up: Remembered | None = None
+    default_tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def region(self) -> str:
@@ -49,46 +53,55 @@ class Plan:
         return self.location.region
 
     @property
+    def nodes(self) -> dict[str, NodeSpec]:
+        """The kinds of nodes."""
+        nodes = {"head": self.head, "workers": self.worker}
+        return {**nodes, "cpu-workers": self.cpu_worker} if self.cpu_worker else nodes
+
+    @property
     def hourly_usd(self) -> float | None:
         """Cost of the instances an hour at most, in USD on demand, or None where AWS would not say.
 
         Prices on spot change by the hour: an output with them would make every preview one with changes.
         """
-        nodes = filter(None, [self.head, self.worker, self.cpu_worker])
-        return prices.estimate(*(replace(node, spot_count=0) for node in nodes))
+        return prices.estimate(*(replace(node, spot_count=0) for node in self.nodes.values()))
 
 
-def make_plan(settings: Settings, prefix: str, network: ExistingNetwork | None = None) -> Plan:
+def make_plan(
+    settings: Settings,
+    prefix: str,
+    network: ExistingNetwork | None = None,
+    opts: pulumi.InvokeOptions | None = None,
+) -> Plan:
     """Ask AWS about the settings.
 
     Args:
         settings: The settings.
         prefix: What the names of the cluster's components begin with.
         network: One that the same program makes, in place of the settings'.
+        opts: The provider to ask.
 
     Raises:
         SettingError: They cannot work.
     """
-    caller = ask_caller()
+    caller = ask_caller(opts)
     region = caller.region
-    check_account(caller.account)
-    up, others = remember(prefix)
-    identity.check_roles(settings, caller, prefix)
-    if not settings.image_uri and pulumi.runtime.is_dry_run():
-        docker.check(is_up=up is not None)
-    if settings.image_uri and "@" not in settings.image_uri:
+    up, others = remember(prefix, opts)
+    identity.check_roles(settings, caller, prefix, opts)
+    image_uri = known(settings.image_uri)
+    if image_uri and "@" not in image_uri:
         pulumi.log.warn(
-            f"imageUri: the tag of {settings.image_uri} may move, and then instances run different images; "
+            f"imageUri: the tag of {image_uri} may move, and then instances run different images; "
             "repository@sha256:digest can't"
         )
-    account.check(settings, region, caller.account)
-    location = locate(settings, caller, up, network, others)
-    nodes = [_head(settings, location), _worker(settings, location)]
+    account.check(settings, region, caller.account, opts)
+    location = locate(settings, caller, up, network, others, opts)
+    nodes = [_head(settings, location, opts), _worker(settings, location, opts)]
     if settings.cpu_worker_instance_types:
-        nodes.append(_cpu_worker(settings, location, nodes[0].ami_id))
+        nodes.append(_cpu_worker(settings, location, nodes[0].ami_id, opts))
     if settings.check_quotas:
         new_network = not (up or location.existing)
-        quotas.check(region, *nodes, new_network=new_network, nat_gateway=settings.nat_gateway)
+        quotas.check(region, *nodes, new_network=new_network, nat_gateway=settings.nat_gateway, opts=opts)
     head, worker, *cpu_workers = nodes = prices.look_up(region, *nodes, spot=settings.max_hourly_usd > 0)
     prices.check(settings.max_hourly_usd, *nodes)
     _check_room(settings, location, sum(node.max_count for node in nodes))
@@ -98,9 +111,11 @@ def make_plan(settings: Settings, prefix: str, network: ExistingNetwork | None =
         head=head,
         worker=worker,
         cpu_worker=next(iter(cpu_workers), None),
+        scales={"workers": settings.workers, **({"cpu-workers": settings.cpu_workers} if cpu_workers else {})},
         gpus=gpus,
         identity=identity.identity(settings, location, network),
         up=up,
+        default_tags=aws.get_default_tags(opts=opts).tags,
     )
 
 
@@ -115,15 +130,17 @@ def _check_room(settings: Settings, location: Location, nodes: int) -> None:
         raise SettingError("vpcCidr", settings.vpc_cidr, problem, "give a larger one, such as 10.0.0.0/16")
 
 
-def get_instance_types(key: str, names: Sequence[str], region: str) -> tuple[InstanceType, ...]:
+def get_instance_types(
+    key: str, names: Sequence[str], region: str, opts: pulumi.InvokeOptions | None = None
+) -> tuple[InstanceType, ...]:
     """Ask EC2 for the facts of the types that stand under a configuration key."""
-    return tuple(get_instance_type(key, name, region) for name in names)
+    return tuple(get_instance_type(key, name, region, opts) for name in names)
 
 
-def get_instance_type(key: str, name: str, region: str) -> InstanceType:
+def get_instance_type(key: str, name: str, region: str, opts: pulumi.InvokeOptions | None = None) -> InstanceType:
     """Ask EC2 for the facts of the type that stands under a configuration key."""
     try:
-        found = aws.ec2.get_instance_type(instance_type=name)
+        found = aws.ec2.get_instance_type(instance_type=name, opts=opts)
     except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
         problem = f"could not be looked up in {region} ({error_reason(error)})"
         raise SettingError(key, name, problem, "give an instance type that this region offers") from error
@@ -140,12 +157,12 @@ def get_instance_type(key: str, name: str, region: str) -> InstanceType:
     )
 
 
-def _newest_ami(key: str, *, gpu: bool) -> str:
+def _newest_ami(key: str, opts: pulumi.InvokeOptions | None, *, gpu: bool) -> str:
     """Ask for AWS's newest machine image for ECS."""
     name = ami_parameter(gpu=gpu)
     try:
         # Not `value`: that one is a secret, and would hide the whole launch template in previews.
-        return aws.ssm.get_parameter(name=name).insecure_value
+        return aws.ssm.get_parameter(name=name, opts=opts).insecure_value
     except Exception as error:
         problem = (
             f"is empty, and AWS's newest image can't be asked for (ssm:GetParameter of {name}: {error_reason(error)})"
@@ -153,22 +170,22 @@ def _newest_ami(key: str, *, gpu: bool) -> str:
         raise SettingError(key, "", problem, "let the caller ask, or give a machine image") from error
 
 
-def _head(settings: Settings, location: Location) -> NodeSpec:
+def _head(settings: Settings, location: Location, opts: pulumi.InvokeOptions | None) -> NodeSpec:
     key = "headInstanceType"
-    instances = get_instance_types(key, [settings.head_instance_type], location.region)
+    instances = get_instance_types(key, [settings.head_instance_type], location.region, opts)
     return NodeSpec(
         key=key,
         instances=instances,
         task=head_size(key, instances),
         max_count=1,
         zones=(location.zone,),
-        ami_id=settings.head_ami_id or _newest_ami("headAmiId", gpu=False),
+        ami_id=settings.head_ami_id or _newest_ami("headAmiId", opts, gpu=False),
     )
 
 
-def _worker(settings: Settings, location: Location) -> NodeSpec:
+def _worker(settings: Settings, location: Location, opts: pulumi.InvokeOptions | None) -> NodeSpec:
     key = "workerInstanceTypes"
-    instances = get_instance_types(key, settings.worker_instance_types, location.region)
+    instances = get_instance_types(key, settings.worker_instance_types, location.region, opts)
     _compare_gpus(key, instances)
     most = settings.workers.max_count
     return NodeSpec(
@@ -179,7 +196,7 @@ def _worker(settings: Settings, location: Location) -> NodeSpec:
         zones=location.worker_zones,
         spread=settings.spread_zones,
         spot_count=max(most - settings.on_demand_workers, 0) if settings.spot else 0,
-        ami_id=settings.worker_ami_id or _newest_ami("workerAmiId", gpu=True),
+        ami_id=settings.worker_ami_id or _newest_ami("workerAmiId", opts, gpu=True),
     )
 
 
@@ -193,9 +210,9 @@ def _compare_gpus(key: str, instances: Sequence[InstanceType]) -> None:
         )
 
 
-def _cpu_worker(settings: Settings, location: Location, ami_id: str) -> NodeSpec:
+def _cpu_worker(settings: Settings, location: Location, ami_id: str, opts: pulumi.InvokeOptions | None) -> NodeSpec:
     key = "cpuWorkerInstanceTypes"
-    instances = get_instance_types(key, settings.cpu_worker_instance_types, location.region)
+    instances = get_instance_types(key, settings.cpu_worker_instance_types, location.region, opts)
     return NodeSpec(
         key=key,
         instances=instances,

@@ -40,13 +40,19 @@ QUOTAS = tuple(
 # https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html
 VPCS = Quota(code="L-F678F1CE", name="VPCs per Region", service="vpc")
 ADDRESSES = Quota(code="L-0263D0A3", name="EC2-VPC Elastic IPs")
-NETWORK_QUOTAS: dict[Quota, Callable[[], int]] = {
-    VPCS: lambda: len(aws.ec2.get_vpcs().ids),
-    ADDRESSES: lambda: len(aws.ec2.get_eips().allocation_ids),
+NETWORK_QUOTAS: dict[Quota, Callable[[pulumi.InvokeOptions | None], int]] = {
+    VPCS: lambda opts: len(aws.ec2.get_vpcs(opts=opts).ids),
+    ADDRESSES: lambda opts: len(aws.ec2.get_eips(opts=opts).allocation_ids),
 }
 
 
-def check(region: str, *nodes: NodeSpec, new_network: bool, nat_gateway: bool = True) -> None:
+def check(
+    region: str,
+    *nodes: NodeSpec,
+    new_network: bool,
+    nat_gateway: bool = True,
+    opts: pulumi.InvokeOptions | None = None,
+) -> None:
     """Refuse with a SettingError what the quotas don't allow; where one can't be read, say so once and go on.
 
     Args:
@@ -54,6 +60,7 @@ def check(region: str, *nodes: NodeSpec, new_network: bool, nat_gateway: bool = 
         nodes: The kinds of nodes.
         new_network: Whether a VPC is to be made.
         nat_gateway: Whether it has a NAT gateway, with an Elastic IP address.
+        opts: The provider to ask.
     """
     unread: list[str] = []
     for quota in QUOTAS:
@@ -61,15 +68,15 @@ def check(region: str, *nodes: NodeSpec, new_network: bool, nat_gateway: bool = 
         if not counted:
             continue
         with _noted(quota, unread):
-            allowed = _allowed(quota)
+            allowed = _allowed(quota, opts)
             if (needed := sum(vcpus for _, vcpus in counted)) > allowed:
                 _refuse(counted, quota, region, needed, allowed)
     for quota, count in NETWORK_QUOTAS.items() if new_network else ():
         if quota is ADDRESSES and not nat_gateway:
             continue
         with _noted(quota, unread):
-            allowed = _allowed(quota)
-            if (there := count()) >= allowed and not _has_network():
+            allowed = _allowed(quota, opts)
+            if (there := count(opts)) >= allowed and not _has_network(opts):
                 _refuse_network(quota, region, there, allowed)
     if unread:
         what = f"quotas in {region} could not be read with servicequotas:GetServiceQuota"
@@ -99,13 +106,14 @@ def _noted(quota: Quota, unread: list[str]) -> Generator[None]:
         unread.append(f"{quota.name!r} ({error_reason(error)})")
 
 
-def _allowed(quota: Quota) -> float:
-    return float(aws.servicequotas.get_service_quota(service_code=quota.service, quota_code=quota.code).value)
+def _allowed(quota: Quota, opts: pulumi.InvokeOptions | None) -> float:
+    answer = aws.servicequotas.get_service_quota(service_code=quota.service, quota_code=quota.code, opts=opts)
+    return float(answer.value)
 
 
-def _has_network() -> bool:
+def _has_network(opts: pulumi.InvokeOptions | None) -> bool:
     """Return True if there is a VPC of this project or stack: after a rename, or an `up` that failed half-way."""
-    return any(aws.ec2.get_vpcs(tags={key: value}).ids for key, value in stack_tags().items())
+    return any(aws.ec2.get_vpcs(tags={key: value}, opts=opts).ids for key, value in stack_tags().items())
 
 
 def _refuse_network(quota: Quota, region: str, there: int, allowed: float) -> None:

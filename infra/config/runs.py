@@ -11,14 +11,14 @@ from ray_on_ecs.contract import RUNS_PREFIX
 MOST = 1000
 
 
-def announce(bucket: pulumi.Output[str]) -> None:
-    """Say how many runs a bucket keeps, once it is there; nothing if S3 may not be asked."""
-    bucket.apply(_announce)
+def announce_runs(bucket: pulumi.Output[str], opts: pulumi.InvokeOptions) -> None:
+    """Say how many runs a bucket keeps; nothing if S3 may not be asked."""
+    bucket.apply(lambda name: _announce(name, opts))
 
 
-def _announce(bucket: str) -> None:
+def _announce(bucket: str, opts: pulumi.InvokeOptions) -> None:
     try:
-        found = aws.s3.get_objects(bucket=bucket, prefix=f"{RUNS_PREFIX}/", delimiter="/", max_keys=MOST)
+        found = aws.s3.get_objects(bucket=bucket, prefix=f"{RUNS_PREFIX}/", delimiter="/", max_keys=MOST, opts=opts)
     except Exception:  # the engine's errors have no class in common; a preview needs no answer
         return
     names = [prefix.removeprefix(f"{RUNS_PREFIX}/") for prefix in found.common_prefixes]

@@ -11,8 +11,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+import pulumi
+
 from infra.definitions.policies import ECR_IMAGE
 from infra.errors import SettingError
+from infra.references import known
 from infra.tags import TAG_PREFIX
 
 SMALLEST_ROOT_VOLUME_GIB = 50
@@ -293,8 +296,8 @@ def _once(key: str, values: Sequence[str]) -> None:
             raise SettingError(key, ",".join(values), f"names {value} twice", "give each once")
 
 
-def counts(kind: str, count: int, fewest: int, most: int) -> None:
-    """0 <= fewest <= count <= most, where `most` of 0 stands for `count`."""
+def counts(kind: str, count: int, fewest: int, most: int | None) -> None:
+    """0 <= fewest <= count <= most, where `most` of None, or 0 in Pulumi.yaml, stands for `count`."""
     keys = {"count": f"{kind[0].lower()}{kind[1:]}Count", "min": f"min{kind}s", "max": f"max{kind}s"}
     if count < 0:
         instances, stack = ("GPU instances", "the stack") if kind == "Worker" else ("CPU instances", "the workers")
@@ -303,17 +306,17 @@ def counts(kind: str, count: int, fewest: int, most: int) -> None:
     if fewest < 0:
         hint = f"give the number of instances that the idle stop leaves, or `pulumi config rm {keys['min']}` for 0"
         raise SettingError(keys["min"], fewest, "is below 0", hint)
-    if most < 0:
-        raise SettingError(keys["max"], most, "is below 0", f"give a number of instances, or 0 for {keys['count']}")
-    if most and fewest > most:
+    if most is not None and most < 0:
+        raise SettingError(keys["max"], most, "is below 0", "give a number of instances")
+    if most is not None and fewest > most:
         hint = f"give {most} or less, or raise {keys['max']}"
         raise SettingError(keys["min"], fewest, f"is above {keys['max']}, which is {most}", hint)
     if fewest > count:
         hint = f"give {count} or less, or raise {keys['count']}"
         raise SettingError(keys["min"], fewest, f"is above {keys['count']}, which is {count}", hint)
-    if 0 < most < count:
-        hint = f"give {count} or more, or 0 for {keys['count']}"
-        raise SettingError(keys["max"], most, f"is below {keys['count']}, which is {count}", hint)
+    if most is not None and most < count:
+        problem = f"is below {keys['count']}, which is {count}"
+        raise SettingError(keys["max"], most, problem, f"give {count} or more")
 
 
 def on_demand(value: int, most: int, *, spot: bool) -> None:
@@ -346,29 +349,29 @@ def spread_zones(value: bool, zones: int) -> None:
         raise SettingError("spreadZones", "true", "has one zone to spread workers over", hint)
 
 
-def nat_gateway(value: bool, vpc_id: str, image_uri: str) -> None:
+def nat_gateway(value: bool, vpc_id: str, image_uri: pulumi.Input[str]) -> None:
     """Without one, what nodes call has to have an endpoint in the VPC."""
     if value:
         return
     if vpc_id:
         hint = "give it its endpoints yourself (docs/stack.md), and leave this at true"
         raise SettingError("natGateway", "false", f"is of a VPC of the stack's own, and vpcId is {vpc_id}", hint)
-    if image_uri and not ECR_IMAGE.match(image_uri):
+    if known(image_uri) and not ECR_IMAGE.match(known(image_uri)):
         hint = "give one in ECR, or leave it empty to build docker/"
         raise SettingError("natGateway", "false", f"leaves no way to the registry of imageUri, {image_uri}", hint)
 
 
-def existing_bucket(name: str, retain: bool, version_days: int) -> None:
+def existing_bucket(name: pulumi.Input[str], retain: bool, version_days: int) -> None:
     """Settings of the stack's own bucket, which an existing one does not take."""
     for key, value, unset in (("retainBucket", retain, "false"), ("objectVersionDays", version_days, "0")):
         if name and value:
-            problem = f"is of a bucket of the stack's own, and bucketName is {name}"
+            problem = f"is of a bucket of the stack's own, and bucketName is {known(name) or 'an Output'}"
             raise SettingError(key, str(value).lower(), problem, f"give {unset}: an existing bucket is not changed")
 
 
-def registry_secret(value: str, image_uri: str) -> None:
+def registry_secret(value: pulumi.Input[str], image_uri: pulumi.Input[str]) -> None:
     """For a registry that asks for a password, and is not ECR."""
-    if value and (not image_uri or ECR_IMAGE.match(image_uri)):
+    if value and (not image_uri or ECR_IMAGE.match(known(image_uri))):
         which = f"imageUri is {image_uri}, in ECR" if image_uri else "imageUri is empty"
         hint = "give imageUri in the registry that it is for, or leave it empty: ECR asks for no password"
-        raise SettingError("registrySecretArn", value, f"is of no use, as {which}", hint)
+        raise SettingError("registrySecretArn", known(value), f"is of no use, as {which}", hint)

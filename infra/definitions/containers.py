@@ -7,7 +7,8 @@ https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ContainerDefinitio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from infra.definitions.sizing import TaskSize
@@ -43,6 +44,27 @@ STATE_VOLUME, STATE_DIR = "ray-head-state", "/var/lib/ray"
 # What the instance says of itself, for the labels of its Ray node.
 INSTANCE_VOLUME, INSTANCE_MOUNT = "instance", "/run/instance"
 USER = "1000:1000"
+# What the containers set themselves, and ECS in them.
+OWN_VARIABLES = {
+    "AWS_DEFAULT_REGION",
+    "AWS_EC2_METADATA_DISABLED",
+    "AWS_REGION",
+    "RAY_AUTH_MODE",
+    "RAY_AUTH_TOKEN",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S",
+    "RAY_ON_ECS_CLOUDWATCH_NAMESPACE",
+    "RAY_ON_ECS_STORAGE_PATH",
+    "RAY_ON_ECS_WORKER_TIMEOUT",
+    "RAY_USAGE_STATS_ENABLED",
+    CLOUDWATCH_NAMESPACE_VARIABLE,
+    CLUSTER_INFO_VARIABLE,
+    CPU_WORKERS_VARIABLE,
+    HEAD_HOST_VARIABLE,
+    HEAD_STATE_VARIABLE,
+    INSTANCE_FILE_VARIABLE,
+    NODE_GROUP_VARIABLE,
+    SECRETS_VARIABLE,
+}
 
 Container = dict[str, Any]
 
@@ -58,6 +80,7 @@ class ContainerDefaults:
     secrets_prefix: str
     size: TaskSize
     registry_secret_arn: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def head(
@@ -141,7 +164,7 @@ def _container(
 ) -> Container:
     """Put together what both kinds share."""
     size = common.size
-    variables = {**_environment(common, drain_seconds), **environment}
+    variables = {**common.environment, **_environment(common, drain_seconds), **environment}
     return {
         "name": name,
         "image": common.image,

@@ -57,6 +57,18 @@ AGENT_OF_CLUSTER = (
     "ecs:SubmitTaskStateChange",
 )
 AGENT_OF_INSTANCE = ("ecs:Poll", "ecs:StartTelemetrySession", "ecs:UpdateContainerInstancesState")
+# AWS's buckets that instances read without the account's credentials: image layers, packages of Amazon Linux, and what
+# Systems Manager brings for its agent and for patches.
+# https://docs.aws.amazon.com/AmazonECR/latest/userguide/vpc-endpoints.html#ecr-minimum-s3-perms
+# https://docs.aws.amazon.com/linux/al2023/ug/live-patching.html
+# https://docs.aws.amazon.com/systems-manager/latest/userguide/ssm-agent-minimum-s3-permissions.html
+BUCKETS_OF_AWS = (
+    "prod-{region}-starport-layer-bucket",
+    "al2023-repos-{region}-de612dc2",
+    "amazon-ssm-{region}",
+    "aws-ssm-{region}",
+    "patch-baseline-snapshot-{region}",
+)
 # 123456789012.dkr.ecr.us-west-2.amazonaws.com/name, ECR's newer 123456789012.dkr-ecr.us-west-2.on.aws/name, and their
 # likes in other partitions and with FIPS.
 ECR_IMAGE = re.compile(
@@ -187,6 +199,36 @@ def tls_only(*, bucket_arn: str) -> Policy:
             "Condition": {"Bool": {"aws:SecureTransport": "false"}},
         }
     )
+
+
+def open_endpoint() -> Policy:
+    """Policy that VPC endpoints have by default."""
+    return _policy({"Effect": "Allow", "Principal": "*", "Action": "*", "Resource": "*"})
+
+
+def endpoint(account: str) -> Policy:
+    """Policy of a VPC endpoint: principals of this account alone, so that nothing leaves under other credentials."""
+    return _policy(_of_account(account))
+
+
+def s3_endpoint(*, partition: str, region: str, account: str) -> Policy:
+    """The same for S3, and what instances read of AWS's own buckets.
+
+    Buckets of other accounts stay open to this account's roles, as far as those are allowed to use them.
+    """
+    buckets = [f"arn:{partition}:s3:::{each.format(region=region)}/*" for each in BUCKETS_OF_AWS]
+    of_aws = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": buckets}
+    return _policy(_of_account(account), of_aws)
+
+
+def _of_account(account: str) -> dict[str, Any]:
+    return {
+        "Effect": "Allow",
+        "Principal": "*",
+        "Action": "*",
+        "Resource": "*",
+        "Condition": {"StringEquals": {"aws:PrincipalAccount": account}},
+    }
 
 
 def _move(group_arn: str) -> list[dict[str, Any]]:

@@ -48,6 +48,8 @@ class Registered:
     name: str
     inputs: dict[str, Any]
     parent: str
+    provider: str
+    providers: dict[str, str]
     dependencies: frozenset[str]
     retain_on_delete: bool
     delete_timeout: str
@@ -62,6 +64,8 @@ class Cloud(mocks.Mocks):
     stack: str = STACK
     project: str = PROJECT
     account: str = ACCOUNT
+    region: str = REGION
+    default_tags: dict[str, str] = field(default_factory=dict)
     config: dict[str, str] = field(default_factory=dict)
     preview: bool = False
     zones: tuple[str, ...] = ("us-west-2-lax-1a", "us-west-2c", "us-west-2a", "us-west-2b")
@@ -90,6 +94,7 @@ class Cloud(mocks.Mocks):
     subnet: dict[str, Any] = field(default_factory=dict)
     resources: dict[str, Registered] = field(default_factory=dict)
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    providers: set[str] = field(default_factory=set)
     exports: dict[str, Any] = field(default_factory=dict)
 
     def run(self, program: Callable[[], Any]) -> Any:
@@ -176,6 +181,7 @@ class Cloud(mocks.Mocks):
     def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         """Answer a question to AWS; an unknown instance type fails as it does there."""
         self.calls.append((args.token, args.args))
+        self.providers.add(args.provider)
         asked = args.token.rpartition(":")[2]
         if asked in self.silent:
             return {}, [("", "AccessDenied: not authorized")]
@@ -188,7 +194,7 @@ class Cloud(mocks.Mocks):
             case "getRouteTable":
                 return {"routes": [{"cidrBlock": each} for each in self.routes]}, []
             case "getBucket":
-                if self.bucket_region != REGION:
+                if self.bucket_region != self.region:
                     redirected = "api error MovedPermanently: Moved Permanently"
                     return {}, [("", f"operation error S3: HeadBucket, StatusCode: 301, {redirected}")]
                 return {"bucket": args.args["bucket"], "bucketRegion": self.bucket_region}, []
@@ -202,7 +208,9 @@ class Cloud(mocks.Mocks):
                 key = {"enabled": True, "keySpec": "SYMMETRIC_DEFAULT", "keyState": "Enabled"}
                 return {**key, **self.key}, []
             case "getRegion":
-                return {"region": REGION}, []
+                return {"region": self.region}, []
+            case "getDefaultTags":
+                return {"tags": self.default_tags}, []
             case "getCallerIdentity":
                 return {"accountId": self.account}, []
             case "getPartition":
@@ -257,7 +265,7 @@ class Cloud(mocks.Mocks):
             case "getInstances":
                 return {"ids": list(self.running)}, []
             case "getAvailabilityZones":
-                return {"names": sorted(zone for zone in self.zones if re.fullmatch(f"{REGION}[a-z]", zone))}, []
+                return {"names": sorted(zone for zone in self.zones if re.fullmatch(f"{self.region}[a-z]", zone))}, []
         raise AssertionError(f"the program asked AWS for {args.token}, which is new to the tests")
 
     def _instance_type(self, name: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
@@ -304,8 +312,10 @@ class _Recorder(mocks.MockMonitor):
         super().__init__(cloud)
         self._cloud = cloud
         self._children: set[str] = set()
+        self._transforms: dict[str, list[pulumi.ResourceTransform]] = {}
 
     def RegisterResource(self, request: Any) -> Any:
+        self._transform(request)
         for each in _route_tables(request):
             self.resources[each["urn"]] = mocks.MockMonitor.ResourceRegistration(each["urn"], each["id"], {})
         response = super().RegisterResource(request)
@@ -321,6 +331,8 @@ class _Recorder(mocks.MockMonitor):
             name=request.name,
             inputs=rpc.deserialize_properties(request.object),
             parent=self._name(request.parent),
+            provider=request.provider,
+            providers=dict(request.providers),
             dependencies=frozenset(map(self._name, request.dependencies)),
             retain_on_delete=request.retainOnDelete,
             delete_timeout=request.customTimeouts.delete,
@@ -328,6 +340,21 @@ class _Recorder(mocks.MockMonitor):
             replace_on_changes=tuple(request.replaceOnChanges),
         )
         return response
+
+    def _transform(self, request: Any) -> None:
+        """Run the transforms of a resource and of all above it, as the engine does."""
+        transforms = [*mocks._resolve_callbacks(request.transforms), *self._transforms.get(request.parent, [])]
+        self._transforms[self.make_urn(request.parent, request.type, request.name)] = transforms
+        for transform in transforms:
+            props = rpc.deserialize_properties(request.object)
+            args = pulumi.ResourceTransformArgs(
+                request.custom, request.type, request.name, props, pulumi.ResourceOptions()
+            )
+            result = transform(args)
+            if isinstance(result, pulumi.ResourceTransformResult):
+                # Outputs among them belong to the program's loop; requests are answered in threads.
+                changed = asyncio.run_coroutine_threadsafe(rpc.serialize_properties(result.props, {}), _LOOP)
+                request.object.CopyFrom(changed.result())
 
     def _name(self, urn: str) -> str:
         return self._short(urn.rpartition("::")[2])
@@ -348,7 +375,7 @@ def security_group(
 ) -> dict[str, Any]:
     """The security group of a stack that is up, as EC2 describes it; an empty tag is left out."""
     where = {"ray-on-ecs:cluster": cluster, "ray-on-ecs:zone": zone, "ray-on-ecs:zones": zones}
-    own = {"Name": f"{stack}-{prefix}-network-security-group", "ray-on-ecs:project": PROJECT, "ray-on-ecs:stack": stack}
+    own = {"Name": f"{stack}-{prefix}-network-tasks-group", "ray-on-ecs:project": PROJECT, "ray-on-ecs:stack": stack}
     tags = {**own, **{name: value for name, value in where.items() if value}}
     return {"id": f"sg-of-{vpc_id}", "vpcId": vpc_id, "tags": tags}
 

@@ -37,7 +37,8 @@ def build(args: dict[str, Any] = DEFAULTS) -> Capacity:
     network = pulumi.ComponentResource("test:index:Network", "network")
     pulumi.CustomResource("test:index:Rule", "rule", {}, pulumi.ResourceOptions(parent=network))
     subnets = {f"us-west-2{letter}": pulumi.Output.from_input(f"subnet-{letter}") for letter in "ab"}
-    ref = NetworkRef(subnets=subnets, security_group_id=pulumi.Output.from_input("sg-1"), network=network)
+    tasks, instances = (pulumi.Output.from_input(f"sg-{kind}") for kind in ("tasks", "instances"))
+    ref = NetworkRef(subnets=subnets, tasks_group_id=tasks, instances_group_id=instances, network=network)
     cluster = ResourceRef(name=pulumi.Output.from_input("ray-cluster"), arn=pulumi.Output.from_input(ECS_CLUSTER))
     return Capacity("head", CapacityArgs(cluster=cluster, network=ref, **args))
 
@@ -79,11 +80,11 @@ def test_the_disk_is_encrypted_and_goes_with_its_instance(cloud: Cloud) -> None:
     }, "/dev/xvda is the image's root; under another name it would be a second, empty disk"
 
 
-def test_instances_are_in_the_shared_security_group(cloud: Cloud) -> None:
+def test_instances_are_in_a_group_of_their_own(cloud: Cloud) -> None:
     capacity(cloud)
     template = cloud.resources["head-template"].inputs
     (interface,) = template["networkInterfaces"]
-    assert interface["securityGroups"] == ["sg-1"], "the dashboard is forwarded from instance to task"
+    assert interface["securityGroups"] == ["sg-instances"], "a task could reach what listens there"
     assert "vpcSecurityGroupIds" not in template, "EC2 refuses groups in both places"
     assert "keyName" not in template, "there is no SSH"
 

@@ -17,7 +17,7 @@ COMMON: dict[str, Any] = {
 }
 
 
-def head() -> containers.Container:
+def head(*, cpu_workers: bool = False) -> containers.Container:
     """A head with valid defaults."""
     size = TaskSize(vcpus=4, memory_mib=1000, gpus=0)
     return containers.head(
@@ -25,6 +25,7 @@ def head() -> containers.Container:
         bucket="runs-bucket",
         metrics_namespace="ray/dev",
         cluster_info_parameter="facts",
+        cpu_workers=cpu_workers,
     )
 
 
@@ -88,6 +89,18 @@ def test_a_worker_finds_the_head_by_name() -> None:
         "RAY_USAGE_STATS_ENABLED": "0",
         "SECRETS_PREFIX": "/ray-on-ecs/ray/runs",
     }, "an address would be stale after the head's first restart"
+
+
+def test_variables_of_users_do_not_replace_the_containers_own() -> None:
+    common = containers.ContainerDefaults(
+        **COMMON, size=TaskSize(vcpus=4, memory_mib=1000, gpus=0), environment={"HF_HOME": "/tmp/hf"}
+    )
+    cpu_worker = containers.cpu_worker(common, head_host="head.x.internal")
+    names = {"RAY_AUTH_TOKEN"}
+    for container in (head(cpu_workers=True), worker(), cpu_worker):
+        names |= environment(container).keys()
+    assert names - {"HF_HOME"} == containers.OWN_VARIABLES, "these are refused"
+    assert environment(cpu_worker)["HF_HOME"] == "/tmp/hf"
 
 
 def test_the_environment_stands_in_a_fixed_order() -> None:

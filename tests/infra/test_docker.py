@@ -28,19 +28,19 @@ def install(folder: Path, script: str) -> None:
 
 def test_a_docker_that_answers_passes(no_docker: Path) -> None:
     install(no_docker, "echo 29.1.0")
-    docker.check(is_up=False)
+    docker.check(is_up=lambda: False)
 
 
 def test_one_that_does_not_run_is_told_with_what_it_says(no_docker: Path) -> None:
     install(no_docker, "echo; echo 'Cannot connect to the Docker daemon at unix:///run/d.sock.' >&2; exit 1")
     with pytest.raises(pulumi.RunError, match=r"^imageUri: is empty, .* \(Cannot connect") as refused:
-        docker.check(is_up=False)
+        docker.check(is_up=lambda: False)
     assert "DOCKER_HOST" in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_a_stack_that_is_up_is_only_warned(no_docker: Path, warnings: list[str]) -> None:
-    docker.check(is_up=True)
+    docker.check(is_up=lambda: True)
     assert warnings == ["there is no Docker; a change of the image could not be built here"]
 
 
@@ -48,19 +48,19 @@ def test_one_that_hangs_is_not_waited_for(no_docker: Path, monkeypatch: pytest.M
     install(no_docker, "exec /bin/sleep 60")
     monkeypatch.setattr(docker, "SECONDS", 0.1)
     with pytest.raises(pulumi.RunError, match=r"does not answer within 0\.1 s"):
-        docker.check(is_up=False)
+        docker.check(is_up=lambda: False)
 
 
 def test_a_daemon_without_the_command_passes_and_nothing_at_all_does_not(
     no_docker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(pulumi.RunError, match="there is no Docker"):
-        docker.check(is_up=False)
+        docker.check(is_up=lambda: False)
     monkeypatch.setenv("DOCKER_HOST", "tcp://build.example:2376")
-    docker.check(is_up=False)
+    docker.check(is_up=lambda: False)
     monkeypatch.delenv("DOCKER_HOST")
     (no_docker / "docker.sock").touch()
-    docker.check(is_up=False)
+    docker.check(is_up=lambda: False)
 
 
 def test_a_credential_store_that_is_not_installed_is_named(no_docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,11 +68,11 @@ def test_a_credential_store_that_is_not_installed_is_named(no_docker: Path, monk
     monkeypatch.setenv("DOCKER_CONFIG", str(no_docker))
     (no_docker / "config.json").write_text('{"credsStore": "desktop"}')
     with pytest.raises(pulumi.RunError, match=r"config.json names docker-credential-desktop, which is not in PATH; "):
-        docker.check(is_up=False)
+        docker.check(is_up=lambda: False)
     helper = no_docker / "docker-credential-desktop"
     helper.write_text("#!/bin/sh\n")
     helper.chmod(0o700)
-    docker.check(is_up=False)
+    docker.check(is_up=lambda: False)
 
 
 @pytest.mark.parametrize("config", ["{}", "not JSON", "[]", '{"credHelpers": {"gcr.io": "gcloud"}}'])
@@ -82,4 +82,4 @@ def test_a_configuration_without_a_credential_store_passes(
     install(no_docker, "echo 29.1.0")
     monkeypatch.setenv("DOCKER_CONFIG", str(no_docker))
     (no_docker / "config.json").write_text(config)
-    docker.check(is_up=False)
+    docker.check(is_up=lambda: False)

@@ -60,7 +60,7 @@ def test_a_stack_that_is_up_stays_where_it_is(cloud: Cloud) -> None:
     assert asked == {
         "filters": [
             {"name": "tag-key", "values": ["ray-on-ecs:cluster"]},
-            {"name": "tag:Name", "values": ["*-ray-on-ecs-network-security-group"]},
+            {"name": "tag:Name", "values": ["*-ray-on-ecs-network-tasks-group"]},
         ]
     }
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import json
+import re
 
 import pytest
 
-from infra.network import INTERFACE_ENDPOINTS, Network, NetworkArgs
+from infra.definitions import commands, policies
+from infra.network import INTERFACE_ENDPOINTS, WITHOUT_POLICY, Network, NetworkArgs
 from infra.references import ExistingNetwork, Location
-from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
+from tests.infra.fake_aws import ACCOUNT, REGION, Cloud, Registered
 
 SHARED_TAGS = {"ray-on-ecs:project": "ray-on-ecs", "ray-on-ecs:stack": "dev"}
 
@@ -65,6 +68,7 @@ def test_s3_is_reached_by_a_gateway_endpoint_from_every_subnet(cloud: Cloud) -> 
         "serviceName": "com.amazonaws.us-west-2.s3",
         "vpcEndpointType": "Gateway",
         "routeTableIds": [f"rtb-{zone}" for zone in ZONES],
+        "policy": json.dumps(policies.open_endpoint()),
         "tags": {"Name": "dev-network-s3", **SHARED_TAGS},
     }, "the NAT gateway charges for every gigabyte"
 
@@ -82,14 +86,42 @@ def test_the_subnets_of_all_zones_fit_into_the_smallest_and_the_largest_vpc(
     assert block < public == 28, "AWS's smallest subnet"
 
 
-def test_only_members_of_the_security_group_reach_each_other(cloud: Cloud) -> None:
+TASKS, INSTANCES, ENDPOINTS = (f"network-{kind}-group-id" for kind in ("tasks", "instances", "endpoints"))
+
+
+def admitted(cloud: Cloud) -> dict[tuple[str, str], set[int | None]]:
+    """The ports by which the members of one group reach another; None is all of them."""
+    found: dict[tuple[str, str], set[int | None]] = {}
+    for each in cloud.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"):
+        rule = each.inputs
+        assert rule.keys().isdisjoint({"cidrIpv4", "cidrIpv6", "prefixListId"}), "no address may enter"
+        assert rule["ipProtocol"] == ("tcp" if "fromPort" in rule else "-1")
+        assert rule.get("fromPort") == rule.get("toPort")
+        pair = rule["referencedSecurityGroupId"], rule["securityGroupId"]
+        found.setdefault(pair, set()).add(rule.get("fromPort"))
+    return found
+
+
+def test_tasks_reach_tasks_and_instances_two_ports_of_tasks(cloud: Cloud) -> None:
     network(cloud)
-    (ingress,) = cloud.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule")
-    assert ingress.inputs["referencedSecurityGroupId"] == ingress.inputs["securityGroupId"], (
-        "any other source would open Ray, which runs whatever it is told"
+    assert admitted(cloud) == {(TASKS, TASKS): {None}, (INSTANCES, TASKS): {8265, 8888}}, (
+        "NCCL picks its own ports, Session Manager forwards two, and anything else would open Ray or the host"
     )
-    assert "cidrIpv4" not in ingress.inputs, "no address may enter"
-    assert ingress.inputs["ipProtocol"] == "-1", "NCCL and Gloo pick their own ports"
+
+
+def test_instances_forward_what_the_session_document_allows(cloud: Cloud) -> None:
+    network(cloud)
+    allowed = commands.forwarding()["parameters"]["portNumber"]["allowedPattern"]
+    assert all(re.fullmatch(allowed, f"{port:.0f}") for port in admitted(cloud)[INSTANCES, TASKS])
+
+
+def test_ec2_takes_the_descriptions(cloud: Cloud) -> None:
+    """https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreateSecurityGroup.html."""
+    network(cloud, nat_gateway=False)
+    made = [each for each in cloud.resources.values() if "securityGroup" in each.type and "description" in each.inputs]
+    assert len(made) == 5, "three groups and two rules"
+    for each in made:
+        assert re.fullmatch(r"[a-zA-Z0-9. _\-:/()#,@\[\]+=&;{}!$*]{1,255}", each.inputs["description"]), each.name
 
 
 def test_the_default_group_of_the_vpc_is_closed(cloud: Cloud) -> None:
@@ -101,9 +133,11 @@ def test_the_default_group_of_the_vpc_is_closed(cloud: Cloud) -> None:
 
 def test_everything_may_be_reached_from_inside(cloud: Cloud) -> None:
     network(cloud)
-    egress = cloud.resources["network-egress"].inputs
-    assert egress["cidrIpv4"] == "0.0.0.0/0", "images, data sets and AWS's own services lie outside"
-    assert egress["ipProtocol"] == "-1", "DNS and HTTPS both have to pass"
+    for kind in ("tasks", "instances"):
+        egress = cloud.resources[f"network-{kind}-egress"].inputs
+        assert egress["securityGroupId"] == f"network-{kind}-group-id"
+        assert egress["cidrIpv4"] == "0.0.0.0/0", "images, data sets and AWS's own services lie outside"
+        assert egress["ipProtocol"] == "-1", "DNS and HTTPS both have to pass"
 
 
 def test_the_subnet_that_is_handed_out_is_the_private_one(cloud: Cloud) -> None:
@@ -112,24 +146,26 @@ def test_the_subnet_that_is_handed_out_is_the_private_one(cloud: Cloud) -> None:
         "in the public subnet an instance has no route out"
     )
     assert cloud.value(made.vpc_id) == "vpc-1", "the DNS namespace belongs to this VPC"
-    group = cloud.value(made.ref.security_group_id)
-    assert group == "network-security-group-id", "instances and tasks share this group"
+    assert cloud.value(made.ref.tasks_group_id) == TASKS
+    assert cloud.value(made.ref.instances_group_id) == INSTANCES
 
 
 def test_of_an_existing_network_nothing_is_made_or_changed(cloud: Cloud) -> None:
     made = network(cloud, existing=EXISTING)
     assert cloud.value(made.vpc_id) == "vpc-0a1b"
     assert made.ref.subnets == {"us-west-2b": "subnet-0c2d"}
-    assert cloud.resources.keys() == {"network", "network-security-group", "network-ingress", "network-egress"}, (
+    types = {each.type.rpartition(":")[2] for each in cloud.resources.values()}
+    assert types == {"Network", "SecurityGroup", "SecurityGroupIngressRule", "SecurityGroupEgressRule"}, (
         "others live there, too: its routes, endpoints and default group are theirs"
     )
-    assert cloud.resources["network-security-group"].inputs["vpcId"] == "vpc-0a1b"
+    groups = cloud.of_type("aws:ec2/securityGroup:SecurityGroup")
+    assert [each.inputs["vpcId"] for each in groups] == ["vpc-0a1b"] * 2
 
 
-def test_the_security_group_remembers_where_the_stack_is(cloud: Cloud) -> None:
+def test_the_security_group_of_the_tasks_remembers_where_the_stack_is(cloud: Cloud) -> None:
     network(cloud)
-    assert cloud.resources["network-security-group"].inputs["tags"] == {
-        "Name": "dev-network-security-group",
+    assert cloud.resources["network-tasks-group"].inputs["tags"] == {
+        "Name": "dev-network-tasks-group",
         "ray-on-ecs:cluster": "ray-c0ffee",
         "ray-on-ecs:zone": "us-west-2b",
         "ray-on-ecs:zones": "us-west-2a us-west-2b us-west-2c",
@@ -139,7 +175,7 @@ def test_the_security_group_remembers_where_the_stack_is(cloud: Cloud) -> None:
 
 def test_of_an_existing_network_it_remembers_no_zones(cloud: Cloud) -> None:
     network(cloud, existing=EXISTING)
-    tags = cloud.resources["network-security-group"].inputs["tags"]
+    tags = cloud.resources["network-tasks-group"].inputs["tags"]
     assert tags["ray-on-ecs:zone"] == "us-west-2b"
     assert "ray-on-ecs:zones" not in tags, "there are no subnets of the stack's own to move to"
 
@@ -159,15 +195,40 @@ def test_without_a_nat_gateway_every_service_has_an_address_in_the_nodes_zones(c
     }
     for each in endpoints:
         assert each.inputs["privateDnsEnabled"] is True, "agents call the services by their usual names"
-        assert each.inputs["securityGroupIds"] == ["network-security-group-id"], "the nodes' own lets them in"
+        assert each.inputs["securityGroupIds"] == [ENDPOINTS]
         assert each.inputs["subnetIds"] == ["subnet-private-us-west-2b", "subnet-private-us-west-2a"]
     assert len(with_gateway.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")) == 1, "they cost more than the gateway"
 
 
 def test_jobs_without_a_nat_gateway_reach_secrets_manager_if_they_may_read_it(cloud: Cloud) -> None:
     network(cloud, nat_gateway=False, reads_secrets=True)
-    made = {each.inputs["serviceName"] for each in cloud.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")}
+    made = {each.inputs["serviceName"] for each in endpoints(cloud)}
     assert {f"com.amazonaws.us-west-2.{service}" for service in ("ssm", "secretsmanager")} <= made
+
+
+def test_endpoints_without_a_way_to_the_internet_are_for_this_account(cloud: Cloud) -> None:
+    network(cloud, nat_gateway=False)
+    made = {
+        each.inputs["serviceName"].removeprefix("com.amazonaws.us-west-2."): each.inputs for each in endpoints(cloud)
+    }
+    limited = {service for service, inputs in made.items() if "policy" in inputs}
+    assert made.keys() - limited == WITHOUT_POLICY
+    assert {"s3", "logs", "ssm"} < limited, "what could take data elsewhere"
+    for service in limited:
+        first, *_ = json.loads(made[service]["policy"])["Statement"]
+        assert first["Condition"] == {"StringEquals": {"aws:PrincipalAccount": ACCOUNT}}
+
+
+def endpoints(cloud: Cloud) -> list[Registered]:
+    """The VPC endpoints."""
+    return cloud.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")
+
+
+def test_endpoints_admit_https_from_tasks_and_instances(cloud: Cloud) -> None:
+    network(cloud, nat_gateway=False)
+    found = admitted(cloud)
+    assert found[TASKS, ENDPOINTS] == found[INSTANCES, ENDPOINTS] == {443}
+    assert ENDPOINTS not in {source for source, _ in found}, "an endpoint calls nothing"
 
 
 def test_another_partition_is_asked_for_the_names_of_endpoints(cloud: Cloud) -> None:

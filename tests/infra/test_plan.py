@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from infra.config import docker
 from infra.config.plan import Plan, get_instance_type, make_plan
 from infra.config.settings import Settings
 from infra.definitions.sizing import TaskSize
 from infra.errors import SettingError, error_reason
 from infra.references import Price
-from tests.infra.fake_aws import ACCOUNT, REGION, Cloud, security_group
+from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
 
 PREFIX = "ray-on-ecs"
 
@@ -80,19 +79,6 @@ def test_a_limit_that_cannot_be_checked_is_refused(cloud: Cloud, warnings: list[
         plan(cloud, max_hourly_usd=5.0)
     [line] = warnings
     assert "pricing:GetProducts" in line, "which says why"
-
-
-def test_docker_is_asked_in_a_preview_where_the_image_is_built(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(docker, "check", lambda *, is_up: asked.append(is_up))
-    plan(cloud)
-    cloud.preview = True
-    plan(cloud, image_uri="public.example/ray:1")
-    assert asked == [], "nothing is built"
-    plan(cloud)
-    cloud.security_groups = [security_group(PREFIX)]
-    plan(cloud)
-    assert asked == [False, True], "with the image of a stack that is up there may be nothing to build"
 
 
 @pytest.mark.parametrize(("workers", "fits"), [(12, True), (13, False)])

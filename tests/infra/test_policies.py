@@ -138,6 +138,19 @@ def test_only_workers_that_may_move_are_moved() -> None:
     assert (end["Action"], end["Resource"]) == ([policies.END_INSTANCE], group)
 
 
+def test_endpoints_are_for_principals_of_the_account() -> None:
+    """A condition on the resource's account would close AWS's own resources and data buckets of other accounts."""
+    (allow,) = policies.endpoint("123456789012")["Statement"]
+    assert allow["Condition"] == {"StringEquals": {"aws:PrincipalAccount": "123456789012"}}
+    given = {"partition": "aws-cn", "region": "cn-north-1", "account": "123456789012"}
+    own, of_aws = policies.s3_endpoint(**given)["Statement"]
+    assert own == allow
+    assert of_aws["Action"] == "s3:GetObject", "nothing is written there"
+    layers, *_ = of_aws["Resource"]
+    assert layers == "arn:aws-cn:s3:::prod-cn-north-1-starport-layer-bucket/*", "no image would be pulled"
+    assert all("cn-north-1" in each for each in of_aws["Resource"])
+
+
 KEY = "arn:aws:kms:us-west-2:123456789012:key/1"
 SECRET = "arn:aws:secretsmanager:us-west-2:123456789012:secret:registry"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import runpy
 import subprocess
@@ -13,22 +12,26 @@ from typing import Any
 
 import grpc
 import pulumi
+import pulumi_aws as aws
 import pytest
+from pulumi.provider.experimental.component import ComponentProvider
 from pulumi.runtime.proto import provider_pb2, provider_pb2_grpc
 
-from infra.config.settings import Settings
-from infra.ray_cluster import RayCluster, RayClusterArgs
-from tests.infra.fake_aws import Cloud
+from infra.config import NodeGroupArgs, RayClusterArgs
+from infra.ray_cluster import RayCluster
+from ray_on_ecs import __version__
+from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
 
 ROOT = Path(__file__).parents[2]
+POLICY = f"arn:aws:iam::{ACCOUNT}:policy/"
 IMAGE = "public.example/ray@sha256:" + "a" * 64
 
 
 def test_two_in_one_program_do_not_collide(cloud: Cloud) -> None:
     def program() -> None:
         for name in ("vision", "language"):
-            cpu_workers: RayClusterArgs = {"cpu_worker_instance_types": ["c6i.large"], "cpu_worker_count": 1}
-            RayCluster(name, {**cpu_workers, "image_uri": IMAGE, "min_workers": 0, "tags": {"team": name}})
+            cpu_workers: NodeGroupArgs = {"instance_types": ["c6i.large"], "initial_count": 1}
+            RayCluster(name, {"cpu_workers": cpu_workers, "image_uri": IMAGE, "tags": {"team": name}})
 
     cloud.run(program)  # refuses two resources of one name and type
     parts = [made for made in cloud.resources.values() if made.type.startswith("aws")]
@@ -40,6 +43,11 @@ def test_two_in_one_program_do_not_collide(cloud: Cloud) -> None:
         each.inputs["name"] for each in cloud.of_type("aws:servicediscovery/privateDnsNamespace:PrivateDnsNamespace")
     ]
     assert hosts == ["vision-ray-dev-c0ffee.internal", "language-ray-dev-c0ffee.internal"]
+
+
+def later(value: Any) -> pulumi.Output[Any]:
+    """An Output."""
+    return pulumi.Output.from_input(value)
 
 
 def given_network(zones: list[str]) -> RayClusterArgs:
@@ -58,7 +66,7 @@ def test_a_network_of_the_same_program_is_asked_nothing(cloud: Cloud) -> None:
     asked = {token.rpartition(":")[2] for token, _ in cloud.calls}
     assert asked.isdisjoint({"getVpc", "getSubnet"}), "it is not there yet"
     assert cloud.resources["vision-workers-group"].inputs["vpcZoneIdentifiers"] == ["subnet-a"]
-    assert cloud.resources["vision-network-security-group"].inputs["vpcId"] == "vpc-new"
+    assert cloud.resources["vision-network-tasks-group"].inputs["vpcId"] == "vpc-new"
     assert not cloud.of_type("awsx:ec2:Vpc"), "there is one"
 
 
@@ -73,7 +81,7 @@ def test_zones_that_do_not_fit_the_subnets_are_refused(cloud: Cloud, zones: list
     with pytest.raises(pulumi.RunError) as refused:
         cloud.run(lambda: RayCluster("vision", given_network(zones)))
     assert str(refused.value).startswith(line)
-    assert cloud.resources == {}, "nothing is made"
+    assert cloud.resources.keys() <= {"vision"}, "no part is made"
 
 
 def with_subnets(subnets: Any) -> Any:
@@ -84,20 +92,30 @@ def with_subnets(subnets: Any) -> Any:
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (lambda: {"worker_cout": 2}, "worker_cout: is no argument of RayCluster"),
-        (lambda: with_subnets(pulumi.Output.from_input(["subnet-a"])), "subnet_ids: is an Output; give a list"),
+        (lambda: {"worker_count": 2}, "worker_count: is not an argument of RayCluster; see RayClusterArgs"),
+        (lambda: {"workers": {"count": 2}}, "workers.count: is not an argument of RayCluster; see NodeGroupArgs"),
+        (lambda: {"workers": later({})}, "workers: is an Output, and has to be known while Pulumi plans; give a value"),
+        (
+            lambda: {"cpu_workers": {"instance_types": [later("c6i.large")]}},
+            "cpu_workers.instance_types: holds an Output, and has to be known while Pulumi plans",
+        ),
+        (lambda: {"role_path": later("/ml/")}, "role_path: is an Output, and has to be known while Pulumi plans; give"),
+        (lambda: {"tags": later({})}, "tags: is an Output, and has to be known while Pulumi plans; only its elements"),
+        (lambda: {"environment": {"AWS_REGION": "x"}}, "environment: 'AWS_REGION' is set by the containers themselves"),
+        (lambda: with_subnets(pulumi.Output.from_input(["subnet-a"])), "subnet_ids: is an Output, and has"),
         (
             lambda: {**given_network(["us-west-2a", "us-west-2b"]), "nat_gateway": False},
             "nat_gateway: False is of a VPC",
         ),
-        (lambda: {"worker_count": -1}, "workerCount: -1 is below 0"),
+        (lambda: {"workers": {"initial_count": -1}}, "workerCount: -1 is below 0"),
+        (lambda: {"workers": {"max_count": 0}}, "maxWorkers: 0 is below workerCount, which is 2; give 2 or more"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused_in_one_line(cloud: Cloud, args: Any, line: str) -> None:
     with pytest.raises(pulumi.RunError) as refused:
         cloud.run(lambda: RayCluster("vision", args()))
     assert str(refused.value).startswith(line)
-    assert cloud.resources == {}, "nothing is made"
+    assert cloud.resources.keys() <= {"vision"}, "no part is made"
 
 
 def test_a_subnet_of_the_same_program_in_a_vpc_that_is_there_is_enough(cloud: Cloud) -> None:
@@ -117,15 +135,20 @@ def test_two_default_clusters_in_one_program_have_other_names_throughout(cloud: 
     assert len(cloud.of_type("awsx:ec2:Vpc")) == 2
 
 
-def test_numbers_of_other_languages_are_whole_again(cloud: Cloud) -> None:
-    counts: Any = {"min_workers": 0.0, "max_workers": 4.0, "worker_count": 2.0, "max_hourly_usd": 99.0}
-    cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE, **counts}) and None)
-    train = cloud.resources["vision-sessions-train"].inputs["content"]
-    assert "--num-workers 2 " in train, "Pulumi hands integers over as floats"
+def test_the_host_maps_arguments_and_outputs_of_other_languages(cloud: Cloud) -> None:
+    host = ComponentProvider([RayCluster], "ray-on-ecs")
+    workers = {"minCount": 0.0, "maxCount": 4.0, "initialCount": 2.0}  # Pulumi hands integers over as floats
+    inputs: dict[str, Any] = {"imageUri": IMAGE, "workers": workers, "maxHourlyUsd": 99.0, "tags": {"costCenter": "42"}}
+    state = cloud.run(lambda: host.construct("vision", "ray-on-ecs:index:RayCluster", inputs).state)
+    assert "--num-workers 2 " in cloud.resources["vision-sessions-train"].inputs["content"]
+    assert cloud.resources["vision-workers-group"].inputs["maxSize"] == 4
+    assert cloud.resources["vision-storage-bucket"].inputs["tags"]["costCenter"] == "42"
+    assert cloud.value(state["taskRoleArns"]).keys() == {"head", "workers"}
+    assert cloud.value(state["imageUri"]) == IMAGE
 
 
 def test_the_providers_default_tags_reach_what_it_leaves_out(cloud: Cloud) -> None:
-    cloud.config = {"aws:defaultTags": json.dumps({"tags": {"team": "vision", "ray-on-ecs:stack": "theirs"}})}
+    cloud.default_tags = {"team": "vision", "ray-on-ecs:stack": "theirs"}
     cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE}))
     group = [(tag["key"], tag["value"]) for tag in cloud.resources["vision-workers-group"].inputs["tags"]]
     assert ("team", "vision") in group, "the AWS provider leaves groups out"
@@ -142,13 +165,87 @@ def test_the_providers_default_tags_reach_what_it_leaves_out(cloud: Cloud) -> No
     assert "team" not in cloud.resources["vision-storage-bucket"].inputs["tags"], "the provider adds them itself"
 
 
-def test_another_provider_is_refused(cloud: Cloud) -> None:
-    def program() -> None:
-        other = pulumi.ProviderResource("aws", "other", {})
-        RayCluster("vision", {"image_uri": IMAGE}, pulumi.ResourceOptions(providers={"aws": other}))
+@pytest.mark.parametrize("as_mapping", [False, True])
+def test_everything_goes_through_an_explicit_provider(cloud: Cloud, as_mapping: bool) -> None:
+    cloud.region = "eu-west-1"
+    cloud.zones = ("eu-west-1a", "eu-west-1b")
+    made = {}
 
-    with pytest.raises(pulumi.RunError, match=r"^vision: .* the default AWS provider"):
-        cloud.run(program)
+    def program() -> None:
+        provider = aws.Provider("ireland", region="eu-west-1")
+        chosen: dict[str, Any] = {"providers": {"aws": provider}} if as_mapping else {"provider": provider}
+        made["cluster"] = RayCluster("vision", {"tags": {"team": "vision"}}, pulumi.ResourceOptions(**chosen))
+
+    cloud.run(program)
+    [provider] = cloud.providers
+    assert "::ireland::" in provider, "the default provider may be of another account"
+    parts = [part for part in cloud.resources.values() if part.type.startswith("aws:")]
+    assert {part.provider for part in parts} == {provider}
+    for token in ("awsx:ec2:Vpc", "awsx:ecr:Image"):
+        [part] = cloud.of_type(token)
+        assert part.providers == {"aws": provider}, "awsx's children get it from the component"
+    [definition] = json.loads(cloud.resources["vision-worker-task-definition"].inputs["containerDefinitions"])
+    assert {"name": "AWS_REGION", "value": "eu-west-1"} in definition["environment"]
+    assert cloud.value(made["cluster"].connection)["region"] == "eu-west-1"
+
+
+def test_a_provider_that_is_not_configured_yet_is_refused(cloud: Cloud) -> None:
+    cloud.account = ""  # the engine answers a preview's questions without values then
+    with pytest.raises(pulumi.RunError, match=r"^provider: the AWS provider has a configuration that is known only "):
+        cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE}))
+
+
+def test_outputs_are_taken_as_they_become_known(cloud: Cloud) -> None:
+    cloud.absent = ("getKey", "getPolicy", "getSecret", "getBucket")
+    key, boundary, policy = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1a2b", f"{POLICY}boundary", f"{POLICY}read"
+    secret = f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:registry"
+    args: RayClusterArgs = {
+        "image_uri": later(IMAGE),
+        "registry_secret_arn": later(secret),
+        "bucket_name": later("company-runs"),
+        "data_buckets": [later("company-data/images")],
+        "tags": {"team": later("vision")},
+        "permissions_boundary": later(boundary),
+        "task_policy_arns": [later(policy)],
+        "kms_key_arn": later(key),
+        "environment": {"HF_HOME": later("/tmp/hf")},
+    }
+    cluster = cloud.run(lambda: RayCluster("vision", args))
+    [definition] = json.loads(cloud.resources["vision-head-task-definition"].inputs["containerDefinitions"])
+    assert definition["image"] == IMAGE
+    assert definition["repositoryCredentials"] == {"credentialsParameter": secret}
+    assert {"name": "HF_HOME", "value": "/tmp/hf"} in definition["environment"]
+    role = cloud.resources["vision-head-task-role"].inputs
+    assert (role["permissionsBoundary"], role["tags"]["team"]) == (boundary, "vision")
+    assert cloud.resources["vision-head-task-role-policy-0"].inputs["policyArn"] == policy
+    policies = cloud.resources["vision-head-task-role-policy"].inputs["policy"]
+    assert all(text in policies for text in (key, "arn:aws:s3:::company-runs/*", "arn:aws:s3:::company-data/images/*"))
+    assert cloud.resources["vision-auth-parameter"].inputs["keyId"] == key
+    assert cloud.value(cluster.bucket) == "company-runs"
+
+
+def test_a_preview_with_unknown_outputs_evaluates(cloud: Cloud) -> None:
+    cloud.preview = True
+
+    def program() -> None:
+        key = aws.kms.Key("key")
+        args: RayClusterArgs = {"image_uri": IMAGE, "kms_key_arn": key.arn, "tags": {"key": key.arn}}
+        RayCluster("vision", args)
+
+    cloud.run(program)
+    assert "vision-ray-head-service" in cloud.resources
+
+
+def test_programs_get_at_roles_and_group_and_task_definitions(cloud: Cloud) -> None:
+    cpu_workers: NodeGroupArgs = {"instance_types": ["c6i.large"], "initial_count": 1, "max_count": None}
+    cluster = cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE, "cpu_workers": cpu_workers}))
+    assert cloud.value(cluster.security_group_id) == "vision-network-tasks-group-id"
+    kinds = {"head": "head", "workers": "worker", "cpu-workers": "cpu-worker"}
+    arn = f"arn:aws:service:{REGION}:{ACCOUNT}:vision-"
+    assert cloud.value(cluster.task_role_arns) == {kind: f"{arn}{name}-task-role" for kind, name in kinds.items()}
+    assert cloud.value(cluster.task_definition_arns) == {
+        kind: f"{arn}{name}-task-definition" for kind, name in kinds.items()
+    }
 
 
 def test_the_example_makes_a_vpc_and_a_cluster_in_it(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +288,7 @@ def schema() -> Generator[dict[str, Any]]:
 
 
 def test_other_languages_are_offered_the_cluster(schema: dict[str, Any]) -> None:
-    assert schema["name"] == "ray-on-ecs"
+    assert (schema["name"], schema["version"]) == ("ray-on-ecs", __version__)
     [(token, component)] = schema["resources"].items()
     assert token == "ray-on-ecs:index:RayCluster"
     assert component["isComponent"] is True
@@ -201,15 +298,28 @@ def test_other_languages_are_offered_the_cluster(schema: dict[str, Any]) -> None
 
 def test_what_aws_is_asked_while_planning_is_plain(schema: dict[str, Any]) -> None:
     inputs = schema["resources"]["ray-on-ecs:index:RayCluster"]["inputProperties"]
-    assert len(inputs) == len(dataclasses.fields(Settings))
-    later = {name for name, each in inputs.items() if not each.get("plain") or not each.get("items", each).get("plain")}
-    assert later == {"vpcId", "subnetIds"}, "an Input is known too late to be asked about"
-    assert inputs["workerInstanceTypes"]["items"]["type"] == "string"
-    assert inputs["tags"]["additionalProperties"]["type"] == "string"
+    assert len(inputs) == len(RayClusterArgs.__annotations__)
+
+    def is_plain(argument: dict[str, Any]) -> bool:
+        return bool(argument.get("plain")) and all(
+            part.get("plain") for part in (argument.get("items"), argument.get("additionalProperties")) if part
+        )
+
+    assert {name for name, argument in inputs.items() if not is_plain(argument)} == {
+        *("vpcId", "subnetIds", "imageUri", "registrySecretArn", "bucketName", "dataBuckets", "jobSecrets"),
+        "tags",
+        *("permissionsBoundary", "taskPolicyArns", "kmsKeyArn", "environment"),
+    }, "an Input is known too late to be asked about"
+    assert inputs["workers"]["$ref"] == inputs["cpuWorkers"]["$ref"] == "#/types/ray-on-ecs:index:NodeGroupArgs"
+    group = schema["types"]["ray-on-ecs:index:NodeGroupArgs"]
+    assert group["properties"].keys() == {"instanceTypes", "initialCount", "minCount", "maxCount"}
+    assert not group.get("required")
+    assert all(argument.get("description") for argument in group["properties"].values())
 
 
 def test_its_outputs_are_the_stacks(schema: dict[str, Any]) -> None:
     outputs = schema["resources"]["ray-on-ecs:index:RayCluster"]["properties"]
     assert {"bucket", "headInstanceId", "trainCommand", "estimatedHourlyUsd", "connection"} <= outputs.keys()
+    assert outputs["taskRoleArns"]["additionalProperties"]["type"] == "string"
     assert outputs["connection"]["additionalProperties"]["$ref"] == "pulumi.json#/Any"
     assert all(each.get("description") for each in outputs.values())

@@ -61,7 +61,7 @@ def service(name: str, task: RayTask, after: Sequence[pulumi.Resource], **args: 
     """A service with valid defaults, in a network of its own."""
     network = pulumi.CustomResource("test:index:Network", f"{name}-network", {})
     subnets = {"us-west-2a": known("subnet-private"), "us-west-2b": known("subnet-other")}
-    ref = NetworkRef(subnets=subnets, security_group_id=known("sg-1"), network=network)
+    ref = NetworkRef(subnets=subnets, tasks_group_id=known("sg-1"), instances_group_id=known("sg-2"), network=network)
     return RayService(
         name,
         RayServiceArgs(

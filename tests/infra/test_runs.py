@@ -10,7 +10,7 @@ from tests.infra.fake_aws import Cloud
 def announced(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(pulumi.log, "info", lines.append)
-    cloud.run(lambda: runs.announce(pulumi.Output.from_input("training-bucket")))
+    cloud.run(lambda: runs.announce_runs(pulumi.Output.from_input("training-bucket"), pulumi.InvokeOptions()))
     return lines
 
 

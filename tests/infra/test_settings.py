@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,13 @@ import pytest
 import yaml
 
 from infra import config
+from infra.config import RayClusterArgs, arguments, docker
 from infra.config.__main__ import files
-from infra.config.settings import Alerts, RayClusterArgs, Scale, Settings, key_of
+from infra.config.arguments import NODE_GROUPS
+from infra.config.settings import Alerts, Scale, Settings, key_of
 from infra.config.validation import RETENTION_DAYS
 from infra.errors import SettingError
-from tests.infra.fake_aws import Cloud
+from tests.infra.fake_aws import Cloud, security_group
 
 ROOT = Path(__file__).parents[2]
 PROJECT = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
@@ -122,7 +123,8 @@ def load(cloud: Cloud, **config: str) -> Settings:
 
 
 def test_every_setting_is_an_argument_a_key_and_a_row_of_the_table() -> None:
-    assert list(RayClusterArgs.__annotations__) == [each.name for each in fields(Settings)]
+    of_groups = {setting for arguments in NODE_GROUPS.values() for setting in arguments.values()}
+    assert {*RayClusterArgs.__annotations__, *of_groups} == {*vars(Settings()), *NODE_GROUPS, "environment"}
     assert not RayClusterArgs.__required_keys__, "every argument has a default"
     for path, text in files().items():
         assert path.read_text() == text, f"{path.name} is stale: python -m infra.config --write"
@@ -239,7 +241,7 @@ def test_a_key_of_a_project_that_was_renamed_is_refused(cloud: Cloud) -> None:
 def test_the_engine_prints_no_traceback_for_a_bad_value(cloud: Cloud) -> None:
     cloud.config = {"workerCount": "-1"}
     with pytest.raises(pulumi.RunError, match=r"^workerCount: -1 is below 0; "):
-        cloud.run(config.load)
+        cloud.run(lambda: config.load("vision"))
 
 
 @pytest.mark.parametrize(
@@ -363,6 +365,36 @@ def test_settings_that_do_not_go_together_are_refused(cloud: Cloud, config: dict
 def test_without_a_nat_gateway_the_image_comes_from_ecr(cloud: Cloud) -> None:
     assert not load(cloud, natGateway="false", imageUri=ECR).nat_gateway, "which has its endpoints"
     assert not load(cloud, natGateway="false").nat_gateway, "docker/ is pushed to ECR"
+
+
+def test_arguments_stand_for_the_settings_that_they_come_from(cloud: Cloud) -> None:
+    settings = load(cloud, **{key_of(name): text for name, (text, _) in GOOD.items()})
+    assert arguments.read(arguments.of_settings(settings)).settings == settings
+    assert load(cloud, maxWorkers="0").max_workers is None, "0 stands for it in Pulumi.yaml alone"
+
+
+def test_docker_is_asked_in_a_preview_where_the_image_is_built(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(docker, "check", lambda *, is_up: asked.append(is_up()))
+
+    def read(**of_stack: str) -> None:
+        cloud.config = of_stack
+        cloud.run(lambda: config.load("vision"))
+
+    read()
+    cloud.preview = True
+    read(imageUri="public.example/ray:1")
+    assert asked == [], "nothing is built"
+    read()
+    cloud.security_groups = [security_group("vision")]
+    read()
+    assert asked == [False, True], "with the image of a stack that is up there may be nothing to build"
+
+
+def test_another_account_is_refused_before_anything_is_planned(cloud: Cloud) -> None:
+    cloud.account = "999999999999"
+    with pytest.raises(pulumi.RunError, match=r"^aws:allowedAccountIds: the stack is in account 123456789012, and "):
+        cloud.run(lambda: config.load("vision"))
 
 
 def test_cpu_workers_scale_as_workers_do(cloud: Cloud) -> None:

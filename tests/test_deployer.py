@@ -1,0 +1,373 @@
+"""The deployer's policies: the IAM actions of `pulumi preview`, `up`, `refresh` and `destroy`, and no others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.infra.fake_aws import ACCOUNT, CLUSTER, REGION, Cloud
+from tests.test_program import EVERYTHING, KEY, NETWORK, READY_IMAGE, deploy
+
+ROOT = Path(__file__).parents[1]
+# A managed policy takes so few characters, without spaces, that there are two.
+# https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
+MOST_CHARACTERS = 6144
+FILES = ("deployer", "deployer-instances")
+POLICIES = [json.loads((ROOT / "docs" / "policies" / f"{name}.json").read_text()) for name in FILES]
+TAGGED = "ListTagsForResource TagResource UntagResource"
+EC2_TAGGED = "CreateTags DeleteTags"
+# What the AWS provider calls to create, read, update and delete each type, by service, as recorded on an emulated AWS,
+# and what AWS's services ask of the caller besides.
+# https://docs.aws.amazon.com/service-authorization/latest/reference/
+ACTIONS: dict[str, dict[str, str]] = {
+    "aws:appautoscaling/policy:Policy": {
+        "application-autoscaling": "DeleteScalingPolicy DescribeScalingPolicies PutScalingPolicy",
+    },
+    "aws:appautoscaling/target:Target": {
+        "application-autoscaling": (
+            "DeregisterScalableTarget DescribeScalableTargets ListTagsForResource RegisterScalableTarget"
+        ),
+    },
+    "aws:autoscaling/group:Group": {
+        "autoscaling": (
+            "CancelInstanceRefresh CreateAutoScalingGroup CreateOrUpdateTags DeleteAutoScalingGroup DeleteTags "
+            "DescribeAutoScalingGroups DescribeInstanceRefreshes DescribeScalingActivities "
+            "DisableMetricsCollection EnableMetricsCollection StartInstanceRefresh UpdateAutoScalingGroup"
+        ),
+        # A group that launches from a template needs the caller's right to do so.
+        "ec2": "CreateTags RunInstances",
+        "iam": "CreateServiceLinkedRole PassRole",
+    },
+    "aws:budgets/budget:Budget": {"budgets": "ListTagsForResource ModifyBudget ViewBudget"},
+    "aws:cloudwatch/dashboard:Dashboard": {"cloudwatch": "DeleteDashboards GetDashboard PutDashboard"},
+    "aws:cloudwatch/logGroup:LogGroup": {
+        "logs": (
+            "AssociateKmsKey CreateLogGroup DeleteLogGroup DescribeLogGroups DisassociateKmsKey "
+            f"PutRetentionPolicy {TAGGED}"
+        ),
+    },
+    "aws:cloudwatch/metricAlarm:MetricAlarm": {
+        "cloudwatch": f"DeleteAlarms DescribeAlarms PutMetricAlarm {TAGGED}",
+    },
+    "aws:ec2/defaultSecurityGroup:DefaultSecurityGroup": {
+        "ec2": f"DescribeSecurityGroups RevokeSecurityGroupEgress RevokeSecurityGroupIngress {EC2_TAGGED}",
+    },
+    "aws:ec2/launchTemplate:LaunchTemplate": {
+        "ec2": (
+            "CreateLaunchTemplate CreateLaunchTemplateVersion DeleteLaunchTemplate DescribeLaunchTemplateVersions "
+            "DescribeLaunchTemplates ModifyLaunchTemplate"
+        ),
+    },
+    "aws:ec2/placementGroup:PlacementGroup": {
+        "ec2": f"CreatePlacementGroup DeletePlacementGroup DescribePlacementGroups {EC2_TAGGED}",
+    },
+    "aws:ec2/securityGroup:SecurityGroup": {
+        "ec2": (
+            "CreateSecurityGroup DeleteSecurityGroup DescribeNetworkInterfaces DescribeSecurityGroups "
+            f"RevokeSecurityGroupEgress RevokeSecurityGroupIngress {EC2_TAGGED}"
+        ),
+    },
+    "aws:ec2/vpcEndpoint:VpcEndpoint": {
+        "ec2": (
+            "CreateVpcEndpoint DeleteVpcEndpoints DescribeNetworkInterfaces DescribePrefixLists "
+            f"DescribeSecurityGroups DescribeVpcEndpoints ModifyVpcEndpoint {EC2_TAGGED}"
+        ),
+        "route53": "AssociateVPCWithHostedZone",
+    },
+    "aws:ecr/lifecyclePolicy:LifecyclePolicy": {
+        "ecr": "DeleteLifecyclePolicy GetLifecyclePolicy PutLifecyclePolicy",
+    },
+    "aws:ecr/repository:Repository": {
+        "ecr": (
+            "CreateRepository DeleteRepository DescribeRepositories PutImageScanningConfiguration "
+            f"PutImageTagMutability {TAGGED}"
+        ),
+        "kms": "CreateGrant DescribeKey RetireGrant",
+    },
+    "aws:ecs/capacityProvider:CapacityProvider": {
+        "autoscaling": "CreateOrUpdateTags",
+        "ecs": (
+            f"CreateCapacityProvider DeleteCapacityProvider DescribeCapacityProviders UpdateCapacityProvider {TAGGED}"
+        ),
+    },
+    "aws:ecs/cluster:Cluster": {
+        "ecs": f"CreateCluster DeleteCluster DescribeClusters UpdateCluster {TAGGED}",
+        "iam": "CreateServiceLinkedRole",
+    },
+    "aws:ecs/clusterCapacityProviders:ClusterCapacityProviders": {
+        "ecs": "DescribeClusters PutClusterCapacityProviders",
+    },
+    "aws:ecs/service:Service": {
+        "ecs": f"CreateService DeleteService DescribeServices UpdateService {TAGGED}",
+        "iam": "PassRole",
+    },
+    "aws:ecs/taskDefinition:TaskDefinition": {
+        "ecs": f"DeregisterTaskDefinition DescribeTaskDefinition RegisterTaskDefinition {TAGGED}",
+        "iam": "PassRole",
+    },
+    "aws:iam/instanceProfile:InstanceProfile": {
+        "iam": (
+            "AddRoleToInstanceProfile CreateInstanceProfile DeleteInstanceProfile GetInstanceProfile PassRole "
+            "RemoveRoleFromInstanceProfile TagInstanceProfile UntagInstanceProfile"
+        ),
+    },
+    "aws:iam/role:Role": {
+        "iam": (
+            "CreateRole DeleteRole DeleteRolePermissionsBoundary DeleteRolePolicy DetachRolePolicy GetRole "
+            "ListAttachedRolePolicies ListInstanceProfilesForRole ListRolePolicies PutRolePermissionsBoundary "
+            "RemoveRoleFromInstanceProfile TagRole UntagRole UpdateAssumeRolePolicy"
+        ),
+    },
+    "aws:iam/rolePolicy:RolePolicy": {"iam": "DeleteRolePolicy GetRolePolicy PutRolePolicy"},
+    "aws:iam/rolePolicyAttachment:RolePolicyAttachment": {
+        "iam": "AttachRolePolicy DetachRolePolicy ListAttachedRolePolicies",
+    },
+    "aws:kms/grant:Grant": {"kms": "CreateGrant ListGrants RevokeGrant"},
+    "aws:s3/bucket:Bucket": {
+        "s3": (
+            "CreateBucket DeleteBucket DeleteObject DeleteObjectVersion GetAccelerateConfiguration GetBucketAcl "
+            "GetBucketCORS GetBucketLogging GetBucketObjectLockConfiguration GetBucketPolicy "
+            "GetBucketRequestPayment GetBucketTagging GetBucketVersioning GetBucketWebsite "
+            "GetEncryptionConfiguration GetLifecycleConfiguration GetReplicationConfiguration ListBucket "
+            "ListBucketVersions PutBucketTagging"
+        ),
+    },
+    "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration": {
+        "s3": "GetLifecycleConfiguration PutLifecycleConfiguration",
+    },
+    "aws:s3/bucketOwnershipControls:BucketOwnershipControls": {
+        "s3": "GetBucketOwnershipControls PutBucketOwnershipControls",
+    },
+    "aws:s3/bucketPolicy:BucketPolicy": {"s3": "DeleteBucketPolicy GetBucketPolicy PutBucketPolicy"},
+    "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock": {
+        "s3": "GetBucketPublicAccessBlock PutBucketPublicAccessBlock",
+    },
+    "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration": {
+        "s3": "GetEncryptionConfiguration PutEncryptionConfiguration",
+    },
+    "aws:s3/bucketVersioning:BucketVersioning": {"s3": "GetBucketVersioning PutBucketVersioning"},
+    "aws:servicediscovery/privateDnsNamespace:PrivateDnsNamespace": {
+        "ec2": "DescribeVpcs",
+        "route53": "AssociateVPCWithHostedZone CreateHostedZone DeleteHostedZone GetHostedZone ListHostedZonesByName",
+        "servicediscovery": (
+            f"CreatePrivateDnsNamespace DeleteNamespace GetNamespace GetOperation UpdatePrivateDnsNamespace {TAGGED}"
+        ),
+    },
+    "aws:servicediscovery/service:Service": {
+        "route53": "ChangeResourceRecordSets GetHostedZone",
+        "servicediscovery": (
+            "CreateService DeleteService DeregisterInstance GetOperation GetService ListInstances UpdateService "
+            f"{TAGGED}"
+        ),
+    },
+    "aws:sns/topic:Topic": {"sns": f"CreateTopic DeleteTopic GetTopicAttributes SetTopicAttributes {TAGGED}"},
+    "aws:sns/topicSubscription:TopicSubscription": {
+        "sns": "GetSubscriptionAttributes SetSubscriptionAttributes Subscribe Unsubscribe",
+    },
+    "aws:ssm/document:Document": {
+        "ssm": (
+            "AddTagsToResource CreateDocument DeleteDocument DescribeDocument DescribeDocumentPermission "
+            "GetDocument ListTagsForResource RemoveTagsFromResource UpdateDocument UpdateDocumentDefaultVersion"
+        ),
+    },
+    "aws:ssm/parameter:Parameter": {
+        "kms": "Decrypt Encrypt",
+        "ssm": (
+            "AddTagsToResource DeleteParameter DescribeParameters GetParameter ListTagsForResource PutParameter "
+            "RemoveTagsFromResource"
+        ),
+    },
+    "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule": {
+        "ec2": (
+            "AuthorizeSecurityGroupEgress DescribeSecurityGroupRules ModifySecurityGroupRules "
+            f"RevokeSecurityGroupEgress {EC2_TAGGED}"
+        ),
+    },
+    "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule": {
+        "ec2": (
+            "AuthorizeSecurityGroupIngress DescribeSecurityGroupRules ModifySecurityGroupRules "
+            f"RevokeSecurityGroupIngress {EC2_TAGGED}"
+        ),
+    },
+    # VPC, subnets, internet gateway, NAT gateway with its address, route tables with routes and associations.
+    "awsx:ec2:Vpc": {
+        "ec2": (
+            "AllocateAddress AssociateRouteTable AttachInternetGateway CreateInternetGateway CreateNatGateway "
+            "CreateRoute CreateRouteTable CreateSubnet CreateVpc DeleteInternetGateway DeleteNatGateway "
+            "DeleteRoute DeleteRouteTable DeleteSubnet DeleteVpc DescribeAddresses DescribeAddressesAttribute "
+            "DescribeAvailabilityZones DescribeInternetGateways DescribeNatGateways DescribeNetworkAcls "
+            "DescribeNetworkInterfaces DescribeRouteTables DescribeSecurityGroups DescribeSubnets "
+            "DescribeVpcAttribute DescribeVpcs DetachInternetGateway DisassociateAddress DisassociateRouteTable "
+            f"ModifySubnetAttribute ModifyVpcAttribute ReleaseAddress ReplaceRoute {EC2_TAGGED}"
+        ),
+    },
+    "awsx:ecr:Image": {
+        "ecr": (
+            "BatchCheckLayerAvailability BatchDeleteImage BatchGetImage CompleteLayerUpload GetAuthorizationToken "
+            "GetDownloadUrlForLayer InitiateLayerUpload PutImage UploadLayerPart"
+        ),
+    },
+    "random:index/randomId:RandomId": {},
+    "random:index/randomPassword:RandomPassword": {},
+}
+# What a preview asks.
+QUESTIONS: dict[str, dict[str, str]] = {
+    "aws:ec2/getAmi:getAmi": {"ec2": "DescribeImages"},
+    "aws:ec2/getEips:getEips": {"ec2": "DescribeAddresses"},
+    "aws:ec2/getInstanceType:getInstanceType": {"ec2": "DescribeInstanceTypes"},
+    "aws:ec2/getInstanceTypeOfferings:getInstanceTypeOfferings": {"ec2": "DescribeInstanceTypeOfferings"},
+    "aws:ec2/getInstances:getInstances": {"ec2": "DescribeInstances"},
+    "aws:ec2/getRouteTable:getRouteTable": {"ec2": "DescribeRouteTables"},
+    "aws:ec2/getSecurityGroup:getSecurityGroup": {"ec2": "DescribeSecurityGroups"},
+    "aws:ec2/getSecurityGroups:getSecurityGroups": {"ec2": "DescribeSecurityGroups"},
+    "aws:ec2/getSubnet:getSubnet": {"ec2": "DescribeSubnets"},
+    "aws:ec2/getVpc:getVpc": {"ec2": "DescribeRouteTables DescribeVpcAttribute DescribeVpcs"},
+    "aws:ec2/getVpcDhcpOptions:getVpcDhcpOptions": {"ec2": "DescribeDhcpOptions"},
+    "aws:ec2/getVpcEndpointService:getVpcEndpointService": {"ec2": "DescribeVpcEndpointServices"},
+    "aws:ec2/getVpcs:getVpcs": {"ec2": "DescribeVpcs"},
+    "aws:ecr/getImage:getImage": {"ecr": "DescribeImages DescribeRepositories"},
+    "aws:iam/getPolicy:getPolicy": {"iam": "GetPolicy GetPolicyVersion"},
+    "aws:iam/getRole:getRole": {"iam": "GetRole"},
+    "aws:iam/getRoles:getRoles": {"iam": "ListRoles"},
+    "aws:index/getCallerIdentity:getCallerIdentity": {},  # asks for no right
+    "aws:index/getDefaultTags:getDefaultTags": {},
+    "aws:index/getPartition:getPartition": {},
+    "aws:index/getRegion:getRegion": {},
+    "aws:kms/getKey:getKey": {"kms": "DescribeKey"},
+    "aws:s3/getBucket:getBucket": {"s3": "ListBucket"},
+    "aws:s3/getObjects:getObjects": {"s3": "ListBucket"},
+    "aws:secretsmanager/getSecret:getSecret": {"secretsmanager": "DescribeSecret GetResourcePolicy"},
+    "aws:servicequotas/getServiceQuota:getServiceQuota": {
+        "servicequotas": "GetAWSDefaultServiceQuota GetServiceQuota",
+    },
+    "aws:ssm/getParameter:getParameter": {"ssm": "GetParameter"},
+    # infra/config/prices.py, with boto3
+    "prices": {"ec2": "DescribeSpotPriceHistory", "pricing": "GetProducts"},
+}
+# Stacks that differ in what they make and ask.
+AMI = {
+    "architecture": "x86_64",
+    "rootDeviceName": "/dev/xvda",
+    "blockDeviceMappings": [{"deviceName": "/dev/xvda", "ebs": {"volume_size": "30"}}],
+}
+STACKS: list[tuple[dict[str, str], dict[str, Any]]] = [
+    ({}, {}),
+    ({**EVERYTHING, "objectVersionDays": "7"}, {}),
+    ({**EVERYTHING, "permissionsBoundary": ""}, {"partition": "aws-cn"}),
+    ({**NETWORK, "imageUri": READY_IMAGE, "dataBuckets": "my-data"}, {}),
+    (
+        {"imageUri": f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/ray:1", "headAmiId": "ami-0abc1234"},
+        {"amis": {"ami-0abc1234": AMI}},
+    ),
+    (
+        {
+            "imageUri": READY_IMAGE,
+            "registrySecretArn": f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:registry-a1b2c3",
+            "taskPolicyArns": "arn:aws:iam::aws:policy/ReadOnlyAccess",
+            "kmsKeyArn": KEY,
+        },
+        {},
+    ),
+]
+
+
+def actions(table: dict[str, dict[str, str]]) -> set[str]:
+    """The actions of a table, with their services."""
+    return {f"{service}:{name}" for each in table.values() for service, names in each.items() for name in names.split()}
+
+
+STATEMENTS = [statement for policy in POLICIES for statement in policy["Statement"]]
+
+
+def as_list(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value
+
+
+def allowed() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each action of the policies, with its statement."""
+    for statement in STATEMENTS:
+        for action in as_list(statement["Action"]):
+            yield action, statement
+
+
+@pytest.fixture(scope="module")
+def clouds() -> list[Cloud]:
+    """The accounts of all these stacks."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        return [deploy(monkeypatch, config, **of_cloud) for config, of_cloud in STACKS]
+
+
+def test_the_table_has_what_the_program_makes_and_asks(clouds: list[Cloud]) -> None:
+    made = {each.type for cloud in clouds for each in cloud.resources.values()}
+    assert {each for each in made if not each.startswith("ray-on-ecs:")} == ACTIONS.keys()
+    asked = {token for cloud in clouds for token, _ in cloud.calls}
+    # A group and the runs are looked at once a stack is up.
+    once_up = {"aws:ec2/getSecurityGroup:getSecurityGroup", "aws:s3/getObjects:getObjects"}
+    assert asked | {"prices"} | once_up == QUESTIONS.keys()
+
+
+def test_a_deployers_policies_allow_what_the_program_needs() -> None:
+    assert {action for action, _ in allowed()} == actions(ACTIONS) | actions(QUESTIONS)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_each_fits_a_managed_policy(policy: dict[str, Any]) -> None:
+    text = json.dumps(policy, separators=(",", ":"))
+    assert len(text.replace("REGION", "ap-southeast-2").replace("ACCOUNT", ACCOUNT)) <= MOST_CHARACTERS
+
+
+# Services of which everything in the stack has a name, and what changes something there without it.
+NAMED = {"autoscaling", "budgets", "cloudwatch", "ecr", "ecs", "iam", "logs", "s3", "sns", "ssm"}
+UNNAMED = {
+    "ecs:CreateCapacityProvider": "lists of IAM's actions differ on its resource, and one without a group runs nothing",
+    "ecs:DeregisterTaskDefinition": "IAM knows no resource of it, and running tasks go on",
+    "sns:SetSubscriptionAttributes": "IAM knows no resource of it",
+    "sns:Unsubscribe": "IAM knows no resource of it",
+    "iam:CreateServiceLinkedRole": "a condition names the services",
+}
+
+
+def test_what_has_a_name_is_the_clusters() -> None:
+    for action, statement in allowed():
+        service, verb = action.split(":")
+        if service in NAMED and not verb.startswith(("Describe", "Get", "List")) and action not in UNNAMED:
+            for resource in as_list(statement["Resource"]):
+                assert f"{CLUSTER}-*" in resource, f"{action} reaches {resource}"
+
+
+def test_the_names_that_the_program_gives_are_those_of_the_policies(clouds: list[Cloud]) -> None:
+    """The others are derived from logical names, which begin in the same way."""
+    given = [
+        (made.type, made.inputs[key])
+        for cloud in clouds
+        for made in cloud.resources.values()
+        for key in ("name", "family", "dashboardName")
+        if key in made.inputs and not made.type.startswith("aws:servicediscovery/")
+    ]
+    assert len(given) > 10
+    for kind, name in given:
+        beginning = "/aws/ecs/containerinsights/" if name.startswith("/") else ""
+        assert name.startswith(f"{beginning}{CLUSTER}-"), f"a deployer may not make this {kind}"
+
+
+def test_everything_is_in_one_account_and_region() -> None:
+    for statement in STATEMENTS:
+        for resource in as_list(statement["Resource"]):
+            if resource != "*":
+                arn, partition, _, region, account, _ = resource.split(":", 5)
+                assert (arn, partition) == ("arn", "aws")
+                assert region in ("REGION", "")
+                assert account in ("ACCOUNT", "")
+
+
+def test_what_hands_on_rights_is_held_by_a_condition() -> None:
+    conditions: dict[str, Any] = {action: statement.get("Condition") for action, statement in allowed()}
+    assert conditions["iam:PassRole"] == {
+        "StringEquals": {"iam:PassedToService": ["ec2.amazonaws.com", "ecs-tasks.amazonaws.com"]}
+    }
+    assert conditions["iam:CreateServiceLinkedRole"]["StringEquals"].keys() == {"iam:AWSServiceName"}
+    assert conditions["ec2:RunInstances"]["ArnLike"].keys() == {"ec2:LaunchTemplate"}
