@@ -123,8 +123,8 @@ def _secrets_till_end(
     Raises:
         UsageError: One is not there.
     """
-    store, names = secrets.store(storage.uri), secrets.stored_names(config.secret)
-    store.put(values)
+    if values:
+        secrets.store(storage.uri).put(values)
     stays = is_job  # unless an end is known to be final
     try:
         secrets.read(config.secret, storage.uri)  # as the workers do, which may have to be started first
@@ -134,14 +134,15 @@ def _secrets_till_end(
         stays = isinstance(end, HeldError) or (is_job and isinstance(end, Interrupted))
         raise
     finally:
+        names = secrets.stored_names(config.secret)
         if names and not stays:
-            _delete_secrets(store, names)
+            _delete_secrets(storage, names)
 
 
-def _delete_secrets(store: secrets.Store, names: Sequence[str]) -> None:
+def _delete_secrets(storage: RunStorage, names: Sequence[str]) -> None:
     """Delete the run's secrets; the run ends as it does if they can't be deleted."""
     try:
-        store.delete(names)
+        secrets.store(storage.uri).delete(names)
     except (OSError, TrainingError) as cause:
         print(f"ray-on-ecs: {', '.join(names)} could not be deleted ({one_line(cause)})", flush=True)
 

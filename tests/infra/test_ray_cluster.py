@@ -204,6 +204,7 @@ def test_outputs_are_taken_as_they_become_known(cloud: Cloud) -> None:
         "registry_secret_arn": later(secret),
         "bucket_name": later("company-runs"),
         "data_buckets": [later("company-data/images")],
+        "job_secrets": [later(f"{secret}-of-jobs")],
         "tags": {"team": later("vision")},
         "permissions_boundary": later(boundary),
         "task_policy_arns": [later(policy)],
@@ -219,7 +220,8 @@ def test_outputs_are_taken_as_they_become_known(cloud: Cloud) -> None:
     assert (role["permissionsBoundary"], role["tags"]["team"]) == (boundary, "vision")
     assert cloud.resources["vision-head-task-role-policy-0"].inputs["policyArn"] == policy
     policies = cloud.resources["vision-head-task-role-policy"].inputs["policy"]
-    assert all(text in policies for text in (key, "arn:aws:s3:::company-runs/*", "arn:aws:s3:::company-data/images/*"))
+    named = (key, "arn:aws:s3:::company-runs/*", "arn:aws:s3:::company-data/images/*", f"{secret}-of-jobs")
+    assert all(text in policies for text in named)
     assert cloud.resources["vision-auth-parameter"].inputs["keyId"] == key
     assert cloud.value(cluster.bucket) == "company-runs"
 
