@@ -164,7 +164,8 @@ class Parameters:
                 given = {"Name": f"{self.path}/{name}", "Value": value, "Type": "SecureString", "Overwrite": True}
                 self.call("put_parameter", **given)
         except TrainingError as cause:  # AWS may repeat what it refuses
-            raise type(cause)(f"--secret: {masker(values.values())(str(cause))}") from None
+            kind = UsageError if isinstance(cause, UsageError) else ResourceError
+            raise kind(f"--secret: {masker(values.values())(str(cause))}") from None
 
     def read(self, names: Sequence[str]) -> dict[str, str]:
         """See Store."""

@@ -2,17 +2,22 @@
 
 import re
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ray_on_ecs import secrets
+from ray_on_ecs.cluster.aws import Refused
+from ray_on_ecs.cluster.clusters import StackCluster
+from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import SECRETS_VARIABLE, secrets_prefix
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError
 from ray_on_ecs.run.environment import WorkerEnvironment
 from tests.aws import client, environment
+from tests.ray_on_ecs.cli.folders import outputs
 
 RUN = "s3://bucket/runs/first"
 ARN = "arn:aws:secretsmanager:us-east-1:123456789012:secret:hf-AbCdEf"
@@ -58,10 +63,8 @@ def test_runs_of_one_name_under_two_storage_paths_are_two(store: secrets.Store) 
 
 
 def test_a_parameter_is_encrypted_and_below_the_clusters_prefix(aws: Any) -> None:
-    def call(method: str, **given: Any) -> Any:
-        return secrets.call(aws, method, **given)
-
-    secrets.parameters(secrets_prefix("ray"), RUN, call).put({"TOKEN": "value"})
+    stack = replace(Stack(name="dev", **outputs("bucket")), cluster_name="ray")
+    StackCluster(stack).secrets_of(RUN).put({"TOKEN": "value"})
     [found] = aws.get_parameters_by_path(Path="/ray-on-ecs/ray/runs", Recursive=True)["Parameters"]
     assert found["Type"] == "SecureString"
     assert re.fullmatch(r"/ray-on-ecs/ray/runs/first/[0-9a-f]{8}/TOKEN", found["Name"])
@@ -91,11 +94,11 @@ def test_a_secret_of_secrets_manager_is_read(aws: Any, aws_server: str) -> None:
 
 def test_what_aws_says_of_a_value_is_hidden() -> None:
     def refuse(method: str, **given: Any) -> Any:
-        raise ResourceError(f"ValidationException: Value '{given['Value']}' failed")
+        raise Refused("ValidationException", f"ssm: Value '{given['Value']}' failed")
 
     with pytest.raises(ResourceError) as caught:
         secrets.Parameters("/p", refuse).put({"TOKEN": "hf_abc"})
-    assert str(caught.value) == "--secret: ValidationException: Value '***' failed"
+    assert str(caught.value) == "--secret: ssm: Value '***' failed"
     assert caught.value.__suppress_context__, "a traceback would show the first one"
 
 
