@@ -51,39 +51,48 @@ def stop_run(cluster: Cluster, head: Head, run: str) -> bool:
     Raises:
         ResourceError: It has not ended in time, or the head or AWS doesn't answer.
     """
-    return _stop(cluster, head, _under_way(head, run), f"run {run}")
+    jobs = jobs_of(head.jobs, run)
+    was_under_way = _stop(head, _under_way(jobs), f"run {run}")
+    _delete_secrets(cluster, jobs)
+    return was_under_way
 
 
 def stop_all(cluster: Cluster, head: Head) -> bool:
-    """List all jobs under way, stop them, and wait for their end; return whether there was any.
+    """List all jobs under way, stop them, wait for their end, and delete their secrets; return whether there was any.
 
     Raises:
-        ResourceError: One has not ended in time, or the head doesn't answer.
+        ResourceError: One has not ended in time, or the head or AWS doesn't answer.
     """
-    under_way = _under_way(head, None)
+    jobs = jobs_of(head.jobs, None)
+    under_way = _under_way(jobs)
     for job_id in under_way:
         note(f"stopping job {job_id}")
-    return _stop(cluster, head, under_way, counted(len(under_way), "job"))
+    was_under_way = _stop(head, under_way, counted(len(under_way), "job"))
+    _delete_secrets(cluster, {job_id: jobs[job_id] for job_id in under_way})
+    return was_under_way
 
 
-def _under_way(head: Head, run: str | None) -> dict[str, Any]:
-    return {job_id: job for job_id, job in jobs_of(head.jobs, run).items() if not job.status.is_terminal()}
+def _under_way(jobs: dict[str, Any]) -> list[str]:
+    return [job_id for job_id, job in jobs.items() if not job.status.is_terminal()]
 
 
-def _stop(cluster: Cluster, head: Head, jobs: dict[str, Any], what: str) -> bool:
+def _stop(head: Head, job_ids: list[str], what: str) -> bool:
     try:
-        for job_id in jobs:
+        for job_id in job_ids:
             head.jobs.stop_job(job_id)
         with out.status(f"stopping {what}"):
-            for job_id in jobs:
+            for job_id in job_ids:
                 _wait(head.jobs, job_id)
     except (OSError, RuntimeError) as cause:
         raise ResourceError(f"{what} could not be stopped ({one_line(cause)}); try again") from cause
-    for job in jobs.values():
-        if stored := (job.metadata or {}).get(SECRETS):
-            uri, *names = json.loads(stored)
-            cluster.secrets_of(uri).delete(names)
-    return bool(jobs)
+    return bool(job_ids)
+
+
+def _delete_secrets(cluster: Cluster, jobs: dict[str, Any]) -> None:
+    """Delete the secrets of the runs of these jobs, also if an earlier command could not."""
+    for stored in {job.metadata[SECRETS] for job in jobs.values() if SECRETS in (job.metadata or {})}:
+        uri, *names = json.loads(stored)
+        cluster.secrets_of(uri).delete(names)
 
 
 def _wait(client: object, job_id: str) -> None:
