@@ -104,6 +104,7 @@ class RayCluster(pulumi.ComponentResource):
             token_parameter_arn=auth.parameter_arn,
             bucket=storage.bucket,
             data_buckets=settings.data_buckets,
+            job_secrets=settings.job_secrets,
             environment=arguments.environment,
         )
         task_args = common.of_kinds(
@@ -173,6 +174,7 @@ class RayCluster(pulumi.ComponentResource):
             cluster_name=config.check_state(cluster.name, cluster.made_for, plan.identity, plan.up),
             nat_gateway=settings.nat_gateway,
             spot=settings.spot,
+            reads_secrets=bool(settings.job_secrets),
         )
         return Network(f"{self._prefix}-network", args, self._opts)
 

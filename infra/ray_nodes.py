@@ -14,6 +14,7 @@ from infra.definitions.sizing import TaskSize
 from infra.ray_task import RayTaskArgs
 from infra.references import AccountRules, Location, NodeSpec, ResourceRef
 from infra.tags import metrics_namespace
+from ray_on_ecs.contract import secrets_prefix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,7 @@ class TaskDefaults:
     token_parameter_arn: pulumi.Input[str]
     bucket: ResourceRef
     data_buckets: Sequence[pulumi.Input[str]] = ()
+    job_secrets: Sequence[pulumi.Input[str]] = ()
     environment: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
 
     def of_kinds(
@@ -74,6 +76,8 @@ class TaskDefaults:
                 metrics_namespace=namespace,
                 parameter_arn=cluster_info_parameter.arn,
                 group_arn=group.arn if moves else None,
+                # Its jobs delete what their run needs no more, and commands in its shell submit runs.
+                writes_secrets=True,
             ),
             state_volume=containers.STATE_VOLUME,
         )
@@ -126,10 +130,15 @@ class TaskDefaults:
             image=self.image_uri,
             log_group=self.logs.name,
             token_arn=self.token_parameter_arn,
+            secrets_prefix=self._secrets_prefix,
             registry_secret_arn=self.registry_secret_arn,
             environment=dict(self.environment),
         )
         return known.apply(lambda values: ContainerDefaults(region=self.location.region, size=size, **values))
+
+    @property
+    def _secrets_prefix(self) -> pulumi.Output[str]:
+        return pulumi.Output.from_input(self.cluster.name).apply(secrets_prefix)
 
     def _execution_policy(self) -> pulumi.Output[str]:
         known = pulumi.Output.all(
@@ -141,14 +150,17 @@ class TaskDefaults:
         )
         return known.apply(lambda inputs: json.dumps(policies.execution(partition=self.location.partition, **inputs)))
 
-    def _task_policy(self, **grants: pulumi.Input[str | None]) -> pulumi.Output[str]:
+    def _task_policy(self, **grants: pulumi.Input[str | bool | None]) -> pulumi.Output[str]:
         place = self.location
         tasks = f"arn:{place.partition}:ecs:{place.region}:{place.account}:task/"
         tasks_arn = pulumi.Output.concat(tasks, self.cluster.name, "/*")
+        parameters = f"arn:{place.partition}:ssm:{place.region}:{place.account}:parameter"
         known = pulumi.Output.all(
             bucket_arn=self.bucket.arn,
             tasks_arn=tasks_arn,
             data_buckets=list(self.data_buckets),
+            secrets_arn=pulumi.Output.concat(parameters, self._secrets_prefix, "/*"),
+            job_secrets=list(self.job_secrets),
             kms_key_arn=self.rules.kms_key_arn,
             **grants,
         )

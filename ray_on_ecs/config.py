@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import getpass
 import os
+import random
 import re
-import secrets
 import shlex
 import string
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, Self
 
+from ray_on_ecs import secrets
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.flags import check, environment_variable, flag, flags_of, setting
 
@@ -132,6 +133,11 @@ class RunConfig:
         None, "file of packages for pip, in the folder with the code, to add to those of the image", metavar="FILE"
     )
     env: tuple[str, ...] = _many_files("environment variable of the script", metavar="NAME=VALUE")
+    secret: tuple[str, ...] = _many_files(
+        "environment variable of the script that nothing shows: its value is that of this command's own variable, or "
+        "of a secret in AWS Secrets Manager",
+        metavar="NAME[=ARN]",
+    )
     input: tuple[str, ...] = _many_files(
         "folder, s3://bucket/prefix or run:OTHER whose files the script finds in $INPUT_NAME, or stream:s3://… to read",
         metavar="NAME=URI",
@@ -184,6 +190,8 @@ class RunConfig:
             _check_pairs(name, given)
         for name, pattern in _pairs(self.metric).items():
             _check_metric(name, pattern)
+        if both := self.variables.keys() & secrets.parse(self.secret).keys():
+            raise UsageError(f"--secret: {min(both)} is also given by --env, which shows its value; leave that out")
         if not (self.module or self.no_python) and self.command:
             object.__setattr__(self, "command", (_relative(self.command[0], self.folder), *self.command[1:]))
 
@@ -203,7 +211,7 @@ class RunConfig:
         script = PurePath(self.command[0]).stem if self.command else ""
         label = re.sub(r"[^A-Za-z0-9]+", "-", script)[:LONGEST_LABEL].strip("-") or "run"
         # Two commands of one minute, perhaps on two laptops, must not share a run.
-        unique = "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(3))
+        unique = "".join(random.SystemRandom().choice(string.ascii_lowercase + string.digits) for _ in range(3))
         return replace(self, run_name=self.run_name or f"{label}-{datetime.now(UTC):%m%d-%H%M}-{unique}")
 
     def to_dict(self) -> dict[str, Any]:

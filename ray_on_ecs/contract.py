@@ -21,13 +21,14 @@ WORKER_TIMEOUT = 1800
 
 # Environment variables of the containers: CloudWatch's namespace of the stack's own metrics; `true` where there can be
 # CPU workers; the folder of the head's state; the SSM parameter that describes the workers; the head's DNS name;
-# and the file in which an instance says what it is.
+# the file in which an instance says what it is; and what the SSM parameters with the secrets of runs begin with.
 CLOUDWATCH_NAMESPACE_VARIABLE = "CLOUDWATCH_NAMESPACE"
 CPU_WORKERS_VARIABLE = "CPU_WORKERS"
 HEAD_STATE_VARIABLE = "RAY_HEAD_STATE"
 CLUSTER_INFO_VARIABLE = "CLUSTER_INFO"
 HEAD_HOST_VARIABLE = "RAY_HEAD_HOST"
 INSTANCE_FILE_VARIABLE = "INSTANCE_FILE"
+SECRETS_VARIABLE = "SECRETS_PREFIX"
 
 # EC2's markets, as its instance metadata names them.
 SPOT, ON_DEMAND = "spot", "on-demand"
@@ -66,3 +67,8 @@ VCPU_QUOTAS = (
         SPOT,
     ),
 )
+
+
+def secrets_prefix(cluster_name: str) -> str:
+    """Return what the SSM parameters with the secrets of a cluster's runs begin with."""
+    return f"/ray-on-ecs/{cluster_name}/runs"

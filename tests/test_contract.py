@@ -17,14 +17,21 @@ from packaging.requirements import Requirement
 
 import ray_on_ecs
 from infra.cluster_info import ClusterInfo, ClusterInfoArgs
-from infra.definitions import commands, containers
+from infra.definitions import commands, containers, policies
 from infra.definitions.sizing import TaskSize
 from infra.references import Scale
 from ray_on_ecs import cluster_info
 from ray_on_ecs.cli.recipe import RECIPES
 from ray_on_ecs.cluster import clusters as laptop
 from ray_on_ecs.cluster import jobs as client
-from ray_on_ecs.contract import DASHBOARD_URL, NODE_GROUP_VARIABLE, NOTEBOOK_PORT, RUNS_PREFIX, WORKER_TIMEOUT
+from ray_on_ecs.contract import (
+    DASHBOARD_URL,
+    NODE_GROUP_VARIABLE,
+    NOTEBOOK_PORT,
+    RUNS_PREFIX,
+    WORKER_TIMEOUT,
+    secrets_prefix,
+)
 from ray_on_ecs.flags import ENVIRONMENT_PREFIX, environment_variable
 from ray_on_ecs.node import head, jobs, ports
 from ray_on_ecs.run.command_line import parse
@@ -35,7 +42,14 @@ from tests.infra.fake_aws import Cloud, node_spec
 
 ROOT = Path(__file__).parents[1]
 SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=1)
-COMMON = containers.ContainerDefaults(image="i", log_group="l", region="us-west-2", token_arn="arn", size=SIZE)
+COMMON = containers.ContainerDefaults(
+    image="i",
+    log_group="l",
+    region="us-west-2",
+    token_arn="arn",
+    secrets_prefix=secrets_prefix(laptop.COMPOSE_CLUSTER),
+    size=SIZE,
+)
 HEAD = containers.head(
     COMMON, bucket="bucket", metrics_namespace="ray-on-ecs/dev", cluster_info_parameter="cluster-info"
 )
@@ -323,5 +337,7 @@ def test_a_trainers_policy_allows_what_the_command_line_calls_and_no_document_of
             called.add(ACTIONS.get(action, action))
     assert len(called) > 10, "the calls are written in another way"
     assert called - FREE <= allowed
+    stored = [each for each in statements if secrets_prefix("CLUSTER") in str(each["Resource"])]
+    assert [each["Action"] for each in stored] == [[policies.DELETE_PARAMETERS, policies.PUT_PARAMETER]], "not read"
     documents = [each for each in statements if ":document/" in str(each["Resource"])]
     assert [each["Resource"] for each in documents] == ["arn:aws:ssm:REGION:ACCOUNT:document/ray-on-ecs-sessions-*"]

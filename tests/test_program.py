@@ -388,6 +388,7 @@ PARTS = {
     "arn:aws:s3:::training-bucket/*": "the stack's own bucket",
     f"arn:aws:service:{REGION}:{ACCOUNT}:ray-on-ecs-ray-logs:*": "the streams of the stack's own log group",
     f"arn:aws:ecs:{REGION}:{ACCOUNT}:task/ray-on-ecs-ray-dev-c0ffee/*": "tasks of the stack's own cluster",
+    f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/ray-on-ecs/ray-on-ecs-ray-dev-c0ffee/runs/*": "secrets of its runs",
 }
 
 

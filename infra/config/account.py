@@ -81,7 +81,8 @@ def check(settings: Settings, region: str, account: str, opts: pulumi.InvokeOpti
 def _check_regions(settings: Settings, region: str) -> None:
     """Refuse ARNs and images whose own text names another region."""
     secret, kms_key = known(settings.registry_secret_arn), known(settings.kms_key_arn)
-    for key, arn in (("registrySecretArn", secret), ("kmsKeyArn", kms_key)):
+    of_jobs = [("jobSecrets", known(arn)) for arn in settings.job_secrets]
+    for key, arn in (("registrySecretArn", secret), ("kmsKeyArn", kms_key), *of_jobs):
         if arn and (other := arn.split(":")[3]) != region:
             raise SettingError(key, arn, f"is in {other}, and the stack in {region}", "give one of the stack's region")
     image = ECR_IMAGE.match(known(settings.image_uri))
@@ -115,6 +116,14 @@ def _companys(settings: Settings) -> Iterator[Question]:
             value=secret,
             action="secretsmanager:DescribeSecret",
             ask=lambda opts: aws.secretsmanager.get_secret(arn=secret, opts=opts),
+        )
+    for arn in filter(None, map(known, settings.job_secrets)):
+        yield Question(
+            key="jobSecrets",
+            value=arn,
+            action="secretsmanager:DescribeSecret",
+            ask=lambda opts, arn=arn: aws.secretsmanager.get_secret(arn=arn, opts=opts),
+            hint="give the ARN of one that exists, with the six characters at its end",
         )
     if key:
         yield Question(

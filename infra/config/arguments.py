@@ -96,6 +96,8 @@ class RayClusterArgs(TypedDict, total=False):
     """Days for which the bucket keeps objects that are overwritten or deleted; 0 keeps none."""
     data_buckets: list[pulumi.Input[str]]
     """Buckets that training may also read, each as bucket or bucket/prefix."""
+    job_secrets: list[pulumi.Input[str]]
+    """ARNs of secrets in AWS Secrets Manager that jobs may read, for --secret NAME=ARN."""
     root_volume_gib: int
     """Root disk of each instance in GiB; it holds the machine image and the unpacked training image."""
     log_retention_days: int

@@ -72,6 +72,7 @@ class Settings:
     retain_bucket: bool = False
     object_version_days: Annotated[int, validation.object_version_days] = 0
     data_buckets: Annotated[tuple[pulumi.Input[str], ...], validation.data_buckets] = ()
+    job_secrets: Annotated[tuple[pulumi.Input[str], ...], validation.job_secrets] = ()
     root_volume_gib: Annotated[int, validation.root_volume_gib] = 100
     log_retention_days: Annotated[int, validation.log_retention_days] = 30
     check_quotas: bool = True

@@ -38,6 +38,7 @@ IMAGE = rf"([\w.-]+(:\d+)?/)?[a-z0-9][a-z0-9._/-]*({TAG}|({TAG})?{DIGEST})"
 SHORTEST_IDLE_MINUTES = 15
 ARN = "arn:aws[a-z-]*"
 POLICY_ARN = rf"{ARN}:iam::(aws|\d{{12}}):policy/[\w+=,.@/-]+"
+SECRET_ARN = rf"{ARN}:secretsmanager:[a-z0-9-]+:\d{{12}}:secret:[\w/+=.@-]+"
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
 MOST_POLICIES = 10
 BUCKET = "[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
@@ -152,9 +153,18 @@ def image_uri(key: str, value: str) -> None:
 
 def registry_secret_arn(key: str, value: str) -> None:
     """ARN of a secret, or nothing."""
-    if value and not re.fullmatch(rf"{ARN}:secretsmanager:[a-z0-9-]+:\d{{12}}:secret:[\w/+=.@-]+", value):
+    if value and not re.fullmatch(SECRET_ARN, value):
         hint = 'give one with {"username": "...", "password": "..."} in it, or leave it empty'
         raise SettingError(key, value, "is not an ARN of a secret in Secrets Manager", hint)
+
+
+def job_secrets(key: str, values: tuple[str, ...]) -> None:
+    """ARNs of secrets."""
+    for value in values:
+        if not re.fullmatch(SECRET_ARN, value):
+            hint = "give one as aws secretsmanager list-secrets shows it, several with commas between them"
+            raise SettingError(key, value, "is not an ARN of a secret in Secrets Manager", hint)
+    _once(key, values)
 
 
 def bucket_name(key: str, value: str) -> None:

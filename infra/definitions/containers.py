@@ -24,6 +24,7 @@ from ray_on_ecs.contract import (
     INSTANCE_FILE_VARIABLE,
     NODE_GROUP_VARIABLE,
     RUNS_PREFIX,
+    SECRETS_VARIABLE,
     WORKER_TIMEOUT,
 )
 
@@ -62,6 +63,7 @@ OWN_VARIABLES = {
     HEAD_STATE_VARIABLE,
     INSTANCE_FILE_VARIABLE,
     NODE_GROUP_VARIABLE,
+    SECRETS_VARIABLE,
 }
 
 Container = dict[str, Any]
@@ -75,6 +77,7 @@ class ContainerDefaults:
     log_group: str
     region: str
     token_arn: str
+    secrets_prefix: str
     size: TaskSize
     registry_secret_arn: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -161,7 +164,7 @@ def _container(
 ) -> Container:
     """Put together what both kinds share."""
     size = common.size
-    variables = {**common.environment, **_environment(common.region, drain_seconds), **environment}
+    variables = {**common.environment, **_environment(common, drain_seconds), **environment}
     return {
         "name": name,
         "image": common.image,
@@ -200,15 +203,16 @@ def _credentials(secret_arn: str) -> dict[str, Any]:
     return {"repositoryCredentials": {"credentialsParameter": secret_arn}} if secret_arn else {}
 
 
-def _environment(region: str, drain_seconds: int) -> dict[str, str]:
+def _environment(common: ContainerDefaults, drain_seconds: int) -> dict[str, str]:
     return {
         # The instance metadata service is out of a task's reach: nothing else tells the region, and asking only waits.
-        "AWS_REGION": region,
-        "AWS_DEFAULT_REGION": region,
+        "AWS_REGION": common.region,
+        "AWS_DEFAULT_REGION": common.region,
         "AWS_EC2_METADATA_DISABLED": "true",
         "RAY_AUTH_MODE": "token",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(drain_seconds),
         "RAY_USAGE_STATS_ENABLED": "0",
+        SECRETS_VARIABLE: common.secrets_prefix,
     }
 
 

@@ -29,6 +29,9 @@ MARK_UNHEALTHY = "autoscaling:SetInstanceHealth"
 # ECS's agent calls it with the role of the task that asks for protection.
 PROTECT_TASK = "ecs:UpdateTaskProtection"
 MOVE_GROUP, END_INSTANCE = "autoscaling:UpdateAutoScalingGroup", "autoscaling:TerminateInstanceInAutoScalingGroup"
+# The secrets of runs, by their names.
+READ_PARAMETERS = "ssm:GetParameters"
+PUT_PARAMETER, DELETE_PARAMETERS = "ssm:PutParameter", "ssm:DeleteParameters"
 # Actions that IAM can't restrict to a resource, and what holds them instead.
 # https://docs.aws.amazon.com/service-authorization/latest/reference/
 WILDCARD_ACTIONS = {
@@ -144,6 +147,9 @@ def training(
     group_arn: str | None = None,
     own_group_arn: str | None = None,
     data_buckets: Sequence[str] = (),
+    secrets_arn: str | None = None,
+    writes_secrets: bool = False,
+    job_secrets: Sequence[str] = (),
     kms_key_arn: str = "",
 ) -> Policy:
     """Policy of a task: read and write the stack's bucket, and whatever else is given.
@@ -151,8 +157,8 @@ def training(
     The whole bucket, since one cluster is one trust domain: a Ray program may keep its checkpoints where it likes.
     That is the cluster's tasks, of which it protects its own from scale-in; a namespace for its metrics; the parameter
     with what the workers are and cost, and with it a look at their Auto Scaling group; that group itself, to move it to
-    another zone; the group of the task's own instance, to have an instance replaced; and other buckets to read from,
-    each as `bucket` or `bucket/prefix`.
+    another zone; the group of the task's own instance, to have an instance replaced; other buckets to read from, each
+    as `bucket` or `bucket/prefix`; the SSM parameters with the secrets of runs; and secrets of Secrets Manager.
 
     Two calls carry no prefix: HeadBucket, and S3's own check whether a missing key may be told as 404 instead of 403.
     PyArrow needs both, so the condition holds only where a prefix is given.
@@ -177,6 +183,7 @@ def training(
         *workers,
         *move,
         *replace,
+        *_secrets(secrets_arn, job_secrets, kms_key_arn, writes=writes_secrets),
         *_publish(metrics_namespace),
     )
 
@@ -228,6 +235,21 @@ def _move(group_arn: str) -> list[dict[str, Any]]:
     """Statements that let a group be moved to another zone, but not resized: its size is what it costs."""
     of_size = {"Null": {"autoscaling:MaxSize": "true", "autoscaling:MinSize": "true"}}
     return [{**_allow([MOVE_GROUP], group_arn), "Condition": of_size}, _allow([END_INSTANCE], group_arn)]
+
+
+def _secrets(
+    parameters_arn: str | None, of_manager: Sequence[str], key_arn: str, *, writes: bool
+) -> list[dict[str, Any]]:
+    """Statements that let the secrets of runs be read, and in SSM also be written.
+
+    A parameter is encrypted with the key that AWS manages for SSM, as the token is: see `execution`.
+    """
+    actions = [READ_PARAMETERS, *([PUT_PARAMETER, DELETE_PARAMETERS] if writes else [])]
+    parameters = [_allow(actions, parameters_arn)] if parameters_arn else []
+    if not of_manager:
+        return parameters
+    read = [_allow(["secretsmanager:GetSecretValue"], each) for each in of_manager]
+    return [*parameters, *read, *_use_key(key_arn, ["kms:Decrypt"], "secretsmanager")]
 
 
 def _use_key(key_arn: str, actions: list[str], *services: str) -> list[dict[str, Any]]:

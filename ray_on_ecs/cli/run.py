@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import click
 
+from ray_on_ecs import secrets
 from ray_on_ecs.cli.screen import note, print_json
 from ray_on_ecs.cluster.clusters import Cluster, chosen, cluster_flags
 from ray_on_ecs.cluster.jobs import (
@@ -25,6 +27,7 @@ from ray_on_ecs.cluster.jobs import (
 from ray_on_ecs.config import OWNER, SUBMITTED, WORKERS, user_name
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError
 from ray_on_ecs.flags import environment_variable, flag, flags_of, help_line
+from ray_on_ecs.node.jobs import SECRETS
 from ray_on_ecs.run.command_line import NEEDLESS, NEEDLESS_FLAGS, SETTINGS, needless_line, with_underscores
 from ray_on_ecs.run.program_source import driver_reason, syntax_error
 from ray_on_ecs.run.stop import SIGNALLED
@@ -130,6 +133,7 @@ def _run(
     if needless := click.get_current_context().meta.get(NEEDLESS):
         note(needless_line(needless))
     work = _submission({}, given, command)  # a mistake needs no cluster
+    values = secrets.take_from_environment(work.script.secret)
     if work.script.driver and not given["driver"]:
         note(str(driver_reason(work.script)))
         given["driver"] = True
@@ -146,11 +150,13 @@ def _run(
         OWNER: user_name(),
         SUBMITTED: f"{time.time():.3f}",
     }
+    if values:
+        metadata[SECRETS] = json.dumps([cluster.storage(name).uri, *values])
     if cluster.is_here and (fault := syntax_error(work.script)):
         raise UsageError(fault)
     _check_not_finished(cluster, name)
     with _ray(cluster, work, stays=detach) as is_local:
-        job_id = _submit(cluster, work, metadata, quiet=as_json)
+        job_id = _submit(cluster, work, metadata, values, quiet=as_json)
         if not detach:
             return _follow(cluster, work, job_id, fetch)
     if as_json:
@@ -222,7 +228,7 @@ def _stop(cluster: Cluster, name: str) -> bool:
 
     note(f"stopping run {name}")
     with cluster.connect() as head:
-        return stop_run(head, name)
+        return stop_run(cluster, head, name)
 
 
 def _submission(defaults: dict[str, Any], given: dict[str, Any], command: Sequence[str]) -> Submission:
@@ -254,13 +260,17 @@ def _flags(typed: dict[str, Any]) -> Iterator[str]:
                 yield str(each)
 
 
-def _submit(cluster: Cluster, work: Submission, metadata: dict[str, str], *, quiet: bool) -> str:
+def _submit(
+    cluster: Cluster, work: Submission, metadata: dict[str, str], values: dict[str, str], *, quiet: bool
+) -> str:
     from ray_on_ecs.cluster.jobs import find_or_submit, is_under_way
 
     with cluster.connect_when_up(note) as head, contextlib.ExitStack() as opened:
         if not is_under_way(head.jobs, work):
             note(f"uploading {work.script.folder}")
             work = work.with_code(cluster.code_storage(work.run["run_name"]), note, is_here=cluster.is_here)
+            if values:
+                cluster.secrets_of(cluster.storage(work.run["run_name"]).uri).put(values)
         if quiet:
             opened.enter_context(contextlib.redirect_stdout(sys.stderr))
         return find_or_submit(head.jobs, work, metadata)

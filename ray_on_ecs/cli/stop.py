@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from typing import Any
 
 import click
 
@@ -10,6 +12,7 @@ from ray_on_ecs.cli.logs import jobs_of
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster, Head, on_cluster
 from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
+from ray_on_ecs.node.jobs import SECRETS
 
 # A driver that is asked to stop writes a last checkpoint.
 STOP_SECONDS = 180.0
@@ -28,7 +31,7 @@ def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
     if stops_all == bool(run):
         raise UsageError(f"RUN: give the name of one run, or --all; {cluster.command('runs')} lists what is under way")
     with cluster.connect() as head:
-        was_under_way = stop_run(head, run) if run else stop_all(head)
+        was_under_way = stop_run(cluster, head, run) if run else stop_all(cluster, head)
     has_ended = cluster.down(run or "")
     if not run:
         note("all submitted jobs are stopped" if was_under_way else "no submitted job is under way")
@@ -42,29 +45,35 @@ def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
     return 0
 
 
-def stop_run(head: Head, run: str) -> bool:
-    """Stop the jobs of a run and wait for their end; return whether there was any.
+def stop_run(cluster: Cluster, head: Head, run: str) -> bool:
+    """Stop the jobs of a run, wait for their end, and delete its secrets; return whether there was any job.
 
     Raises:
-        ResourceError: It has not ended in time, or the head doesn't answer.
+        ResourceError: It has not ended in time, or the head or AWS doesn't answer.
     """
-    return _stop(head, _under_way(head, run), f"run {run}")
+    jobs = jobs_of(head.jobs, run)
+    was_under_way = _stop(head, _under_way(jobs), f"run {run}")
+    _delete_secrets(cluster, jobs)
+    return was_under_way
 
 
-def stop_all(head: Head) -> bool:
-    """List all jobs under way, stop them, and wait for their end; return whether there was any.
+def stop_all(cluster: Cluster, head: Head) -> bool:
+    """List all jobs under way, stop them, wait for their end, and delete their secrets; return whether there was any.
 
     Raises:
-        ResourceError: One has not ended in time, or the head doesn't answer.
+        ResourceError: One has not ended in time, or the head or AWS doesn't answer.
     """
-    under_way = _under_way(head, None)
+    jobs = jobs_of(head.jobs, None)
+    under_way = _under_way(jobs)
     for job_id in under_way:
         note(f"stopping job {job_id}")
-    return _stop(head, under_way, counted(len(under_way), "job"))
+    was_under_way = _stop(head, under_way, counted(len(under_way), "job"))
+    _delete_secrets(cluster, {job_id: jobs[job_id] for job_id in under_way})
+    return was_under_way
 
 
-def _under_way(head: Head, run: str | None) -> list[str]:
-    return [job_id for job_id, job in jobs_of(head.jobs, run).items() if not job.status.is_terminal()]
+def _under_way(jobs: dict[str, Any]) -> list[str]:
+    return [job_id for job_id, job in jobs.items() if not job.status.is_terminal()]
 
 
 def _stop(head: Head, job_ids: list[str], what: str) -> bool:
@@ -77,6 +86,13 @@ def _stop(head: Head, job_ids: list[str], what: str) -> bool:
     except (OSError, RuntimeError) as cause:
         raise ResourceError(f"{what} could not be stopped ({one_line(cause)}); try again") from cause
     return bool(job_ids)
+
+
+def _delete_secrets(cluster: Cluster, jobs: dict[str, Any]) -> None:
+    """Delete the secrets of the runs of these jobs, also if an earlier command could not."""
+    for stored in {job.metadata[SECRETS] for job in jobs.values() if SECRETS in (job.metadata or {})}:
+        uri, *names = json.loads(stored)
+        cluster.secrets_of(uri).delete(names)
 
 
 def _wait(client: object, job_id: str) -> None:

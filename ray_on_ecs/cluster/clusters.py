@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from ray_on_ecs import secrets
 from ray_on_ecs.cluster import local_head
 from ray_on_ecs.cluster.s3_access import S3Access
-from ray_on_ecs.contract import DASHBOARD_URL
+from ray_on_ecs.contract import DASHBOARD_URL, secrets_prefix
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, UsageError, counted, one_line
 from ray_on_ecs.node import ports
 
@@ -35,6 +36,7 @@ CLUSTER_VARIABLE, HEAD = "RAY_ON_ECS_CLUSTER", "head"
 COMPOSE_TOKEN = "only-for-this-laptop"
 COMPOSE_STORAGE = "s3://training/runs"
 COMPOSE_S3 = "http://127.0.0.1:5001"
+COMPOSE_CLUSTER = "laptop"
 COMPOSE_PORTS = {8888: 18888}
 REQUEST_SECONDS = 20.0
 # A head that starts pulls its image first; in a head's container its dashboard alone can be away.
@@ -243,6 +245,10 @@ class Cluster(ABC):
             return access.open(self.storage_path, run_name)
         return RunStorage.open(self.storage_path, run_name)
 
+    def secrets_of(self, uri: str) -> secrets.Store:
+        """Return the secrets of the run with this folder."""
+        return secrets.store(uri)
+
     def s3_access(self) -> S3Access | None:
         """Return how its bucket is reached, or None if the environment says so.
 
@@ -332,6 +338,16 @@ class StackCluster(Cluster):
 
         found = aws.credentials()
         return S3Access(self.stack.region, found.access_key, found.secret_key, found.token)
+
+    def secrets_of(self, uri: str) -> secrets.Store:
+        """See Cluster."""
+        from ray_on_ecs.cluster import aws
+
+        return secrets.parameters(
+            secrets_prefix(self.stack.cluster_name),
+            uri,
+            lambda method, **given: aws.call("ssm", self.stack, method, **given),
+        )
 
     def shell(self) -> list[str]:
         """See Cluster."""
@@ -483,6 +499,11 @@ class ComposeCluster(Cluster):
     def s3_access(self) -> S3Access:
         """See Cluster."""
         return S3Access("us-east-1", "local", "local", endpoint=COMPOSE_S3)
+
+    def secrets_of(self, uri: str) -> secrets.Store:
+        """See Cluster: in the same emulated AWS as its bucket."""
+        prefix, ssm = secrets_prefix(COMPOSE_CLUSTER), self.s3_access().client("ssm")
+        return secrets.parameters(prefix, uri, lambda method, **given: secrets.call(ssm, method, **given))
 
     def shell(self) -> list[str]:
         """See Cluster."""

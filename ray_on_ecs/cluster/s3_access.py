@@ -32,14 +32,14 @@ class S3Access:
     session_token: str | None = None
     endpoint: str | None = None
 
-    def client(self) -> Any:
-        """Return boto3's client."""
+    def client(self, service: str = "s3") -> Any:
+        """Return boto3's client of S3, or of another service there."""
         import boto3
         from botocore.config import Config
 
         retries = {"total_max_attempts": ATTEMPTS}
         return boto3.client(
-            "s3",
+            service,
             region_name=self.region,
             aws_access_key_id=self.access_key,
             aws_secret_access_key=self.secret_key,

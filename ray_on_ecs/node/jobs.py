@@ -5,6 +5,7 @@ decides. A job takes part if its metadata has the name of its run and `max_resub
 (ray_on_ecs/cluster/jobs.py) writes both.
 """
 
+import json
 import math
 import signal
 import sys
@@ -13,7 +14,9 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from ray_on_ecs import secrets
 from ray_on_ecs.contract import WORKER_TIMEOUT
+from ray_on_ecs.errors import TrainingError
 from ray_on_ecs.node import api, ports
 from ray_on_ecs.node.state import State
 
@@ -21,6 +24,8 @@ from ray_on_ecs.node.state import State
 RUN = ("run_name", "storage_path")
 MAX_RESUBMISSIONS = "max_resubmissions"
 RESUBMISSIONS = "resubmissions"
+# A JSON list: the run's folder, and the names of the secrets that are stored for it.
+SECRETS = "secrets"
 
 ENDED = {"STOPPED", "SUCCEEDED", "FAILED"}
 # Ray's error types of a job without a supervisor, the actor that runs the driver. JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE
@@ -90,6 +95,7 @@ class JobRecovery:
         self._started_at = time.time()
         self._stopping = threading.Event()
         self._reported: set[tuple[str, str]] = set()
+        self._without_secrets: set[str] = set()
 
     def start(self) -> None:
         """Start the thread; it ends with this process."""
@@ -190,6 +196,7 @@ class JobRecovery:
         maximum = _number(metadata, MAX_RESUBMISSIONS)
         resubmissions = _resubmissions_in_a_row(job)
         if resubmissions >= maximum:
+            self._delete_secrets(job)
             if maximum:
                 self._report(lost, f"is not submitted again: its run was lost {maximum + 1} times in a row")
             return
@@ -206,6 +213,15 @@ class JobRecovery:
             self._report(lost, f"could not be submitted again ({cause})")
         else:
             self._report(lost, f"was lost; submitted again as {successor} ({resubmissions + 1} of {maximum})")
+
+    def _delete_secrets(self, job: Job) -> None:
+        """Delete, once, the secrets of a run that is not submitted again."""
+        if SECRETS not in job["metadata"] or job["submission_id"] in self._without_secrets:
+            return
+        uri, *names = json.loads(job["metadata"][SECRETS])
+        with suppress(OSError, TrainingError):  # the next poll tries again
+            secrets.store(uri).delete(names)
+            self._without_secrets.add(job["submission_id"])
 
     def _report(self, job: str, what: str) -> None:
         """Print a line about a job, once."""

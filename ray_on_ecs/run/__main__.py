@@ -23,8 +23,8 @@ def _run(arguments: list[str]) -> int:
 
     from ray_on_ecs.run import admission
 
-    admitted, console = admission.prepare(config), Console()
-    with admission.hold(admitted, console):
+    console = Console()
+    with admission.admit(config, console) as admitted:
         from ray_on_ecs.run.driver import run
 
         run(admitted, console)

@@ -52,7 +52,7 @@ class MpiProcess(ScriptProcess):
     one, as those that are killed do.
 
     Args:
-        argv, variables, folder, on_line, lock: As for `ScriptProcess`. The new folder is inside the TMPDIR of
+        argv, variables, folder, on_line, lock, mask: As for `ScriptProcess`. The new folder is inside the TMPDIR of
             `variables`.
 
     Raises:
@@ -66,6 +66,7 @@ class MpiProcess(ScriptProcess):
         folder: Path,
         on_line: Callable[[str], None],
         lock: Path | None = None,
+        mask: Callable[[str], str] = str,
     ) -> None:
         parent = Path(variables.get(TMPDIR) or tempfile.gettempdir()).absolute()
         try:
@@ -75,7 +76,7 @@ class MpiProcess(ScriptProcess):
             raise UsageError(
                 f"TMPDIR: {parent} can't be used ({cause.strerror}); name another folder by --env"
             ) from cause
-        super().__init__(argv, {**variables, TMPDIR: self._temporary.name}, folder, on_line, lock)
+        super().__init__(argv, {**variables, TMPDIR: self._temporary.name}, folder, on_line, lock, mask)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -92,7 +93,7 @@ class MpiRun(MpiProcess):
         variables: The environment of rank 0's worker.
         folder: The working directory.
         on_line: Called with each line of all processes' output.
-        lock: As for `ScriptProcess`.
+        lock, mask: As for `ScriptProcess`.
         workers: The number of workers on each node, by its rank; node 0 is this one.
         address: This node's.
         networks: The nodes' networks, such as 10.0.0.0/20; none means that any will do.
@@ -109,6 +110,7 @@ class MpiRun(MpiProcess):
         folder: Path,
         on_line: Callable[[str], None],
         lock: Path | None = None,
+        mask: Callable[[str], str] = str,
         *,
         workers: Sequence[int],
         address: str,
@@ -131,7 +133,7 @@ class MpiRun(MpiProcess):
         # A program that asks for input gets its end at once: mpirun would keep the first rank waiting for ever.
         no_input = ("--stdin", "none") if _is_open_mpi(mpirun) else ("-s", "none")
         command = [mpirun, *no_input, "-n", str(sum(workers)), "-host", slots, *argv]
-        super().__init__(command, settings, folder, on_line, lock)
+        super().__init__(command, settings, folder, on_line, lock, mask)
 
     def describe(self, member: WorkerStatus) -> WorkerStatus:
         """Return what the others should know of the worker, with the commands of the daemons that mpirun wants."""
@@ -170,7 +172,7 @@ class MpiNode:
         variables: The environment of this worker.
         folder: The working directory.
         on_line: Called with each line that the daemon itself writes. What the program writes is mpirun's output.
-        lock: As for `ScriptProcess`.
+        lock, mask: As for `ScriptProcess`.
     """
 
     heard_at = -math.inf
@@ -182,9 +184,10 @@ class MpiNode:
         folder: Path,
         on_line: Callable[[str], None],
         lock: Path | None = None,
+        mask: Callable[[str], str] = str,
     ) -> None:
         self._node = node
-        self._lock = lock
+        self._lock, self._mask = lock, mask
         self._variables = variables
         self._folder = folder
         self._on_line = on_line
@@ -213,7 +216,8 @@ class MpiNode:
         """
         command = members[0].daemons.get(self._node) if self._node and 0 in members else None
         if command and self._daemon is None:
-            self._daemon = MpiProcess(["sh", "-c", command], self._variables, self._folder, self._on_line, self._lock)
+            argv, variables = ["sh", "-c", command], self._variables
+            self._daemon = MpiProcess(argv, variables, self._folder, self._on_line, self._lock, self._mask)
 
     def has_ended(self, members: Mapping[int, WorkerStatus]) -> bool:
         """Return whether mpirun and the daemon have ended."""

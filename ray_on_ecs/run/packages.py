@@ -17,7 +17,7 @@ import sysconfig
 import tempfile
 import time
 import venv
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -27,6 +27,7 @@ from urllib.parse import unquote, urlsplit
 from ray_on_ecs import node_cache
 from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.periodic import run_every
+from ray_on_ecs.secrets import masker
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.storage import RunStorage
 
@@ -71,10 +72,15 @@ class Requirements:
         folder: The folder with the code, where relative paths of packages begin, as pip has it.
         name: The file's path in it.
         variables: Environment variables for pip, such as `PIP_INDEX_URL`.
+        secrets: More of them, whose values nothing shows.
     """
 
-    def __init__(self, folder: Path, name: str, variables: Mapping[str, str]) -> None:
-        self._folder, self._name, self._variables = folder, name, variables
+    def __init__(
+        self, folder: Path, name: str, variables: Mapping[str, str], secrets: Mapping[str, str] | None = None
+    ) -> None:
+        self._folder, self._name, self._secrets = folder, name, secrets or {}
+        self._variables = {**variables, **self._secrets}
+        self._mask = masker(self._secrets.values())
 
     def resolve(self, storage: RunStorage) -> Resolution:
         """Return what the run has resolved before, unless the file or a package on the disk has changed since.
@@ -128,17 +134,20 @@ class Requirements:
                 places.append(place)
                 if info.get("dir_info", {}).get("editable"):
                     editable.append(place)
-        return Resolution(source, versions, _commits(found), self._hashes(places, editable, storage), editable)
+        return Resolution(source, versions, self._commits(found), self._hashes(places, editable, storage), editable)
 
     def _install(self, python: str, resolution: Resolution) -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
             file.writelines(f"{name}=={version}\n" for name, version in resolution.versions.items())
             file.flush()
-            commits = _commits(self._pip(python, "-r", self._name, "-c", file.name))
+            commits = self._commits(self._pip(python, "-r", self._name, "-c", file.name))
         # A constraint can't hold a branch at a commit.
         moved = [url for name, url in resolution.commits.items() if commits.get(name) != url]
         if moved:
-            self._pip(python, "--no-deps", "--force-reinstall", *moved)
+            with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:  # where pip reads variables
+                file.writelines(f"{url}\n" for url in moved)
+                file.flush()
+                self._pip(python, "--no-deps", "--force-reinstall", "-r", file.name)
 
     def _pip(self, python: str, *arguments: str) -> list[dict[str, Any]]:
         """Run `pip install`; return the packages of https://pip.pypa.io/en/stable/reference/installation-report."""
@@ -147,11 +156,24 @@ class Requirements:
             # -P: a file of the user's folder has the name of one of Python's.
             command = [sys.executable, "-P", "-m", "pip", "--python", python, "install", "--no-input", *arguments]
             command += ["--report", str(report), "--disable-pip-version-check", "--progress-bar=off"]
-            status, said = _run(command, self._folder, self._variables)
+            status, said = _run(command, self._folder, self._variables, self._mask)
             if status == 0:
                 return json.loads(report.read_text())["install"]
         errors = [line for line in said if line.startswith("ERROR")] or said
         raise UsageError(f"--requirements: pip can't install them ({one_line(' '.join(errors[-LAST_LINES:]))})")
+
+    def _commits(self, packages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Return the addresses of those packages that come from a repository, with secrets as `${NAME}` for pip."""
+        commits = {}
+        for each in packages:
+            info = each["download_info"]
+            if found := info.get("vcs_info"):
+                folder = f"#subdirectory={info['subdirectory']}" if "subdirectory" in info else ""
+                url = f"{found['vcs']}+{info['url']}@{found['commit_id']}{folder}"
+                for name, value in self._secrets.items():
+                    url = url.replace(value, f"${{{name}}}")
+                commits[_name(each)] = url
+        return commits
 
     def _hash_of_files(self) -> str:
         """Return a hash of the file and of those that it names.
@@ -195,17 +217,6 @@ def _texts(path: str, found: dict[str, str]) -> dict[str, str]:
     return found
 
 
-def _commits(packages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the addresses of those packages that come from a repository."""
-    commits = {}
-    for each in packages:
-        info = each["download_info"]
-        if found := info.get("vcs_info"):
-            folder = f"#subdirectory={info['subdirectory']}" if "subdirectory" in info else ""
-            commits[_name(each)] = f"{found['vcs']}+{info['url']}@{found['commit_id']}{folder}"
-    return commits
-
-
 def _name(package: Mapping[str, Any]) -> str:
     return package["metadata"]["name"]
 
@@ -244,8 +255,10 @@ def _see_packages_of_this_interpreter(target: Path) -> None:
     Path(library, "inherited.pth").write_text("".join(lines))
 
 
-def _run(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> tuple[int, list[str]]:
-    """Run a command that may take minutes; return its exit status and the lines it wrote."""
+def _run(
+    command: Sequence[str], folder: Path, variables: Mapping[str, str], mask: Callable[[str], str] = str
+) -> tuple[int, list[str]]:
+    """Run a command that may take minutes; return its exit status and the lines it wrote, without secrets."""
     said: list[str] = []
     process = subprocess.Popen(
         command,
@@ -261,5 +274,5 @@ def _run(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> 
 
     with process, run_every(NEWS_SECONDS, tell, "pip"):
         for line in process.stdout or ():
-            said.append(line.strip())
+            said.append(mask(line.strip()))
     return process.returncode, said

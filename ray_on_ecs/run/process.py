@@ -47,6 +47,7 @@ class ScriptProcess:
         folder: Its working directory.
         on_line: Called with each line of its output, standard error included, on a thread of its own.
         lock: A file that is locked (shared) until the command and all that it has started have ended.
+        mask: Hides secrets in each line.
 
     Attributes:
         last_lines: The end of its output.
@@ -61,8 +62,10 @@ class ScriptProcess:
         folder: Path,
         on_line: Callable[[str], None],
         lock: Path | None = None,
+        mask: Callable[[str], str] = str,
     ) -> None:
         self._on_line = on_line
+        self._mask = mask
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self.heard_at = time.monotonic()
         self._status_reader, status_writer = os.pipe()
@@ -204,6 +207,7 @@ class ScriptProcess:
             self._take(rest)
 
     def _take(self, line: str) -> None:
+        line = self._mask(line)
         self.last_lines.append(line)
         self._on_line(line)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ray_on_ecs import node_cache
+from ray_on_ecs import node_cache, secrets
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.run import inputs, nccl_interface, program_main
@@ -43,6 +43,7 @@ def needs_of(config: RunConfig, folder: str, sources: Mapping[str, str]) -> dict
         "inputs": dict(sources),
         "requirements": config.requirements_in_folder,
         "variables": config.variables,
+        "secrets": config.secret,
     }
 
 
@@ -62,6 +63,9 @@ def set_up() -> None:
 def _set_up(needs: Mapping[str, Any]) -> None:
     nccl_interface.use_route_to_head()
     program_main.use_run_folder()
+    values = secrets.read(needs["secrets"], os.environ["RUN_URI"])
+    os.environ.update(values)
+    secrets.mask_own_output(values.values())  # the dashboard shows it as it is printed here
     folder = _code_folder(needs)
     os.environ["RUN_DIR"] = str(folder)
     if WORKING_DIRS not in Path.cwd().parts:
@@ -69,7 +73,7 @@ def _set_up(needs: Mapping[str, Any]) -> None:
     for name, source in needs["inputs"].items():
         os.environ[f"{inputs.VARIABLE_PREFIX}{name}"] = inputs.fetch(source)
     if needs["requirements"]:
-        _use_packages(folder, needs)
+        _use_packages(folder, needs, values)
     # Last, so that a user's queue.py does not hide Python's from Ray.
     sys.path += dict.fromkeys([str(folder / needs["beside"]), str(folder)])
 
@@ -83,11 +87,12 @@ def _code_folder(needs: Mapping[str, Any]) -> Path:
     return node_cache.cached("code", key, lambda place: code.place(place / code.name)) / code.name
 
 
-def _use_packages(folder: Path, needs: Mapping[str, Any]) -> None:
+def _use_packages(folder: Path, needs: Mapping[str, Any], values: Mapping[str, str]) -> None:
     """Install the packages that the run has resolved, unless this node has them, and put them first."""
     base, _, name = os.environ["RUN_URI"].rpartition("/")
     resolution = Resolution(**RunStorage.open(base, name).read_json(layout.PACKAGES))
-    python = Path(Requirements(folder, needs["requirements"], needs["variables"]).install(resolution))
+    requirements = Requirements(folder, needs["requirements"], needs["variables"], values)
+    python = Path(requirements.install(resolution))
     before = list(sys.path)
     for each in python.parent.parent.glob("lib/python*/site-packages"):
         site.addsitedir(str(each))

@@ -19,7 +19,7 @@ from typing import Any, NotRequired, TypedDict
 import psutil
 import ray
 
-from ray_on_ecs import sdk
+from ray_on_ecs import sdk, secrets
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ScriptError, one_line
 from ray_on_ecs.node_folder import node_folder
@@ -149,6 +149,9 @@ class ScriptWorker:
         """Prepare the node, and run the script as often as the driver says."""
         self._talk()  # what follows may take long, and the driver ends workers that do not begin
         self._storage.check_shared()
+        # Into the script's environment alone: what Ray is given for its processes, its dashboard shows.
+        self._secrets = secrets.read(self._config.secret, self._storage.uri)
+        self._mask = secrets.masker(self._secrets.values())
         if self._local_rank == 0:
             self._reset_folder()
         self._python = self._install_packages()
@@ -172,7 +175,7 @@ class ScriptWorker:
         """Return a Python interpreter with the packages of --requirements, in the versions that all workers have."""
         if (name := self._config.requirements_in_folder) is None:
             return sys.executable
-        requirements = packages.Requirements(self._folder, name, self._config.variables)
+        requirements = packages.Requirements(self._folder, name, self._config.variables, self._secrets)
         resolved = requirements.resolve(self._storage) if self._rank == 0 else None
         python = requirements.install(self._place.broadcast(resolved))
         self._place.wait_for_others()
@@ -287,11 +290,12 @@ class ScriptWorker:
     def _start(self, folder: Path) -> Process:
         """Start the script, or with --mpi what this worker has to do with its start."""
         variables = self._variables(folder)
+        output = (self._on_line, self._lock, self._mask)
         if not self._config.mpi:
-            return ScriptProcess(self._argv, variables, self._folder, self._on_line, self._lock)
+            return ScriptProcess(self._argv, variables, self._folder, *output)
         if self._rank != 0:
             node = self._node_rank if self._local_rank == 0 else None
-            return MpiNode(node, variables, self._folder, self._on_line, self._lock)
+            return MpiNode(node, variables, self._folder, *output)
         ranks = Counter(each.node_rank for each in self._members.values())
         exchange = folder / "mpi"
         exchange.mkdir()
@@ -299,7 +303,7 @@ class ScriptWorker:
         networks = sorted({each.network for each in self._members.values() if each.network})
         where = {"workers": workers, "address": self._member.host, "networks": networks, "exchange": exchange}
         argv = self._config.argv(self._python, mpi.runner(self._python))
-        return MpiRun(argv, variables, self._folder, self._on_line, self._lock, **where)
+        return MpiRun(argv, variables, self._folder, *output, **where)
 
     def _variables(self, folder: Path) -> dict[str, str]:
         """Return the script's environment: this process's without Ray's, and what its launcher would set."""
@@ -321,6 +325,7 @@ class ScriptWorker:
             sdk.FOLDER_VARIABLE: str(folder),
             **self._fetched,
             **self._config.variables,
+            **self._secrets,
         }
 
     def _of_launcher(self) -> dict[str, str]:

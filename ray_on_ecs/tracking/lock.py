@@ -67,6 +67,10 @@ def hold_lock(storage: RunStorage, say: Callable[[str], None]) -> Generator[RunL
         yield lock
 
 
+class HeldError(UsageError):
+    """Another command holds the run's lock."""
+
+
 class RunLock:
     """Holds the lock of a run; a context. Call `refresh` every `REFRESH_SECONDS`.
 
@@ -168,8 +172,8 @@ class RunLock:
                 raise self._refusal(now)
             seen = now
 
-    def _refusal(self, seen: _Seen) -> UsageError:
-        return UsageError(
+    def _refusal(self, seen: _Seen) -> HeldError:
+        return HeldError(
             f"--run-name: run {self._storage.run_name!r} is being trained by {_owner(seen.content)}; wait for it or "
             "stop it, or give another --run-name"
         )

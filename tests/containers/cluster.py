@@ -13,6 +13,7 @@ from typing import Any
 from infra.definitions import commands, containers
 from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import INSTANCE_FILE
+from ray_on_ecs.contract import secrets_prefix
 from tests.containers.engine import Engine, arguments
 from tests.local_cluster import BUSY_MACHINE
 from tests.waiting import LIMIT_SECONDS, until
@@ -166,7 +167,12 @@ class Cluster:
     def definition(self, kind: str) -> containers.Container:
         """The stack's own definition of a head, a worker or a CPU worker, of a size that fits here."""
         common = containers.ContainerDefaults(
-            image=self.image, log_group="logs", region="us-east-1", token_arn="arn:token", size=SIZE
+            image=self.image,
+            log_group="logs",
+            region="us-east-1",
+            token_arn="arn:token",
+            secrets_prefix=secrets_prefix("containers"),
+            size=SIZE,
         )
         if kind == "head":
             return containers.head(

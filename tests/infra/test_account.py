@@ -26,6 +26,7 @@ ROWS: list[tuple[str, Any, dict[str, Any], str]] = [
     ("permissions_boundary", f"arn:aws:iam::{ACCOUNT}:policy/boundary", {}, "getPolicy"),
     ("task_policy_arns", (f"arn:aws:iam::{ACCOUNT}:policy/read-features",), {}, "getPolicy"),
     ("registry_secret_arn", SECRET, REGISTRY, "getSecret"),
+    ("job_secrets", (f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:hf-abcdef",), {}, "getSecret"),
     ("kms_key_arn", KEY, {}, "getKey"),
     ("kms_key_arn", KEY, {}, "getRole"),
     ("bucket_name", "company-runs", {}, "getBucket"),
@@ -128,9 +129,14 @@ def test_an_image_is_asked_for_by_its_digest_or_its_tag(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"registry_secret_arn": SECRET.replace(REGION, "eu-west-1"), **REGISTRY}, {"kms_key_arn": KEY}]
+    "settings",
+    [
+        {"registry_secret_arn": SECRET.replace(REGION, "eu-west-1"), **REGISTRY},
+        {"kms_key_arn": KEY.replace(REGION, "eu-west-1")},
+        {"job_secrets": (SECRET.replace(REGION, "eu-west-1"),)},
+    ],
+    ids=["registry", "key", "job"],
 )
 def test_what_belongs_to_another_region_is_refused(cloud: Cloud, settings: dict[str, Any]) -> None:
-    elsewhere = {name: str(value).replace(REGION, "eu-west-1") for name, value in settings.items()}
     with pytest.raises(SettingError, match="is in eu-west-1, and the stack in us-west-2; "):
-        check(cloud, **elsewhere)
+        check(cloud, **settings)

@@ -13,6 +13,7 @@ COMMON: dict[str, Any] = {
     "log_group": "ray-logs",
     "region": "us-west-2",
     "token_arn": "arn:aws:ssm:us-west-2:123456789012:parameter/auth",
+    "secrets_prefix": "/ray-on-ecs/ray/runs",
 }
 
 
@@ -68,6 +69,7 @@ def test_the_head_knows_where_runs_go_and_nothing_of_the_workers() -> None:
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "5",
         "RAY_HEAD_STATE": "/var/lib/ray",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "SECRETS_PREFIX": "/ray-on-ecs/ray/runs",
         "RAY_ON_ECS_CLOUDWATCH_NAMESPACE": "ray/dev",
         "RAY_ON_ECS_STORAGE_PATH": "s3://runs-bucket/runs",
         "RAY_ON_ECS_WORKER_TIMEOUT": "1800",
@@ -85,6 +87,7 @@ def test_a_worker_finds_the_head_by_name() -> None:
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "90",
         "RAY_HEAD_HOST": "head.x.internal",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "SECRETS_PREFIX": "/ray-on-ecs/ray/runs",
     }, "an address would be stale after the head's first restart"
 
 

@@ -27,12 +27,19 @@ def network(
     zones: tuple[str, ...] = ZONES,
     worker_zones: tuple[str, ...] = ("us-west-2b",),
     nat_gateway: bool = True,
+    reads_secrets: bool = False,
 ) -> Network:
     """A network with valid defaults."""
     location = Location(
         partition="aws", account=ACCOUNT, region=REGION, worker_zones=worker_zones, zones=zones, existing=existing
     )
-    args = NetworkArgs(vpc_cidr=vpc_cidr, location=location, cluster_name="ray-c0ffee", nat_gateway=nat_gateway)
+    args = NetworkArgs(
+        vpc_cidr=vpc_cidr,
+        location=location,
+        cluster_name="ray-c0ffee",
+        nat_gateway=nat_gateway,
+        reads_secrets=reads_secrets,
+    )
     return cloud.run(lambda: Network("network", args))
 
 
@@ -191,6 +198,12 @@ def test_without_a_nat_gateway_every_service_has_an_address_in_the_nodes_zones(c
         assert each.inputs["securityGroupIds"] == [ENDPOINTS]
         assert each.inputs["subnetIds"] == ["subnet-private-us-west-2b", "subnet-private-us-west-2a"]
     assert len(with_gateway.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")) == 1, "they cost more than the gateway"
+
+
+def test_jobs_without_a_nat_gateway_reach_secrets_manager_if_they_may_read_it(cloud: Cloud) -> None:
+    network(cloud, nat_gateway=False, reads_secrets=True)
+    made = {each.inputs["serviceName"] for each in endpoints(cloud)}
+    assert {f"com.amazonaws.us-west-2.{service}" for service in ("ssm", "secretsmanager")} <= made
 
 
 def test_endpoints_without_a_way_to_the_internet_are_for_this_account(cloud: Cloud) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from infra.definitions import policies
@@ -168,6 +170,26 @@ def test_a_registrys_password_is_read_by_who_pulls() -> None:
         "ssm",
         "secretsmanager",
     ]
+
+
+def test_secrets_of_runs_are_read_by_their_cluster_and_written_by_its_head() -> None:
+    secrets = "arn:aws:ssm:us-west-2:123456789012:parameter/ray-on-ecs/ray/runs/*"
+    given: Any = {"partition": "aws", "bucket_arn": BUCKET, "secrets_arn": secrets}
+    *_, read = policies.training(**given)["Statement"]
+    assert read == {"Effect": "Allow", "Action": ["ssm:GetParameters"], "Resource": secrets}
+    *_, write = policies.training(**given, writes_secrets=True)["Statement"]
+    assert write == {**read, "Action": ["ssm:GetParameters", "ssm:PutParameter", "ssm:DeleteParameters"]}
+
+
+def test_jobs_read_the_secrets_that_are_named() -> None:
+    given: Any = {"partition": "aws", "bucket_arn": BUCKET, "job_secrets": (SECRET, f"{SECRET}-2"), "kms_key_arn": KEY}
+    *_, first, second, use = policies.training(**given)["Statement"]
+    assert [(each["Action"], each["Resource"]) for each in (first, second)] == [
+        (["secretsmanager:GetSecretValue"], SECRET),
+        (["secretsmanager:GetSecretValue"], f"{SECRET}-2"),
+    ]
+    assert use["Action"] == ["kms:Decrypt"]
+    assert use["Condition"] == {"StringLike": {"kms:ViaService": ["secretsmanager.us-west-2.amazonaws.*"]}}
 
 
 def test_every_action_without_a_resource_says_why() -> None:

@@ -204,6 +204,7 @@ def test_outputs_are_taken_as_they_become_known(cloud: Cloud) -> None:
         "registry_secret_arn": later(secret),
         "bucket_name": later("company-runs"),
         "data_buckets": [later("company-data/images")],
+        "job_secrets": [later(f"{secret}-of-jobs")],
         "tags": {"team": later("vision")},
         "permissions_boundary": later(boundary),
         "task_policy_arns": [later(policy)],
@@ -219,7 +220,8 @@ def test_outputs_are_taken_as_they_become_known(cloud: Cloud) -> None:
     assert (role["permissionsBoundary"], role["tags"]["team"]) == (boundary, "vision")
     assert cloud.resources["vision-head-task-role-policy-0"].inputs["policyArn"] == policy
     policies = cloud.resources["vision-head-task-role-policy"].inputs["policy"]
-    assert all(text in policies for text in (key, "arn:aws:s3:::company-runs/*", "arn:aws:s3:::company-data/images/*"))
+    named = (key, "arn:aws:s3:::company-runs/*", "arn:aws:s3:::company-data/images/*", f"{secret}-of-jobs")
+    assert all(text in policies for text in named)
     assert cloud.resources["vision-auth-parameter"].inputs["keyId"] == key
     assert cloud.value(cluster.bucket) == "company-runs"
 
@@ -306,7 +308,8 @@ def test_what_aws_is_asked_while_planning_is_plain(schema: dict[str, Any]) -> No
         )
 
     assert {name for name, argument in inputs.items() if not is_plain(argument)} == {
-        *("vpcId", "subnetIds", "imageUri", "registrySecretArn", "bucketName", "dataBuckets", "tags"),
+        *("vpcId", "subnetIds", "imageUri", "registrySecretArn", "bucketName", "dataBuckets", "jobSecrets"),
+        "tags",
         *("permissionsBoundary", "taskPolicyArns", "kmsKeyArn", "environment"),
     }, "an Input is known too late to be asked about"
     assert inputs["workers"]["$ref"] == inputs["cpuWorkers"]["$ref"] == "#/types/ray-on-ecs:index:NodeGroupArgs"

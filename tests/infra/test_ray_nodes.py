@@ -82,7 +82,10 @@ def workers_group() -> ResourceRef:
 
 def common(size: TaskSize) -> containers.ContainerDefaults:
     """What the containers share, as `node` has it."""
-    return containers.ContainerDefaults(image=IMAGE, log_group="ray-logs", region=REGION, token_arn=TOKEN, size=size)
+    prefix = "/ray-on-ecs/ray-cluster/runs"
+    return containers.ContainerDefaults(
+        image=IMAGE, log_group="ray-logs", region=REGION, token_arn=TOKEN, secrets_prefix=prefix, size=size
+    )
 
 
 @pytest.fixture
@@ -201,11 +204,18 @@ def test_each_kind_has_roles_of_its_own_with_no_more_than_it_needs(nodes: Cloud,
         partition="aws", image_uri=IMAGE, log_group_arn=LOGS, token_arn=TOKEN
     )
     training = nodes.resources[f"{kind}-task-role-policy"].inputs
-    grants = {
-        "ray-head": {"metrics_namespace": NAMESPACE, "parameter_arn": FACTS, "group_arn": GROUP},
+    grants: dict[str, dict[str, Any]] = {
+        "ray-head": {
+            "metrics_namespace": NAMESPACE,
+            "parameter_arn": FACTS,
+            "group_arn": GROUP,
+            "writes_secrets": True,
+        },
         "ray-worker": {"own_group_arn": GROUP},
     }
-    expected = policies.training(partition="aws", bucket_arn=BUCKET, tasks_arn=CLUSTER_TASKS, **grants[kind])
+    secrets = f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/ray-on-ecs/ray-cluster/runs/*"
+    common: dict[str, Any] = {"partition": "aws", "bucket_arn": BUCKET, "tasks_arn": CLUSTER_TASKS}
+    expected = policies.training(**common, secrets_arn=secrets, **grants[kind])
     assert json.loads(training["policy"]) == expected
     trusted = json.loads(nodes.resources[f"{kind}-task-role"].inputs["assumeRolePolicy"])
     of_tasks = policies.assumed_by_tasks(partition="aws", region=REGION, account=ACCOUNT)

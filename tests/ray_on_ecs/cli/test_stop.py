@@ -4,11 +4,14 @@ import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from ray_on_ecs import secrets
 from ray_on_ecs.cli.main import main
+from ray_on_ecs.node.jobs import SECRETS
 from tests.ray_on_ecs.cli.folders import job
 from tests.serving import serving
 
@@ -63,6 +66,22 @@ def test_a_run_is_stopped_alone(head: Jobs, capsys: pytest.CaptureFixture[str]) 
     assert main(["stop", "--local", "first"]) == 0
     assert "run first is stopped" in capsys.readouterr().err
     assert head.states == {"first": "STOPPED", "second": "PENDING", "done": "SUCCEEDED", "raysubmit_1": "RUNNING"}
+
+
+@pytest.mark.parametrize("words", [("first",), ("--all",)], ids=["one", "all"])
+def test_secrets_are_deleted_with_a_stop(
+    head: Jobs, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    stores = {name: secrets.store(f"s3://bucket/runs/{name}") for name in ("first", "done")}
+    for name, store in stores.items():
+        head.jobs[name]["metadata"][SECRETS] = json.dumps([f"s3://bucket/runs/{name}", "TOKEN"])
+        store.put({"TOKEN": "value"})
+    assert main(["stop", "--local", *words]) == 0
+    assert [name for name, store in stores.items() if store.read(["TOKEN"])] == ["done"]
+    stores["first"].put({"TOKEN": "value"})  # as if it could not be deleted then
+    assert main(["stop", "--local", "first"]) == 2
+    assert not stores["first"].read(["TOKEN"])
 
 
 def test_all_lists_and_stops_every_job(head: Jobs, capsys: pytest.CaptureFixture[str]) -> None:

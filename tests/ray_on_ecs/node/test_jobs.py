@@ -3,6 +3,7 @@
 tests/commands/test_resubmission.py has the same with a real Ray.
 """
 
+import json
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ray_on_ecs import secrets
 from ray_on_ecs.node import api, jobs
 from ray_on_ecs.node.jobs import PROGRESS_SECONDS, JobRecovery
 from ray_on_ecs.node.state import State
@@ -220,6 +222,21 @@ def test_a_run_with_two_jobs_is_not_submitted_a_third_time(ray: Head, jobs: list
     ray.answer = jobs
     JobRecovery(None).resubmit_lost_jobs()
     assert ray.bodies == [], why
+
+
+def test_a_run_that_is_given_up_loses_its_secrets(ray: Head, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    store = secrets.store("s3://b/runs/mine")
+    store.put({"TOKEN": "value", "OTHER": "of another"})
+    metadata = {**a_job()["metadata"], jobs.SECRETS: json.dumps(["s3://b/runs/mine", "TOKEN"])}
+    recovery = JobRecovery(None)
+    ray.answer = [a_job(KILLED, metadata=metadata)]
+    recovery.resubmit_lost_jobs()
+    assert store.read(["TOKEN"]), "it goes on"
+    ray.answer = [a_job(KILLED, "mine.4", metadata={**metadata, jobs.RESUBMISSIONS: "3"})]
+    for _ in range(2):
+        recovery.resubmit_lost_jobs()
+        assert store.read(["TOKEN", "OTHER"]) == {"OTHER": "of another"}
 
 
 def test_a_run_that_is_lost_again_and_again_stays_failed(ray: Head, capsys: pytest.CaptureFixture[str]) -> None:

@@ -213,12 +213,7 @@ def test_a_run_keeps_its_versions_until_the_file_changes(folder: Path, storage: 
 
 
 def test_a_branch_that_moves_stays_at_its_commit(folder: Path, storage: RunStorage, cache: Path) -> None:
-    repository = folder.parent / "repository"
-    commit = ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--all", "--message=x"]
-    write_library(repository, "one")
-    git(repository, "init", "--quiet", "--initial-branch=main")
-    git(repository, "add", ".")
-    git(repository, *commit)
+    repository, commit = make_repository(folder)
     write(folder, {"requirements.txt": f"git+file://{repository}@main#egg=mylib\n"})
     requirements = Requirements(folder, "requirements.txt", OFFLINE)
     resolution = requirements.resolve(storage)
@@ -226,6 +221,35 @@ def test_a_branch_that_moves_stays_at_its_commit(folder: Path, storage: RunStora
     git(repository, *commit)
     assert requirements.resolve(storage) == resolution
     assert says(folder, storage, "requirements.txt", "mylib") == "one"
+
+
+def test_a_secret_in_an_address_is_kept_by_its_name(folder: Path, storage: RunStorage, cache: Path) -> None:
+    repository, commit = make_repository(folder)
+    write(folder, {"requirements.txt": "git+file://${PLACE}@main#egg=mylib\n"})
+    requirements = Requirements(folder, "requirements.txt", OFFLINE, {"PLACE": str(repository)})
+    resolution = requirements.resolve(storage)
+    assert resolution.commits["mylib"].startswith("git+file://${PLACE}@")
+    assert str(repository) not in storage.read(layout.PACKAGES).decode()
+    write_library(repository, "two")
+    git(repository, *commit)
+    python = requirements.install(resolution)
+    command = [python, "-P", "-c", "import mylib; print(mylib.SAYS)"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "one\n"
+    write(folder, {"requirements.txt": "-r ${PLACE}/none.txt\n"})
+    with pytest.raises(UsageError, match=r"\*\*\*/none\.txt") as caught:
+        requirements.resolve(storage)
+    assert str(repository) not in str(caught.value)
+
+
+def make_repository(folder: Path) -> tuple[Path, list[str]]:
+    """Make a repository with the library `mylib`; return it, and git's arguments that commit what has changed."""
+    repository = folder.parent / "repository"
+    commit = ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--all", "--message=x"]
+    write_library(repository, "one")
+    git(repository, "init", "--quiet", "--initial-branch=main")
+    git(repository, "add", ".")
+    git(repository, *commit)
+    return repository, commit
 
 
 def git(folder: Path, *arguments: str) -> None:

@@ -1,0 +1,296 @@
+"""Secrets of a run on real clusters: its processes have them, and nothing else shows or keeps them."""
+
+import base64
+import json
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+import pytest
+
+from ray_on_ecs.contract import SECRETS_VARIABLE, secrets_prefix
+from tests.aws import client
+from tests.commands.head import ON_HEAD, SECONDS, Head, commands, read_until, started
+from tests.commands.ray_head import ray_head
+from tests.commands.test_local import ray_of
+from tests.local_cluster import OPEN_MPI, have_ended
+from tests.serving import serving
+from tests.waiting import until
+
+VALUE = "hf_0123456789secret"
+PREFIX = secrets_prefix("tests")
+# Prints its secret in some ways, from a package that the private index alone has; with a file as argument it waits.
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+import greeting
+print("says", greeting.SAYS, "token", os.environ["TOKEN"], flush=True)
+print(f"variables {dict(os.environ)}", flush=True)
+while sys.argv[1:] and Path(sys.argv[1]).exists():
+    time.sleep(0.1)
+"""
+MPI = """
+import os
+from mpi4py import MPI
+print("rank", MPI.COMM_WORLD.rank, "token", os.environ["TOKEN"], flush=True)
+MPI.COMM_WORLD.barrier()
+raise RuntimeError(f"refused {os.environ['TOKEN']}")
+"""
+PROGRAM = """
+import os
+import ray.train
+from ray.train.torch import TorchTrainer
+
+def train():
+    import greeting
+    print("worker says", greeting.SAYS, "token", os.environ["TOKEN"], flush=True)
+    ray.train.report({"loss": 1.0})
+
+print("program token", os.environ["TOKEN"], flush=True)
+TorchTrainer(train, scaling_config=ray.train.ScalingConfig(num_workers=1)).fit()
+"""
+Start = Callable[..., subprocess.Popen[str]]
+
+
+class Index(HTTPServer):
+    """An index of packages that has one, for those who know the password."""
+
+    def __init__(self, wheel: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Packages)
+        self.wheel = wheel
+
+
+class _Packages(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        wheel = cast(Index, self.server).wheel
+        if self.headers["Authorization"] != "Basic " + base64.b64encode(f"user:{VALUE}".encode()).decode():
+            self.send_error(401)
+            return
+        self.send_response(200)
+        is_list = self.path == "/simple/greeting/"
+        self.send_header("Content-Type", "text/html" if is_list else "application/zip")
+        self.end_headers()
+        link = f'<a href="/{wheel.name}">{wheel.name}</a>'
+        self.wfile.write(link.encode() if is_list else wheel.read_bytes())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing: the tests say what went wrong."""
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Iterator[Path]:
+    """A user's folder, whose requirements are in a private index."""
+    wheel = tmp_path / "greeting-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as file:
+        info = "greeting-1.0.dist-info"
+        file.writestr("greeting.py", "SAYS = 'hello'\n")
+        file.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", "")
+    folder = tmp_path / "code"
+    folder.mkdir()
+    for name, text in {"show": SCRIPT, "mpi_show": MPI, "program": PROGRAM}.items():
+        (folder / f"{name}.py").write_text(text)
+    with serving(Index(wheel)) as server:
+        index = f"http://user:${{TOKEN}}@127.0.0.1:{server.server_port}/simple/"
+        (folder / "requirements.txt").write_text(f"--index-url {index}\ngreeting\n")
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    environment: dict[str, str], aws_variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Head, dict[str, str]]]:
+    """A head whose processes find the secrets in SSM, and the environment of a shell in its container."""
+    folder = tmp_path_factory.mktemp("secrets")
+    own = {**environment, **aws_variables, **OPEN_MPI, SECRETS_VARIABLE: PREFIX, "TMPDIR": str(folder)}
+    with started(own, folder) as head:
+        yield head, {**own, **ON_HEAD, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard}
+
+
+@pytest.fixture
+def typed(cluster: tuple[Head, dict[str, str]], code: Path) -> Iterator[Start]:
+    """Start `ray-on-ecs` in the head's container, in that folder."""
+    with commands("ray_on_ecs", {**cluster[1], "TOKEN": VALUE}, code) as start:
+        yield start
+
+
+def stored(aws_server: str) -> list[dict[str, Any]]:
+    return client("ssm", aws_server).get_parameters_by_path(Path=PREFIX, Recursive=True)["Parameters"]
+
+
+def with_value(*folders: Path, value: str = VALUE) -> list[Path]:
+    """The files below some folders that have the value."""
+    files = [path for each in folders for path in each.rglob("*") if path.is_file()]
+    return [path for path in files if value.encode() in path.read_bytes()]
+
+
+def logs_of(head: Head) -> Path:
+    """The folder with all that Ray writes."""
+    return Path(psutil.Process(head.process.pid).environ()["RAY_TMPDIR"])
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=SECONDS)
+    return process.returncode, out, err
+
+
+def check_shown_nowhere(typed: Start, head: Head, run_name: str) -> None:
+    """Check all that a run shows and keeps."""
+    from tests.commands.head import TOKEN as RAYS
+
+    command = ["curl", "--silent", "--header", f"Authorization: Bearer {RAYS['RAY_AUTH_TOKEN']}"]
+    jobs = subprocess.run([*command, f"{head.dashboard}/api/jobs/"], capture_output=True, text=True, check=True).stdout
+    [job] = [each for each in json.loads(jobs) if each["submission_id"] == run_name]
+    assert "--secret TOKEN" in job["entrypoint"]
+    shown = [jobs, *(out + err for _, out, err in map(end, (typed("logs", run_name), typed("runs", "--json"))))]
+    assert "token ***" in shown[1]
+    assert not [each for each in shown if VALUE in each]
+    run = head.storage / run_name
+    assert (run / "report.html").exists()
+    for place in (run, logs_of(head)):
+        assert with_value(place, value="token ***")
+    assert not with_value(head.storage, logs_of(head)), "the caches of a node are beside the runs"
+
+
+def test_a_script_and_pip_have_it_and_nothing_shows_it(
+    cluster: tuple[Head, dict[str, str]], typed: Start, code: Path, aws_server: str
+) -> None:
+    head, hold = cluster[0], code.parent / "hold"
+    hold.touch()
+    flags = ("--run-name", "script", "--num-workers", "2", "--secret", "TOKEN", "--requirements", "requirements.txt")
+    process = typed("run", *flags, "show.py", str(hold))
+    first = read_until(process, "says hello token ***")
+    [parameter] = stored(aws_server)
+    assert (parameter["Type"], parameter["Name"].split("/")[-3::2]) == ("SecureString", ["script", "TOKEN"])
+    hold.unlink()
+    status, out, err = end(process)
+    assert status == 0, first + out + err
+    assert VALUE not in first + out + err
+    assert (first + out).count("says hello token ***") == 2
+    assert "'TOKEN': '***'" in first + out
+    check_shown_nowhere(typed, head, "script")
+    assert not stored(aws_server)
+
+
+def test_a_failed_mpi_program_hides_it(
+    cluster: tuple[Head, dict[str, str]], typed: Start, code: Path, aws_server: str
+) -> None:
+    head = cluster[0]
+    status, out, err = end(typed("run", "--run-name", "mpi", "--mpi", "--secret", "TOKEN", "mpi_show.py"))
+    assert status == 1, out + err
+    assert {f"rank {rank} token ***" for rank in (0, 1)} <= set(out.splitlines())
+    assert "refused ***" in json.loads((head.storage / "mpi" / "error.json").read_text())["what"]
+    check_shown_nowhere(typed, head, "mpi")
+    assert not stored(aws_server)
+
+
+def test_a_ray_program_and_its_workers_have_it(
+    cluster: tuple[Head, dict[str, str]], typed: Start, code: Path, aws_server: str
+) -> None:
+    flags = ("--run-name", "program", "--secret", "TOKEN", "--requirements", "requirements.txt")
+    status, out, err = end(typed("run", *flags, "program.py"))
+    assert status == 0, out + err
+    assert "program token ***" in out
+    assert "worker says hello token ***" in out
+    check_shown_nowhere(typed, cluster[0], "program")
+    assert not stored(aws_server)
+
+
+def test_it_is_deleted_with_a_stop_and_a_job_without_it_is_one_line(
+    cluster: tuple[Head, dict[str, str]], typed: Start, code: Path, aws_server: str
+) -> None:
+    flags = ("--run-name", "stopped", "--working-dir", str(code), "--num-workers", "1", "--secret", "TOKEN")
+    process = typed("run", *flags, "--requirements", "requirements.txt", "show.py", str(code))
+    read_until(process, "token ***")
+    assert len(stored(aws_server)) == 1
+    assert typed("stop", "stopped").wait(SECONDS) == 0
+    assert process.wait(SECONDS) == 130
+    assert not stored(aws_server)
+    status, _, err = end(typed("run", *flags, "show.py", TOKEN=""))
+    assert (status, err) == (2, "ray-on-ecs: --secret: TOKEN is not set; export it, and give the same command again\n")
+    job = ("job", "submit", "--", sys.executable, "-P", "-m", "ray_on_ecs.run", *flags, "show.py")
+    command = [sys.executable, "-m", "ray.scripts.scripts", *job]
+    done = subprocess.run(command, env={**cluster[1], "TOKEN": VALUE}, capture_output=True, text=True, check=False)
+    line = "the run's value of TOKEN is deleted; give the same command again, with the variable set"
+    assert f"\nray-on-ecs: --secret: {line}\n" in done.stdout
+    assert "exit code 2" in done.stdout + done.stderr
+
+
+@pytest.mark.fault
+def test_a_run_that_is_submitted_again_finds_it(
+    environment: dict[str, str], aws_variables: dict[str, str], aws_server: str, code: Path, tmp_path: Path
+) -> None:
+    for name in ("state", "runs"):
+        (tmp_path / name).mkdir()
+    hold = tmp_path / "hold"
+    hold.touch()
+    own = {**environment, **aws_variables, SECRETS_VARIABLE: PREFIX}
+    flags = ("--run-name", "again", "--num-workers", "1", "--secret", "TOKEN", "--requirements", "requirements.txt")
+    with ray_head(own, tmp_path) as head:
+        variables = {**own, **head.environment, **ON_HEAD, "RAY_API_SERVER_ADDRESS": head.dashboard, "TOKEN": VALUE}
+        with commands("ray_on_ecs", variables, code) as start:
+            process = start("run", *flags, "show.py", str(hold))
+            read_until(process, "token ***")
+            head.kill_driver()
+            said = read_until(process, "token ***")
+            assert "submitted run again again as job again.2" in said
+            hold.unlink()
+            status, out, err = end(process)
+        assert status == 0, out + err
+        assert VALUE not in said + out + err
+        assert head.jobs == {"again": "FAILED", "again.2": "SUCCEEDED"}
+    assert not stored(aws_server)
+    assert not with_value(tmp_path / "runs", tmp_path / "state")
+
+
+def test_on_a_laptop_it_is_in_a_file_that_ends_with_the_run(
+    environment: dict[str, str], code: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    flags = ("--local", "--num-workers", "1", "--secret", "TOKEN", "--requirements", "requirements.txt")
+    with commands("ray_on_ecs", {**environment, "HOME": str(home), "TOKEN": VALUE}, code) as start:
+        process = start("run", *flags, "--run-name", "cut", "show.py", str(code))
+        try:
+            read_until(process, "token ***")
+            ray = ray_of(home)
+            [file] = with_value(home)
+            assert file.stat().st_mode & 0o777 == 0o600
+            ours = [each for each in ray if VALUE in str(each.environ())]
+            assert ours
+            assert all("RUN_DIR" in each.environ() for each in ours), "Ray's own processes have it not"
+            process.send_signal(signal.SIGINT)
+            status, out, err = end(process)
+            assert status == 130, out + err
+            assert have_ended(ray)
+            assert not with_value(home, code), "who resumes it gives it again"
+            status, out, err = end(start("run", *flags, "--run-name", "cut", "show.py"))
+            assert status == 0, out + err
+            assert not with_value(home, code)
+        finally:
+            for each in ray_of(home):
+                each.kill()
+
+
+@pytest.mark.fault
+def test_by_hand_it_is_stored_until_the_end(environment: dict[str, str], code: Path, tmp_path: Path) -> None:
+    home, hold = tmp_path / "home", tmp_path / "hold"
+    home.mkdir()
+    hold.touch()
+    flags = ("--num-workers", "1", "--secret", "TOKEN", "--requirements", "requirements.txt", "--run-name", "hand")
+    with commands("ray_on_ecs.run", {**environment, "HOME": str(home), "TOKEN": VALUE}, code) as start:
+        process = start(*flags, "show.py", str(hold))
+        read_until(process, "token ***")
+        assert len(with_value(home)) == 1
+        hold.unlink()
+        status, out, err = end(process)
+    assert status == 0, out + err
+    until(lambda: not with_value(home))
+    assert not with_value(code)
