@@ -40,7 +40,7 @@ def command(cluster: Cluster, older_than: float, yes: bool) -> None:
     if not yes:
         click.confirm(f"Delete {counted(len(old), 'run')} with results and checkpoints?", abort=True, err=True)
     for run in old:
-        delete(cluster.storage(run.name))
+        delete(cluster, cluster.storage(run.name))
     code = _delete_code(folders, {run.name for run in runs} - {run.name for run in old}, older_than)
     note(f"{counted(len(old), 'run')} deleted, and {counted(code, 'archive')} of code")
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ray_on_ecs import secrets
 from ray_on_ecs.cli.runs import ask_head
 from ray_on_ecs.cli.screen import note
 from ray_on_ecs.cluster.clusters import Cluster, on_cluster
@@ -38,7 +39,7 @@ def command(cluster: Cluster, runs: tuple[str, ...]) -> None:
         if name in busy:
             raise UsageError(f"run {name} is under way; {cluster.command(f'stop {name}')} ends it")
     for name, storage in folders.items():
-        delete(storage)
+        delete(cluster, storage)
         note(f"run {name} is deleted")
 
 
@@ -48,15 +49,24 @@ def under_way(folders: Folders, jobs: Sequence[Job] | None) -> list[RunInfo]:
     return [run for run in folders.runs(jobs) if run.name in of_jobs or run.state in BUSY]
 
 
-def delete(storage: RunStorage) -> None:
-    """Delete a run's folder.
+def delete(cluster: Cluster, storage: RunStorage) -> None:
+    """Delete a run's secrets and its folder.
 
     Raises:
         ResourceError: A part of it can't be deleted; the same command deletes the rest.
     """
     try:
+        if names := secrets.stored_names(_settings(storage).get("secret") or ()):
+            cluster.secrets_of(storage.uri).delete(names)
         for name in FIRST:
             storage.delete(name)
         storage.filesystem.delete_dir(storage.path())
     except OSError as cause:
         raise ResourceError(f"run {storage.run_name} can't be deleted ({one_line(cause)}); try again") from cause
+
+
+def _settings(storage: RunStorage) -> dict[str, Any]:
+    try:
+        return (storage.read_json(layout.SETTINGS) or {}).get("settings") or {}
+    except UsageError:  # a document that is broken names no secret
+        return {}

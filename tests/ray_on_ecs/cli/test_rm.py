@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ray_on_ecs import secrets
 from ray_on_ecs.cli.main import main
 from tests.ray_on_ecs.cli.folders import Folders, head, job
 
@@ -36,6 +37,17 @@ def test_a_run_is_deleted_with_all_that_it_left(folders: Folders, capsys: pytest
     assert main(["rm", "--local", "first"]) == 0
     assert capsys.readouterr().err.endswith("run first is deleted\n")
     assert (first.exists(), second.exists()) == (False, True)
+
+
+def test_a_runs_secrets_go_with_it(folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = make(folders, "first")
+    folders.of("first").write_json("config.json", {"format": 1, "settings": {"secret": ["HF_TOKEN"]}})
+    store = secrets.store(folders.of("first").uri)
+    store.put({"HF_TOKEN": "hf_1234"})
+    assert main(["rm", "--local", "first"]) == 0
+    assert store.read(["HF_TOKEN"]) == {}
+    assert not folder.exists()
 
 
 def test_a_run_that_trains_is_not_deleted(
