@@ -87,7 +87,7 @@ def table(found: list[RunInfo], longest_name: int = WIDTH) -> Table:
         state = f"[{COLOURS.get(run.state, 'default')}]{escape(run.state)}[/]"
         name = _cut(run.name, longest_name)
         shown.add_row(
-            escape(name),
+            f"[link={run.url}]{escape(name)}[/link]" if run.url else escape(name),
             state,
             *([escape(run.owner or "")] if owners else []),
             escape(_progress(run, longest_name)),

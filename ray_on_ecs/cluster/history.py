@@ -57,6 +57,7 @@ class RunInfo:
         cost_usd: What its workers have cost, over all its commands.
         workers: How many there are.
         job: The ID of its Ray job.
+        url: The page that an experiment tracker has for it.
     """
 
     name: str
@@ -71,6 +72,7 @@ class RunInfo:
     cost_usd: float | None = None
     workers: int | None = None
     job: str | None = None
+    url: str | None = None
 
 
 def ray_jobs(head: Head) -> list[Job]:
@@ -173,6 +175,7 @@ class Folders:
             cost_usd=_number(total_usd(status, {})),
             workers=_integer(status.get("workers")),
             job=status.get("job"),
+            url=status.get("url"),
         )
 
     def _read(self, name: str, document_name: str) -> dict[str, Any]:

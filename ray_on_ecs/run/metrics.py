@@ -18,6 +18,18 @@ from ray_on_ecs import sdk
 STEP = "step"
 
 
+# W&B: "View run at https://…", MLflow: "View run NAME at: https://…", Comet: "Experiment is live on comet.com https://…"
+TRACKER = re.compile(r"(?:View run\b.* at:?|Experiment is live on comet\.com) (https?://[^\s\[\]]+)")
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def tracker_url(line: str) -> str | None:
+    """Return the page of the run that an experiment tracker prints in this line of output, or None."""
+    if "://" not in line:
+        return None
+    return match[1] if (match := TRACKER.search(COLOUR.sub("", line))) else None
+
+
 class MetricsLog:
     """The records of a run, in order: `step`, `time` (UTC) and the metrics by name.
 

@@ -28,7 +28,7 @@ from ray_on_ecs.run import inputs, mpi, nccl_interface, packages, worker_dump
 from ray_on_ecs.run.code import Code
 from ray_on_ecs.run.environment import NOT_A_DRIVER, OF_EVERY_RANK, WorkerEnvironment, without_ray
 from ray_on_ecs.run.group import Directive, FilesStatus, WorkerStatus
-from ray_on_ecs.run.metrics import MetricsLog, ReportReader
+from ray_on_ecs.run.metrics import MetricsLog, ReportReader, tracker_url
 from ray_on_ecs.run.mpi import MpiNode, MpiRun
 from ray_on_ecs.run.process import ScriptProcess, wait_for_end
 from ray_on_ecs.run.run_folder import POLL_SECONDS as FOLDER_SECONDS
@@ -487,6 +487,8 @@ class ScriptWorker:
         print(cut(self._prefix + line.removesuffix("\n")), flush=True)
         if self._metrics:
             self._metrics.read_line(line)
+            if url := tracker_url(line):
+                self._actor.report_url(url)
 
     def _write_metrics(self, is_last: bool = False) -> None:
         if self._metrics is None or self._record_file is None or (last := self._metrics.last) is None:

@@ -120,6 +120,7 @@ def render(documents: Documents) -> str:
         outcome=_outcome(documents),
         command=None if documents.result else (documents.status or documents.error or {}).get("next"),
         is_under_way=documents.state in layout.UNDER_WAY,
+        url=(documents.status or {}).get("url"),
         facts=_facts(documents),
         curves=documents.curves and base64.b64encode(documents.curves).decode(),
         metrics=_metrics(documents),

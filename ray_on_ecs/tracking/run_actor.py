@@ -41,11 +41,13 @@ class RunState:
         incarnation: Another one after Ray had to restart the actor.
         progress: The last report, or None before the first.
         metrics: The metrics that the reader doesn't have, by number, in order.
+        url: The page that an experiment tracker has for the run, or None.
     """
 
     incarnation: str
     progress: Progress | None
     metrics: dict[int, Any]
+    url: str | None = None
 
 
 class RunActor:
@@ -55,6 +57,7 @@ class RunActor:
         self._incarnation = uuid.uuid4().hex
         self._progress: Progress | None = None
         self._metrics: dict[int, Any] = {}
+        self._url: str | None = None
         self._groups: list[str] = []
         self._members: dict[int, Any] = {}
         self._directive: Any = None
@@ -67,10 +70,14 @@ class RunActor:
         """Keep metrics under their number."""
         self._metrics[number] = metrics
 
+    def report_url(self, url: str) -> None:
+        """Keep the page of an experiment tracker."""
+        self._url = url
+
     def read(self, after: int) -> RunState:
         """Return the state, with the metrics of higher numbers."""
         new = {number: self._metrics[number] for number in sorted(self._metrics) if number > after}
-        return RunState(self._incarnation, self._progress, new)
+        return RunState(self._incarnation, self._progress, new, self._url)
 
     def update(self, group: str, rank: int, member: Any, wants_members: bool) -> tuple[Any, dict[int, Any]]:
         """Take what a worker says of itself; return the directive, and all members if it wants them.
@@ -120,6 +127,10 @@ class RunClient:
     def report_metrics(self, number: int, metrics: Any) -> None:
         """Report metrics under their number, in order."""
         self._call("report_metrics", number, metrics)
+
+    def report_url(self, url: str) -> None:
+        """Report the page that an experiment tracker has for the run."""
+        self._call("report_url", url)
 
     def read(self, after: int) -> RunState | None:
         """Return the state with the metrics of higher numbers, or None if the actor doesn't answer."""

@@ -18,6 +18,7 @@ class RunMonitor:
     Attributes:
         progress: The last report, or None before the first.
         history: The metrics that were reported during this command, each once.
+        url: The page that an experiment tracker has for the run, or None.
         steps_made: Steps that this command has made; steps that were lost and made again count twice.
     """
 
@@ -28,6 +29,7 @@ class RunMonitor:
         self._last_number = -1
         self.progress: Progress | None = None
         self.history: list[Any] = []
+        self.url: str | None = None
         self.steps_made = 0
 
     @contextmanager
@@ -53,6 +55,7 @@ class RunMonitor:
             self._console.print("the actor of the run was lost and restarted; training continues", highlight=False)
         self._incarnation = state.incarnation
         self.history += state.metrics.values()
+        self.url = state.url or self.url
         self._last_number = max(state.metrics, default=self._last_number)
         if state.progress is None:
             return

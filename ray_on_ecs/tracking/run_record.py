@@ -52,6 +52,7 @@ class Status(TypedDict):
         earlier: Time and cost of the commands before this one.
         instances: On which instances that was.
         job: The ID by which Ray knows the job.
+        url: The page that an experiment tracker, such as W&B or MLflow, has for the run.
         error: Why the run failed, on one line.
         changed: The names of the settings that are not at their defaults.
         next: The command that resumes the run.
@@ -70,6 +71,7 @@ class Status(TypedDict):
     earlier: Earlier
     instances: list[InstanceCost] | None
     job: str | None
+    url: str | None
     error: str | None
     changed: list[str]
     next: str
@@ -194,6 +196,7 @@ class RunRecord:
             "earlier": self.earlier,
             "instances": cost and cost["instances"],
             "job": submission_id(),
+            "url": self._monitor.url if self._monitor else None,
             "error": self._error,
             "changed": self._changed,
             "next": self._next,

@@ -9,7 +9,7 @@ import pytest
 
 from ray_on_ecs import sdk
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.run.metrics import MetricsLog, ReportReader
+from ray_on_ecs.run.metrics import MetricsLog, ReportReader, tracker_url
 
 PATTERNS = {"loss": r"loss: (\S+)", "accuracy": r"acc=([0-9.]+)", "step": r"step (\d+)"}
 
@@ -128,3 +128,21 @@ def test_a_number_in_a_text_is_read_whole(text: str, line: str, value: float | N
     log = MetricsLog(config.metrics)
     log.read_line(line)
     assert [each["eval/top-1"] for each in log.records] == ([] if value is None else [value])
+
+
+@pytest.mark.parametrize(
+    ("line", "url"),
+    [
+        ("wandb: 🚀 View run at https://wandb.ai/team/project/runs/abc", "https://wandb.ai/team/project/runs/abc"),
+        ("wandb: 🚀 View run \x1b[33mfirst\x1b[0m at: \x1b[34mhttps://x.y/z\x1b[0m", "https://x.y/z"),
+        ("wandb: ⭐️ View project at https://wandb.ai/team/project", None),
+        (
+            "🏃 View run first at: http://mlflow:5000/#/experiments/1/runs/2",
+            "http://mlflow:5000/#/experiments/1/runs/2",
+        ),
+        ("COMET INFO: Experiment is live on comet.com https://comet.com/a/b", "https://comet.com/a/b"),
+        ("see https://example.com", None),
+    ],
+)
+def test_the_page_of_an_experiment_tracker_is_found(line: str, url: str | None) -> None:
+    assert tracker_url(line) == url
