@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.screen import note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster, on_cluster
 from ray_on_ecs.cluster.history import find_run
@@ -57,7 +58,7 @@ class Run:
 
 
 @click.command("compare")
-@click.argument("runs", metavar="RUN RUN...", nargs=-1)
+@click.argument("runs", metavar="RUN RUN...", nargs=-1, shell_complete=complete_run)
 @click.option("--picture", metavar="FILE", default=PICTURE, show_default=True, help="The curves: .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 @on_cluster

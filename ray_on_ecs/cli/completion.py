@@ -1,11 +1,36 @@
-"""`ray-on-ecs completion`."""
+"""`ray-on-ecs completion`, and the names of runs that it offers."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import CompletionItem, get_completion_class
 
 SHELLS = ("bash", "zsh", "fish")
+# The names that `runs` listed last: a stack can't be asked at each Tab.
+LISTED = Path("~/.ray-on-ecs/runs")
+
+
+def remember_runs(names: Iterable[str]) -> None:
+    """Keep the names of runs for completion."""
+    with suppress(OSError, RuntimeError):  # the latter: there is no home
+        file = LISTED.expanduser()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(f"{name}\n" for name in names))
+
+
+def complete_run(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Return the runs of this folder, and those that `runs` listed last, whose names begin like this."""
+    names: list[str] = []
+    with suppress(OSError):
+        names += os.listdir(os.environ.get("RAY_ON_ECS_STORAGE_PATH", "results"))
+    with suppress(OSError, ValueError, RuntimeError):
+        names += LISTED.expanduser().read_text().split()
+    return [CompletionItem(name) for name in dict.fromkeys(names) if name.startswith(typed) and name[0] != "."]
 
 
 @click.command("completion")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 from rich import filesize
 
+from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.screen import note, notes, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster, on_cluster
 from ray_on_ecs.cluster.history import find_run
@@ -67,7 +68,7 @@ class Fetched:
 
 
 @click.command("fetch")
-@click.argument("run")
+@click.argument("run", shell_complete=complete_run)
 @click.argument("folder", metavar="[DIR]", default=FOLDER)
 @click.option("--checkpoints", is_flag=True, help="The checkpoints, too, from which a run resumes.")
 @click.option("--only", metavar="GLOB", multiple=True, help="Only files like this, as '*.json'; may be repeated.")

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.screen import note, show
 from ray_on_ecs.cluster.clusters import Cluster, on_cluster
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
@@ -16,7 +17,7 @@ STATUSES = {"finished": 0, "failed": TrainingError.exit_status, "interrupted": I
 
 
 @click.command("logs")
-@click.argument("run")
+@click.argument("run", shell_complete=complete_run)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends, and end with its exit status.")
 @click.option("--tail", type=click.IntRange(min=1), metavar="N", help="The last N lines only.")
 @on_cluster

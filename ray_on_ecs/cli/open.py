@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import click
 
+from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.fetch import FOLDER, make_folder
 from ray_on_ecs.cli.screen import note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster, on_cluster
@@ -28,7 +29,7 @@ CONSOLE = "console.aws.amazon.com"
 
 
 @click.command("open")
-@click.argument("run")
+@click.argument("run", shell_complete=complete_run)
 @click.argument("folder", metavar="[DIR]", default=FOLDER)
 @click.option("--no-browser", is_flag=True, help="Only print where the report is.")
 @click.option("--cloudwatch", is_flag=True, help="Open the stack's CloudWatch dashboard, too.")

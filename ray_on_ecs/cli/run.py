@@ -11,9 +11,11 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import Field
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from ray_on_ecs import secrets
 from ray_on_ecs.cli.screen import note, print_json
@@ -66,10 +68,19 @@ class Setting(click.Option):
             choices = spec.metadata.get("choices")
             given["metavar"] = "|".join(choices) if choices else spec.metadata.get("metavar", "VALUE")
             given["multiple"] = bool(spec.metadata.get("repeated"))
-            given["shell_complete"] = lambda _c, _p, typed: [each for each in choices or () if each.startswith(typed)]
+            given["shell_complete"] = partial(_complete, given["metavar"], choices or ())
         given["hidden"] = bool(spec.metadata.get("hidden"))
         super().__init__([*flags_of(spec), spec.name], **given)
         self.section: str = spec.metadata["section"]
+
+
+def _complete(
+    metavar: str, choices: Sequence[str], ctx: click.Context, param: click.Parameter, typed: str
+) -> list[CompletionItem]:
+    """Return the choices that begin like this, or leave it to the shell to complete a file or a folder."""
+    if kind := {"DIR": "dir", "FILE": "file"}.get(metavar):
+        return [CompletionItem(typed, type=kind)]
+    return [CompletionItem(choice) for choice in choices if choice.startswith(typed)]
 
 
 class Own(click.Option):
@@ -290,7 +301,13 @@ _own = [
         help="Times in a row that the head may submit the run again after losing its driver.",
     ),
     *(Needless(*each) for each in NEEDLESS_FLAGS.items()),
-    click.Argument(["command"], nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]"),
+    click.Argument(
+        ["command"],
+        nargs=-1,
+        type=click.UNPROCESSED,
+        metavar="SCRIPT [ARGUMENTS]",
+        shell_complete=partial(_complete, "FILE", ()),
+    ),
 ]
 command = Run(
     "run",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ray_on_ecs.cli.completion import remember_runs
 from ray_on_ecs.cli.screen import note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster, on_cluster
 from ray_on_ecs.cluster.history import Job, RunInfo, list_folders, ray_jobs
@@ -48,6 +49,7 @@ def command(cluster: Cluster, limit: int, as_json: bool, no_head: bool) -> None:
         listing = elsewhere.submit(list_folders, cluster, storage)
         jobs = None if no_head else ask_head(cluster)
         found = listing.result().runs(jobs, limit + 1)
+    remember_runs(run.name for run in found)
     if as_json:
         print_json([vars(run) for run in found[:limit]])
     elif not found:

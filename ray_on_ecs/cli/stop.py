@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.logs import jobs_of
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster, Head, on_cluster
@@ -20,7 +21,7 @@ POLL_SECONDS = 1.0
 
 
 @click.command("stop")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=complete_run)
 @click.option("--all", "stops_all", is_flag=True, help="Stop every run, notebook and other job that is under way.")
 @on_cluster
 def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:

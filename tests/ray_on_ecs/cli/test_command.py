@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_on_ecs.cli import run
+from ray_on_ecs.cli import completion, run
 from ray_on_ecs.cli.main import COMMANDS, main
 from ray_on_ecs.cluster import clusters
 from ray_on_ecs.cluster.clusters import StackCluster
@@ -102,7 +102,13 @@ def test_the_help_of_run_has_every_setting_in_its_section(capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_completes_verbs_flags_and_values(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_completes_verbs_flags_and_values(
+    shell: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
+    (tmp_path / "results" / "first-here").mkdir(parents=True)
+    completion.remember_runs(["first-there", "second-there"])
     main(["completion", shell])
     assert "_RAY_ON_ECS_COMPLETE" in capsys.readouterr().out
 
@@ -118,6 +124,10 @@ def test_completion_completes_verbs_flags_and_values(shell: str, capsys: pytest.
     assert "plain,compare" in completed("ray-on-ecs comp")
     assert "--max-restarts" in completed("ray-on-ecs run --max-re")
     assert "plain,cuda" in completed("ray-on-ecs run --device cu")
+    assert completed("ray-on-ecs logs fir").split() == ["plain,first-here", "plain,first-there"]
+    assert completed("ray-on-ecs compare first-here sec").split() == ["plain,second-there"]
+    assert completed("ray-on-ecs run --working-dir ex").split() == ["dir,ex"]
+    assert completed("ray-on-ecs run tr").split() == ["file,tr"]
 
 
 def test_torchrun_s_flags_are_accepted_and_explained(
