@@ -51,6 +51,7 @@ class NetworkArgs:
     cluster_name: pulumi.Input[str]
     nat_gateway: bool = True
     spot: bool = False
+    instance_policies: bool = False
 
 
 class Network(pulumi.ComponentResource):
@@ -81,8 +82,9 @@ class Network(pulumi.ComponentResource):
         for service, port in (("dashboard", DASHBOARD_PORT), ("notebook", NOTEBOOK_PORT)):
             self._admit(f"{name}-tasks-{service}", tasks, instances, port)
         if not args.nat_gateway:
-            # A run on spot instances asks EC2 for their prices.
-            services = (*INTERFACE_ENDPOINTS, *(["ec2"] if args.spot else []))
+            # A run on spot instances asks EC2 for their prices; policies of instances are for Session Manager's key.
+            more = {"ec2": args.spot, "kms": args.instance_policies}
+            services = [*INTERFACE_ENDPOINTS, *(service for service, is_called in more.items() if is_called)]
             self._endpoints(name, services, args.location, subnets, self._endpoints_group(name, tasks, instances))
         self.ref = NetworkRef(subnets=subnets, tasks_group_id=tasks.id, instances_group_id=instances.id, network=self)
         self.register_outputs({"vpc_id": self.vpc_id, "subnet_id": subnets[args.location.zone]})

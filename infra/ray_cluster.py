@@ -173,6 +173,7 @@ class RayCluster(pulumi.ComponentResource):
             cluster_name=config.check_state(cluster.name, cluster.made_for, plan.identity, plan.up),
             nat_gateway=settings.nat_gateway,
             spot=settings.spot,
+            instance_policies=bool(settings.instance_policy_arns),
         )
         return Network(f"{self._prefix}-network", args, self._opts)
 

@@ -279,6 +279,7 @@ STACKS: list[tuple[dict[str, str], dict[str, Any]]] = [
             "imageUri": READY_IMAGE,
             "registrySecretArn": f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:registry-a1b2c3",
             "taskPolicyArns": "arn:aws:iam::aws:policy/ReadOnlyAccess",
+            "instancePolicyArns": "arn:aws:iam::aws:policy/ReadOnlyAccess",
             "kmsKeyArn": KEY,
         },
         {},

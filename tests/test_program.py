@@ -445,6 +445,19 @@ def test_policies_that_are_given_go_to_the_tasks_alone(monkeypatch: pytest.Monke
     assert any(each.startswith("worker-task-role-read-features-") for each in needed), "the first run would fail"
 
 
+def test_policies_of_instances_are_there_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = f"arn:aws:iam::{ACCOUNT}:policy/session-key"
+    cloud = deploy(monkeypatch, {"instancePolicyArns": given, "natGateway": "false"})
+    attached = cloud.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
+    assert {each.inputs["role"] for each in attached} == {
+        "ray-on-ecs-head-instance-role",
+        "ray-on-ecs-workers-instance-role",
+    }, "the tasks' roles are the jobs'"
+    assert {each.inputs["policyArn"] for each in attached} == {given}
+    assert any(each.startswith("head-instance-role-session-key-") for each in cloud.needs("head-group"))
+    assert "network-kms" in cloud.resources, "the agents would find no way to the key"
+
+
 def test_the_agents_of_instances_reach_one_cluster(everything: Cloud) -> None:
     for kind in ("head", "workers", "cpu-workers"):
         made = everything.resources[f"{kind}-instance-ecs"]

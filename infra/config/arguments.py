@@ -115,6 +115,8 @@ class RayClusterArgs(TypedDict, total=False):
     """ARN of the policy that bounds every role."""
     task_policy_arns: list[pulumi.Input[str]]
     """ARNs of IAM policies that every task has, too, such as arn:aws:iam::123456789012:policy/read-features."""
+    instance_policy_arns: list[pulumi.Input[str]]
+    """ARNs of IAM policies that every instance has, too, such as those of Session Manager's encryption and logs."""
     role_path: str
     """IAM path of every role, such as /teams/ml/."""
     kms_key_arn: pulumi.Input[str]

@@ -223,6 +223,7 @@ def test_outputs_are_taken_as_they_become_known(cloud: Cloud) -> None:
         "tags": {"team": later("vision")},
         "permissions_boundary": later(boundary),
         "task_policy_arns": [later(policy)],
+        "instance_policy_arns": [later(policy)],
         "kms_key_arn": later(key),
         "environment": {"HF_HOME": later("/tmp/hf")},
     }
@@ -234,6 +235,7 @@ def test_outputs_are_taken_as_they_become_known(cloud: Cloud) -> None:
     role = cloud.resources["vision-head-task-role"].inputs
     assert (role["permissionsBoundary"], role["tags"]["team"]) == (boundary, "vision")
     assert cloud.resources["vision-head-task-role-policy-0"].inputs["policyArn"] == policy
+    assert cloud.resources["vision-head-instance-role-policy-0"].inputs["policyArn"] == policy
     policies = cloud.resources["vision-head-task-role-policy"].inputs["policy"]
     assert all(text in policies for text in (key, "arn:aws:s3:::company-runs/*", "arn:aws:s3:::company-data/images/*"))
     assert cloud.resources["vision-auth-parameter"].inputs["keyId"] == key
@@ -323,7 +325,7 @@ def test_what_aws_is_asked_while_planning_is_plain(schema: dict[str, Any]) -> No
 
     assert {name for name, argument in inputs.items() if not is_plain(argument)} == {
         *("vpcId", "subnetIds", "imageUri", "registrySecretArn", "bucketName", "dataBuckets", "tags"),
-        *("permissionsBoundary", "taskPolicyArns", "kmsKeyArn", "environment"),
+        *("permissionsBoundary", "taskPolicyArns", "instancePolicyArns", "kmsKeyArn", "environment"),
     }, "an Input is known too late to be asked about"
     assert inputs["workers"]["$ref"] == inputs["cpuWorkers"]["$ref"] == "#/types/ray-on-ecs:index:NodeGroupArgs"
     group = schema["types"]["ray-on-ecs:index:NodeGroupArgs"]
