@@ -115,6 +115,9 @@ class TaskDefaults:
             container=container,
             size=size,
             task_trust=policies.assumed_by_tasks(partition=place.partition, region=place.region, account=place.account),
+            execution_trust=policies.assumed_by(
+                "ecs-tasks.amazonaws.com", StringEquals={"aws:SourceAccount": place.account}
+            ),
             execution_policy=self._execution_policy(),
             task_policy=task_policy,
             rules=self.rules,

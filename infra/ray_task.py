@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra.definitions import policies
 from infra.definitions.containers import TASK_VOLUMES
 from infra.definitions.policies import Policy
 from infra.definitions.sizing import TaskSize
@@ -29,6 +28,7 @@ class RayTaskArgs:
     container: pulumi.Input[str]
     size: TaskSize
     task_trust: Policy
+    execution_trust: Policy
     execution_policy: pulumi.Input[str]
     task_policy: pulumi.Input[str]
     rules: AccountRules
@@ -46,7 +46,7 @@ class RayTask(pulumi.ComponentResource):
     def __init__(self, name: str, args: RayTaskArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:RayTask", name, None, opts)
         execution_role, execution_policy = self._role(
-            f"{name}-execution", policies.assumed_by("ecs-tasks.amazonaws.com"), args.execution_policy, args.rules
+            f"{name}-execution", args.execution_trust, args.execution_policy, args.rules
         )
         task_role, task_policy = self._role(f"{name}-role", args.task_trust, args.task_policy, args.rules)
         definition = aws.ecs.TaskDefinition(

@@ -254,9 +254,12 @@ def test_a_preview_with_unknown_outputs_evaluates(cloud: Cloud) -> None:
     assert "vision-ray-head-service" in cloud.resources
 
 
-def test_programs_get_at_roles_and_group_and_task_definitions(cloud: Cloud) -> None:
+def test_programs_get_at_network_and_roles_and_task_definitions(cloud: Cloud) -> None:
     cpu_workers: NodeGroupArgs = {"instance_types": ["c6i.large"], "initial_count": 1, "max_count": None}
     cluster = cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE, "cpu_workers": cpu_workers}))
+    assert cloud.value(cluster.vpc_id) == "vpc-1"
+    zones = cloud.resources["vision-network-vpc"].inputs["availabilityZoneNames"]
+    assert cloud.value(cluster.subnet_ids) == [f"subnet-private-{zone}" for zone in zones]
     assert cloud.value(cluster.security_group_id) == "vision-network-tasks-group-id"
     kinds = {"head": "head", "workers": "worker", "cpu-workers": "cpu-worker"}
     arn = f"arn:aws:service:{REGION}:{ACCOUNT}:vision-"
@@ -337,6 +340,7 @@ def test_what_aws_is_asked_while_planning_is_plain(schema: dict[str, Any]) -> No
 def test_its_outputs_are_the_stacks(schema: dict[str, Any]) -> None:
     outputs = schema["resources"]["ray-on-ecs:index:RayCluster"]["properties"]
     assert {"bucket", "headInstanceId", "trainCommand", "estimatedHourlyUsd", "connection"} <= outputs.keys()
+    assert outputs["subnetIds"]["items"]["type"] == "string"
     assert outputs["taskRoleArns"]["additionalProperties"]["type"] == "string"
     assert outputs["connection"]["additionalProperties"]["$ref"] == "pulumi.json#/Any"
     assert all(each.get("description") for each in outputs.values())
