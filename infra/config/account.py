@@ -102,10 +102,10 @@ def _companys(settings: Settings) -> Iterator[Question]:
             ask=lambda opts: aws.iam.get_policy(arn=boundary, opts=opts),
         )
     given = {"taskPolicyArns": settings.task_policy_arns, "instancePolicyArns": settings.instance_policy_arns}
-    for policies_key, arns in given.items():
+    for name, arns in given.items():
         for arn in filter(None, map(known, arns)):
             yield Question(
-                key=policies_key,
+                key=name,
                 value=arn,
                 action="iam:GetPolicy",
                 ask=lambda opts, arn=arn: aws.iam.get_policy(arn=arn, opts=opts),
