@@ -14,7 +14,7 @@ import pulumi_aws as aws
 from infra.definitions import policies
 from infra.definitions.user_data import ROOT_DEVICE, user_data
 from infra.references import AccountRules, Location, NetworkRef, NodeSpec, ResourceRef
-from infra.roles import make_role
+from infra.roles import attach_policies, make_role
 from infra.tags import REGION_TAG, tags
 
 # What an instance takes to join the cluster, without its tasks' image.
@@ -62,13 +62,13 @@ class Capacity(pulumi.ComponentResource):
         super().__init__("ray-on-ecs:infra:Capacity", name, None, opts)
         self._name = name
         self._cluster_arn = args.cluster.arn
-        self._role, sessions = self._instance_role(name, args)
+        self._role, role_policies = self._instance_role(name, args)
         template = self._launch_template(name, args)
         placement_groups = self._placement_groups(name, args)
         self.placement_groups = {zone: group.name for zone, group in placement_groups.items()}
         # A job may have moved the group's instances into the placement group of any zone: EC2 refuses to delete one
         # that is in use, so all of them go after the group.
-        needed = [sessions, *self._key_grant(name, args), *placement_groups.values()]
+        needed = [*role_policies, *self._key_grant(name, args), *placement_groups.values()]
         self._group = self._auto_scaling_group(name, args, template, needed)
         self.group = ResourceRef(name=self._group.name, arn=self._group.arn)
         self.provider_name = self._capacity_provider(name, args).name
@@ -103,11 +103,12 @@ class Capacity(pulumi.ComponentResource):
         )
         return found.ids.apply(_first)
 
-    def _instance_role(self, name: str, args: CapacityArgs) -> tuple[aws.iam.Role, pulumi.Resource]:
+    def _instance_role(self, name: str, args: CapacityArgs) -> tuple[aws.iam.Role, list[pulumi.Resource]]:
         location = args.location
         trust = policies.assumed_by("ec2.amazonaws.com")
         # Roles are the same in every region: by this tag `pulumi up` in another one finds that the stack is up here.
-        role = make_role(f"{name}-instance-role", trust, args.rules, self, {REGION_TAG: location.region})
+        role_name = f"{name}-instance-role"
+        role = make_role(role_name, trust, args.rules, self, {REGION_TAG: location.region})
         sessions = aws.iam.RolePolicy(
             f"{name}-instance-ssm",
             role=role.name,
@@ -116,7 +117,7 @@ class Capacity(pulumi.ComponentResource):
             ),
             opts=pulumi.ResourceOptions(parent=self),
         )
-        return role, sessions
+        return role, [sessions, *attach_policies(role_name, role, args.rules.instance_policy_arns, self)]
 
     def _key_grant(self, name: str, args: CapacityArgs) -> list[pulumi.Resource]:
         """What lets Amazon EC2 Auto Scaling encrypt disks with a key of one's own; AWS's key needs no such thing."""
@@ -159,7 +160,8 @@ class Capacity(pulumi.ComponentResource):
                 http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
             ),
             block_device_mappings=[_root_volume(args.root_volume_gib, args.rules.kms_key_arn)],
-            # What is launched and paid for carries the tags; the template itself is a part of its group.
+            tags=tags(f"{name}-template"),
+            # The template's own tags go to none of what it launches.
             tag_specifications=[
                 aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags(f"{name}-{kind}"))
                 for kind in ("instance", "volume", "network-interface")

@@ -52,6 +52,7 @@ class NetworkArgs:
     nat_gateway: bool = True
     spot: bool = False
     reads_secrets: bool = False
+    instance_policies: bool = False
 
 
 class Network(pulumi.ComponentResource):
@@ -82,9 +83,10 @@ class Network(pulumi.ComponentResource):
         for service, port in (("dashboard", DASHBOARD_PORT), ("notebook", NOTEBOOK_PORT)):
             self._admit(f"{name}-tasks-{service}", tasks, instances, port)
         if not args.nat_gateway:
-            # A run on spot instances asks EC2 for their prices, and jobs may read secrets of Secrets Manager.
-            more = {"ec2": args.spot, "secretsmanager": args.reads_secrets}
-            services = (*INTERFACE_ENDPOINTS, *(service for service, is_used in more.items() if is_used))
+            # A run on spot instances asks EC2 for their prices, jobs may read secrets of Secrets Manager, and policies
+            # of instances are for Session Manager's key.
+            more = {"ec2": args.spot, "secretsmanager": args.reads_secrets, "kms": args.instance_policies}
+            services = (*INTERFACE_ENDPOINTS, *(service for service, is_called in more.items() if is_called))
             self._endpoints(name, services, args.location, subnets, self._endpoints_group(name, tasks, instances))
         self.ref = NetworkRef(subnets=subnets, tasks_group_id=tasks.id, instances_group_id=instances.id, network=self)
         self.register_outputs({"vpc_id": self.vpc_id, "subnet_id": subnets[args.location.zone]})

@@ -56,6 +56,10 @@ class RayCluster(pulumi.ComponentResource):
     """Cost of all instances an hour, in USD on demand; none where AWS would not say."""
     default_gpus: pulumi.Output[int]
     """Number of GPUs that a job requests by default."""
+    vpc_id: pulumi.Output[str]
+    """ID of the VPC."""
+    subnet_ids: pulumi.Output[list[str]]
+    """IDs of the private subnets, one in each zone."""
     security_group_id: pulumi.Output[str]
     """ID of the security group of the tasks, which other resources of a program can admit."""
     task_role_arns: pulumi.Output[dict[str, str]]
@@ -131,6 +135,8 @@ class RayCluster(pulumi.ComponentResource):
         self.metrics_dashboard = monitoring.dashboard_name
         self.estimated_hourly_usd = pulumi.Output.from_input(plan.hourly_usd)
         self.default_gpus = pulumi.Output.from_input(plan.gpus)
+        self.vpc_id = network.vpc_id
+        self.subnet_ids = pulumi.Output.all(*network.ref.subnets.values())
         self.security_group_id = network.ref.tasks_group_id
         self.task_role_arns = pulumi.Output.all(**{kind: task.role_arn for kind, task in tasks.items()})
         self.task_definition_arns = pulumi.Output.all(**{kind: task.definition_arn for kind, task in tasks.items()})
@@ -175,6 +181,7 @@ class RayCluster(pulumi.ComponentResource):
             nat_gateway=settings.nat_gateway,
             spot=settings.spot,
             reads_secrets=bool(settings.job_secrets),
+            instance_policies=bool(settings.instance_policy_arns),
         )
         return Network(f"{self._prefix}-network", args, self._opts)
 

@@ -119,6 +119,8 @@ class TaskDefaults:
             container=container,
             size=size,
             task_trust=policies.assumed_by_tasks(partition=place.partition, region=place.region, account=place.account),
+            # Without a condition: AWS documents aws:SourceAccount for task roles alone.
+            execution_trust=policies.assumed_by("ecs-tasks.amazonaws.com"),
             execution_policy=self._execution_policy(),
             task_policy=task_policy,
             rules=self.rules,

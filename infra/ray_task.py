@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
-from infra.definitions import policies
 from infra.definitions.containers import TASK_VOLUMES
 from infra.definitions.policies import Policy
 from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import INSTANCE_DIR
 from infra.references import AccountRules
-from infra.roles import make_role
+from infra.roles import attach_policies, make_role
 from infra.tags import tags
 
 
@@ -30,6 +28,7 @@ class RayTaskArgs:
     container: pulumi.Input[str]
     size: TaskSize
     task_trust: Policy
+    execution_trust: Policy
     execution_policy: pulumi.Input[str]
     task_policy: pulumi.Input[str]
     rules: AccountRules
@@ -47,7 +46,7 @@ class RayTask(pulumi.ComponentResource):
     def __init__(self, name: str, args: RayTaskArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:RayTask", name, None, opts)
         execution_role, execution_policy = self._role(
-            f"{name}-execution", policies.assumed_by("ecs-tasks.amazonaws.com"), args.execution_policy, args.rules
+            f"{name}-execution", args.execution_trust, args.execution_policy, args.rules
         )
         task_role, task_policy = self._role(f"{name}-role", args.task_trust, args.task_policy, args.rules)
         definition = aws.ecs.TaskDefinition(
@@ -70,17 +69,9 @@ class RayTask(pulumi.ComponentResource):
         )
         self.definition_arn = definition.arn
         self.role_arn = task_role.arn
-        attached = [
-            self._attach(f"{name}-role-{_policy_label(arn, index)}", task_role, arn)
-            for index, arn in enumerate(args.rules.task_policy_arns)
-        ]
+        attached = attach_policies(f"{name}-role", task_role, args.rules.task_policy_arns, self)
         self.role_policies = [execution_policy, task_policy, *attached]
         self.register_outputs({"definition_arn": self.definition_arn, "role_arn": self.role_arn})
-
-    def _attach(self, name: str, role: aws.iam.Role, policy_arn: pulumi.Input[str]) -> pulumi.Resource:
-        return aws.iam.RolePolicyAttachment(
-            name, role=role.name, policy_arn=policy_arn, opts=pulumi.ResourceOptions(parent=self)
-        )
 
     def _role(
         self, name: str, trust: Policy, policy: pulumi.Input[str], rules: AccountRules
@@ -90,13 +81,6 @@ class RayTask(pulumi.ComponentResource):
             f"{name}-policy", role=role.name, policy=policy, opts=pulumi.ResourceOptions(parent=self)
         )
         return role, inline
-
-
-def _policy_label(policy_arn: pulumi.Input[str], index: int) -> str:
-    """The policy's name, and a hash since two may differ in their path alone; for an Output its place in the list."""
-    if not isinstance(policy_arn, str):
-        return f"policy-{index}"
-    return f"{policy_arn.rpartition('/')[2]}-{hashlib.sha256(policy_arn.encode()).hexdigest()[:8]}"
 
 
 def _volumes(args: RayTaskArgs) -> list[aws.ecs.TaskDefinitionVolumeArgs]:

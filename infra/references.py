@@ -112,12 +112,14 @@ class AccountRules:
         role_path: The IAM path of every role.
         kms_key_arn: The key that everything stored is encrypted with, or nothing for AWS's own keys.
         task_policy_arns: ARNs of policies that the role of every task has, too.
+        instance_policy_arns: The same for the role of every instance.
     """
 
     permissions_boundary: pulumi.Input[str] = ""
     role_path: str = "/"
     kms_key_arn: pulumi.Input[str] = ""
     task_policy_arns: Sequence[pulumi.Input[str]] = ()
+    instance_policy_arns: Sequence[pulumi.Input[str]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pulumi
 import pulumi_aws as aws
@@ -31,3 +32,25 @@ def make_role(
         tags={**tags(name), **(more_tags or {})},
         opts=pulumi.ResourceOptions(parent=parent),
     )
+
+
+def attach_policies(
+    name: str, role: aws.iam.Role, policy_arns: Sequence[pulumi.Input[str]], parent: pulumi.Resource
+) -> list[pulumi.Resource]:
+    """Attach policies that the account has to a role."""
+    return [
+        aws.iam.RolePolicyAttachment(
+            f"{name}-{_policy_label(arn, index)}",
+            role=role.name,
+            policy_arn=arn,
+            opts=pulumi.ResourceOptions(parent=parent),
+        )
+        for index, arn in enumerate(policy_arns)
+    ]
+
+
+def _policy_label(policy_arn: pulumi.Input[str], index: int) -> str:
+    """The policy's name, and a hash since two may differ in their path alone; for an Output its place in the list."""
+    if not isinstance(policy_arn, str):
+        return f"policy-{index}"
+    return f"{policy_arn.rpartition('/')[2]}-{hashlib.sha256(policy_arn.encode()).hexdigest()[:8]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,24 @@ from typing import Any
 import pytest
 
 from tests.infra.fake_aws import ACCOUNT, CLUSTER, REGION, Cloud
-from tests.test_program import EVERYTHING, KEY, NETWORK, READY_IMAGE, deploy
+from tests.test_program import EVERYTHING, KEY, NETWORK, READY_IMAGE, deploy, takes_tags
 
 ROOT = Path(__file__).parents[1]
 # A managed policy takes so few characters, without spaces, that there are two.
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
 MOST_CHARACTERS = 6144
+PLACEHOLDERS = {"REGION": "ap-southeast-2", "ACCOUNT": ACCOUNT, "KEY_ID": 36 * "0", "SECRET_NAME": 64 * "s"}
 FILES = ("deployer", "deployer-instances")
 POLICIES = [json.loads((ROOT / "docs" / "policies" / f"{name}.json").read_text()) for name in FILES]
+# Actions that tag and untag: the AWS provider puts its default tags on whatever takes tags.
+TAGGING = {
+    "AddTagsToResource": "RemoveTagsFromResource",
+    "CreateOrUpdateTags": "DeleteTags",
+    "CreateTags": "DeleteTags",
+    "TagInstanceProfile": "UntagInstanceProfile",
+    "TagResource": "UntagResource",
+    "TagRole": "UntagRole",
+}
 TAGGED = "ListTagsForResource TagResource UntagResource"
 EC2_TAGGED = "CreateTags DeleteTags"
 # What the AWS provider calls to create, read, update and delete each type, by service, as recorded on an emulated AWS,
@@ -29,7 +40,7 @@ ACTIONS: dict[str, dict[str, str]] = {
     },
     "aws:appautoscaling/target:Target": {
         "application-autoscaling": (
-            "DeregisterScalableTarget DescribeScalableTargets ListTagsForResource RegisterScalableTarget"
+            f"DeregisterScalableTarget DescribeScalableTargets RegisterScalableTarget {TAGGED}"
         ),
     },
     "aws:autoscaling/group:Group": {
@@ -42,7 +53,7 @@ ACTIONS: dict[str, dict[str, str]] = {
         "ec2": "CreateTags RunInstances",
         "iam": "CreateServiceLinkedRole PassRole",
     },
-    "aws:budgets/budget:Budget": {"budgets": "ListTagsForResource ModifyBudget ViewBudget"},
+    "aws:budgets/budget:Budget": {"budgets": f"ModifyBudget ViewBudget {TAGGED}"},
     "aws:cloudwatch/dashboard:Dashboard": {"cloudwatch": "DeleteDashboards GetDashboard PutDashboard"},
     "aws:cloudwatch/logGroup:LogGroup": {
         "logs": (
@@ -59,7 +70,7 @@ ACTIONS: dict[str, dict[str, str]] = {
     "aws:ec2/launchTemplate:LaunchTemplate": {
         "ec2": (
             "CreateLaunchTemplate CreateLaunchTemplateVersion DeleteLaunchTemplate DescribeLaunchTemplateVersions "
-            "DescribeLaunchTemplates ModifyLaunchTemplate"
+            f"DescribeLaunchTemplates ModifyLaunchTemplate {EC2_TAGGED}"
         ),
     },
     "aws:ec2/placementGroup:PlacementGroup": {
@@ -133,7 +144,7 @@ ACTIONS: dict[str, dict[str, str]] = {
             "GetBucketCORS GetBucketLogging GetBucketObjectLockConfiguration GetBucketPolicy "
             "GetBucketRequestPayment GetBucketTagging GetBucketVersioning GetBucketWebsite "
             "GetEncryptionConfiguration GetLifecycleConfiguration GetReplicationConfiguration ListBucket "
-            "ListBucketVersions PutBucketTagging"
+            f"ListBucketVersions PutBucketTagging {TAGGED}"
         ),
     },
     "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration": {
@@ -151,7 +162,7 @@ ACTIONS: dict[str, dict[str, str]] = {
     },
     "aws:s3/bucketVersioning:BucketVersioning": {"s3": "GetBucketVersioning PutBucketVersioning"},
     "aws:servicediscovery/privateDnsNamespace:PrivateDnsNamespace": {
-        "ec2": "DescribeVpcs",
+        "ec2": "DescribeRegions DescribeVpcs",
         "route53": "AssociateVPCWithHostedZone CreateHostedZone DeleteHostedZone GetHostedZone ListHostedZonesByName",
         "servicediscovery": (
             f"CreatePrivateDnsNamespace DeleteNamespace GetNamespace GetOperation UpdatePrivateDnsNamespace {TAGGED}"
@@ -268,6 +279,7 @@ STACKS: list[tuple[dict[str, str], dict[str, Any]]] = [
             "imageUri": READY_IMAGE,
             "registrySecretArn": f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:registry-a1b2c3",
             "taskPolicyArns": "arn:aws:iam::aws:policy/ReadOnlyAccess",
+            "instancePolicyArns": "arn:aws:iam::aws:policy/ReadOnlyAccess",
             "kmsKeyArn": KEY,
         },
         {},
@@ -310,6 +322,12 @@ def test_the_table_has_what_the_program_makes_and_asks(clouds: list[Cloud]) -> N
     assert asked | {"prices"} | once_up == QUESTIONS.keys()
 
 
+@pytest.mark.parametrize("kind", [each for each in ACTIONS if each.startswith("aws:") and takes_tags(each)])
+def test_what_takes_tags_may_be_tagged(kind: str) -> None:
+    names = {name for each in ACTIONS[kind].values() for name in each.split()}
+    assert any({tag, untag} <= names for tag, untag in TAGGING.items()), "`aws:defaultTags` would fail"
+
+
 def test_a_deployers_policies_allow_what_the_program_needs() -> None:
     assert {action for action, _ in allowed()} == actions(ACTIONS) | actions(QUESTIONS)
 
@@ -317,7 +335,16 @@ def test_a_deployers_policies_allow_what_the_program_needs() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_each_fits_a_managed_policy(policy: dict[str, Any]) -> None:
     text = json.dumps(policy, separators=(",", ":"))
-    assert len(text.replace("REGION", "ap-southeast-2").replace("ACCOUNT", ACCOUNT)) <= MOST_CHARACTERS
+    for word, value in PLACEHOLDERS.items():
+        text = text.replace(word, value)
+    assert len(text) <= MOST_CHARACTERS
+
+
+def test_keys_and_secrets_are_named() -> None:
+    """A deployer who could decrypt with each key, or read of each secret, would reach other teams' data."""
+    for action, statement in allowed():
+        if action.startswith(("kms:", "secretsmanager:")):
+            assert re.search("KEY_ID$|SECRET_NAME-\\*$", statement["Resource"]), f"{action} reaches everything"
 
 
 # Services of which everything in the stack has a name, and what changes something there without it.

@@ -271,7 +271,6 @@ def test_everything_that_takes_tags_has_them(everything: Cloud) -> None:
         if made.type == "aws:ec2/launchTemplate:LaunchTemplate":
             for launched in made.inputs["tagSpecifications"]:
                 assert wanted.items() <= launched["tags"].items(), "a company's rules refuse the launch"
-            continue
         tags = made.inputs.get("tags")
         assert tags, f"{name} carries no tags, and cost reports miss it"
         if isinstance(tags, list):
@@ -447,6 +446,19 @@ def test_policies_that_are_given_go_to_the_tasks_alone(monkeypatch: pytest.Monke
     assert any(each.startswith("worker-task-role-read-features-") for each in needed), "the first run would fail"
 
 
+def test_policies_of_instances_are_there_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = f"arn:aws:iam::{ACCOUNT}:policy/session-key"
+    cloud = deploy(monkeypatch, {"instancePolicyArns": given, "natGateway": "false"})
+    attached = cloud.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
+    assert {each.inputs["role"] for each in attached} == {
+        "ray-on-ecs-head-instance-role",
+        "ray-on-ecs-workers-instance-role",
+    }, "the tasks' roles are the jobs'"
+    assert {each.inputs["policyArn"] for each in attached} == {given}
+    assert any(each.startswith("head-instance-role-session-key-") for each in cloud.needs("head-group"))
+    assert "network-kms" in cloud.resources, "the agents would find no way to the key"
+
+
 def test_the_agents_of_instances_reach_one_cluster(everything: Cloud) -> None:
     for kind in ("head", "workers", "cpu-workers"):
         made = everything.resources[f"{kind}-instance-ecs"]
@@ -471,6 +483,8 @@ def test_each_role_is_for_one_service(everything: Cloud) -> None:
                 "ArnLike": {"aws:SourceArn": f"arn:aws:ecs:{REGION}:{ACCOUNT}:*"},
                 "StringEquals": {"aws:SourceAccount": ACCOUNT},
             }, "ECS would act for tasks of another account"
+        elif role.name.endswith("-execution"):
+            assert condition == {"StringEquals": {"aws:SourceAccount": ACCOUNT}}
 
 
 def templates(cloud: Cloud) -> list[Registered]:

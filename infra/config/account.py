@@ -102,14 +102,16 @@ def _companys(settings: Settings) -> Iterator[Question]:
             action="iam:GetPolicy",
             ask=lambda opts: aws.iam.get_policy(arn=boundary, opts=opts),
         )
-    for arn in filter(None, map(known, settings.task_policy_arns)):
-        yield Question(
-            key="taskPolicyArns",
-            value=arn,
-            action="iam:GetPolicy",
-            ask=lambda opts, arn=arn: aws.iam.get_policy(arn=arn, opts=opts),
-            hint="give policies of this account, or of AWS",
-        )
+    given = {"taskPolicyArns": settings.task_policy_arns, "instancePolicyArns": settings.instance_policy_arns}
+    for name, arns in given.items():
+        for arn in filter(None, map(known, arns)):
+            yield Question(
+                key=name,
+                value=arn,
+                action="iam:GetPolicy",
+                ask=lambda opts, arn=arn: aws.iam.get_policy(arn=arn, opts=opts),
+                hint="give policies of this account, or of AWS",
+            )
     if secret:
         yield Question(
             key="registrySecretArn",

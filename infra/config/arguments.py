@@ -6,7 +6,8 @@ docstrings: this module can't postpone annotations.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypedDict, cast, get_args
+from types import UnionType
+from typing import Any, TypedDict, Union, cast, get_args, get_origin
 
 import pulumi
 
@@ -116,12 +117,27 @@ class RayClusterArgs(TypedDict, total=False):
     """ARN of the policy that bounds every role."""
     task_policy_arns: list[pulumi.Input[str]]
     """ARNs of IAM policies that every task has, too, such as arn:aws:iam::123456789012:policy/read-features."""
+    instance_policy_arns: list[pulumi.Input[str]]
+    """ARNs of IAM policies that every instance has, too, such as those of Session Manager's encryption and logs."""
     role_path: str
     """IAM path of every role, such as /teams/ml/."""
     kms_key_arn: pulumi.Input[str]
     """ARN of your KMS key for bucket, disks, logs, token and repository; by default AWS's keys."""
     environment: dict[str, pulumi.Input[str]]
     """Environment variables of all containers, and so of all jobs; a change restarts every node."""
+
+
+# For each type of an annotation: the values that it takes, and problem and hint for others.
+VALUES: dict[type, tuple[tuple[type, ...], str, str]] = {
+    str: ((str,), "is not a string", "give one in quotes"),
+    bool: ((bool,), "is neither True nor False", "give one of the two"),
+    # Pulumi hands over the integers of other languages as floats.
+    int: ((int, float), "is not a whole number", "give one, such as 2"),
+    float: ((int, float), "is not a number", "give one, such as 5.5"),
+    list: ((list, tuple), "is not a list", "give one, also for a single value"),
+    dict: ((Mapping,), "is not a dictionary", 'give one, such as {"name": "value"}'),
+    NodeGroupArgs: ((Mapping,), "is not a dictionary", 'give one, such as {"initial_count": 2}'),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +182,12 @@ def of_settings(settings: Settings) -> RayClusterArgs:
 
 
 def _take(prefix: str, args: Mapping[str, Any], shape: type) -> dict[str, Any]:
-    """Arguments of a class without those that are None; RunError for one that is unknown, or can't be an Output."""
+    """Arguments of a class without those that are None.
+
+    Raises:
+        RunError: One is unknown, or can't be an Output.
+        SettingError: One has another type than its annotation.
+    """
     types = shape.__annotations__
     if unknown := args.keys() - types.keys():
         names = ", ".join(prefix + name for name in sorted(unknown))
@@ -178,7 +199,30 @@ def _take(prefix: str, args: Mapping[str, Any], shape: type) -> dict[str, Any]:
             raise pulumi.RunError(f"{prefix}{name}: is an Output, and has to be known while Pulumi plans; {hint}")
         if _holds_output(value) and not takes_elements:
             raise pulumi.RunError(f"{prefix}{name}: holds an Output, and has to be known while Pulumi plans")
+        if value is not None:
+            _check_type(f"{prefix}{name}", value, types[name])
     return {name: _converted(value) for name, value in args.items() if value is not None}
+
+
+def _check_type(name: str, value: Any, annotation: Any) -> None:
+    """Refuse a value of another type than the annotation's, or an element of it, with a SettingError."""
+    if get_origin(annotation) in (Union, UnionType):  # an Input[str], or what may be None
+        if isinstance(value, pulumi.Output):
+            return
+        annotation = get_args(annotation)[0]
+    kind = get_origin(annotation) or annotation
+    taken, problem, hint = VALUES[kind]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not isinstance(value, taken) or (kind in (int, float) and not is_number) or (kind is int and value % 1):
+        raise SettingError(name, value, problem, hint)
+    match get_args(annotation):
+        case [of_elements]:
+            for index, element in enumerate(value):
+                _check_type(f"{name}[{index}]", element, of_elements)
+        case [of_names, of_values]:
+            for key, element in value.items():
+                _check_type(name, key, of_names)
+                _check_type(f"{name}.{key}", element, of_values)
 
 
 def _holds_output(value: Any) -> bool:

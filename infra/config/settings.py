@@ -81,7 +81,8 @@ class Settings:
     monthly_budget_usd: Annotated[int, validation.monthly_budget_usd] = 500
     tags: Annotated[Mapping[str, pulumi.Input[str]], validation.tags] = field(default_factory=dict)
     permissions_boundary: Annotated[pulumi.Input[str], validation.permissions_boundary] = ""
-    task_policy_arns: Annotated[tuple[pulumi.Input[str], ...], validation.task_policy_arns] = ()
+    task_policy_arns: Annotated[tuple[pulumi.Input[str], ...], validation.policy_arns] = ()
+    instance_policy_arns: Annotated[tuple[pulumi.Input[str], ...], validation.policy_arns] = ()
     role_path: Annotated[str, validation.role_path] = "/"
     kms_key_arn: Annotated[pulumi.Input[str], validation.kms_key_arn] = ""
 
@@ -113,12 +114,13 @@ class Settings:
 
     @property
     def rules(self) -> AccountRules:
-        """The account's rules: permissionsBoundary, rolePath, kmsKeyArn and taskPolicyArns."""
+        """The account's rules: permissionsBoundary, rolePath, kmsKeyArn, and the policies of tasks and instances."""
         return AccountRules(
             permissions_boundary=self.permissions_boundary,
             role_path=self.role_path,
             kms_key_arn=self.kms_key_arn,
             task_policy_arns=self.task_policy_arns,
+            instance_policy_arns=self.instance_policy_arns,
         )
 
     @property

@@ -253,7 +253,7 @@ def tags(key: str, values: Mapping[str, str]) -> None:
             raise SettingError(key, f"{name}={value}", "begins with aws:, which AWS keeps to itself", hint)
 
 
-def task_policy_arns(key: str, values: tuple[str, ...]) -> None:
+def policy_arns(key: str, values: tuple[str, ...]) -> None:
     """ARNs of policies, as many as a role takes by default."""
     for value in values:
         if not re.fullmatch(POLICY_ARN, value):

@@ -25,6 +25,7 @@ ECR = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/ray"
 ROWS: list[tuple[str, Any, dict[str, Any], str]] = [
     ("permissions_boundary", f"arn:aws:iam::{ACCOUNT}:policy/boundary", {}, "getPolicy"),
     ("task_policy_arns", (f"arn:aws:iam::{ACCOUNT}:policy/read-features",), {}, "getPolicy"),
+    ("instance_policy_arns", (f"arn:aws:iam::{ACCOUNT}:policy/session-key",), {}, "getPolicy"),
     ("registry_secret_arn", SECRET, REGISTRY, "getSecret"),
     ("job_secrets", (f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:hf-abcdef",), {}, "getSecret"),
     ("kms_key_arn", KEY, {}, "getKey"),

@@ -107,6 +107,22 @@ def with_subnets(subnets: Any) -> Any:
             lambda: {**given_network(["us-west-2a", "us-west-2b"]), "nat_gateway": False},
             "nat_gateway: False is of a VPC",
         ),
+        (lambda: {"workers": 2}, "workers: 2 is not a dictionary; give one, such as"),
+        (lambda: {"workers": {"initial_count": "2"}}, "workers.initial_count: '2' is not a whole number; give one"),
+        (lambda: {"workers": {"initial_count": 1.5}}, "workers.initial_count: 1.5 is not a whole number; give one"),
+        (lambda: {"workers": {"instance_types": "g5.xlarge"}}, "workers.instance_types: 'g5.xlarge' is not a list; "),
+        (lambda: {"root_volume_gib": "100"}, "root_volume_gib: '100' is not a whole number; give one"),
+        (lambda: {"root_volume_gib": True}, "root_volume_gib: True is not a whole number; give one"),
+        (lambda: {"max_hourly_usd": "5"}, "max_hourly_usd: '5' is not a number; give one, such as 5.5"),
+        (lambda: {"head_instance_type": 5}, "head_instance_type: 5 is not a string; give one in quotes"),
+        (lambda: {"kms_key_arn": 5}, "kms_key_arn: 5 is not a string; give one in quotes"),
+        (lambda: {"spot": "yes"}, "spot: 'yes' is neither True nor False; give one of the two"),
+        (lambda: {"spot": 1}, "spot: 1 is neither True nor False; give one of the two"),
+        (lambda: {"environment": ["A=1"]}, "environment: ['A=1'] is not a dictionary; give one"),
+        (lambda: {"environment": {"A": 1}}, "environment.A: 1 is not a string; give one in quotes"),
+        (lambda: {"environment": {1: "A"}}, "environment: 1 is not a string; give one in quotes"),
+        (lambda: {"tags": ["a=b"]}, "tags: ['a=b'] is not a dictionary; give one"),
+        (lambda: {"data_buckets": [later("one"), None]}, "data_buckets[1]: None is not a string; give one in quotes"),
         (lambda: {"workers": {"initial_count": -1}}, "workerCount: -1 is below 0"),
         (lambda: {"workers": {"max_count": 0}}, "maxWorkers: 0 is below workerCount, which is 2; give 2 or more"),
     ],
@@ -208,6 +224,7 @@ def test_outputs_are_taken_as_they_become_known(cloud: Cloud) -> None:
         "tags": {"team": later("vision")},
         "permissions_boundary": later(boundary),
         "task_policy_arns": [later(policy)],
+        "instance_policy_arns": [later(policy)],
         "kms_key_arn": later(key),
         "environment": {"HF_HOME": later("/tmp/hf")},
     }
@@ -219,6 +236,7 @@ def test_outputs_are_taken_as_they_become_known(cloud: Cloud) -> None:
     role = cloud.resources["vision-head-task-role"].inputs
     assert (role["permissionsBoundary"], role["tags"]["team"]) == (boundary, "vision")
     assert cloud.resources["vision-head-task-role-policy-0"].inputs["policyArn"] == policy
+    assert cloud.resources["vision-head-instance-role-policy-0"].inputs["policyArn"] == policy
     policies = cloud.resources["vision-head-task-role-policy"].inputs["policy"]
     named = (key, "arn:aws:s3:::company-runs/*", "arn:aws:s3:::company-data/images/*", f"{secret}-of-jobs")
     assert all(text in policies for text in named)
@@ -238,9 +256,12 @@ def test_a_preview_with_unknown_outputs_evaluates(cloud: Cloud) -> None:
     assert "vision-ray-head-service" in cloud.resources
 
 
-def test_programs_get_at_roles_and_group_and_task_definitions(cloud: Cloud) -> None:
+def test_programs_get_at_network_and_roles_and_task_definitions(cloud: Cloud) -> None:
     cpu_workers: NodeGroupArgs = {"instance_types": ["c6i.large"], "initial_count": 1, "max_count": None}
     cluster = cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE, "cpu_workers": cpu_workers}))
+    assert cloud.value(cluster.vpc_id) == "vpc-1"
+    zones = cloud.resources["vision-network-vpc"].inputs["availabilityZoneNames"]
+    assert cloud.value(cluster.subnet_ids) == [f"subnet-private-{zone}" for zone in zones]
     assert cloud.value(cluster.security_group_id) == "vision-network-tasks-group-id"
     kinds = {"head": "head", "workers": "worker", "cpu-workers": "cpu-worker"}
     arn = f"arn:aws:service:{REGION}:{ACCOUNT}:vision-"
@@ -308,9 +329,8 @@ def test_what_aws_is_asked_while_planning_is_plain(schema: dict[str, Any]) -> No
         )
 
     assert {name for name, argument in inputs.items() if not is_plain(argument)} == {
-        *("vpcId", "subnetIds", "imageUri", "registrySecretArn", "bucketName", "dataBuckets", "jobSecrets"),
-        "tags",
-        *("permissionsBoundary", "taskPolicyArns", "kmsKeyArn", "environment"),
+        *("vpcId", "subnetIds", "imageUri", "registrySecretArn", "bucketName", "dataBuckets", "jobSecrets", "tags"),
+        *("permissionsBoundary", "taskPolicyArns", "instancePolicyArns", "kmsKeyArn", "environment"),
     }, "an Input is known too late to be asked about"
     assert inputs["workers"]["$ref"] == inputs["cpuWorkers"]["$ref"] == "#/types/ray-on-ecs:index:NodeGroupArgs"
     group = schema["types"]["ray-on-ecs:index:NodeGroupArgs"]
@@ -322,6 +342,7 @@ def test_what_aws_is_asked_while_planning_is_plain(schema: dict[str, Any]) -> No
 def test_its_outputs_are_the_stacks(schema: dict[str, Any]) -> None:
     outputs = schema["resources"]["ray-on-ecs:index:RayCluster"]["properties"]
     assert {"bucket", "headInstanceId", "trainCommand", "estimatedHourlyUsd", "connection"} <= outputs.keys()
+    assert outputs["subnetIds"]["items"]["type"] == "string"
     assert outputs["taskRoleArns"]["additionalProperties"]["type"] == "string"
     assert outputs["connection"]["additionalProperties"]["$ref"] == "pulumi.json#/Any"
     assert all(each.get("description") for each in outputs.values())

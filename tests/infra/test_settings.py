@@ -89,6 +89,7 @@ BAD = [
     ("taskPolicyArns", "read-features", "is not an ARN of an IAM policy"),
     ("taskPolicyArns", f"{POLICY},{POLICY}", f"names {POLICY} twice"),
     ("taskPolicyArns", ",".join(f"{POLICY}-{number}" for number in range(11)), "is more than 10 policies"),
+    ("instancePolicyArns", "session-key", "is not an ARN of an IAM policy"),
     ("rolePath", "teams", "is not an IAM path"),
     ("kmsKeyArn", "alias/company", "is not an ARN of a KMS key"),
     ("monthlyBudgetUsd", "0", "is below 1"),
@@ -183,6 +184,7 @@ GOOD: dict[str, tuple[str, Any]] = {
     "tags": ("Project=vision, stack=42", {"Project": "vision", "stack": "42"}),
     "permissions_boundary": ("arn:aws:iam::123456789012:policy/boundary", "arn:aws:iam::123456789012:policy/boundary"),
     "task_policy_arns": (POLICY, (POLICY,)),
+    "instance_policy_arns": (POLICY, (POLICY,)),
     "role_path": ("/teams/ml/", "/teams/ml/"),
     "kms_key_arn": ("arn:aws:kms:us-west-2:123456789012:key/1a2b", "arn:aws:kms:us-west-2:123456789012:key/1a2b"),
 }
