@@ -5,23 +5,21 @@ Nothing here imports Ray Train or PyTorch: a run may wait for hours, beside othe
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.markup import escape
 
-from ray_on_ecs import secrets
-from ray_on_ecs.config import JOB_VARIABLE, SUBMITTED, RunConfig
-from ray_on_ecs.errors import Interrupted, StorageError, TrainingError, one_line
+from ray_on_ecs.config import SUBMITTED, RunConfig
+from ray_on_ecs.errors import Interrupted, StorageError
 from ray_on_ecs.filesystem import short_reason
-from ray_on_ecs.run import code, queue, results
+from ray_on_ecs.run import code, queue, results, run_secrets
 from ray_on_ecs.run.program_source import driver_reason, with_driver
 from ray_on_ecs.run.stop import Stop, stoppable
-from ray_on_ecs.tracking.lock import HeldError, hold_lock
+from ray_on_ecs.tracking.lock import hold_lock
 from ray_on_ecs.tracking.run_record import RunRecord, job_metadata
 from ray_on_ecs.tracking.storage import RunStorage
 
@@ -53,12 +51,10 @@ def admit(config: RunConfig, console: Console) -> Generator[Admission]:
         UsageError: A setting, the script or a file that it needs can't be used, or the run has finished.
         StorageError, Interrupted: See `hold`.
     """
-    is_job = JOB_VARIABLE in os.environ
-    # Those of a job `ray-on-ecs run` has stored.
-    values = {} if is_job else secrets.take_from_environment(config.secret)
+    values = run_secrets.take(config)
     requested = config if config.code is None else replace(config.without_code(), working_dir=".")
     config, storage = _resolve(config)
-    with _secrets_till_end(config, storage, values, is_job):
+    with run_secrets.till_end(config, storage, values):
         config = _with_code(config, storage)
         admission = Admission(config, storage, RunRecord(storage, requested, config))
         with hold(admission, console):
@@ -81,41 +77,6 @@ def _with_code(config: RunConfig, storage: RunStorage) -> RunConfig:
     storage.check_writable()
     results.check_not_finished(storage)
     return config if config.code is not None else code.store(config, storage, print, links=True)
-
-
-@contextmanager
-def _secrets_till_end(
-    config: RunConfig, storage: RunStorage, values: Mapping[str, str], is_job: bool
-) -> Generator[None]:
-    """Have the run's secrets stored until the block ends.
-
-    They stay if another command has the run, or if a job is interrupted: the head may go on with it.
-
-    Raises:
-        UsageError: One is not there.
-    """
-    if values:
-        secrets.store(storage.uri).put(values)
-    stays = is_job  # unless an end is known to be final
-    try:
-        secrets.read(config.secret, storage.uri)  # as the workers do, which may have to be started first
-        yield
-        stays = False
-    except TrainingError as end:
-        stays = isinstance(end, HeldError) or (is_job and isinstance(end, Interrupted))
-        raise
-    finally:
-        names = secrets.stored_names(config.secret)
-        if names and not stays:
-            _delete_secrets(storage, names)
-
-
-def _delete_secrets(storage: RunStorage, names: Sequence[str]) -> None:
-    """Delete the run's secrets; the run ends as it does if they can't be deleted."""
-    try:
-        secrets.store(storage.uri).delete(names)
-    except (OSError, TrainingError) as cause:
-        print(f"ray-on-ecs: {', '.join(names)} could not be deleted ({one_line(cause)})", flush=True)
 
 
 @contextmanager

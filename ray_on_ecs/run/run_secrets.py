@@ -1,0 +1,61 @@
+"""The secrets of a run from its command to its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+
+from ray_on_ecs import secrets
+from ray_on_ecs.config import JOB_VARIABLE, RunConfig
+from ray_on_ecs.errors import Interrupted, TrainingError, one_line
+from ray_on_ecs.tracking.lock import HeldError
+from ray_on_ecs.tracking.storage import RunStorage
+
+
+def take(config: RunConfig) -> dict[str, str]:
+    """Return the values that are to be stored: of a job, `ray-on-ecs run` has stored them.
+
+    Raises:
+        UsageError: A variable is not set, or its value can't be hidden or stored.
+    """
+    return {} if JOB_VARIABLE in os.environ else secrets.take_from_environment(config.secret)
+
+
+@contextmanager
+def till_end(config: RunConfig, storage: RunStorage, values: Mapping[str, str]) -> Generator[None]:
+    """Have the run's secrets stored until the block ends.
+
+    They stay if another command has the run, or if a job is interrupted: the head may go on with it.
+
+    Args:
+        config: The run's settings.
+        storage: The run's folder.
+        values: Those that are not stored yet, by name.
+
+    Raises:
+        UsageError: One is not there.
+    """
+    if values:
+        secrets.store(storage.uri).put(values)
+    is_job = JOB_VARIABLE in os.environ
+    stays = is_job  # unless an end is known to be final
+    try:
+        secrets.read(config.secret, storage.uri)  # as the workers do, which may have to be started first
+        yield
+        stays = False
+    except TrainingError as end:
+        stays = isinstance(end, HeldError) or (is_job and isinstance(end, Interrupted))
+        raise
+    finally:
+        names = secrets.stored_names(config.secret)
+        if names and not stays:
+            _delete(storage, names)
+
+
+def _delete(storage: RunStorage, names: Sequence[str]) -> None:
+    """Delete secrets; the run ends as it does if they can't be deleted."""
+    try:
+        secrets.store(storage.uri).delete(names)
+    except (OSError, TrainingError) as cause:
+        print(f"ray-on-ecs: {', '.join(names)} could not be deleted ({one_line(cause)})", flush=True)
