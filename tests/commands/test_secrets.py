@@ -179,6 +179,7 @@ def test_a_script_and_pip_have_it_and_nothing_shows_it(
     assert not stored(aws_server)
 
 
+@pytest.mark.fault
 def test_a_failed_mpi_program_hides_it(
     cluster: tuple[Head, dict[str, str]], typed: Start, code: Path, aws_server: str
 ) -> None:
@@ -250,6 +251,7 @@ def test_a_run_that_is_submitted_again_finds_it(
     assert not with_value(tmp_path / "runs", tmp_path / "state")
 
 
+@pytest.mark.fault
 def test_on_a_laptop_it_is_in_a_file_that_ends_with_the_run(
     environment: dict[str, str], code: Path, tmp_path: Path
 ) -> None:
