@@ -92,6 +92,7 @@ def _stored(cluster: Cluster, run: str) -> str:
     Raises:
         UsageError: There is none.
     """
+    from ray_on_ecs.cluster.history import find_run
     from ray_on_ecs.tracking import layout
 
     storage = cluster.storage(run)
@@ -101,9 +102,8 @@ def _stored(cluster: Cluster, run: str) -> str:
     except OSError as cause:
         raise TrainingError(f"the logs of run {run} can't be read ({cause})") from cause
     if not texts:
-        raise UsageError(
-            f"there is no log of a run {run} at {cluster.storage_path}; {cluster.command('runs')} lists the runs"
-        )
+        find_run(cluster, run)
+        raise UsageError(f"run {run} has no log yet; {cluster.command('runs')} shows its state")
     return "".join(texts)
 
 

@@ -183,6 +183,9 @@ def _find_room(config: RunConfig, seconds: float, console: Console) -> WorkerAll
         return allocation
     if not seconds:
         raise ResourceError(_shortage_message(config, nodes, seconds))
+    if not console.is_terminal:  # which has the line below
+        line = f"ray-on-ecs: waiting up to {seconds:.0f} s for more nodes: {_describe_resources(nodes)}"
+        console.print(escape(line), highlight=False, soft_wrap=True)
     with _pending_placement_group(config), console.status("looking for workers") as status:
         capacity = failover_of(console, config.workers[0] if config.workers else 1, config.device != "cpu")
         deadline = time.monotonic() + seconds

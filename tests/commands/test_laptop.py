@@ -142,7 +142,7 @@ def test_what_can_not_be_done_is_one_line_and_a_status(laptop: Callable[..., sub
         (("run", LOCAL, "--lr", "1", "missing.py"), {}, 2, "--lr: is not a flag of ray-on-ecs run"),
         (("run", LOCAL, *TINY), {"RAY_AUTH_TOKEN": "another"}, 2, "the Ray head refuses the token"),
         (("stop", LOCAL, "nobody"), {}, 2, "run nobody is not under way"),
-        (("logs", LOCAL, "nobody"), {}, 2, "there is no log of a run nobody"),
+        (("logs", LOCAL, "nobody"), {}, 2, "there is no run 'nobody'"),
         (("stop", LOCAL, "any"), {"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{port}"}, 3, "no Ray head answers"),
         (("stop", LOCAL, "--compose", "any"), {}, 2, "give one of them"),
     ):

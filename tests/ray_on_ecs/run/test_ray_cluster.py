@@ -147,6 +147,14 @@ def test_a_wait_in_vain_says_what_ec2_lacks(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("nothing_to_join")
+def test_a_job_that_waits_for_nodes_has_a_line_in_its_log(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ResourceError):
+        ray_cluster.wait_for_workers(RunConfig(), 0.05, Console())
+    line = "ray-on-ecs: waiting up to 0 s for more nodes: the cluster has 1 node with 0 CPUs and 0 GPUs\n"
+    assert capsys.readouterr().out == line
+
+
+@pytest.mark.usefixtures("nothing_to_join")
 def test_workers_that_have_joined_are_not_moved_away(monkeypatch: pytest.MonkeyPatch) -> None:
     capacity = Capacity()
     monkeypatch.setattr(ray_cluster, "failover_of", lambda *given: capacity)
