@@ -160,8 +160,7 @@ class Capacity(pulumi.ComponentResource):
                 http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
             ),
             block_device_mappings=[_root_volume(args.root_volume_gib, args.rules.kms_key_arn)],
-            tags=tags(f"{name}-template"),
-            # The template's own tags go to none of what it launches.
+            # What is launched and paid for carries the tags; the template itself is a part of its group.
             tag_specifications=[
                 aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags(f"{name}-{kind}"))
                 for kind in ("instance", "volume", "network-interface")

@@ -86,7 +86,7 @@ def company_tags(
                 {**specification, "tags": {**defaults, **company, **specification["tags"]}}
                 for specification in props["tagSpecifications"]
             ]
-            changed = {"tags": {**company, **props["tags"]}, "tagSpecifications": launched}
+            changed = {"tagSpecifications": launched}
         elif isinstance(props.get("tags"), dict) and company:
             changed = {"tags": {**company, **props["tags"]}}
         else:
