@@ -13,6 +13,7 @@ import re
 import shlex
 import string
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -406,11 +407,18 @@ def _check_metric(name: str, text: str) -> None:
             f"--metric: {name}={text!r} must have one {PLACEHOLDER}, or one group in parentheses, for the number; it "
             f"has {groups or 'none'}"
         )
-    if PLACEHOLDER not in text and (group := re.search(r"(?<!\\)\((?!\?)([^()]*)\)", text)):
-        cuts = re.fullmatch(group[1], "0.5") and not re.fullmatch(group[1], "7e-06")
-        if cuts:
-            better = f"{name}={text[: group.start()]}{PLACEHOLDER}{text[group.end() :]}"
-            raise UsageError(f"--metric: {name}={text!r} would read 7e-06 as 7; give --metric {shlex.quote(better)}")
+
+
+def metric_hints(given: Sequence[str]) -> list[str]:
+    """Return a line for each regular expression of `--metric` that would cut a number such as 7e-06."""
+    hints = []
+    for name, text in _pairs(tuple(given)).items():
+        group = None if PLACEHOLDER in text else re.search(r"(?<!\\)\((?!\?)([^()]*)\)", text)
+        with suppress(re.error):  # what is in the parentheses may be no expression by itself
+            if group and re.fullmatch(group[1], "0.5") and not re.fullmatch(group[1], "7e-06"):
+                better = f"{name}={text[: group.start()]}{PLACEHOLDER}{text[group.end() :]}"
+                hints.append(f"--metric: {name}={text!r} reads 7e-06 as 7; better --metric {shlex.quote(better)}")
+    return hints
 
 
 def _check_range(flag: str, given: int | str | None) -> None:

@@ -116,6 +116,19 @@ def read(given: Sequence[str], uri: str) -> dict[str, str]:
     return {name: _read_from_secrets_manager(name, arn) if arn else found[name] for name, arn in parse(given).items()}
 
 
+def read_on_node(given: Sequence[str], uri: str) -> dict[str, str]:
+    """Return the values as `read` does, on a node that can be replaced or started again.
+
+    Raises:
+        UsageError: See `read`.
+        OSError: AWS doesn't answer, which may pass.
+    """
+    try:
+        return read(given, uri)
+    except ResourceError as cause:
+        raise OSError(str(cause)) from cause
+
+
 class Store(Protocol):
     """The stored secrets of one run. Each call may be repeated."""
 
@@ -165,7 +178,7 @@ class Parameters:
                 self.call("put_parameter", **given)
         except TrainingError as cause:  # AWS may repeat what it refuses
             kind = UsageError if isinstance(cause, UsageError) else ResourceError
-            raise kind(f"--secret: {masker(values.values())(str(cause))}") from None
+            raise kind(f"--secret: {', '.join(values)} could not be stored ({_code(cause)})") from None
 
     def read(self, names: Sequence[str]) -> dict[str, str]:
         """See Store."""
@@ -274,6 +287,14 @@ def call(client: Any, method: str, **given: Any) -> Any:
         raise kind(one_line(cause)) from cause
     except BotoCoreError as cause:
         raise ResourceError(f"AWS can't be reached ({one_line(cause)})") from cause
+
+
+def _code(cause: TrainingError) -> str:
+    """Return the code of an error of AWS, without its text."""
+    under = cause.__cause__
+    if response := getattr(under, "response", None):
+        return response["Error"]["Code"]
+    return getattr(cause, "code", None) or type(under or cause).__name__
 
 
 def _read_from_secrets_manager(name: str, arn: str) -> str:

@@ -151,6 +151,7 @@ class Checkpointer:
         self._saved_step = 0
         self._taken_at = time.monotonic()
         self._is_closed = False
+        self._is_of_run = folder is None and is_in_run()
         self.step = 0
         self.epoch = 0
         self.should_stop = False
@@ -312,7 +313,8 @@ class Checkpointer:
     def close(self, export: str | os.PathLike[str] | None = None) -> None:
         """Store the last state, and export the weights unless the training has to stop.
 
-        In a run the last checkpoint and the best one alone are kept then: a run that has finished is not resumed.
+        Of a run's own folder the last checkpoint and the best one alone are kept then: a run that has finished is not
+        resumed.
 
         Raises:
             OSError: They could not be stored.
@@ -323,7 +325,7 @@ class Checkpointer:
             self._store_last()
         if export is not None and not self.should_stop:
             self.export(export)
-        if self._index is not None and not self.should_stop and is_in_run():
+        if self._index is not None and not self.should_stop and self._is_of_run:
             self._index.end()
         self._close()
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 import click
 
-from ray_on_ecs.cli.rm import delete, under_way
+from ray_on_ecs.cli.rm import OF_RUNS, delete, under_way
 from ray_on_ecs.cli.runs import ask_head, table
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster, on_cluster
-from ray_on_ecs.cluster.history import Folders, RunInfo, list_folders
+from ray_on_ecs.cluster.history import Folders, Job, RunInfo, list_folders
 from ray_on_ecs.errors import ResourceError, counted, one_line
 from ray_on_ecs.tracking import layout
 
@@ -28,21 +28,30 @@ def command(cluster: Cluster, older_than: float, yes: bool) -> None:
 
     Runs that are under way stay.
     """
-    folders = list_folders(cluster, cluster.storage(""))
-    jobs = ask_head(cluster)
-    runs = folders.runs(jobs)
-    busy = {run.name for run in under_way(folders, jobs)}
-    old = [run for run in runs if run.name not in busy and _age_days(run, folders) > older_than]
+    folders, jobs, old = _old_runs(cluster, older_than)
     if not old:
-        note(f"no run of {counted(len(runs), 'run')} has ended more than {older_than:g} days ago")
+        note(f"no run has ended more than {older_than:g} days ago")
         return
     out.print(table(old))
     if not yes:
         click.confirm(f"Delete {counted(len(old), 'run')} with results and checkpoints?", abort=True, err=True)
+        asked = {run.name for run in old}
+        folders, jobs, old = _old_runs(cluster, older_than)  # one may have been resumed meanwhile
+        old = [run for run in old if run.name in asked]
     for run in old:
         delete(cluster, cluster.storage(run.name))
-    code = _delete_code(folders, {run.name for run in runs} - {run.name for run in old}, older_than)
+    code = 0
+    if jobs is not None or cluster.is_here:
+        code = _delete_code(folders, folders.files.keys() - {run.name for run in old}, jobs or (), older_than)
     note(f"{counted(len(old), 'run')} deleted, and {counted(code, 'archive')} of code")
+
+
+def _old_runs(cluster: Cluster, older_than: float) -> tuple[Folders, list[Job] | None, list[RunInfo]]:
+    """Return all folders, Ray's jobs, and the runs that have ended so long ago."""
+    folders, jobs = list_folders(cluster, cluster.storage("")), ask_head(cluster)
+    busy = {run.name for run in under_way(cluster, folders, jobs)}
+    runs = [run for run in folders.runs(jobs) if folders.files.get(run.name, {}).keys() & OF_RUNS]
+    return folders, jobs, [run for run in runs if run.name not in busy and _age_days(run, folders) > older_than]
 
 
 def _age_days(run: RunInfo, folders: Folders) -> float:
@@ -52,8 +61,10 @@ def _age_days(run: RunInfo, folders: Folders) -> float:
     return (folders.now - datetime.fromisoformat(run.updated).timestamp()) / DAY_SECONDS
 
 
-def _delete_code(folders: Folders, kept: Iterable[str], older_than: float) -> int:
-    """Delete the stored code that is as old and that no run which is kept names; return how many archives that were.
+def _delete_code(folders: Folders, kept: Iterable[str], jobs: Sequence[Job], older_than: float) -> int:
+    """Delete the stored code that is as old and that no run or job names; return how many archives that were.
+
+    A job that is queued has the name of its code in its command alone.
 
     Raises:
         ResourceError: A run can't be read, so that what it needs is not known, or an archive can't be deleted.
@@ -67,6 +78,7 @@ def _delete_code(folders: Folders, kept: Iterable[str], older_than: float) -> in
         listed = storage.filesystem.get_file_info(fs.FileSelector(f"{storage.base}/{FOLDER}", allow_not_found=True))
         documents = [_settings(folders, name) for name in kept]
         needed = [str(document.get("settings", {}).get("code")) for document in documents]
+        needed += [str(job.get("entrypoint")) for job in jobs]
         unused = [
             each
             for each in listed

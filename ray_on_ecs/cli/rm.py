@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 # States of a run that a driver may still write to.
 BUSY = (*layout.UNDER_WAY, "starting")
+# States of a run whose driver is not heard of.
+UNKNOWN = ("lost", "unreadable")
+# A folder that has one of these is that of a run.
+OF_RUNS = {layout.STATUS, layout.RESULT, layout.LOCK}
 # Files without which a run is none, in the order in which they go: a run that is half deleted is not taken for a
 # finished one, and its lock goes last.
 FIRST = (layout.RESULT, layout.STATUS)
@@ -35,19 +39,27 @@ def command(cluster: Cluster, runs: tuple[str, ...]) -> None:
     A run that is under way is refused; stop it first.
     """
     folders = {name: find_run(cluster, name) for name in dict.fromkeys(runs)}
-    busy = {run.name for run in under_way(list_folders(cluster, cluster.storage("")), ask_head(cluster))}
+    listed, jobs = list_folders(cluster, cluster.storage("")), ask_head(cluster)
+    busy = {run.name for run in under_way(cluster, listed, jobs)}
     for name in folders:
+        if not listed.files.get(name, {}).keys() & OF_RUNS:
+            raise UsageError(f"{name}: is a folder without a run in {cluster.storage_path}; delete it yourself")
         if name in busy:
-            raise UsageError(f"run {name} is under way; {cluster.command(f'stop {name}')} ends it")
+            unknown = " as far as is known" if jobs is None else ""
+            raise UsageError(f"run {name} is under way{unknown}; {cluster.command(f'stop {name}')} ends it")
     for name, storage in folders.items():
         delete(cluster, storage)
         note(f"run {name} is deleted")
 
 
-def under_way(folders: Folders, jobs: Sequence[Job] | None) -> list[RunInfo]:
-    """Return the runs that a driver may still write to, by its job or by what it has written."""
+def under_way(cluster: Cluster, folders: Folders, jobs: Sequence[Job] | None) -> list[RunInfo]:
+    """Return the runs that a driver may still write to, by its job, its lock or its status."""
     of_jobs = folders.jobs_under_way(jobs)
-    return [run for run in folders.runs(jobs) if run.name in of_jobs or run.state in BUSY]
+    # A head of a stack that does not answer may have jobs; this machine without a head has none.
+    busy = BUSY if jobs is not None or cluster.is_here else (*BUSY, *UNKNOWN)
+    return [
+        run for run in folders.runs(jobs) if run.name in of_jobs or run.state in busy or folders.is_locked(run.name)
+    ]
 
 
 def delete(cluster: Cluster, storage: RunStorage) -> None:

@@ -26,7 +26,7 @@ from ray_on_ecs.cluster.jobs import (
     Submission,
     submission_of_script,
 )
-from ray_on_ecs.config import OWNER, SUBMITTED, WORKERS, user_name
+from ray_on_ecs.config import OWNER, SUBMITTED, WORKERS, metric_hints, user_name
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError
 from ray_on_ecs.flags import environment_variable, flag, flags_of, help_line
 from ray_on_ecs.node.jobs import SECRETS
@@ -148,6 +148,8 @@ def _run(
     if work.script.driver and not given["driver"]:
         note(str(driver_reason(work.script)))
         given["driver"] = True
+    for hint in metric_hints(work.script.metric):
+        note(hint)
     cluster = chosen(flags)
     if given.get("storage_path"):
         given["storage_path"] = cluster.storage_path = cluster.absolute(str(given["storage_path"]))

@@ -343,7 +343,7 @@ def _ray_lines(found: Document) -> Iterator[str]:
             yield _line(kind, f"{len(members)} x {_place(instance_type or 'node', zone, market)}: {_use(members)}")
         if not alike and kind in found.get("services", {}):
             yield _line(kind, "none")
-    gpus, jobs, queue = found["gpus"], found["jobs"], found["queue"]
+    gpus, jobs, queue = found["gpus"], found["jobs"], found.get("queue", [])
     yield _line("GPUs", f"{gpus['used']:g} in use, {gpus['there']:g} there, {gpus['wanted']:g} wanted")
     queued = jobs["queued"] + len(queue)
     yield _line("jobs", f"{jobs['running'] - len(queue)} running, {queued} queued")

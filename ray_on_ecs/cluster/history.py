@@ -141,6 +141,11 @@ class Folders:
         """
         return _under_way(jobs or (), self.storage.uri.rstrip("/"))
 
+    def is_locked(self, name: str) -> bool:
+        """Return whether a driver has refreshed the lock of a run lately."""
+        lock = self.files.get(name, {}).get(layout.LOCK)
+        return lock is not None and self.now - _modified(lock) < LOST_SECONDS
+
     def _run(self, name: str, job: Job | None) -> RunInfo:
         files = self.files.get(name)
         try:

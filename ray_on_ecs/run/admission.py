@@ -6,7 +6,7 @@ Nothing here imports Ray Train or PyTorch: a run may wait for hours, beside othe
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
@@ -54,11 +54,10 @@ def admit(config: RunConfig, console: Console) -> Generator[Admission]:
     values = run_secrets.take(config)
     requested = config if config.code is None else replace(config.without_code(), working_dir=".")
     config, storage = _resolve(config)
-    with run_secrets.till_end(config, storage, values):
-        config = _with_code(config, storage)
-        admission = Admission(config, storage, RunRecord(storage, requested, config))
-        with hold(admission, console):
-            yield admission
+    config = _with_code(config, storage)
+    admission = Admission(config, storage, RunRecord(storage, requested, config))
+    with hold(admission, console, values):
+        yield admission
 
 
 def _resolve(config: RunConfig) -> tuple[RunConfig, RunStorage]:
@@ -80,12 +79,13 @@ def _with_code(config: RunConfig, storage: RunStorage) -> RunConfig:
 
 
 @contextmanager
-def hold(admission: Admission, console: Console) -> Generator[None]:
-    """Hold a run's lock and its place in the queue until the block ends; the block begins when it is the run's turn.
+def hold(admission: Admission, console: Console, values: Mapping[str, str] | None = None) -> Generator[None]:
+    """Hold a run's lock, secrets and place in the queue until the block ends; the block begins when it is its turn.
 
     Args:
         admission: The run.
         console: Shows lines.
+        values: Its secrets that are not stored yet.
 
     Raises:
         UsageError: Another command trains the run.
@@ -98,9 +98,9 @@ def hold(admission: Admission, console: Console) -> Generator[None]:
         console.print(escape(f"ray-on-ecs: {line}"), highlight=False, soft_wrap=True)
 
     def waits_behind(ticket: queue.Ticket) -> None:
-        if record.behind is None:
+        is_first, record.behind = record.behind is None, ticket.run_name
+        if is_first:
             waiting.enter_context(record.queued())
-        record.behind = ticket.run_name
         say(queue.describe(ticket))
 
     since = float(job_metadata().get(SUBMITTED) or time.time())
@@ -109,6 +109,7 @@ def hold(admission: Admission, console: Console) -> Generator[None]:
             hold_lock(storage, say) as lock,
             record.closing(lambda: lock.is_held, say),
             stoppable(),
+            run_secrets.till_end(config, storage, values or {}, lambda: lock.is_held),
             ExitStack() as waiting,
             queue.turn(queue.Ticket.of(config, record.owner, since), waits_behind),
         ):

@@ -219,7 +219,7 @@ class Attempts:
             return Failure(one_line(error), cause=error)
         if not failure_report.is_start_timeout(error):
             return failure_report.describe_failure(error, worker_dump.collect(self.storage.uri))
-        if ray_cluster.has_nodes(self.config):
+        if self.allocation and ray_cluster.has_nodes(self.allocation):
             return Failure("other jobs use the CPUs and GPUs of the cluster", "busy", where=str(error))
         what = "lost did not come back" if policy.has_begun else "requested did not join the cluster"
         what = f"workers that were {what} within {self.config.worker_timeout:g} s"

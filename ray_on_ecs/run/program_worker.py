@@ -63,7 +63,7 @@ def set_up() -> None:
 def _set_up(needs: Mapping[str, Any]) -> None:
     nccl_interface.use_route_to_head()
     program_main.use_run_folder()
-    values = secrets.read(needs["secrets"], os.environ["RUN_URI"])
+    values = secrets.read_on_node(needs["secrets"], os.environ["RUN_URI"])
     os.environ.update(values)
     secrets.mask_own_output(values.values())  # the dashboard shows it as it is printed here
     folder = _code_folder(needs)

@@ -2,7 +2,8 @@
 
 First come, first served, without backfill: a small run does not pass a large one that waits. Each driver holds a
 ticket, a file that it has locked, so a driver that dies leaves the queue by itself, and a run that is submitted again
-takes its old place. Ray programs have tickets and do not wait, since Ray gives them their workers one by one.
+takes its old place among those that wait. Ray programs have tickets and do not wait, since Ray gives them their
+workers one by one.
 
 A driver that waits here has imported neither Ray Train nor PyTorch, and has not joined the cluster.
 """
@@ -19,8 +20,8 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
+from typing import Self
 
 from ray_on_ecs.cluster_info import read_cluster_info
 from ray_on_ecs.config import RunConfig
@@ -29,7 +30,8 @@ from ray_on_ecs.errors import counted
 POLL_SECONDS = 2.0
 STACK_POLLS = 30  # between two looks at the stack's description
 TIMEOUT_SECONDS = 10
-TICKETS = "*.ticket"
+# Tickets by their names: those of runs that have begun sort before those that wait, and these by their time.
+TICKETS, BEGUN, WAITING = "*.ticket", "begun-", "waiting-"
 
 
 @dataclass(frozen=True)
@@ -78,42 +80,59 @@ def predecessor(tickets: Sequence[Ticket], own: Ticket, gpus: int) -> Ticket | N
     return None if uses_gpus(own) and sum(needed) <= gpus else alike[-1]
 
 
-@contextmanager
-def place(ticket: Ticket, folder: Path) -> Generator[Callable[[], list[Ticket]]]:
-    """Hold a ticket until the block ends.
+class Place:
+    """A run's place in the queue, from `begin_waiting` to the end of the process; a context.
 
     Args:
         ticket: The run.
         folder: The tickets of the head.
-
-    Yields:
-        A function that returns the tickets before this one, the oldest first.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / f"{ticket.since:017.3f}-{os.getpid()}.ticket"
-    written = path.with_suffix(".new")
-    with written.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # before it has its name: a ticket without a lock is that of a dead driver
-        json.dump(asdict(ticket), file)
-        file.flush()
-        written.rename(path)
-        try:
-            yield partial(_before, path)
-        finally:
-            path.unlink(missing_ok=True)
 
+    def __init__(self, ticket: Ticket, folder: Path) -> None:
+        self._ticket, self._folder = ticket, folder
+        self._path = folder / f"{WAITING}{ticket.since:017.3f}-{os.getpid()}.ticket"
 
-def _before(own: Path) -> list[Ticket]:
-    tickets = []
-    for path in sorted(own.parent.glob(TICKETS)):
-        if path >= own:
-            break
-        with suppress(OSError, ValueError, TypeError), path.open() as file:
-            if not _is_held(file.fileno()):
-                path.unlink(missing_ok=True)
+    def __enter__(self) -> Self:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        written = self._path.with_suffix(".new")
+        self._file = written.open("w")
+        fcntl.flock(self._file, fcntl.LOCK_EX)  # before it has its name: without a lock it is that of a dead driver
+        json.dump(asdict(self._ticket), self._file)
+        self._file.flush()
+        written.rename(self._path)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._path.unlink(missing_ok=True)
+        self._file.close()
+
+    def tickets_before(self) -> list[Ticket]:
+        """Return the runs that have begun, and those that have waited for longer, in this order."""
+        tickets = []
+        for path in sorted(self._folder.glob(TICKETS)):
+            if path == self._path or (path > self._path and path.name.startswith(WAITING)):
                 continue
-            tickets.append(Ticket(**json.load(file)))
-    return tickets
+            with suppress(OSError, ValueError, TypeError), path.open() as file:
+                if not _is_held(file.fileno()):
+                    path.unlink(missing_ok=True)
+                    continue
+                tickets.append(Ticket(**json.load(file)))
+        return tickets
+
+    def begin_if_free(self, gpus: int | None) -> Ticket | None:
+        """Begin if there is room, and else return the run that this one is queued behind; one driver decides at a time.
+
+        Args:
+            gpus: The number of GPUs that the cluster has or can start; None if it does not answer.
+        """
+        with (self._folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            before = self.tickets_before()
+            behind = before[-1] if before and gpus is None else predecessor(before, self._ticket, gpus or 0)
+            if behind is None:
+                begun = self._path.with_name(self._path.name.replace(WAITING, BEGUN))
+                self._path = self._path.rename(begun)
+            return behind
 
 
 def _is_held(descriptor: int) -> bool:
@@ -144,12 +163,13 @@ def turn(ticket: Ticket, waits_behind: Callable[[Ticket], None]) -> Generator[No
     if ":" not in address:
         yield
         return
-    with place(ticket, folder_of(address)) as tickets_before:
+    with Place(ticket, folder_of(address)) as place:
         behind: Ticket | None = None
         for poll in itertools.count():
             if poll % STACK_POLLS == 0:
                 most_gpus = _gpus_of_stack()
-            blocking = predecessor(tickets_before(), ticket, max(_gpus(address), most_gpus))
+            gpus = _gpus(address)
+            blocking = place.begin_if_free(None if gpus is None else max(gpus, most_gpus))
             if blocking is None:
                 break
             if blocking != behind:
@@ -165,16 +185,16 @@ def _gpus_of_stack() -> int:
     return info["scaling"]["workers"]["max"] * info["gpus"] if info else 0
 
 
-def _gpus(gcs_address: str) -> int:
-    """Return how many GPUs the cluster has; 0 if it does not answer."""
-    present = 0.0
-    with suppress(Exception):  # any of Ray's errors: the next poll asks again
+def _gpus(gcs_address: str) -> int | None:
+    """Return how many GPUs the cluster has, or None if it does not answer."""
+    try:
         from ray.autoscaler.v2 import sdk
 
         status = sdk.get_cluster_status(gcs_address, timeout=TIMEOUT_SECONDS)
-        nodes = [*status.active_nodes, *status.idle_nodes]
-        present = sum(node.total_resources().get("GPU", 0) for node in nodes)
-    return int(present)
+    except Exception:  # any of Ray's errors: the next poll asks again
+        return None
+    nodes = [*status.active_nodes, *status.idle_nodes]
+    return int(sum(node.total_resources().get("GPU", 0) for node in nodes))
 
 
 def describe(behind: Ticket) -> str:

@@ -211,12 +211,20 @@ def _apart_from_cpu_workers(config: RunConfig, allocation: WorkerAllocation) -> 
     return replace(apart, leaves_cpu_workers=True) if apart else allocation
 
 
-def has_nodes(config: RunConfig) -> bool:
-    """Return whether the cluster has room for the run's workers, in use or not; False if Ray does not answer."""
+def has_nodes(allocation: WorkerAllocation) -> bool:
+    """Return whether the cluster has room for the fewest workers, in use or not; False if Ray does not answer."""
+    least = allocation.limits[0] if allocation.limits else allocation.num_workers
     try:
-        return allocate_workers(config, _nodes()) is not None
+        nodes = [
+            node["Resources"]
+            for node in ray.nodes()
+            if node["Alive"]
+            and not (allocation.leaves_cpu_workers and node["Labels"].get(NODE_GROUP_LABEL) == CPU_WORKERS)
+        ]
     except (RayError, RuntimeError, ValueError):
         return False
+    room = (_workers_per_node(node, allocation.cpus_per_worker, allocation.use_gpu) for node in nodes)
+    return sum(room) >= least
 
 
 @contextmanager

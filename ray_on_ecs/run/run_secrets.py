@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 
 from ray_on_ecs import secrets
@@ -23,7 +23,9 @@ def take(config: RunConfig) -> dict[str, str]:
 
 
 @contextmanager
-def till_end(config: RunConfig, storage: RunStorage, values: Mapping[str, str]) -> Generator[None]:
+def till_end(
+    config: RunConfig, storage: RunStorage, values: Mapping[str, str], is_ours: Callable[[], bool] = lambda: True
+) -> Generator[None]:
     """Have the run's secrets stored until the block ends.
 
     They stay if another command has the run, or if a job is interrupted: the head may go on with it.
@@ -32,6 +34,7 @@ def till_end(config: RunConfig, storage: RunStorage, values: Mapping[str, str]) 
         config: The run's settings.
         storage: The run's folder.
         values: Those that are not stored yet, by name.
+        is_ours: Returns whether no other command has taken the run over.
 
     Raises:
         UsageError: One is not there.
@@ -49,7 +52,7 @@ def till_end(config: RunConfig, storage: RunStorage, values: Mapping[str, str]) 
         raise
     finally:
         names = secrets.stored_names(config.secret)
-        if names and not stays:
+        if names and not stays and is_ours():
             _delete(storage, names)
 
 

@@ -150,7 +150,7 @@ class ScriptWorker:
         self._talk()  # what follows may take long, and the driver ends workers that do not begin
         self._storage.check_shared()
         # Into the script's environment alone: what Ray is given for its processes, its dashboard shows.
-        self._secrets = secrets.read(self._config.secret, self._storage.uri)
+        self._secrets = secrets.read_on_node(self._config.secret, self._storage.uri)
         self._mask = secrets.masker(self._secrets.values())
         if self._local_rank == 0:
             self._reset_folder()

@@ -129,9 +129,11 @@ class RunRecord:
     def queued(self) -> Generator[None]:
         """Say until the block ends that the run is queued behind another one, which `behind` names."""
         self._keep_before()
-        with self._updating("queued"):
-            yield
-        self.behind = None
+        try:
+            with self._updating("queued"):
+                yield
+        finally:
+            self.behind = None
 
     @contextmanager
     def waiting(self) -> Generator[None]:

@@ -10,14 +10,14 @@ import pytest
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.run import queue
-from ray_on_ecs.run.queue import Ticket, place, predecessor
+from ray_on_ecs.run.queue import Place, Ticket, predecessor
 from tests.waiting import until
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from ray_on_ecs.run.queue import Ticket, place
-with place(Ticket("first", "ada", 1.0, "cuda", 4), Path(sys.argv[1])):
+from ray_on_ecs.run.queue import Place, Ticket
+with Place(Ticket("first", "ada", 1.0, "cuda", 4), Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -69,30 +69,52 @@ def test_a_run_is_queued_behind_the_last_that_leaves_no_room(
     assert (found and found.run_name) == behind
 
 
-def test_tickets_are_in_the_order_of_submission(tmp_path: Path) -> None:
+def test_runs_wait_in_the_order_of_submission(tmp_path: Path) -> None:
     with ExitStack() as held:
-        before = {}
-        for name, since in (("third", 30.0), ("first", 1.5), ("second", 20.0)):
-            before[name] = held.enter_context(place(ticket(name, 1, since=since), tmp_path))
-        assert [each.run_name for each in before["third"]()] == ["first", "second"]
-        assert before["first"]() == []
+        places = {
+            name: held.enter_context(Place(ticket(name, 1, since=since), tmp_path))
+            for name, since in (("third", 30.0), ("first", 1.5), ("second", 20.0))
+        }
+        assert [each.run_name for each in places["third"].tickets_before()] == ["first", "second"]
+        assert places["first"].tickets_before() == []
+
+
+def test_a_run_that_was_submitted_earlier_does_not_overtake_one_that_trains(tmp_path: Path) -> None:
+    later = Place(ticket("later", 4, since=20.0), tmp_path)
+    earlier = Place(ticket("earlier", 4, since=10.0), tmp_path)  # its code took minutes to upload
+    with later:
+        assert later.begin_if_free(4) is None
+        with earlier:
+            assert earlier.begin_if_free(4) == ticket("later", 4, since=20.0)
+            assert earlier.begin_if_free(8) is None
+            assert later.tickets_before() == [ticket("earlier", 4, since=10.0)]
+
+
+def test_a_cluster_that_does_not_answer_starts_no_second_run(tmp_path: Path) -> None:
+    with (
+        Place(ticket("first", 4, since=1.0), tmp_path) as first,
+        Place(ticket("second", 1, since=2.0), tmp_path) as second,
+    ):
+        assert first.begin_if_free(None) is None
+        assert second.begin_if_free(None) is not None
+        assert second.begin_if_free(8) is None
 
 
 def test_a_driver_that_is_killed_leaves_the_queue(tmp_path: Path) -> None:
     driver = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert driver.stdout
-    with driver, place(ticket("own", 4, since=2.0), tmp_path) as before:
+    with driver, Place(ticket("own", 4, since=2.0), tmp_path) as own:
         assert driver.stdout.readline() == "held\n"
-        assert [each.run_name for each in before()] == ["first"]
+        assert [each.run_name for each in own.tickets_before()] == ["first"]
         driver.send_signal(signal.SIGKILL)
-        until(lambda: not before())
+        until(lambda: not own.tickets_before())
     assert not list(tmp_path.iterdir()), "no ticket is left"
 
 
 def test_a_ticket_that_is_no_ticket_holds_up_nothing(tmp_path: Path) -> None:
-    (tmp_path / "000000000.500-1.ticket").write_text("{")
-    with place(ticket("own", 4), tmp_path) as before:
-        assert before() == []
+    (tmp_path / "begun-0000000000.500-1.ticket").write_text("{")
+    with Place(ticket("own", 4), tmp_path) as own:
+        assert own.tickets_before() == []
 
 
 @pytest.mark.parametrize(
