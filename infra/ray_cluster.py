@@ -41,17 +41,17 @@ class RayCluster(pulumi.ComponentResource):
     """
 
     bucket: pulumi.Output[str]
-    """Name of the bucket that keeps the runs."""
+    """Name of the S3 bucket that keeps the runs."""
     head_instance_id: pulumi.Output[str]
     """ID of the head's instance, which Session Manager reaches."""
     cluster_name: pulumi.Output[str]
     """Name of the ECS cluster."""
     image_uri: pulumi.Output[str]
-    """The training image."""
+    """Image of the head and the workers."""
     log_group: pulumi.Output[str]
     """Name of the CloudWatch log group of all containers."""
     metrics_dashboard: pulumi.Output[str]
-    """Name of the CloudWatch dashboard."""
+    """Name of the CloudWatch dashboard: training, GPUs, tasks, network."""
     estimated_hourly_usd: pulumi.Output[float | None]
     """Cost of all instances an hour, in USD on demand; none where AWS would not say."""
     default_gpus: pulumi.Output[int]
@@ -69,13 +69,13 @@ class RayCluster(pulumi.ComponentResource):
     connection: pulumi.Output[dict[str, Any]]
     """Names by which `ray-on-ecs` finds the cluster; any program that exports it as `connection` can be its stack."""
     train_command: pulumi.Output[str]
-    """Shell line that trains."""
+    """Shell line that trains on the head through Session Manager and shows the log."""
     shell_command: pulumi.Output[str]
     """Shell line that opens a shell in the head's container."""
     dashboard_command: pulumi.Output[str]
-    """Shell line that forwards Ray's dashboard to this machine."""
+    """Shell line that forwards Ray's dashboard to http://localhost:8265."""
     token_command: pulumi.Output[str]
-    """Shell line that prints Ray's token."""
+    """Shell line that prints Ray's token, which the dashboard asks for."""
 
     def __init__(self, name: str, args: RayClusterArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         arguments = config.read(args)

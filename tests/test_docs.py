@@ -1,4 +1,4 @@
-"""The README's commands, outputs, flags and paths exist."""
+"""The documents' commands, outputs, flags and paths exist."""
 
 import re
 import subprocess
@@ -23,6 +23,7 @@ LAPTOP = (ROOT / "docs" / "laptop.md").read_text()
 TRAINING = (ROOT / "docs" / "training.md").read_text()
 LANGUAGE = (ROOT / "docs" / "language.md").read_text()
 FAILURES = (ROOT / "docs" / "failures.md").read_text()
+TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text()
 OF_OTHER_TOOLS = {
     "--build",
     "--data-dir",
@@ -35,12 +36,13 @@ OF_OTHER_TOOLS = {
     "--query",
     "--rm",
     "--script",
+    "--secrets-provider",
     "--volumes",
 }
 
 
-def section(title: str) -> str:
-    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+def section(document: str, title: str) -> str:
+    return (ROOT / document).read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
 def first_column(table: str) -> list[str]:
@@ -49,11 +51,14 @@ def first_column(table: str) -> list[str]:
 
 def test_the_outputs_table_is_what_the_program_exports() -> None:
     exported = re.findall(r'pulumi\.export\("(\w+)"', PROGRAM)
-    assert first_column(section("Outputs")) == exported
+    assert first_column(section("docs/configuration.md", "Outputs")) == exported
 
 
 def test_every_output_that_a_command_reads_is_exported() -> None:
-    for name in re.findall(r"pulumi stack output (\w+)", README):
+    documents = "".join((ROOT / name).read_text() for name in DOCUMENTS)
+    names = set(re.findall(r"pulumi stack output ([a-z]\w+)", documents))
+    assert {"train_command", "shell_command", "bucket"} <= names
+    for name in names:
         assert f'pulumi.export("{name}"' in PROGRAM, name
 
 
@@ -68,7 +73,7 @@ def test_every_make_command_is_a_target() -> None:
 
 def test_every_flag_that_is_mentioned_is_one_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     known = helps(capsys)
-    for flag in mentioned(README + TRAINING + LANGUAGE + FAILURES) - OF_OTHER_TOOLS - of_the_laptop():
+    for flag in mentioned(README + TRAINING + LANGUAGE + FAILURES + TROUBLESHOOTING) - OF_OTHER_TOOLS - of_the_laptop():
         assert re.search(rf"{flag}\b", known), f"{flag} is no flag of a command"
 
 
@@ -119,7 +124,7 @@ def test_the_defaults_of_fault_tolerance_are_those_of_the_settings() -> None:
 
 
 def test_every_file_of_the_tree_exists_and_none_is_left_out() -> None:
-    tree = re.search(r"```\n(__main__\.py.*?)```", section("The tree"), flags=re.DOTALL)
+    tree = re.search(r"```\n(__main__\.py.*?)```", section("CONTRIBUTING.md", "The tree"), flags=re.DOTALL)
     assert tree is not None
     top, folder, named = "", "", set()
     for line in tree[1].splitlines():
@@ -150,11 +155,14 @@ def test_links_lead_somewhere(document: str) -> None:
     text = (ROOT / document).read_text()
     for target in re.findall(r"\]\((?!http|#)([^)#]+)", text):
         assert ((ROOT / document).parent / target).exists(), f"{document} links to {target}"
-    anchors = {
-        re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    }
-    for anchor in re.findall(r"\]\(#([^)]+)\)", text):
-        assert anchor in anchors, f"{document} links to #{anchor}"
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", text):
+        linked = ((ROOT / document).parent / target).read_text() if target else text
+        assert anchor in anchors(linked), f"{document} links to {target}#{anchor}"
+
+
+def anchors(text: str) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("document", ["docs/stack.md", "docs/failures.md"])

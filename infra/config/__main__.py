@@ -1,4 +1,4 @@
-"""Writer of the keys in Pulumi.yaml and docs/configuration.md: `python -m infra.config --write`."""
+"""Writer of Pulumi.yaml's keys, and docs/configuration.md's keys and outputs: `python -m infra.config --write`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,17 @@ FORMS = {tuple: ", separated by commas", dict: ", as key=value, separated by com
 
 def files() -> dict[Path, str]:
     """Text that each file should have."""
-    blocks = {ROOT / "Pulumi.yaml": config_block(), ROOT / "docs" / "configuration.md": table()}
-    return {path: between_markers(path.read_text(), block) for path, block in blocks.items()}
+    project, document = ROOT / "Pulumi.yaml", ROOT / "docs" / "configuration.md"
+    keys = between_markers(document.read_text(), "keys", table())
+    return {
+        project: between_markers(project.read_text(), "keys", config_block()),
+        document: between_markers(keys, "outputs", outputs_table()),
+    }
 
 
-def between_markers(text: str, block: str) -> str:
-    """Replace the lines between those that say `begin of the keys` and `end of the keys`."""
-    before, begin, _, end, after = re.split("(.*(?:begin|end) of the keys.*\n)", text)
+def between_markers(text: str, what: str, block: str) -> str:
+    """Replace the lines between those that say `begin of the keys` and `end of the keys`, or of what else there is."""
+    before, begin, _, end, after = re.split(f"(.*(?:begin|end) of the {what}.*\n)", text)
     return before + begin + block + end + after
 
 
@@ -54,19 +58,35 @@ def table() -> str:
     return rows
 
 
+def outputs_table() -> str:
+    """Table of the outputs that the stack's program exports."""
+    words = _docstrings((ROOT / "infra" / "ray_cluster.py").read_text())
+    exported = re.findall(r'pulumi\.export\("(\w+)"', (ROOT / "__main__.py").read_text())
+    return "| output | description |\n|---|---|\n" + "".join(f"| `{name}` | {words[name]} |\n" for name in exported)
+
+
 def _defaults() -> dict[str, Any]:
     return {name: declared_default(default) for name, default in vars(Settings()).items()}
 
 
 def descriptions() -> dict[str, str]:
     """Docstring below each field of RayClusterArgs, or of Settings, with keys for the names of fields."""
-    by_field = {}
+    words = {}
     for class_ in (RayClusterArgs, Settings):
-        # Statements of a class are walked in their order.
-        for field, below in pairwise(ast.walk(ast.parse(inspect.getsource(class_)))):
-            match field, below:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                    by_field[name] = re.sub(r"[a-z]+(_[a-z]+)+", lambda word: key_of(word[0]), words).removesuffix(".")
+        words |= _docstrings(inspect.getsource(class_))
+    return {
+        name: re.sub(r"[a-z]+(_[a-z]+)+", lambda word: key_of(word[0]), described) for name, described in words.items()
+    }
+
+
+def _docstrings(source: str) -> dict[str, str]:
+    """Docstring below each annotated field, without its last full stop."""
+    by_field = {}
+    # Statements of a class are walked in their order.
+    for field, below in pairwise(ast.walk(ast.parse(source))):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                by_field[name] = words.removesuffix(".")
     return by_field
 
 

@@ -76,6 +76,26 @@ def test_a_mistake_deletes_nothing(
     assert first.exists()
 
 
+def test_a_run_whose_driver_holds_its_lock_stays(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make(folders, "resumed", state="interrupted")
+    folders.of("resumed").write("run.lock", "of a driver")
+    assert main(["rm", "--local", "resumed"]) == 2
+    assert "run resumed is under way" in capsys.readouterr().err
+    os.utime(folder / "status.json", (time.time() - OLD, time.time() - OLD))
+    assert main(["prune", "--local", "--older-than", "0", "--yes"]) == 0
+    assert folder.exists()
+
+
+def test_a_folder_without_a_run_is_left_alone(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    model = Path(folders.path) / "llama"
+    folders.of("llama").write_json("config.json", {"hidden_size": 8})
+    os.utime(model / "config.json", (time.time() - OLD, time.time() - OLD))
+    assert main(["rm", "--local", "llama"]) == 2
+    assert "llama: is a folder without a run" in capsys.readouterr().err
+    assert main(["prune", "--local", "--older-than", "7", "--yes"]) == 0
+    assert model.exists()
+
+
 def code_of(folders: Folders, name: str) -> Path:
     archive = Path(folders.path) / ".code" / f"{name}.tar.gz"
     archive.parent.mkdir(parents=True, exist_ok=True)
