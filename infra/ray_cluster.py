@@ -83,6 +83,8 @@ class RayCluster(pulumi.ComponentResource):
         self._prefix = prefix = name_prefix(name)
         self._settings = settings = arguments.settings
         self._plan = plan = config.plan(arguments, prefix, pulumi.InvokeOptions(parent=self))
+        if plan.up:
+            config.announce_update()
         tags = company_tags(settings.tags, plan.default_tags)
         self._opts = opts = pulumi.ResourceOptions(parent=self, transforms=[tags])
 

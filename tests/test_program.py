@@ -806,5 +806,8 @@ def test_runs_are_counted_where_a_destroy_deletes_them(
     monkeypatch: pytest.MonkeyPatch, config: dict[str, str], is_up: bool, is_counted: bool
 ) -> None:
     up = [security_group()] if is_up else []
+    said: list[str] = []
+    monkeypatch.setattr(pulumi.log, "info", said.append)
     calls = [token for token, _ in deploy(monkeypatch, config, runs=("first",), security_groups=up).calls]
     assert ("aws:s3/getObjects:getObjects" in calls) == is_counted
+    assert any("an update stops no run" in line for line in said) == is_up

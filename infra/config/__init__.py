@@ -15,12 +15,22 @@ from infra.config.arguments import Arguments, NodeGroupArgs, RayClusterArgs
 from infra.config.identity import check_state
 from infra.config.location import ask_caller, check_account, remember
 from infra.config.plan import Plan, make_plan
-from infra.config.runs import announce_runs
+from infra.config.runs import announce_runs, announce_update
 from infra.config.settings import Settings
 from infra.errors import SettingError
 from infra.tags import name_prefix
 
-__all__ = ["NodeGroupArgs", "Plan", "RayClusterArgs", "announce_runs", "check_state", "load", "plan", "read"]
+__all__ = [
+    "NodeGroupArgs",
+    "Plan",
+    "RayClusterArgs",
+    "announce_runs",
+    "announce_update",
+    "check_state",
+    "load",
+    "plan",
+    "read",
+]
 T = TypeVar("T")
 
 

@@ -1,4 +1,7 @@
-"""The runs that `pulumi destroy` would delete, counted in every preview: `destroy` itself does not run the program."""
+"""What a preview of a stack that is up says about its runs.
+
+It counts those that `pulumi destroy` would delete, since `destroy` itself does not run the program.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,13 @@ from ray_on_ecs.contract import RUNS_PREFIX
 
 # Keys of one answer of S3.
 MOST = 1000
+
+
+def announce_update() -> None:
+    """Say that an update waits for runs."""
+    pulumi.log.info(
+        "an update stops no run: ECS replaces a node once it is idle; ray-on-ecs stop --all ends what is under way"
+    )
 
 
 def announce_runs(bucket: pulumi.Output[str], opts: pulumi.InvokeOptions) -> None:
