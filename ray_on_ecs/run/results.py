@@ -82,7 +82,7 @@ def check_not_finished(storage: RunStorage) -> None:
     if storage.exists(layout.RESULT):
         raise UsageError(
             f"--run-name: run {storage.run_name!r} is finished, results in {storage.uri}; to run it again give another "
-            "--run-name, or delete that folder"
+            "--run-name, or delete that run (ray-on-ecs rm)"
         )
 
 

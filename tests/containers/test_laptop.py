@@ -207,7 +207,7 @@ def test_one_line_trains_and_brings_the_results(laptop: Laptop) -> None:
     assert "results in " in laptop.type("logs", "from-laptop").stdout
     assert "report.html" in laptop.type("open", "--no-browser", "from-laptop").stdout
     again = laptop.type("run", "--run-name=from-laptop", *script, status=2)
-    assert "is finished" in again.stdout, "the exit status and the reason are the run's own"
+    assert "is finished" in again.stderr, "refused before anything is uploaded"
 
 
 def test_a_script_of_ones_own_runs_and_two_runs_are_compared(laptop: Laptop) -> None:
