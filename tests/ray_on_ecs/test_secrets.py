@@ -98,7 +98,7 @@ def test_what_aws_says_of_a_value_is_hidden() -> None:
 
     with pytest.raises(ResourceError) as caught:
         secrets.Parameters("/p", refuse).put({"TOKEN": "hf_abc"})
-    assert str(caught.value) == "--secret: ssm: Value '***' failed"
+    assert str(caught.value) == "--secret: TOKEN could not be stored (ValidationException)"
     assert caught.value.__suppress_context__, "a traceback would show the first one"
 
 

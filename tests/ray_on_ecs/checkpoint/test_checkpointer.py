@@ -179,14 +179,14 @@ def test_a_run_that_has_finished_keeps_the_last_checkpoint_and_the_best(
     model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: bool, kept: list[int]
 ) -> None:
     monkeypatch.setenv(RUN_VARIABLE, str(tmp_path))
-    checkpoint = Checkpointer(tmp_path, model=model, keep_last=2, keep_best="loss")
+    checkpoint = Checkpointer(model=model, keep_last=2, keep_best="loss")
     for loss in (0.1, 0.3, 0.2):
         checkpoint.after_step()
         checkpoint.end_epoch(loss=loss)
         checkpoint.wait()
     checkpoint.should_stop = stops
     checkpoint.close()
-    assert names(tmp_path) == [f"step-{step:09d}" for step in kept]
+    assert names(tmp_path / "checkpoints") == [f"step-{step:09d}" for step in kept]
 
 
 def saved(model: nn.Linear, folder: Path) -> None:
