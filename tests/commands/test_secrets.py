@@ -204,6 +204,7 @@ def test_a_ray_program_and_its_workers_have_it(
     assert not stored(aws_server)
 
 
+@pytest.mark.fault
 def test_it_is_deleted_with_a_stop_and_a_job_without_it_is_one_line(
     cluster: tuple[Head, dict[str, str]], typed: Start, code: Path, aws_server: str
 ) -> None:
