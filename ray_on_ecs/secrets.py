@@ -57,8 +57,8 @@ def parse(given: Sequence[str]) -> dict[str, str]:
             raise UsageError("--secret: give NAME or NAME=ARN, with a NAME of letters, digits and '_'")
         if equals and not re.fullmatch(ARN, arn):
             raise UsageError(
-                f"--secret: what follows {name}= is no ARN of a secret in AWS Secrets Manager; a value that is typed "
-                f"would be seen by others: export {name}, and give --secret {name}"
+                f"--secret: the text after {name}= is not an ARN of a secret in AWS Secrets Manager; others could see "
+                f"a value that is typed: export {name}, and give --secret {name}"
             )
         if OF_RUNNER.fullmatch(name):
             raise UsageError(f"--secret: {name} is a variable of the runner; give the secret another name")

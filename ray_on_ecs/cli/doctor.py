@@ -430,7 +430,7 @@ def _services(found: Examined) -> str:
     stops = [stop for each in unsteady if (stop := aws.last_stop(stack, each))]
     events = [one_line(event["message"]) for each in unsteady for event in each.get("events", ())]
     said = next(iter([*stops, *events]), "nothing yet")
-    logs = f"aws logs tail --since 1h --region {stack.region} {stack.log_group}"
+    logs = _tail_logs(stack)
     if not found.running.get("head"):
         raise Problem(f"{line}: the head is starting or being replaced; ECS says: {said}", logs)
     raise Notice(f"{line}; ECS says: {said}", logs)
@@ -441,17 +441,20 @@ def _workers(found: Examined) -> str:
     stack = found.stack
     for kind, service in found.services.items():
         if fault := aws.deployment_fault(service):
-            logs = f"aws logs tail --since 1h --region {stack.region} {stack.log_group}"
-            raise Problem(f"{kind}: {fault}", logs)
+            raise Problem(f"{kind}: {fault}", _tail_logs(stack))
     group = aws.group(stack, found.workers["group"])
     if unhealthy := aws.unhealthy(group):
         raise Notice(
             f"{', '.join(unhealthy)} is marked unhealthy, such as for a GPU that fails; Auto Scaling replaces it",
-            f"aws logs tail --since 1h --region {stack.region} {stack.log_group}",
+            _tail_logs(stack),
         )
     idle = idle_monthly_usd(found.workers)
     cost = "" if idle is None else f"; the stack's instances cost {idle:.0f} USD a month while idle"
     return f"{counted(len(group['Instances']), 'instance')} of GPU workers{cost}"
+
+
+def _tail_logs(stack: Stack) -> str:
+    return f"aws logs tail --since 1h --region {stack.region} {stack.log_group}"
 
 
 def _instance(found: Examined) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
@@ -49,8 +48,8 @@ def command(cluster: Cluster, older_than: float, yes: bool) -> None:
 def _old_runs(cluster: Cluster, older_than: float) -> tuple[Folders, list[Job] | None, list[RunInfo]]:
     """Return all folders, Ray's jobs, and the runs that have ended so long ago."""
     folders, jobs = list_folders(cluster, cluster.storage("")), ask_head(cluster)
-    busy = {run.name for run in under_way(cluster, folders, jobs)}
     runs = [run for run in folders.runs(jobs) if folders.files.get(run.name, {}).keys() & OF_RUNS]
+    busy = under_way(cluster, folders, jobs, runs)
     return folders, jobs, [run for run in runs if run.name not in busy and _age_days(run, folders) > older_than]
 
 
@@ -76,7 +75,8 @@ def _delete_code(folders: Folders, kept: Iterable[str], jobs: Sequence[Job], old
     storage = folders.storage
     try:
         listed = storage.filesystem.get_file_info(fs.FileSelector(f"{storage.base}/{FOLDER}", allow_not_found=True))
-        documents = [_settings(folders, name) for name in kept]
+        with_settings = [name for name in kept if layout.SETTINGS in folders.files.get(name, {})]
+        documents = [folders.read(name, layout.SETTINGS) for name in with_settings]
         needed = [str(document.get("settings", {}).get("code")) for document in documents]
         needed += [str(job.get("entrypoint")) for job in jobs]
         unused = [
@@ -90,10 +90,3 @@ def _delete_code(folders: Folders, kept: Iterable[str], jobs: Sequence[Job], old
     except (OSError, ValueError) as cause:
         raise ResourceError(f"code that no run needs can't be deleted ({one_line(cause)}); try again") from cause
     return len(unused)
-
-
-def _settings(folders: Folders, name: str) -> dict[str, dict[str, object]]:
-    if layout.SETTINGS not in folders.files.get(name, {}):
-        return {}
-    with folders.storage.filesystem.open_input_file(f"{folders.storage.base}/{name}/{layout.SETTINGS}") as stream:
-        return json.loads(stream.read())

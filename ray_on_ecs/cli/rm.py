@@ -25,8 +25,7 @@ BUSY = (*layout.UNDER_WAY, "starting")
 UNKNOWN = ("lost", "unreadable")
 # A folder that has one of these is that of a run.
 OF_RUNS = {layout.STATUS, layout.RESULT, layout.LOCK}
-# Files without which a run is none, in the order in which they go: a run that is half deleted is not taken for a
-# finished one, and its lock goes last.
+# Files that are deleted first, in this order, so that a run that is half deleted does not look like a finished one.
 FIRST = (layout.RESULT, layout.STATUS)
 
 
@@ -40,7 +39,7 @@ def command(cluster: Cluster, runs: tuple[str, ...]) -> None:
     """
     folders = {name: find_run(cluster, name) for name in dict.fromkeys(runs)}
     listed, jobs = list_folders(cluster, cluster.storage("")), ask_head(cluster)
-    busy = {run.name for run in under_way(cluster, listed, jobs)}
+    busy = under_way(cluster, listed, jobs, listed.runs(jobs))
     for name in folders:
         if not listed.files.get(name, {}).keys() & OF_RUNS:
             raise UsageError(f"{name}: is a folder without a run in {cluster.storage_path}; delete it yourself")
@@ -52,14 +51,12 @@ def command(cluster: Cluster, runs: tuple[str, ...]) -> None:
         note(f"run {name} is deleted")
 
 
-def under_way(cluster: Cluster, folders: Folders, jobs: Sequence[Job] | None) -> list[RunInfo]:
-    """Return the runs that a driver may still write to, by its job, its lock or its status."""
+def under_way(cluster: Cluster, folders: Folders, jobs: Sequence[Job] | None, runs: Sequence[RunInfo]) -> set[str]:
+    """Return the names of the runs that a driver may still write to, by its job, its lock or its status."""
     of_jobs = folders.jobs_under_way(jobs)
     # A head of a stack that does not answer may have jobs; this machine without a head has none.
     busy = BUSY if jobs is not None or cluster.is_here else (*BUSY, *UNKNOWN)
-    return [
-        run for run in folders.runs(jobs) if run.name in of_jobs or run.state in busy or folders.is_locked(run.name)
-    ]
+    return {run.name for run in runs if run.name in of_jobs or run.state in busy or folders.is_locked(run.name)}
 
 
 def delete(cluster: Cluster, storage: RunStorage) -> None:

@@ -14,7 +14,7 @@ import click
 from ray_on_ecs.cli.screen import out, print_json
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.clusters import Cluster, Head, on_cluster
-from ray_on_ecs.cluster.history import Job, ray_jobs
+from ray_on_ecs.cluster.history import Job
 from ray_on_ecs.cluster.nodes import ALIVE, nodes
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import ClusterInfo, Scaling
@@ -36,8 +36,9 @@ def command(cluster: Cluster, as_json: bool) -> int:
     unreached: TrainingError | None = None
     try:
         with cluster.connect() as head:
-            found |= read_ray(head)
-            found["queue"] = read_queue(cluster, ray_jobs(head))
+            jobs = head.get("/api/jobs/")
+            found |= read_ray(head, jobs)
+            found["queue"] = read_queue(cluster, jobs)
     except ResourceError as cause:
         unreached = cause
     if cluster.stack:
@@ -55,8 +56,12 @@ def command(cluster: Cluster, as_json: bool) -> int:
     return 0
 
 
-def read_ray(head: Head) -> Document:
+def read_ray(head: Head, jobs: Sequence[Job]) -> Document:
     """Return what Ray knows: nodes, GPUs and jobs.
+
+    Args:
+        head: The head.
+        jobs: Its jobs, as its REST API has them.
 
     Raises:
         TrainingError: The head doesn't answer.
@@ -67,7 +72,7 @@ def read_ray(head: Head) -> Document:
     now = status.get("time") or time.time()
     there = [_node(each, load, now) for each in nodes(head) if each["state"] == ALIVE]
     used = sum(each["gpus_used"] for each in there)
-    states = Counter(job["status"] for job in head.get("/api/jobs/"))
+    states = Counter(job["status"] for job in jobs)
     return {
         "ray_version": head.get("/api/version")["ray_version"],
         "nodes": there,
@@ -89,7 +94,7 @@ def read_queue(cluster: Cluster, jobs: Sequence[Job]) -> list[Document]:
             continue
         with suppress(OSError, ValueError, TrainingError):
             status = cluster.storage(name).read_json(layout.STATUS) or {}
-            if status.get("state") == "queued" and status.get("job") == job["submission_id"]:
+            if status.get("state") == "queued" and status.get("job") == job.get("submission_id"):
                 queue.append({"run": name, "owner": status["owner"], "behind": status["behind"]})
     return queue
 

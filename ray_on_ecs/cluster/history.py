@@ -163,7 +163,7 @@ class Folders:
 
     def _of_folder(self, name: str, files: Mapping[str, FileInfo], job: Job | None) -> RunInfo:
         if layout.STATUS in files:
-            status = self._read(name, layout.STATUS)
+            status = self.read(name, layout.STATUS)
         else:  # a driver may be killed before it writes one
             state = "training" if layout.LOCK in files else "interrupted"
             status = {"state": state, "started": _iso(_newest(files, layout.SETTINGS)) or ""}
@@ -183,7 +183,13 @@ class Folders:
             url=status.get("url"),
         )
 
-    def _read(self, name: str, document_name: str) -> dict[str, Any]:
+    def read(self, name: str, document_name: str) -> dict[str, Any]:
+        """Return a document of a run's folder.
+
+        Raises:
+            OSError: It can't be read.
+            ValueError: It is not a JSON object.
+        """
         with self.storage.filesystem.open_input_file(f"{self.storage.base}/{name}/{document_name}") as stream:
             document = json.loads(stream.read())
         if not isinstance(document, dict):

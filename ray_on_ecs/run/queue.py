@@ -59,7 +59,7 @@ class Ticket:
         return cls(str(config.run_name), owner, since, config.device, 0 if config.driver else most)
 
 
-def predecessor(tickets: Sequence[Ticket], own: Ticket, gpus: int) -> Ticket | None:
+def predecessor(tickets: Sequence[Ticket], own: Ticket, gpus: int | None) -> Ticket | None:
     """Return the run that `own` is queued behind, or None if it is its turn.
 
     Runs on CPUs take turns, since a run takes as many CPU threads as the nodes have.
@@ -67,21 +67,25 @@ def predecessor(tickets: Sequence[Ticket], own: Ticket, gpus: int) -> Ticket | N
     Args:
         tickets: Those before it, the oldest first.
         own: The run.
-        gpus: The number of GPUs that the cluster has or can start.
+        gpus: The number of GPUs that the cluster has or can start; None if it does not answer.
     """
+    if own.workers == 0 or not tickets:
+        return None
+    if gpus is None:
+        return tickets[-1]
 
     def uses_gpus(ticket: Ticket) -> bool:
         return ticket.device == "cuda" or (ticket.device == "auto" and gpus > 0)
 
     alike = [ticket for ticket in tickets if uses_gpus(ticket) == uses_gpus(own) and ticket.workers != 0]
-    if own.workers == 0 or not alike:
+    if not alike:
         return None
     needed = [gpus if ticket.workers is None else min(ticket.workers, gpus) for ticket in (*alike, own)]
     return None if uses_gpus(own) and sum(needed) <= gpus else alike[-1]
 
 
 class Place:
-    """A run's place in the queue, from `begin_waiting` to the end of the process; a context.
+    """A run's place in the queue until the block ends; a context.
 
     Args:
         ticket: The run.
@@ -123,12 +127,11 @@ class Place:
         """Begin if there is room, and else return the run that this one is queued behind; one driver decides at a time.
 
         Args:
-            gpus: The number of GPUs that the cluster has or can start; None if it does not answer.
+            gpus: See `predecessor`.
         """
         with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            before = self.tickets_before()
-            behind = before[-1] if before and gpus is None else predecessor(before, self._ticket, gpus or 0)
+            behind = predecessor(self.tickets_before(), self._ticket, gpus)
             if behind is None:
                 begun = self._path.with_name(self._path.name.replace(WAITING, BEGUN))
                 self._path = self._path.rename(begun)
@@ -165,11 +168,14 @@ def turn(ticket: Ticket, waits_behind: Callable[[Ticket], None]) -> Generator[No
         return
     with Place(ticket, folder_of(address)) as place:
         behind: Ticket | None = None
+        gpus_of_stack = 0
         for poll in itertools.count():
-            if poll % STACK_POLLS == 0:
-                most_gpus = _gpus_of_stack()
-            gpus = _gpus(address)
-            blocking = place.begin_if_free(None if gpus is None else max(gpus, most_gpus))
+            gpus = None
+            if place.tickets_before():  # an empty queue asks neither Ray nor AWS
+                if poll % STACK_POLLS == 0:
+                    gpus_of_stack = _gpus_of_stack()
+                gpus = _gpus(address)
+            blocking = place.begin_if_free(None if gpus is None else max(gpus, gpus_of_stack))
             if blocking is None:
                 break
             if blocking != behind:

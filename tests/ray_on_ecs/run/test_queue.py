@@ -100,6 +100,11 @@ def test_a_cluster_that_does_not_answer_starts_no_second_run(tmp_path: Path) -> 
         assert second.begin_if_free(8) is None
 
 
+def test_a_cluster_that_does_not_answer_holds_up_no_ray_program() -> None:
+    assert predecessor((ticket("a", 4),), ticket("own", 4), None) == ticket("a", 4)
+    assert predecessor((ticket("a", 4),), ticket("own", 0), None) is None
+
+
 def test_a_driver_that_is_killed_leaves_the_queue(tmp_path: Path) -> None:
     driver = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert driver.stdout
