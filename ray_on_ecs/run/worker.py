@@ -24,7 +24,7 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ScriptError, one_line
 from ray_on_ecs.node_folder import node_folder
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.run import inputs, mpi, nccl_interface, packages, worker_dump
+from ray_on_ecs.run import gpu_check, inputs, mpi, nccl_interface, packages, worker_dump
 from ray_on_ecs.run.code import Code
 from ray_on_ecs.run.environment import NOT_A_DRIVER, OF_EVERY_RANK, WorkerEnvironment, without_ray
 from ray_on_ecs.run.group import Directive, FilesStatus, WorkerStatus
@@ -49,6 +49,8 @@ TALK_SECONDS = 0.5
 WAIT_SECONDS = 0.05
 # The metrics are stored before a snapshot that begins after them: see QUIET_SECONDS of the run's folder.
 METRICS_SECONDS = 2.0
+# How long a worker whose node is drained leaves its script alone, until the driver ends the start.
+DRAIN_SECONDS = 30.0
 # The driver counts as lost when its actor has not answered for so long.
 LOST_SECONDS = 60.0
 
@@ -162,12 +164,14 @@ class ScriptWorker:
             self._metrics = MetricsLog(self._config.metrics, read_records(self._storage))
             self._record_file = RecordFile(self._storage)
         generation = -1
-        has_reset = True
+        is_restart = False
         while (directive := self._next_start(generation)).action != "leave":
             generation = directive.generation
-            if self._local_rank == 0 and not has_reset:
+            self._member, self._rounds = replace(self._blank, generation=generation), None
+            if self._local_rank == 0 and is_restart:
                 self._reset_folder()
-            has_reset = False
+                self._leave_if_gpus_fail()
+            is_restart = True
             self._run_once(generation)
         return {"hardware": self._hardware(), "started_at": self._first_started_at} if self._rank == 0 else {}
 
@@ -195,8 +199,6 @@ class ScriptWorker:
 
     def _run_once(self, generation: int) -> None:
         """Meet the other workers, run the script to its end, and store what it leaves."""
-        self._member = replace(self._blank, generation=generation)
-        self._rounds = None
         if self._metrics:
             self._metrics.restart()
         if not self._meet():  # no script starts before every node has its files
@@ -232,6 +234,14 @@ class ScriptWorker:
         wait_for_end(self._lock, GRACE_SECONDS + KILL_SECONDS)
         self._run_folder.reset()
 
+    def _leave_if_gpus_fail(self) -> None:
+        """Wait for the end of this start if the node is drained; the driver asks for drained nodes every second."""
+        if self._settings["use_gpu"] and gpu_check.drain_if_gpus_fail():
+            waits_until = time.monotonic() + DRAIN_SECONDS
+            while self._is_to_run and time.monotonic() < waits_until:
+                self._talk()
+                time.sleep(WAIT_SECONDS)
+
     def _meet(self) -> bool:
         """Choose a port and wait for all workers; return False if the driver has something else in mind.
 
@@ -242,7 +252,8 @@ class ScriptWorker:
             self._member = replace(self._member, port=held.getsockname()[1])
             while self._is_to_run:
                 self._talk(wants_members=True)
-                if len(self._members) == self._world_size:
+                ports = [member.port for member in self._members.values()]
+                if len(ports) == self._world_size and all(ports):
                     return True
                 time.sleep(WAIT_SECONDS)
         return False
