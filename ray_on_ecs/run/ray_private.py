@@ -16,7 +16,6 @@ from ray._private.authentication.authentication_token_setup import (
 )
 from ray._private.authentication.grpc_authentication_client_interceptor import _get_authentication_metadata_tuple
 from ray._private.state import available_resources_per_node, state
-from ray.autoscaler.v2.sdk import GcsClient
 from ray.exceptions import RayError
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.constants import CHECKPOINT_MANAGER_SNAPSHOT_FILENAME
@@ -36,7 +35,6 @@ __all__ = [
     "WorkerGroupStartupTimeoutError",
     "authentication_metadata",
     "available_resources_per_node",
-    "drain_node",
     "draining_nodes",
     "enable_token_authentication",
 ]
@@ -44,8 +42,6 @@ __all__ = [
 # Ray Train's own look at draining nodes, by an actor; the driver of a script looks by `draining_nodes`.
 PREEMPTION_WATCHER = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
-# Ray's DRAIN_NODE_REASON_PREEMPTION: accepted of a node that is in use, too.
-PREEMPTION = 2
 # Whether workers change into a folder that Ray Train makes, instead of staying in the folder with the code.
 CHANGE_FOLDER = "RAY_CHDIR_TO_TRIAL_DIR"
 
@@ -73,22 +69,6 @@ def draining_nodes() -> dict[str, float | None]:
     except (RayError, OSError, RuntimeError):
         return {}
     return {node: milliseconds / 1000 if milliseconds else None for node, milliseconds in found.items()}
-
-
-def drain_node(address: str, node_id: str, reason: str) -> None:
-    """Have Ray place nothing more on a node, which ends once it is unused.
-
-    Args:
-        address: The GCS's.
-        node_id: Ray's ID of the node.
-        reason: The reason, for Ray's state API.
-
-    Raises:
-        RuntimeError: The GCS does not answer, or refuses.
-    """
-    is_accepted, refusal = GcsClient(address=address).drain_node(node_id, PREEMPTION, reason, 0)
-    if not is_accepted:
-        raise RuntimeError(refusal)
 
 
 def jobs_of(pids: Container[int]) -> set[str]:

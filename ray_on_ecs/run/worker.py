@@ -49,7 +49,7 @@ TALK_SECONDS = 0.5
 WAIT_SECONDS = 0.05
 # The metrics are stored before a snapshot that begins after them: see QUIET_SECONDS of the run's folder.
 METRICS_SECONDS = 2.0
-# How long a worker whose node is drained leaves its script alone, until the driver ends the start.
+# How long a worker whose node stops waits for the driver to end the start.
 DRAIN_SECONDS = 30.0
 # The driver counts as lost when its actor has not answered for so long.
 LOST_SECONDS = 60.0
@@ -235,8 +235,8 @@ class ScriptWorker:
         self._run_folder.reset()
 
     def _leave_if_gpus_fail(self) -> None:
-        """Wait for the end of this start if the node is drained; the driver asks for drained nodes every second."""
-        if self._settings["use_gpu"] and gpu_check.drain_if_gpus_fail():
+        """Wait for the end of this start if this node stops; the driver looks for draining nodes every second."""
+        if self._settings["use_gpu"] and gpu_check.stop_node_if_gpus_fail():
             waits_until = time.monotonic() + DRAIN_SECONDS
             while self._is_to_run and time.monotonic() < waits_until:
                 self._talk()
