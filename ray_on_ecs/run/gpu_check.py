@@ -39,8 +39,8 @@ def _stop_node(fault: str) -> bool:
     try:
         for process in psutil.Process().parents():
             if "ray-worker" in [Path(word).name for word in process.cmdline()]:
-                process.terminate()
                 print(f"{fault}; this node stops, and the run goes on without it", flush=True)
+                process.terminate()
                 return True
     except psutil.Error as cause:
         print(f"{fault}; this node could not be stopped ({one_line(cause)})", flush=True)
