@@ -117,7 +117,7 @@ def _curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
 
 
 def _settings(settings: Mapping[str, Any], status: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
-    hardware = result.get("hardware") or status  # a Ray program has no hardware
+    hardware = result.get("hardware") or status  # the result of a Ray program does not name hardware
     instances = (result.get("cost") or status).get("instances") or []
     kinds = [f"{instance['instance_type']} {instance['market']}" for instance in instances]
     compared = {name: value for name, value in settings.items() if name not in LEFT_OUT}
@@ -149,7 +149,7 @@ def rows_of(columns: Mapping[str, Mapping[str, Any]]) -> Rows:
 
 
 def differing_rows(columns: Mapping[str, Mapping[str, Any]]) -> Rows:
-    """Return those of the rows whose values differ."""
+    """Return the rows whose values differ."""
     differing: Rows = {}
     for row, values in rows_of(columns).items():
         first, *others = values.values()

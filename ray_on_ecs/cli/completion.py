@@ -17,14 +17,14 @@ LISTED = Path("~/.ray-on-ecs/runs")
 
 def remember_runs(names: Iterable[str]) -> None:
     """Keep the names of runs for completion."""
-    with suppress(OSError, RuntimeError):  # the latter: there is no home
+    with suppress(OSError, RuntimeError):  # RuntimeError: the user does not have a home directory
         file = LISTED.expanduser()
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(f"{name}\n" for name in names))
 
 
 def complete_run(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Return the runs of this folder, and those that `runs` listed last, whose names begin like this."""
+    """Return runs of this folder and of the last `runs` whose names have this prefix."""
     names: list[str] = []
     with suppress(OSError):
         names += os.listdir(os.environ.get("RAY_ON_ECS_STORAGE_PATH", "results"))

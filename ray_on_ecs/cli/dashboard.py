@@ -31,10 +31,10 @@ def command(cluster: Cluster, no_browser: bool) -> int:
 
 
 def hold_open(port: int) -> None:
-    """Return when the user presses Ctrl-C. What is looked at now and then is also no session that AWS closes as idle.
+    """Return when the user presses Ctrl-C. The requests in between also keep AWS from closing the session as idle.
 
     Raises:
-        ResourceError: Nothing listens at this port of this machine any more.
+        ResourceError: This machine no longer listens on the port.
     """
     try:
         while True:

@@ -71,7 +71,7 @@ class Notice(Problem):
 
 @dataclass
 class Examined:
-    """What the checks have found so far.
+    """Results of the checks so far.
 
     Attributes:
         flags: The flags that name the cluster.
@@ -79,7 +79,7 @@ class Examined:
         cluster: The cluster.
         head: Its head, once it has answered.
         account: The AWS account.
-        workers: What the stack says of its workers.
+        workers: The stack's description of its workers.
         services: ECS's description of the service of each kind of node.
         running: How many tasks ECS runs of each kind of node.
     """
@@ -106,7 +106,7 @@ class Check:
     """Something to look at.
 
     Attributes:
-        name: What it looks at.
+        name: Name of the check.
         look: Returns what is well; raises a Problem, or any TrainingError.
         needs: The checks without which it says nothing.
     """
@@ -118,7 +118,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Result:
-    """What a check has found, and what to type if that is not well."""
+    """Finding of a check, and the command to type if it is not well."""
 
     check: str
     state: str
@@ -240,7 +240,7 @@ def _program(name: str, fix: str) -> str:
             [name, "--version"], capture_output=True, text=True, timeout=PROGRAM_SECONDS, stdin=subprocess.DEVNULL
         )
     except FileNotFoundError as cause:
-        raise Problem(f"there is no command {name}", fix) from cause
+        raise Problem(f"command not found: {name}", fix) from cause
     except (OSError, subprocess.TimeoutExpired) as cause:
         raise Problem(f"{name} --version does not run ({one_line(cause)})", fix) from cause
     if done.returncode:
@@ -316,7 +316,7 @@ def _region(found: Examined) -> str:
 
 
 def _parameters(found: Examined) -> str:
-    """SSM parameters with Ray's token and the cluster's description: both can be read in the right account alone."""
+    """SSM parameters with Ray's token and the cluster's description, readable only in the right account."""
     try:
         aws.token(found.stack)
         found.workers = aws.workers(found.stack)
@@ -325,7 +325,7 @@ def _parameters(found: Examined) -> str:
             raise Problem(str(aws.gone(found.stack)), UP) from refused
         raise Problem(
             f"you may not read {found.stack.token_parameter} and {found.stack.cluster_info_parameter} "
-            f"({one_line(refused)}); ask for ssm:GetParameter, and kms:Decrypt if the stack has a key of its own"
+            f"({one_line(refused)}); ask for ssm:GetParameter, and kms:Decrypt if the stack has kmsKeyArn"
         ) from refused
     except ResourceError as cause:
         raise Problem(str(cause), UP) from cause
@@ -355,7 +355,7 @@ def _quota(found: Examined) -> str:
 def _needed_vcpus(types: list[dict[str, Any]], most: int, *, spot: bool) -> dict[str, int]:
     """Return the vCPUs that each quota must allow if all workers are of its dearest type.
 
-    With spot, those that are on demand all the same have another quota, which is left out.
+    With spot, the on-demand workers have another quota, which is left out.
     """
     needed: Counter[str] = Counter()
     for each in types:
@@ -380,7 +380,7 @@ def _bucket(found: Examined) -> str:
         aws.call("s3", stack, "head_bucket", Bucket=stack.bucket)
     except aws.Refused as refused:
         if refused.code in ("404", "NoSuchBucket"):
-            raise Problem(f"there is no bucket {stack.bucket} in this account", UP) from refused
+            raise Problem(f"bucket {stack.bucket} does not exist in this account", UP) from refused
     try:
         listed = aws.call("s3", stack, "list_objects_v2", Bucket=stack.bucket, Prefix=prefix, MaxKeys=1)
     except aws.Refused as refused:
@@ -466,7 +466,7 @@ def _instance(found: Examined) -> str:
     if state != "Online":
         raise Problem(
             f"Session Manager does not reach {instance_id} ({state}): it is starting, which takes a minute, or was "
-            "replaced, or its network has no way to AWS",
+            "replaced, or its network does not reach AWS",
             UP,
         )
     return f"{instance_id} is connected to Session Manager"
@@ -489,7 +489,7 @@ def _version(found: Examined) -> str:
 def _nodes(found: Examined) -> str:
     known = nodes(_head(found))
     alive = [each for each in known if each["state"] == ALIVE]
-    line = f"{len(alive) - 1} beside the head"
+    line = f"{len(alive) - 1} and the head"
     date = _head(found).date()
     now = parsedate_to_datetime(date).timestamp() if date else time.time()
     gone = [each for each in known if each["state"] != ALIVE and now - each["end_time_ms"] / 1000 < EXITED_SECONDS]

@@ -45,11 +45,11 @@ IGNORE = "*\n"
 
 @dataclass(frozen=True)
 class Fetched:
-    """What was fetched.
+    """Fetched files of a run.
 
     Attributes:
-        folder: Where the run's files are now.
-        files: All that are there of those that were asked for, by their paths in it.
+        folder: The folder with the run's files.
+        files: Requested files that exist, by their paths in the folder.
         copied: Those that were not there before.
         size: The bytes of all of them.
     """
@@ -75,7 +75,7 @@ class Fetched:
 @click.option("--json", "as_json", is_flag=True, help="Print what was fetched as JSON.")
 @on_cluster
 def command(cluster: Cluster, run: str, folder: str, checkpoints: bool, only: tuple[str, ...], as_json: bool) -> None:
-    """Copy RUN into DIR/RUN (default: runs/RUN): its results, logs and files. What is there already stays."""
+    """Copy RUN into DIR/RUN (default: runs/RUN): its results, logs and files. Existing files stay."""
     fetched = copy_run(cluster, run, Path(folder), checkpoints=checkpoints, only=only)
     if as_json:
         document = {"run": run, "folder": str(fetched.folder), "files": fetched.files, "copied": fetched.copied}
@@ -104,12 +104,12 @@ def copy_run(
     Args:
         cluster: Whose run it is.
         name: The run.
-        folder: Where its folder shall be.
-        checkpoints: Whether its checkpoints are wanted.
+        folder: Target folder.
+        checkpoints: True to fetch checkpoints, too.
         only: Patterns of the paths that are wanted; none for all.
 
     Raises:
-        UsageError: There is no such run or no such file, or no room for it here.
+        UsageError: The run or the file does not exist, or the disk lacks room for it.
         ResourceError: It can't be read.
     """
     target = folder.expanduser() / name
@@ -141,7 +141,7 @@ def copy_run(
 def _files(storage: RunStorage) -> tuple[dict[str, FileInfo], dict[str, str], dict[str, int]]:
     """Return all files of a run by their paths in its folder, the targets of its symbolic links, and times (ns).
 
-    Files that its script wrote are those of the last snapshot, and the times are theirs.
+    The files of the script are from the last snapshot, with their times.
     """
     from pyarrow import fs
 
@@ -207,7 +207,7 @@ def _check_room(target: Path, needed: int) -> None:
     free = shutil.disk_usage(nearest).free
     if needed > free:
         raise UsageError(
-            f"{target} has room for {filesize.decimal(free)}, and {filesize.decimal(needed)} are to be fetched; "
+            f"{target} has room for {filesize.decimal(free)}, and the files take {filesize.decimal(needed)}; "
             "--only takes less"
         )
 
@@ -264,7 +264,7 @@ def _copy(
             found = storage.filesystem.get_file_info(storage.path(path))
             if stop.is_set() or not found.is_file:
                 return
-            if found.size == info.size and found.mtime_ns <= info.mtime_ns:  # S3 lists fractions of seconds alone
+            if found.size == info.size and found.mtime_ns <= info.mtime_ns:  # S3 lists whole seconds
                 break
             info = found
         time = written_at or info.mtime_ns

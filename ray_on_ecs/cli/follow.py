@@ -34,8 +34,8 @@ class Follower:
     """Shows the log of a run until it ends, each line once.
 
     Args:
-        cluster: Where it runs.
-        run: What the metadata of all its jobs have in common.
+        cluster: The cluster of the run.
+        run: Metadata that all jobs of the run share.
     """
 
     def __init__(self, cluster: Cluster, run: dict[str, str]) -> None:
@@ -51,7 +51,7 @@ class Follower:
         self._pause = FIRST_PAUSE
 
     def follow(self, job_id: str) -> int:
-        """Show the log, also that of the jobs which the head submits in its place; return the driver's exit status.
+        """Show the log, also of jobs that the head submits in its place; return the driver's exit status.
 
         Raises:
             Interrupted: The user pressed Ctrl-C; the run goes on.

@@ -59,7 +59,7 @@ def jobs_of(client: Any, run: str | None) -> dict[str, Any]:
 
 
 def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Any]) -> int:
-    """Return the exit status of a run that has ended: that of its last job, or the one of the state in its folder.
+    """Return the exit status of a run that has ended: its last job's, or that of the state in its folder.
 
     Raises:
         TrainingError: The last job has none.

@@ -18,8 +18,8 @@ from ray_on_ecs.run.stop import SIGNALLED, leave_terminals, open_terminals
 ABOUT = """\
 Train on your own cluster from your laptop.
 
-Without a flag the cluster is that of the Pulumi stack whose project is here: its outputs say where it is, and AWS
-Session Manager leads to it. --local is a Ray cluster on this machine, and --compose that of docker/compose.yaml.
+Without a flag the cluster is the Pulumi stack of the project in this folder: its outputs name it, and AWS
+Session Manager connects to it. --local is a Ray cluster on this machine, --compose the one of docker/compose.yaml.
 
 \b
   ray-on-ecs run --num-workers 2 train.py --lr 1  train with your script
@@ -28,7 +28,7 @@ Session Manager leads to it. --local is a Ray cluster on this machine, and --com
 
 \b
 Exit status: 0 done, 1 the run or the check failed, 2 a flag or a file can't be used, 3 the cluster can't be reached,
-130 interrupted. `run` and `logs --follow` end with that of the run.
+130 interrupted. `run` and `logs --follow` end with the run's status.
 
 Tab completion: eval "$(ray-on-ecs completion bash)"
 """

@@ -31,13 +31,13 @@ ENTRYPOINT = (
 
 @click.command("notebook")
 @click.option("--worker", is_flag=True, help="On a worker, with one of its GPUs; with autoscaling it is started.")
-@click.option("--install", is_flag=True, help=f"Let Ray install {PACKAGE} there first, for this notebook alone.")
+@click.option("--install", is_flag=True, help=f"Let Ray install {PACKAGE} first, only for this notebook.")
 @click.option("--no-browser", is_flag=True, help="Print the address only.")
 @on_cluster
 def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> int:
     """Run Jupyter on the head, or on a worker's GPU, until Ctrl-C. Its files are gone with it."""
     if worker and isinstance(cluster, ComposeCluster):
-        raise UsageError("--worker: compose publishes the head's port alone; leave it out")
+        raise UsageError("--worker: compose only publishes the head's port; leave it out")
     token = secrets.token_hex(16)
     job_id = f"notebook-{secrets.token_hex(3)}"
     environment: dict[str, Any] = {"env_vars": {"JUPYTER_TOKEN": token}}
@@ -104,7 +104,7 @@ def _wait_until_it_listens(client: Any, job_id: str) -> str:
 
 def _failed(log: str) -> TrainingError:
     if f"No module named {PACKAGE}" in log:
-        return UsageError(f"there is no {PACKAGE} on that node; --install lets Ray install it, for this notebook alone")
+        return UsageError(f"{PACKAGE} is not installed on that node; --install lets Ray install it for this notebook")
     if "is already in use" in log:
         return UsageError(f"port {NOTEBOOK_PORT} is taken on that node, by another notebook; end that one first")
     return TrainingError(f"Jupyter has ended ({one_line(log[-300:])})")

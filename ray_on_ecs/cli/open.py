@@ -94,4 +94,4 @@ def _show(addresses: list[str]) -> None:
     """Open addresses in the browser, if there is one with windows: one of the terminal would hide what is printed."""
     has_windows = sys.platform in ("darwin", "win32") or os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"}
     if not has_windows or not all(webbrowser.open(each) for each in addresses):
-        note("there is no browser here; open the file in one")
+        note("no browser found; open the file in one")

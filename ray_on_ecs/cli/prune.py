@@ -63,7 +63,7 @@ def _age_days(run: RunInfo, folders: Folders) -> float:
 def _delete_code(folders: Folders, kept: Iterable[str], jobs: Sequence[Job], older_than: float) -> int:
     """Delete the stored code that is as old and that no run or job names; return how many archives that were.
 
-    A job that is queued has the name of its code in its command alone.
+    A queued job names its code only in its command.
 
     Raises:
         ResourceError: A run can't be read, so that what it needs is not known, or an archive can't be deleted.

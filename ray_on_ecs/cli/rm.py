@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BUSY = (*layout.UNDER_WAY, "starting")
 # States of a run whose driver is not heard of.
 UNKNOWN = ("lost", "unreadable")
-# A folder that has one of these is that of a run.
+# A folder with one of these files is a run.
 OF_RUNS = {layout.STATUS, layout.RESULT, layout.LOCK}
 # Files that are deleted first, in this order, so that a run that is half deleted does not look like a finished one.
 FIRST = (layout.RESULT, layout.STATUS)

@@ -118,7 +118,7 @@ class Run(click.Command):
             raise UsageError(f"{unknown.option_name}: is not a flag of ray-on-ecs run; {hint}") from unknown
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a section for the cluster, and those of the settings."""
+        """Write the section of the cluster, then the sections of the settings."""
         for section in dict.fromkeys((CLUSTER, *(spec.metadata["section"] for spec in SETTINGS))):
             options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
             shown = [each for each in options if getattr(each, "section", CLUSTER) == section]
@@ -189,15 +189,15 @@ def _check_not_finished(cluster: Cluster, name: str) -> None:
 
 @contextlib.contextmanager
 def _ray(cluster: Cluster, work: Submission, *, stays: bool) -> Generator[bool]:
-    """Start Ray where it is there for the runs alone; end it with the block, and what interrupts that ends the run.
+    """Start Ray if it only serves runs; end it with the block. An interrupt of the block ends the run.
 
     Args:
         cluster: The cluster.
         work: The run.
-        stays: Whether Ray goes on after the block.
+        stays: True if Ray runs on after the block.
 
     Yields:
-        Whether Ray is there for the runs alone.
+        True if Ray only serves runs.
     """
     name = work.run["run_name"]
     is_local = cluster.up(work.workers, note)
@@ -245,10 +245,10 @@ def _stop(cluster: Cluster, name: str) -> bool:
 
 
 def _submission(defaults: dict[str, Any], given: dict[str, Any], command: Sequence[str]) -> Submission:
-    """Return what is to be submitted.
+    """Return the job to submit.
 
     Args:
-        defaults: The cluster's own settings, which those that are given go before.
+        defaults: The cluster's settings, which the given ones override.
         given: The settings by name.
         command: The script and its arguments.
 

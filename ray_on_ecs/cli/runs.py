@@ -40,10 +40,10 @@ UNITS = ((2 * MINUTE, 1.0, "s"), (2 * HOUR, MINUTE, "min"), (2 * DAY, HOUR, "h")
 @click.command("runs")
 @click.option("--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="How many, the newest.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of JSON objects.")
-@click.option("--no-head", is_flag=True, help="Read the runs' folders alone: quicker, and without what is queued.")
+@click.option("--no-head", is_flag=True, help="Only read the runs' folders: quicker, but without queued runs.")
 @on_cluster
 def command(cluster: Cluster, limit: int, as_json: bool, no_head: bool) -> None:
-    """List the runs: what they do, how far they are, what they cost."""
+    """List runs with their state, progress and cost."""
     storage = cluster.storage("")
     with ThreadPoolExecutor(1) as elsewhere:  # a tunnel to the head takes seconds
         listing = elsewhere.submit(list_folders, cluster, storage)
@@ -53,7 +53,7 @@ def command(cluster: Cluster, limit: int, as_json: bool, no_head: bool) -> None:
     if as_json:
         print_json([vars(run) for run in found[:limit]])
     elif not found:
-        note(f"there are no runs in {cluster.storage_path} yet; {cluster.command('run')} starts one")
+        note(f"no runs in {cluster.storage_path} yet; {cluster.command('run')} starts one")
     else:
         _print(found[:limit])
     if len(found) > limit:
@@ -61,7 +61,7 @@ def command(cluster: Cluster, limit: int, as_json: bool, no_head: bool) -> None:
 
 
 def _print(found: list[RunInfo]) -> None:
-    """Print the table; on a terminal that is too narrow, the names alone are cut."""
+    """Print the table; on a narrow terminal only the names are cut."""
     from rich.console import Console
 
     wide = Console(highlight=False, width=WIDTH)
@@ -107,7 +107,7 @@ def _progress(run: RunInfo, longest_name: int) -> str:
 
 
 def _cut(name: str, longest: int) -> str:
-    """Return a name of at most so many characters: its beginning and its end, which tell runs apart."""
+    """Return a name of at most this length: its beginning and its end, which distinguish runs."""
     if len(name) <= longest:
         return name
     end = longest // 2

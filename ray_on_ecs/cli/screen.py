@@ -1,4 +1,4 @@
-"""What commands print: results on stdout, where they can be read by programs, and everything else on stderr."""
+"""Output of the commands: results on stdout, for programs to read, and everything else on stderr."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def note(line: str) -> None:
 
 
 def show(lines: Iterable[str]) -> None:
-    """Print lines of a log as they are, their colours on a terminal alone."""
+    """Print lines of a log as they are, with their colours only on a terminal."""
     has_colours = shows_colours(sys.stdout)
     for line in lines:
         out.out(line if has_colours else without_escapes(line), highlight=False)

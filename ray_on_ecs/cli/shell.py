@@ -20,6 +20,6 @@ def command(cluster: Cluster) -> int:
     try:
         return subprocess.call(arguments, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     except FileNotFoundError as cause:
-        raise UsageError(f"there is no command {arguments[0]}; ray-on-ecs doctor says what to install") from cause
+        raise UsageError(f"command not found: {arguments[0]}; ray-on-ecs doctor says what to install") from cause
     finally:
         signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""`ray-on-ecs status`: what the cluster has, does and costs, and what ends it."""
+"""`ray-on-ecs status`: nodes, runs, scaling and cost of the cluster."""
 
 from __future__ import annotations
 
@@ -228,12 +228,12 @@ def _numbers(there: Sequence[Document] | None, found: Document) -> dict[str, int
 
 
 def costs(there: Sequence[Document], starting: int, workers: ClusterInfo, spot: Mapping[str, float]) -> Document:
-    """Return dollars an hour, by kind of node and `now` in all; what has no known price is left out.
+    """Return USD per hour, by kind of node, and `now` in total; nodes without a known price are left out.
 
     Args:
         there: The nodes.
         starting: So many instances of workers have no node yet.
-        workers: What the stack says of the workers, with prices on demand.
+        workers: The stack's description of the workers, with on-demand prices.
         spot: Prices of spot instances by type.
     """
     nodes = [*there, *[{"kind": WORKERS, "instance_type": None, "market": None}] * starting]
@@ -263,9 +263,9 @@ def what_stops(
 
     Args:
         kind: `workers` or `cpu-workers`.
-        scale: What the stack says of their number.
+        scale: The stack's limits of their number.
         number: How many there are.
-        usd: What they cost an hour, if that is known.
+        usd: Their cost in USD per hour, if known.
         alarms: The alarms that change their number, or None if they are not known.
     """
     if not scale["max"]:
@@ -293,7 +293,7 @@ def _setting(kind: str) -> str:
 
 
 def _ringing(name: str, alarms: dict[str, dict[str, Any]] | None) -> str:
-    """Return what is to be said of an alarm beside what it is for."""
+    """Return the note on an alarm that follows its purpose."""
     if alarms is None:
         return ""
     if not (alarm := alarms.get(name)):

@@ -124,7 +124,7 @@ def _ask_pulumi(folder: Path, name: str | None, seconds: float) -> dict[str, Any
             command, cwd=folder, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL
         )
     except FileNotFoundError as cause:
-        raise UsageError(f"there is no command pulumi; {INSTALL_PULUMI}") from cause
+        raise UsageError(f"command not found: pulumi; {INSTALL_PULUMI}") from cause
     except subprocess.TimeoutExpired as cause:
         raise ResourceError(f"pulumi stack output did not end in {seconds:.0f} s; try it by itself") from cause
     if done.returncode:

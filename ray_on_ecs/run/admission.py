@@ -1,6 +1,6 @@
 """A run from its command to its turn: checked settings, stored code, a locked folder and a place in the queue.
 
-Nothing here imports Ray Train or PyTorch: a run may wait for hours, beside others on the head.
+Nothing here imports Ray Train or PyTorch: a run may wait for hours, and several may wait on one head.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The workers of a run on Ray Train: started, and started again after each failure that the failure policy allows.
 
-Ray Train's `fit` runs on a thread of its own, so that it leaves the main thread's signals alone; the main thread polls
+Ray Train's `fit` runs on its own thread, so that it does not touch the main thread's signals; the main thread polls
 the scripts meanwhile.
 """
 
@@ -84,7 +84,7 @@ class Attempts:
     """Starts the workers, again after each failure that the failure policy allows.
 
     Attributes:
-        train_function: What they run.
+        train_function: The function that the workers run.
         config: The run's settings.
         storage: The run's folder.
         allocation: The workers, or None if the function runs in a thread of this process and starts workers itself.
@@ -317,7 +317,7 @@ class BeginWatch:
 
 
 class _Call:
-    """A call on a daemon thread of its own."""
+    """A call on a daemon thread."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._call = call

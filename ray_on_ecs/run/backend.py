@@ -1,4 +1,4 @@
-"""What Ray Train prepares for a script: the GPUs, and no process group, which is the script's own affair."""
+"""Ray Train's backend of a script: it shares the GPUs of a node, and leaves the process group to the script."""
 
 from ray.train.backend import Backend, BackendConfig
 
@@ -14,5 +14,5 @@ class ScriptBackend(BackendConfig):
 
     @property
     def backend_cls(self) -> type[Backend]:
-        """What Ray Train sets up on each worker."""
+        """The backend class of each worker."""
         return SharedGpus

@@ -20,7 +20,7 @@ from ray_on_ecs.run.ray_private import (
 # An RPC of Ray's GCS that drivers ask, too.
 CHECK = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 ANSWER_SECONDS = 3.0
-# Of a GCS that is busy, such as that of a head that has just started again.
+# A GCS is busy, for instance, just after its head has restarted.
 BUSY_SECONDS = 30.0
 RETRY_SECONDS = 1.0
 REFUSED = grpc.StatusCode.UNAUTHENTICATED
@@ -30,12 +30,12 @@ BUSY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 def check(address: str) -> None:
     """Return if the Ray cluster at `host:port` accepts this process.
 
-    Where `RAY_AUTH_MODE` is unset and the cluster wants a token, this process sends the one that it has: in
+    If `RAY_AUTH_MODE` is unset and the cluster wants a token, this process sends the one that it has: in
     `RAY_AUTH_TOKEN`, or in the file `~/.ray/auth_token` that Ray makes.
 
     Raises:
         UsageError: The cluster wants another token, or any, or has none.
-        ResourceError: What listens there is not a Ray cluster.
+        ResourceError: The process that listens there is not a Ray cluster.
     """
     deadline = time.monotonic() + BUSY_SECONDS
     while (error := _ask(address)) in BUSY and time.monotonic() < deadline:

@@ -64,13 +64,13 @@ class Code:
 
 
 def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *, links: bool) -> RunConfig:
-    """Store the files of the folder with the code beside the runs; return the settings with the archive and the commit.
+    """Store the files of the working directory next to the runs; return the settings with the archive and the commit.
 
     Args:
         config: The settings.
         storage: The folder of a run.
         say: Gets lines about what is not taken.
-        links: Whether the nodes find large files where they are, if the storage is a folder.
+        links: True to store links to large files, if the storage is a folder that all nodes see.
 
     Raises:
         UsageError: There is too much of it, or the storage can't be written.

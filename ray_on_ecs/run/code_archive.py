@@ -1,4 +1,4 @@
-"""The archive of a user's code: stored once by its content beside the runs, and unpacked on every node."""
+"""The archive of a user's code: stored next to the runs under the hash of its content, and unpacked on every node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of a user's folder that are uploaded: those that git would list, and none that only this machine needs."""
+"""Files of the working directory to upload: the files that git would list, without what only this machine needs."""
 
 from __future__ import annotations
 

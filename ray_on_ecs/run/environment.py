@@ -1,4 +1,4 @@
-"""The environment variables by which a script finds the other workers: those of torchrun, and TensorFlow's TF_CONFIG.
+"""Environment variables by which a script finds the other workers: torchrun's, and TensorFlow's TF_CONFIG.
 
 https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
 https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/TFConfigClusterResolver
@@ -25,7 +25,7 @@ OWN = "RAY_ON_ECS_"
 
 
 def without_ray(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a Ray worker without those that Ray has set for the worker alone."""
+    """Return the variables of a Ray worker without the ones that Ray sets for the worker process itself."""
     return {
         name: value
         for name, value in variables.items()
@@ -57,7 +57,7 @@ class WorkerEnvironment(WorkerRank):
         """Return the worker's environment variables.
 
         Args:
-            addresses: Host and free port of each rank; rank 0's are those of the process group's store.
+            addresses: Host and free port of each rank; rank 0's are the address of the process group's store.
         """
         host, port = addresses[0]
         values = {

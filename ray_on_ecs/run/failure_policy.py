@@ -16,13 +16,13 @@ from typing import Literal
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError
 from ray_on_ecs.run.last_words import LastWords
 
-# A file that an attempt stores within this time is no progress.
+# A file that an attempt stores within this time does not count as progress.
 SETTLING_SECONDS = 60.0
 FAILURES_A_DAY = 20
 DAY_SECONDS = 86400.0
 # Exit statuses of a wrong flag, and of a command that can't be run or isn't there, as argparse and shells have them.
 USAGE_STATUS, COMMAND_STATUSES = 2, (126, 127)
-# What a restart does not mend before a run has made progress; a subclass's name stands beside its class.
+# Exceptions that a restart does not mend before a run has made progress; subclasses are listed, too.
 MISTAKES = frozenset(
     {
         "AttributeError",
@@ -91,7 +91,7 @@ class Failure:
             nodes; or because other jobs use the nodes' CPUs and GPUs.
         rank: The rank that left first, or None.
         status: The exit status of its script, negative for a signal; None if it has none.
-        words: What that script said last.
+        words: The last words of that script, such as its exception.
         cause: The exception of a worker, or None; no restart can mend a `TrainingError`.
         where: All that is known, with the traceback.
         stacks: The folder with the stacks of a hang, or None.
@@ -114,7 +114,7 @@ class Failure:
 
     @property
     def signature(self) -> tuple[object, ...] | None:
-        """What is the same if the same fault ends the run again; None if it may be another one, or pass."""
+        """Key of the fault, equal if it ends the run again; None if the fault may pass or differ."""
         error, text = self.words.exception, self.words.text
         if any(each in text for each in OUT_OF_MEMORY):
             return (OUT_OF_MEMORY,)
@@ -128,7 +128,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Restart:
-    """Start again. `count` says how much of the patience is used, empty if none is."""
+    """Start again. `count` names the failures so far, or is empty if this one does not count."""
 
     count: str = ""
 
@@ -149,7 +149,7 @@ class Raise:
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a run is.
+    """Progress of a run.
 
     Attributes:
         step: The greatest step so far, or None.
@@ -170,7 +170,7 @@ class FailurePolicy:
         clock: The time (Unix).
 
     Attributes:
-        has_begun: Whether any attempt's workers have begun to work.
+        has_begun: True once the workers of an attempt have begun to work.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class FailurePolicy:
         return Raise(ResourceError, failure.what, is_recorded=False)
 
     def _decide_reclaimed(self, has_progressed: bool) -> Restart | Raise:
-        """Decide about a preemption: it is no failure, but a run that never gets further must end."""
+        """Decide about a preemption: it is not a failure, but a run that never gets further must end."""
         self._reclaimed_without_progress += not has_progressed
         if self._reclaimed_without_progress <= max(self.max_restarts, 1):
             return Restart()

@@ -29,8 +29,8 @@ def describe_failure(error: TrainingFailedError | RayError, workers: Sequence[Wo
     """Return why the workers ended.
 
     Args:
-        error: What Ray Train's `fit` raised.
-        workers: What the workers have left.
+        error: The exception of Ray Train's `fit`.
+        workers: The dumps of the workers.
     """
     rank, cause = _first_cause(error)
     return Failure(_name(cause), "failed", rank, cause=cause, where=str(error), log=tuple(_log(workers, rank or 0)))

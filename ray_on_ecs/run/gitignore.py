@@ -1,6 +1,6 @@
 """Patterns of .gitignore files, matched byte by byte as git does: https://git-scm.com/docs/gitignore.
 
-git itself is not in the image, and has no answer for a folder that is not in a repository.
+The image does not contain git, and git does not answer for a folder outside a repository.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Patterns:
     """The patterns of one ignore file or option; the last one that matches decides.
 
     Attributes:
-        source: Where they stand, for the user.
+        source: Name of the file, for the user.
     """
 
     def __init__(self, lines: Iterable[bytes], folder: str, source: str) -> None:

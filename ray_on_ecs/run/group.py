@@ -18,7 +18,7 @@ class FilesStatus:
         stored: The number of the last part that it has stored.
         basis: The parts of the other nodes of which it knew, by their ranks, before it stored that one.
         confirmed: The last proposal that it has confirmed.
-        is_last: Whether its script has ended, so that the part is its last one.
+        is_last: True once its script has ended, so that the part is its last one.
         proposal: Of node 0: counts the proposals.
         parts: Of node 0: the numbers of the proposed parts by node.
     """
@@ -48,15 +48,15 @@ class WorkerStatus:
         node_id: Ray's ID of its node.
         pid: The ID of its process, whose descendant its script is.
         network: The network of that address, such as 10.0.0.0/20, or None if other nodes can't reach it by one.
-        generation: Which start of the scripts this is about, from 0.
+        generation: Number of the start of the scripts, from 0.
         started_at: When its script was started (Unix time), or None before.
         silent_seconds: How long its script has given no sign of life.
-        has_steps: Whether its script has reported steps.
+        has_steps: True once its script has reported a step.
         status: Its script's exit status, or None while it runs.
         ended_at: When its script ended (Unix time), or None while it runs.
         words: Why its script ended.
         log: The end of its script's output, once that has ended.
-        has_ended: Whether its script has ended, and with --mpi all that runs on its behalf.
+        has_ended: True once its script has ended, and with --mpi all of its processes.
         is_stored: True once its last files have been stored, or could not be.
         not_stored: The reason why they could not be stored, or None.
         files: The files of its node, from the first worker of that; None from others.
@@ -98,12 +98,12 @@ class Directive:
 
     Attributes:
         group: The workers that it is for.
-        generation: Which start of the scripts it is about; a greater one than theirs starts the scripts again.
+        generation: Number of the start of the scripts; a greater number than theirs starts the scripts again.
         action: Run the scripts; end them by SIGTERM, or by SIGABRT because they hang, which leaves their stacks; or
             leave: the run is over for these workers.
         end_at: When what is left gets SIGKILL (Unix time).
         ranks: The ranks on nodes that are being reclaimed at that time.
-        wants_stacks: Whether the scripts' stacks should be read while they run on.
+        wants_stacks: True to read the scripts' stacks while they run on.
         past: Earlier groups, whose messages are ignored.
     """
 

@@ -22,7 +22,7 @@ def resolve(name: str, source: str, storage: RunStorage) -> str:
 
     Args:
         name: The input's name.
-        source: What the user gave for it.
+        source: The value of --input.
         storage: The run's folder; `run:OTHER` is next to it.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How long a run has held instances of the cluster."""
+"""Instance hours of a run: how long it has held instances of the cluster."""
 
 from __future__ import annotations
 

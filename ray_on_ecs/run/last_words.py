@@ -63,7 +63,7 @@ def _exception(said: list[str]) -> LastWords | None:
         return LastWords(said[-1], named[1], place) if named and place else None
     block = said[headers[-1] + 1 :]
     after = [(number, line) for number, line in enumerate(block) if not line.startswith(" ")]
-    # mpirun may write a line of another rank between those of a traceback.
+    # mpirun may write a line of another rank between the lines of a traceback.
     for number, line in after:
         if found := EXCEPTION.match(line):
             if found[1].startswith(OF_RAY):  # which has the error of the actor or task below it
@@ -76,7 +76,7 @@ def _exception(said: list[str]) -> LastWords | None:
 
 
 def _sentence(lines: Sequence[str]) -> str:
-    """Return the first line, and those that follow while it ends with a colon, which says nothing by itself."""
+    """Return the first line, and the next ones as long as it ends with a colon, since such a line explains nothing."""
     text, *rest = lines
     for line in rest:
         if not text.endswith(":"):

@@ -76,7 +76,7 @@ class MetricsLog:
             self._changed = min(self._changed, first)
 
     def read_line(self, line: str) -> None:
-        """Take the metrics of a line of output. What is matched but is no number counts as null."""
+        """Take the metrics of a line of output. A matched text that is not a number counts as null."""
         found = {name: match for name, pattern in self._patterns.items() if (match := pattern.search(line))}
         if (step := found.pop(STEP, None)) and (number := _number(step[1])) is not None:
             self.advance(int(number))

@@ -1,6 +1,6 @@
 """mpirun over the nodes of a cluster, without SSH.
 
-Rank 0's worker runs mpirun. To start a daemon of its own on another node, mpirun calls a launch agent; ours leaves the
+Rank 0's worker runs mpirun. To start its daemon on another node, mpirun calls a launch agent; ours leaves the
 daemon's command to rank 0's worker, who tells it to the first worker of that node, who runs it. The daemon then starts
 the program's processes there. Open MPI and the Hydra of MPICH and Intel MPI call their agents as they would call ssh.
 
@@ -165,13 +165,13 @@ class MpiRun(MpiProcess):
 class MpiNode:
     """mpirun's daemon on another node, once mpirun has asked for it; a context.
 
-    How the program is doing, rank 0's worker says: this one only says how the daemon has ended.
+    Rank 0's worker reports the program's status; this one only reports how the daemon ended.
 
     Args:
         node: The node's rank, or None on a worker that is not the first of its node and has nothing to do.
         variables: The environment of this worker.
         folder: The working directory.
-        on_line: Called with each line that the daemon itself writes. What the program writes is mpirun's output.
+        on_line: Called with each line that the daemon itself writes; the program's output is mpirun's.
         lock, mask: As for `ScriptProcess`.
     """
 
@@ -203,7 +203,7 @@ class MpiNode:
             self._daemon.__exit__(kind, error, trace)
 
     def describe(self, member: WorkerStatus) -> WorkerStatus:
-        """Return what the others should know of the worker: it has no end of its own."""
+        """Return the status of the worker for the others; its end is that of mpirun."""
         daemon_status = self._daemon.poll() if self._daemon else None
         silent_seconds = time.monotonic() - self.heard_at
         return replace(member, status=0, silent_seconds=silent_seconds, daemon_status=daemon_status)
@@ -268,7 +268,7 @@ def runner(python: str) -> tuple[str, ...]:
 
 
 def last_words(lines: Sequence[str], status: int) -> LastWords:
-    """Return what says best why a program has ended: its own last words, or those of mpirun.
+    """Return the best explanation of a program's end: its own last words, or mpirun's.
 
     Args:
         lines: The end of mpirun's output.
@@ -314,7 +314,7 @@ def _settings(agent: str, networks: Sequence[str]) -> dict[str, str]:
         "OMPI_MCA_rmaps_base_mapping_policy": "slot",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "HYDRA_ENV": "none",  # a process has the environment of its own node
+        "HYDRA_ENV": "none",  # a process has the environment of its node
         "HYDRA_LAUNCHER": "ssh",
         "HYDRA_LAUNCHER_EXEC": agent,
     }

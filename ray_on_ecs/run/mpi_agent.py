@@ -1,8 +1,8 @@
-"""What mpirun calls in place of ssh, to start its daemon on another node; the standard library alone.
+"""Launch agent that mpirun calls instead of ssh to start its daemon on another node; standard library only.
 
 usage: python -I -S mpi_agent.py FOLDER [ssh's flags] HOST COMMAND…
 
-It leaves the command in the folder for the worker beside mpirun, which passes it on, and ends as the daemon has ended.
+It leaves the command in a folder, from which rank 0's worker passes it on, and ends with the status of the daemon.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The packages of a script's requirements file, in a virtual environment beside the one that runs this program.
+"""The packages of a script's requirements file, in a virtual environment on top of the one that runs this program.
 
 It sees what is installed here and adds what the file asks for, so torch and Ray need not be installed again. pip reads
 the file in its place, as when its user types `pip install -r FILE` in the folder with the code. One worker resolves it
@@ -32,7 +32,7 @@ from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.storage import RunStorage
 
 LAST_LINES = 3
-# How often a node says how far a long installation is.
+# Interval of the progress lines of a long installation.
 NEWS_SECONDS = 30.0
 # TensorFlow with CUDA has 6 GiB.
 ROOM_BYTES = 8 * 2**30
@@ -48,10 +48,10 @@ LARGEST_SOURCE = 2**20
 
 @dataclass(frozen=True)
 class Resolution:
-    """The packages that pip has chosen for a requirements file, beside those that are installed.
+    """The packages that pip has chosen for a requirements file, in addition to the installed ones.
 
     Attributes:
-        source: A hash of the file, of those that it names, and of Python's version.
+        source: A hash of the file, of the files that it names, and of Python's version.
         versions: Those of packages from an index or an archive, by name.
         commits: The addresses of packages from a repository, `git+https://...@commit`, by name.
         local: Hashes of folders and archives that lie on the disk, by their path from the folder with the code.
@@ -176,7 +176,7 @@ class Requirements:
         return commits
 
     def _hash_of_files(self) -> str:
-        """Return a hash of the file and of those that it names.
+        """Return a hash of the file and of the files that it names.
 
         Raises:
             UsageError: It isn't on this node, or names a place of another machine.
@@ -209,7 +209,7 @@ class Requirements:
 
 
 def _texts(path: str, found: dict[str, str]) -> dict[str, str]:
-    """Return the texts of a requirements file and those that it names, which are relative to it."""
+    """Return the texts of a requirements file and of the files that it names, which are relative to it."""
     if path not in found and os.path.isfile(path):
         found[path] = text = Path(path).read_text(errors="replace")
         for other in OTHER_FILE.findall(text):

@@ -45,7 +45,7 @@ class ScriptProcess:
         argv: The command.
         variables: Its environment.
         folder: Its working directory.
-        on_line: Called with each line of its output, standard error included, on a thread of its own.
+        on_line: Called with each line of its output, standard error included, on another thread.
         lock: A file that is locked (shared) until the command and all that it has started have ended.
         mask: Hides secrets in each line.
 
@@ -126,7 +126,7 @@ class ScriptProcess:
         return replace(member, silent_seconds=math.inf, **ended)
 
     def has_ended(self, members: Mapping[int, WorkerStatus]) -> bool:
-        """Return whether nothing of the script runs any more."""
+        """Return whether all processes of the script have ended."""
         return self.poll() is not None
 
     def learn(self, members: Mapping[int, WorkerStatus]) -> None:

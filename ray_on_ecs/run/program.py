@@ -71,7 +71,7 @@ class RayProgram(ScriptWorker):
         return variables
 
     def _of_launcher(self) -> dict[str, str]:
-        """Return the variables of a Ray program, and in one of them those of its workers."""
+        """Return the variables of a Ray program; one of them holds the variables of its workers."""
         storage = self._storage.uri
         path = {program_main.STORAGE_VARIABLE: f"{storage}/{layout.RAY_FOLDER}"}
         needs = program_worker.needs_of(self._config, str(self._folder), self._settings["inputs"])

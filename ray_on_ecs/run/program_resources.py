@@ -107,7 +107,7 @@ class ProgramWatch:
             self._look()
         except Exception as cause:
             self.waits_since = None
-            print(f"ray-on-ecs: what the program waits for is not known ({one_line(cause)})", flush=True)
+            print(f"ray-on-ecs: the resources that the program waits for are unknown ({one_line(cause)})", flush=True)
 
     def was_reclaimed(self) -> bool:
         """Return whether the program's nodes are being reclaimed, or were a short while ago; says so once for each."""
@@ -140,7 +140,7 @@ class ProgramWatch:
         self._before = now
 
     def shortage(self, seconds: float) -> str | None:
-        """Return what the program has not got within so many seconds, or None if it need not wait any longer."""
+        """Return the resources that the program has not got within `seconds`, or None if it need not wait longer."""
         since, failover, wanted = self.waits_since, self._failover, self._told  # another thread changes them
         if since is None or not wanted or time.monotonic() - since < seconds:
             return None

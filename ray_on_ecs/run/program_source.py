@@ -27,7 +27,7 @@ def with_driver(config: RunConfig) -> RunConfig:
     """Return the settings with --driver if the script's source calls for it.
 
     Raises:
-        UsageError: They have another setting that a Ray program has no use for.
+        UsageError: A setting does not apply to Ray programs.
     """
     if config.driver or (reason := driver_reason(config)) is None:
         return config

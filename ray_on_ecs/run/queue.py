@@ -1,4 +1,4 @@
-"""Queue of the runs of one head: a run starts when the cluster can hold its workers beside those of the runs before.
+"""Queue of the runs of one head: a run starts when the cluster can hold its workers and those of the runs before it.
 
 First come, first served, without backfill: a small run does not pass a large one that waits. Each driver holds a
 ticket, a file that it has locked, so a driver that dies leaves the queue by itself, and a run that is submitted again
@@ -30,7 +30,7 @@ from ray_on_ecs.errors import counted
 POLL_SECONDS = 2.0
 STACK_POLLS = 30  # between two looks at the stack's description
 TIMEOUT_SECONDS = 10
-# Tickets by their names: those of runs that have begun sort before those that wait, and these by their time.
+# Names of tickets: runs that have begun sort before runs that wait, and these sort by time.
 TICKETS, BEGUN, WAITING = "*.ticket", "begun-", "waiting-"
 
 
@@ -100,7 +100,7 @@ class Place:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         written = self._path.with_suffix(".new")
         self._file = written.open("w")
-        fcntl.flock(self._file, fcntl.LOCK_EX)  # before it has its name: without a lock it is that of a dead driver
+        fcntl.flock(self._file, fcntl.LOCK_EX)  # before it has its name: a ticket without a lock is of a dead driver
         json.dump(asdict(self._ticket), self._file)
         self._file.flush()
         written.rename(self._path)
@@ -111,7 +111,7 @@ class Place:
         self._file.close()
 
     def tickets_before(self) -> list[Ticket]:
-        """Return the runs that have begun, and those that have waited for longer, in this order."""
+        """Return the runs that have begun, then the runs that have waited longer."""
         tickets = []
         for path in sorted(self._folder.glob(TICKETS)):
             if path == self._path or (path > self._path and path.name.startswith(WAITING)):
@@ -156,7 +156,7 @@ def folder_of(gcs_address: str) -> Path:
 def turn(ticket: Ticket, waits_behind: Callable[[Ticket], None]) -> Generator[None]:
     """Wait for the run's turn, and keep its place until the block ends.
 
-    Where no Ray cluster is named, the run starts one for itself and waits for nothing.
+    If RAY_ADDRESS is unset, the run starts its own Ray cluster and does not wait.
 
     Args:
         ticket: The run.
@@ -186,7 +186,7 @@ def turn(ticket: Ticket, waits_behind: Callable[[Ticket], None]) -> Generator[No
 
 
 def _gpus_of_stack() -> int:
-    """Return how many GPUs the stack can start; 0 where there is no stack."""
+    """Return how many GPUs the stack can start; 0 without a stack."""
     info = read_cluster_info()
     return info["scaling"]["workers"]["max"] * info["gpus"] if info else 0
 

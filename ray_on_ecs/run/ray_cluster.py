@@ -49,10 +49,10 @@ class WorkerAllocation:
 
     Attributes:
         num_workers: How many there are.
-        use_gpu: Whether each has a GPU.
+        use_gpu: True if each worker has a GPU.
         cpus_per_worker: The CPUs that each may use.
         limits: The fewest and the most, where their number may change while the run goes on.
-        leaves_cpu_workers: Whether its nodes must not be CPU workers, which are left to what prepares data.
+        leaves_cpu_workers: True if CPU workers, which prepare data, are not used.
     """
 
     num_workers: int
@@ -89,7 +89,7 @@ def connected(config: RunConfig) -> Generator[float]:
     """
     try:
         is_alone = connect(config)
-        with stoppable():  # Ray has set a handler of its own
+        with stoppable():  # Ray has set its own handler
             yield 0.0 if is_alone else config.worker_timeout
     finally:
         ray.shutdown()
@@ -102,7 +102,7 @@ def connect(config: RunConfig) -> bool:
         config: The run's settings.
 
     Returns:
-        Whether the cluster is this machine alone, started for this run.
+        True if the cluster is only this machine, started for this run.
 
     Raises:
         ResourceError: `RAY_ADDRESS` names a cluster that doesn't answer.
@@ -131,7 +131,7 @@ def _join_or_start(config: RunConfig, address: str) -> bool:
                     f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({cause}), or RAY_AUTH_TOKEN isn't its token"
                 ) from cause
     cpus = max(os.cpu_count() or 1, config.workers[0] if config.workers else WORKERS_WITHOUT_GPUS)
-    os.environ.setdefault(PREEMPTION_WATCHER, "0")  # the end of one's own machine is not announced
+    os.environ.setdefault(PREEMPTION_WATCHER, "0")  # the end of a laptop is not announced
     _start_here(partial(init, address="local", num_cpus=cpus))
     return True
 
@@ -202,7 +202,7 @@ def _find_room(config: RunConfig, seconds: float, console: Console) -> WorkerAll
 
 
 def _apart_from_cpu_workers(config: RunConfig, allocation: WorkerAllocation) -> WorkerAllocation:
-    """Return the allocation on nodes that are no CPU workers, if these have room for the workers."""
+    """Return the allocation on nodes that are not CPU workers, if these have room for the workers."""
     if allocation.use_gpu:  # which no CPU worker has
         return allocation
     nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -242,7 +242,7 @@ def zone_failover(console: Console, allocation: WorkerAllocation) -> Generator[N
         is_waiting = _is_waiting()
         if not is_waiting:
             watch = None  # the next wait may try each zone again
-        # A run has no workers for a moment whenever it starts some, and at its end.
+        # For a moment at its start and at its end, a run does not have workers.
         elif has_waited and (watch := watch or failover_of(console, fewest, allocation.use_gpu)):
             watch.look_if_due()
         has_waited = is_waiting
@@ -263,7 +263,7 @@ def has_places() -> bool:
 
 
 def _is_waiting() -> bool:
-    """Whether this driver's job has no worker at all, and no place for one; not if Ray doesn't answer.
+    """True if this driver's job has neither a worker nor a place for one; False if Ray does not answer.
 
     An elastic run doesn't even ask for places before it has room for its fewest workers. A group that lost one of its
     nodes may still run on the others.
@@ -401,7 +401,7 @@ def _check_reachable(address: str) -> None:
 
 @contextmanager
 def _pending_placement_group(config: RunConfig) -> Generator[None]:
-    """Ask Ray for the workers' resources: what starts instances looks at the requests that wait in Ray.
+    """Request the workers' resources from Ray: the scaling alarms count the requests that wait in Ray.
 
     A run that gives no number of workers asks for one, because one more node brings all its GPUs. The group holds what
     it gets, so it is removed before Ray Train asks for its own.
@@ -430,7 +430,7 @@ def _describe_resources(nodes: list[Resources]) -> str:
 def failover_of(
     console: Console, num_workers: int, use_gpu: bool, others_wait: Callable[[], bool] = other_jobs_wait
 ) -> ZoneFailover | None:
-    """Return the watch over EC2's instances for so many workers; None where no stack says which these are."""
+    """Return the zone failover for this many workers; None without a stack."""
 
     def say(line: str) -> None:
         console.print(escape(f"ray-on-ecs: {line}"), highlight=False, soft_wrap=True)
@@ -441,7 +441,7 @@ def failover_of(
 
 
 def _instances_needed(num_workers: int, use_gpu: bool, workers: ClusterInfo) -> int:
-    """Return on how many instances so many workers fit: one for each GPU, and any number of them without GPUs."""
+    """Return the number of instances that this many workers need: one worker per GPU, or all on one without GPUs."""
     return math.ceil(num_workers / (workers["gpus"] or 1)) if use_gpu else 1
 
 

@@ -1,4 +1,4 @@
-"""What the run of a script leaves beside its own files: metrics, their plot and TensorBoard events, and result.json."""
+"""Results of a script's run in addition to its own files: metrics, their plot, TensorBoard events, result.json."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def write_results(
     Args:
         storage: The run's folder.
         config: The run's settings.
-        summary: What rank 0 returned: `hardware`, and `started_at`, when its script was started (Unix time).
-        cost: What its instances have cost, if that is known.
+        summary: The return value of rank 0: `hardware`, and `started_at`, when its script was started (Unix time).
+        cost: Cost of its instances, if that is known.
         earlier: Time and cost of the commands before this one.
 
     Returns:

@@ -66,7 +66,7 @@ ROOM_BYTES = 2 * 2**30
 
 @dataclass(frozen=True)
 class Part:
-    """What is stored of one node's folder.
+    """Stored state of one node's folder.
 
     Attributes:
         number: Counts the parts of a node since the folder was reset.
@@ -90,7 +90,7 @@ class RunFolder:
         node: The node's rank.
         node_id: The node's ID, if another node is on its machine.
         place_code: Writes the user's code into a new folder.
-        is_direct: Whether this is the only node, and the script itself may write into the storage, which is a folder.
+        is_direct: True on the only node of a run whose storage is a folder, into which the script itself may write.
         exclude: Patterns, as in .gitignore, of files that are not kept.
         max_bytes: The bytes of all files that are kept.
 
@@ -98,7 +98,7 @@ class RunFolder:
         folder: The working directory of the script.
         target: The folder in the storage below which its files stand at the run's end.
         part: The last part that was stored.
-        is_current: Whether the folder was as in that part when it was last looked at.
+        is_current: True if the folder was equal to that part when it was last scanned.
         failed: Why files could not be stored, by their names.
     """
 
@@ -162,7 +162,7 @@ class RunFolder:
         self.begin(1)
 
     def _out_of_place(self, snapshot: Snapshot) -> Snapshot:
-        """Store as versions the files that a snapshot has in this folder, which is about to be made anew."""
+        """Store as versions the files that a snapshot has in this folder, which is about to be recreated."""
         files = dict(snapshot.files)
         for name, kept in snapshot.files.items():
             if kept.key.startswith(f"{self.target}/"):
@@ -190,7 +190,7 @@ class RunFolder:
 
     @property
     def outside(self) -> list[str]:
-        """What the script has made beside the folder, by relative paths: it is not kept."""
+        """Relative paths of files that the script has made next to the folder: they are not kept."""
         with suppress(OSError):
             beside = {*self.folder.parent.iterdir()} - {self.folder, *self._earlier}
             return sorted(f"../{each.name}" for each in beside)
@@ -232,7 +232,7 @@ class RunFolder:
 
         Args:
             writers: The script's processes.
-            at_once: Whether it is not too early: the others wait for the answer.
+            at_once: True to scan the folder now, because the others wait for the answer.
 
         Raises:
             OSError: The storage can't be written; the next call tries again.
@@ -292,7 +292,7 @@ class RunFolder:
         self._committed |= keys
 
     def committed(self, keys: Set[str]) -> set[str]:
-        """Take note of the objects of the last snapshot; return those that were needed before and are not any more."""
+        """Take note of the objects of the last snapshot; return the ones that are no longer needed."""
         in_use = keys | self._keys
         old, self._committed = self._committed, set(keys)
         return old - in_use
@@ -302,7 +302,7 @@ class RunFolder:
         return {kept.key for kept in self.part.files.values()}
 
     def _changed(self) -> Scan:
-        """Return the files that this node keeps: those that its script has created or changed."""
+        """Return the files that this node keeps: the ones that its script has created or changed."""
         found = self._scanner.scan()
         return {n: s for n, s in found.items() if self._base.get(n) != s and self._of_others.get(n) != s}
 
@@ -311,7 +311,7 @@ class RunFolder:
         return data == stored and logs <= self.part.states.keys()
 
     def _logs(self, found: Scan, held: Mapping[str, bool], now: float) -> tuple[set[str], set[str]]:
-        """Return the files that are written until the run ends, and those that hold up a part."""
+        """Return the files that are written until the run ends, and the files that hold up a part."""
         changing = {name for name, state in found.items() if self._last.get(name, state) != state}
         self._last = found
         self._changing_since = {name: self._changing_since.get(name, now) for name in changing}
@@ -368,7 +368,7 @@ class RunFolder:
     def _upload_all(
         self, copies: Mapping[str, Path], states: Scan, logs: set[str], number: int
     ) -> tuple[dict[str, KeptFile], dict[str, str]]:
-        """Upload files; return those that are stored, and why others could not be.
+        """Upload files; return the stored ones, and the reasons why others could not be stored.
 
         Raises:
             OSError: The storage can't be written at all.
@@ -407,7 +407,7 @@ class RunFolder:
         if is_log and known and known.is_log:
             return known.key
         key = key_of(self.target, name)
-        # On a disk, the place of a folder may be that of an earlier file, or the other way round.
+        # On a disk, a folder may be where a file was, or the other way round.
         is_free = self._node == 0 and not self._storage.is_local and key not in self._committed | self._keys
         return key if is_free else key_of(f"{layout.VERSIONS_FOLDER}/{self._node}-{number}-{self._lease}", name)
 

@@ -14,7 +14,7 @@ from ray_on_ecs.tracking.storage import RunStorage
 
 
 def take(config: RunConfig) -> dict[str, str]:
-    """Return the values that are to be stored: of a job, `ray-on-ecs run` has stored them.
+    """Return the values to store; `ray-on-ecs run` has already stored those of a job.
 
     Raises:
         UsageError: A variable is not set, or its value can't be hidden or stored.

@@ -31,7 +31,7 @@ MARGIN_SECONDS = 5.0
 STORE_SECONDS = 30.0
 # How long workers without a script may take to leave.
 LEAVE_SECONDS = 2.0
-# A rank that left with 0 so much before the others failed is named with them.
+# A rank that left with 0 at least this long before the others failed is named with them.
 EARLY_SECONDS = 0.5
 SILENT_SECONDS = 600.0
 # Files in a hint.
@@ -66,7 +66,7 @@ class ScriptGroup:
 
     Attributes:
         error: Why the run was given up, or None.
-        is_reclaimed: Whether the scripts have ended because nodes are being reclaimed.
+        is_reclaimed: True if the scripts have ended because nodes are being reclaimed.
     """
 
     def __init__(
@@ -125,12 +125,12 @@ class ScriptGroup:
 
     @property
     def has_workers(self) -> bool:
-        """Whether workers have told of themselves since the last call of Ray Train's `fit`."""
+        """True once workers have reported since the last call of Ray Train's `fit`."""
         return bool(self._directive.group)
 
     @property
     def waits_until(self) -> float:
-        """When the workers should have ended and stored everything (Unix time)."""
+        """Deadline of the workers to end and to store everything (Unix time)."""
         return self._directive.end_at + (STORE_SECONDS if self._directive.group else LEAVE_SECONDS)
 
     def _step(self, members: WorkerStatuses) -> None:

@@ -3,7 +3,7 @@
 Each node tells which part its folder is at. When all do, node 0 proposes these parts, and a node confirms if its folder
 is as in its part when it looks again: so all nodes were at their parts when node 0 proposed them.
 
-A script may go on before that. So each node also tells of which parts of the others it knew before it stored its last
+A script may continue before that. So each node also reports which parts of the others it knew before it stored its last
 one. If the others still are at these, node 0 proposes all of them, and that node need not confirm: all nodes were at
 their parts when it stored its own.
 """
@@ -51,10 +51,10 @@ class SnapshotRounds:
         folder: The node's folder, which has just been reset.
         node: The node's rank.
         nodes: The number of nodes.
-        key: Tells these scripts' parts from those of others before them.
+        key: Distinguishes the parts of these scripts from the parts of earlier ones.
 
     Attributes:
-        status: What the node tells the others.
+        status: The status that the node reports to the others.
     """
 
     def __init__(self, storage: RunStorage, folder: RunFolder, node: int, nodes: int, key: str = "") -> None:
@@ -75,7 +75,7 @@ class SnapshotRounds:
         """Look at the folder, store a part of it once it is quiet, and on node 0 a snapshot once all nodes agree.
 
         Args:
-            statuses: What the nodes have told, by their ranks.
+            statuses: The statuses of the nodes, by their ranks.
             writers: The script's processes on this node.
 
         Raises:
@@ -120,7 +120,7 @@ class SnapshotRounds:
         """Tell how the folder is; on node 0 look at the proposal.
 
         Args:
-            statuses: What the nodes had told before this node has looked at its folder.
+            statuses: The statuses of the nodes from before this node scanned its folder.
         """
         part = self._folder.part.number
         if part != self._seen_part:  # it was stored in this look

@@ -28,9 +28,9 @@ class Stop(KeyboardInterrupt):
 
 @contextmanager
 def stoppable() -> Generator[None]:
-    """Raise `Stop` at these signals until the block ends, but for those that this process was started to ignore.
+    """Raise `Stop` at these signals until the block ends, except signals that this process was started to ignore.
 
-    Ray sets a handler of its own for SIGTERM when the driver joins a cluster: the block belongs after that.
+    Ray sets its own handler of SIGTERM when the driver joins a cluster: enter the block after that.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -5,7 +5,7 @@ the time of the end, as FD
 
 When the first pipe closes, because the process at its other end has died however it may, the command gets SIGTERM, and
 30 s; a byte in that pipe leaves it none. When the command has ended, all that it has started is killed: nothing of it
-keeps a GPU. A process of its own sees to that, because Ray kills the children of a worker that ends, and them alone. A
+keeps a GPU. A separate process does this, because Ray kills only the direct children of a worker that ends. A
 process that has left the command's process group, as mpirun's do, is known by a variable of its environment. SIGTERM
 and SIGABRT are passed on to the command.
 """

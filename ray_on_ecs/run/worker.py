@@ -151,7 +151,7 @@ class ScriptWorker:
         """Prepare the node, and run the script as often as the driver says."""
         self._talk()  # what follows may take long, and the driver ends workers that do not begin
         self._storage.check_shared()
-        # Into the script's environment alone: what Ray is given for its processes, its dashboard shows.
+        # Only into the script's environment: Ray's dashboard shows the environment that Ray gives its processes.
         self._secrets = secrets.read_on_node(self._config.secret, self._storage.uri)
         self._mask = secrets.masker(self._secrets.values())
         if self._local_rank == 0:
@@ -260,14 +260,14 @@ class ScriptWorker:
 
     @property
     def _is_to_run(self) -> bool:
-        """Whether the driver wants the script of this generation to run."""
+        """True while the driver wants the script of this generation to run."""
         directive = self._directive
         is_of_now = directive is not None and directive.generation == self._member.generation
         return directive is not None and is_of_now and directive.action == "run" and not self._is_alone
 
     @property
     def _is_alone(self) -> bool:
-        """Whether the driver is lost."""
+        """True once the driver is lost."""
         return self._unheard_since is not None and time.monotonic() - self._unheard_since > LOST_SECONDS
 
     @property
@@ -462,14 +462,14 @@ class ScriptWorker:
             self._member = replace(self._member, not_stored=one_line(cause))
         else:
             if outside := self._run_folder.outside:
-                print(f"not kept, because it is beside the working directory: {', '.join(outside)}", flush=True)
+                print(f"not kept, because it is outside the working directory: {', '.join(outside)}", flush=True)
             if failed := self._run_folder.failed:
                 reason = "; ".join(f"{name}: {why}" for name, why in failed.items())
                 self._member = replace(self._member, not_stored=reason)
 
     @property
     def _was_killed(self) -> bool:
-        """Whether a script of this node was killed, perhaps in the middle of writing."""
+        """True if a script of this node was killed, perhaps in the middle of a write."""
         return any(map(self._is_killed, self._node)) or (self._config.mpi and self._is_killed(self._members.get(0)))
 
     def _is_killed(self, worker: WorkerStatus | None) -> bool:
@@ -484,7 +484,7 @@ class ScriptWorker:
 
     @property
     def _files(self) -> dict[int, FilesStatus]:
-        """What the nodes have told of their files."""
+        """File statuses of the nodes, by their ranks."""
         return {each.node_rank: each.files for each in list(self._members.values()) if each.files}
 
     def _take_reports(self) -> None:

@@ -46,7 +46,7 @@ def worker_file(run_uri: str, rank: int) -> Path:
 
 
 def about_worker(rank: int) -> dict[str, Any]:
-    """Return what that file says of this process."""
+    """Return the content of that file for this process."""
     context = ray.get_runtime_context()
     return {
         "rank": rank,
@@ -59,7 +59,7 @@ def about_worker(rank: int) -> dict[str, Any]:
 
 
 def collect(run_uri: str) -> list[WorkerDump]:
-    """Collect what this driver's workers have left on all nodes, by rank, and kill those that are still there.
+    """Collect the dumps of this driver's workers from all nodes, by rank, and kill workers that still run.
 
     Those of an earlier driver of the same run are killed too, but not returned: their failure is another one.
     """

@@ -11,7 +11,7 @@ from ray.train import collective
 
 @dataclass(frozen=True)
 class WorkerRank:
-    """The ranks of a worker and the sizes of its group; by default those of an only worker.
+    """Ranks of a worker and sizes of its group; the defaults are of a group of one.
 
     Attributes:
         rank: Its rank among all workers.
@@ -29,7 +29,7 @@ class WorkerRank:
 
     @classmethod
     def of_ray_train(cls) -> WorkerRank:
-        """Return that of this process, which is a worker of Ray Train."""
+        """Return the rank of this process, which is a worker of Ray Train."""
         context = ray.train.get_context()
         return cls(
             context.get_world_rank(),

@@ -28,7 +28,7 @@ RECENT = timedelta(minutes=15)
 PATIENCE = timedelta(minutes=5)
 ACTIVITIES = 50
 
-# What EC2 Auto Scaling writes when EC2 has no instance, and when the account may have none. A group of one type gives
+# Messages of EC2 Auto Scaling when EC2 lacks capacity, and when a quota is reached. A group of one type gives
 # EC2's sentence, a group of several its code, too.
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ts-as-instancelaunchfailure.html
 CAPACITY = re.compile(r"Insufficient\w*Capacity|UnfulfillableCapacity|not have sufficient|no Spot capacity", re.I)
@@ -42,24 +42,24 @@ class Failure:
     """A launch that failed.
 
     Attributes:
-        message: What EC2 Auto Scaling says of it.
+        message: The message of EC2 Auto Scaling.
     """
 
     message: str
 
     @property
     def is_of_capacity(self) -> bool:
-        """Whether EC2 has no such instance at the moment."""
+        """True if EC2 lacks capacity of this type at the moment."""
         return CAPACITY.search(self.message) is not None
 
     @property
     def is_of_quota(self) -> bool:
-        """Whether the account may have no more of them."""
+        """True if the quota of the account is reached."""
         return QUOTA.search(self.message) is not None
 
     @property
     def is_on_spot(self) -> bool:
-        """Whether it was to be a spot instance."""
+        """True for a Spot Instance request."""
         return re.search("spot", self.message, re.I) is not None
 
     @property
@@ -122,7 +122,7 @@ class ZoneFailover:
         now: Returns the time.
 
     Attributes:
-        shortage: What EC2 lacks and the way out, on one line; empty as long as nothing is known to be lacking.
+        shortage: The missing capacity and the way out, on one line; empty while none is known to be missing.
     """
 
     def __init__(

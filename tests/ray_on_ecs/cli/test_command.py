@@ -213,7 +213,7 @@ def test_what_is_no_stack_is_one_line(
     with pytest.raises(UsageError, match="--outputs: /nowhere can't be read"):
         find(None, "/nowhere")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="there is no command pulumi; install Pulumi, or give"):
+    with pytest.raises(UsageError, match="command not found: pulumi; install Pulumi, or give"):
         find(None, None)
 
 

@@ -62,7 +62,7 @@ def test_all_is_well(stack: Laptop) -> None:
     assert done.stdout.splitlines()[0] == "ok  AWS CLI: aws-cli/2.31.0"
     assert line_of(done, "quota") == "Running On-Demand G and VT instances: 64 vCPUs, 8 needed | "
     assert line_of(done, "bucket") == f"{stack.outputs['bucket']}/runs/ can be read and written | "
-    assert line_of(done, "nodes") == "2 beside the head | "
+    assert line_of(done, "nodes") == "2 and the head | "
     assert (
         line_of(done, "workers")
         == "2 instances of GPU workers; the stack's instances cost 140 USD a month while idle | "
@@ -82,7 +82,7 @@ def test_without_the_plugin_it_says_how_to_install_it(stack: Laptop, tmp_path: P
     (tmp_path / "bin" / "aws").symlink_to(BIN / "aws")
     done = stack.run("doctor", PATH=f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:/usr/bin:/bin")
     failed(done, "Session Manager plugin")
-    assert "there is no command session-manager-plugin | " in line_of(done, "Session Manager plugin")
+    assert "command not found: session-manager-plugin | " in line_of(done, "Session Manager plugin")
     assert "session-manager-downloads/plugin/latest/" in line_of(done, "Session Manager plugin")
     assert line_of(done, "Ray") == "not checked without Session Manager plugin | "
     assert states(done)["services"] == "ok", "what does not need it is checked"
@@ -91,7 +91,7 @@ def test_without_the_plugin_it_says_how_to_install_it(stack: Laptop, tmp_path: P
 def test_without_pulumi_and_a_file_there_is_no_stack(stack: Laptop) -> None:
     done = stack.run_alone("doctor")
     failed(done, "stack")
-    assert "there is no command pulumi" in line_of(done, "stack")
+    assert "command not found: pulumi" in line_of(done, "stack")
     assert states(done)["code"] == SKIPPED
 
 
@@ -284,7 +284,7 @@ def test_nodes_that_have_ended_are_named(stack: Laptop) -> None:
     stack.head.nodes[1] |= lost
     done = stack.run("doctor")
     assert states(done)["nodes"] == "!"
-    assert line_of(done, "nodes").startswith("1 beside the head; 1 ended unexpectedly within an hour, the last one: ")
+    assert line_of(done, "nodes").startswith("1 and the head; 1 ended unexpectedly within an hour, the last one: ")
 
 
 def test_where_nothing_answers_it_ends_within_a_minute(stack: Laptop) -> None:

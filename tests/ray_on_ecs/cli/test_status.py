@@ -172,7 +172,7 @@ def test_the_outputs_file_has_to_be_there_and_of_a_stack_that_is_up(stack: Lapto
 def test_without_pulumi_and_without_a_file_it_says_what_to_do(stack: Laptop) -> None:
     done = stack.run_alone("status")
     assert done.returncode == 2
-    assert done.stderr.startswith("ray-on-ecs: there is no command pulumi; install Pulumi, or give the stack's outputs")
+    assert done.stderr.startswith("ray-on-ecs: command not found: pulumi; install Pulumi, or give the stack's outputs")
 
 
 def test_a_failed_deployment_is_named(stack: Laptop) -> None:
