@@ -358,9 +358,9 @@ def _needed_vcpus(types: list[dict[str, Any]], most: int, *, spot: bool) -> dict
     With spot, the on-demand workers have another quota, which is left out.
     """
     needed: Counter[str] = Counter()
-    for each in types:
-        if quota := quota_code(each["InstanceType"], spot=spot):
-            needed[quota] = max(needed[quota], most * each["VCpuInfo"]["DefaultVCpus"])
+    for instance_type in types:
+        if quota := quota_code(instance_type["InstanceType"], spot=spot):
+            needed[quota] = max(needed[quota], most * instance_type["VCpuInfo"]["DefaultVCpus"])
     return dict(needed)
 
 
@@ -388,8 +388,8 @@ def _bucket(found: Examined) -> str:
             f"you may not list {stack.bucket} ({refused.code}); ask for s3:ListBucket and s3:GetObject, without which "
             "runs and fetch show nothing"
         ) from refused
-    for each in listed.get("Contents", ()):
-        missing += _refused(stack, "s3:GetObject", "head_object", Key=each["Key"])
+    for item in listed.get("Contents", ()):
+        missing += _refused(stack, "s3:GetObject", "head_object", Key=item["Key"])
     if missing:
         raise Problem(f"you may not read {stack.bucket}/{prefix}; ask for {missing[0]}, without which fetch fails")
     probe = f"{prefix}.doctor-{uuid4().hex}"
@@ -420,15 +420,15 @@ def _services(found: Examined) -> str:
     if lost := [kind for kind in stack.services if kind not in described]:
         raise Problem(f"ECS has no service of the {', '.join(lost)} any more", UP)
     found.services = described
-    found.running = {kind: each["runningCount"] for kind, each in described.items()}
+    found.running = {kind: service["runningCount"] for kind, service in described.items()}
     line = ", ".join(
-        f"{kind} {each['runningCount']} of {each['desiredCount']} running" for kind, each in described.items()
+        f"{kind} {service['runningCount']} of {service['desiredCount']} running" for kind, service in described.items()
     )
-    unsteady = [each for each in described.values() if each["runningCount"] < each["desiredCount"]]
+    unsteady = [service for service in described.values() if service["runningCount"] < service["desiredCount"]]
     if not unsteady:
         return line
-    stops = [stop for each in unsteady if (stop := aws.last_stop(stack, each))]
-    events = [one_line(event["message"]) for each in unsteady for event in each.get("events", ())]
+    stops = [stop for service in unsteady if (stop := aws.last_stop(stack, service))]
+    events = [one_line(event["message"]) for service in unsteady for event in service.get("events", ())]
     said = next(iter([*stops, *events]), "nothing yet")
     logs = _tail_logs(stack)
     if not found.running.get("head"):
@@ -488,12 +488,12 @@ def _version(found: Examined) -> str:
 
 def _nodes(found: Examined) -> str:
     known = nodes(_head(found))
-    alive = [each for each in known if each["state"] == ALIVE]
+    alive = [node for node in known if node["state"] == ALIVE]
     line = f"{len(alive) - 1} and the head"
     date = _head(found).date()
     now = parsedate_to_datetime(date).timestamp() if date else time.time()
-    gone = [each for each in known if each["state"] != ALIVE and now - each["end_time_ms"] / 1000 < EXITED_SECONDS]
-    lost = [each for each in gone if "unexpected" in (each["state_message"] or "").lower()]
+    gone = [node for node in known if node["state"] != ALIVE and now - node["end_time_ms"] / 1000 < EXITED_SECONDS]
+    lost = [node for node in gone if "unexpected" in (node["state_message"] or "").lower()]
     if lost:
         why = one_line(lost[-1]["state_message"])
         raise Notice(f"{line}; {len(lost)} ended unexpectedly within an hour, the last one: {why}")

@@ -80,13 +80,13 @@ def _delete_code(folders: Folders, kept: Iterable[str], jobs: Sequence[Job], old
         needed = [str(document.get("settings", {}).get("code")) for document in documents]
         needed += [str(job.get("entrypoint")) for job in jobs]
         unused = [
-            each
-            for each in listed
-            if folders.now - (each.mtime_ns or 0) / 1e9 > older_than * DAY_SECONDS
-            and not any(each.base_name in code for code in needed)
+            archive
+            for archive in listed
+            if folders.now - (archive.mtime_ns or 0) / 1e9 > older_than * DAY_SECONDS
+            and not any(archive.base_name in code for code in needed)
         ]
-        for each in unused:
-            storage.filesystem.delete_file(each.path)
+        for archive in unused:
+            storage.filesystem.delete_file(archive.path)
     except (OSError, ValueError) as cause:
         raise ResourceError(f"code that no run needs can't be deleted ({one_line(cause)}); try again") from cause
     return len(unused)

@@ -70,15 +70,15 @@ def read_ray(head: Head, jobs: Sequence[Job]) -> Document:
     load = status.get("loadMetricsReport") or {}
     # By the head's clock: this machine's may be another.
     now = status.get("time") or time.time()
-    there = [_node(each, load, now) for each in nodes(head) if each["state"] == ALIVE]
-    used = sum(each["gpus_used"] for each in there)
+    there = [_node(node, load, now) for node in nodes(head) if node["state"] == ALIVE]
+    used = sum(node["gpus_used"] for node in there)
     states = Counter(job["status"] for job in jobs)
     return {
         "ray_version": head.get("/api/version")["ray_version"],
         "nodes": there,
         "gpus": {
             "used": used,
-            "there": sum(each["gpus"] for each in there),
+            "there": sum(node["gpus"] for node in there),
             "wanted": used + _waiting("GPU", load),
         },
         "jobs": {"running": states["RUNNING"], "queued": states["PENDING"]},
@@ -142,11 +142,11 @@ def read_aws(stack: Stack, there: Sequence[Document] | None) -> Document:
         "region": stack.region,
         "services": {
             kind: {
-                "running": each["runningCount"],
-                "desired": each["desiredCount"],
-                "fault": ask("tasks", lambda each=each: service_fault(stack, each)),
+                "running": service["runningCount"],
+                "desired": service["desiredCount"],
+                "fault": ask("tasks", lambda service=service: service_fault(stack, service)),
             }
-            for kind, each in (services or {}).items()
+            for kind, service in (services or {}).items()
         },
         "hourly_usd": {"estimated": stack.estimated_hourly_usd},
         "idle_monthly_usd": idle_monthly_usd(workers) if workers else None,
@@ -160,7 +160,7 @@ def read_aws(stack: Stack, there: Sequence[Document] | None) -> Document:
     if group:
         found["group"] = {
             "desired": group["DesiredCapacity"],
-            "has": sum(each["LifecycleState"] == "InService" for each in group["Instances"]),
+            "has": sum(instance["LifecycleState"] == "InService" for instance in group["Instances"]),
             "unhealthy": aws.unhealthy(group),
             "failure": ask("activities", lambda: aws.launch_failure(stack, workers)),
         }
@@ -168,7 +168,7 @@ def read_aws(stack: Stack, there: Sequence[Document] | None) -> Document:
     if there is not None:
         starting = max(0, len(group["Instances"]) - numbers[WORKERS]) if group else 0
         spot = {}
-        if workers["spot"] or any(each["market"] == SPOT for each in there):
+        if workers["spot"] or any(node["market"] == SPOT for node in there):
             spot = ask("spot prices", lambda: aws.spot_usd(stack, workers)) or {}
         found["hourly_usd"] |= costs(there, starting, workers, spot)
     scaling = workers["scaling"]
@@ -219,9 +219,9 @@ def _instance(found: dict[str, Any]) -> Document:
 def _numbers(there: Sequence[Document] | None, found: Document) -> dict[str, int]:
     """Return how many nodes there are of each kind; as ECS counts them if Ray can't be asked."""
     if there is not None:
-        counted = Counter(each["kind"] for each in there)
+        counted = Counter(node["kind"] for node in there)
     else:
-        counted = Counter({kind: each["running"] for kind, each in found["services"].items()})
+        counted = Counter({kind: service["running"] for kind, service in found["services"].items()})
     if group := found.get("group"):
         counted[WORKERS] = max(counted[WORKERS], group["has"]) if there is None else counted[WORKERS]
     return {kind: counted[kind] for kind in (HEAD, WORKERS, CPU_WORKERS)}
@@ -239,7 +239,7 @@ def costs(there: Sequence[Document], starting: int, workers: ClusterInfo, spot: 
     nodes = [*there, *[{"kind": WORKERS, "instance_type": None, "market": None}] * starting]
     found: Document = {"starting": starting}
     for kind in (HEAD, WORKERS, CPU_WORKERS):
-        prices = [_price(each, workers, spot) for each in nodes if each["kind"] == kind]
+        prices = [_price(node, workers, spot) for node in nodes if node["kind"] == kind]
         if None not in prices:
             found[kind] = round(sum(filter(None, prices)), 4)
     if len(found) == 4:
@@ -316,22 +316,23 @@ def lines(found: Document) -> Iterator[str]:
         yield from _ray_lines(found)
     if "services" in found:
         services = ", ".join(
-            f"{kind} {each['running']} of {each['desired']} running" for kind, each in found["services"].items()
+            f"{kind} {service['running']} of {service['desired']} running"
+            for kind, service in found["services"].items()
         )
         yield _line("ECS", services or _unknown(unknown, "services"))
-        for kind, each in found["services"].items():
-            if each["fault"]:
-                yield _line("", f"{kind}: {each['fault']}")
+        for kind, service in found["services"].items():
+            if service["fault"]:
+                yield _line("", f"{kind}: {service['fault']}")
         yield _line("EC2", _group_line(found.get("group")) or _unknown(unknown, "group", "workers"))
         yield _line("cost", _cost_line(found))
         stops = found.get("stops") or [_unknown(unknown, "stops", "workers")]
-        yield from (_line("" if index else "stops", each) for index, each in enumerate(stops))
+        yield from (_line("" if index else "stops", stop) for index, stop in enumerate(stops))
         if "alarms" in unknown and "stops" in found:
             yield _line("alarms", _unknown(unknown, "alarms"))
 
 
 def _ray_lines(found: Document) -> Iterator[str]:
-    for head in (each for each in found["nodes"] if each["kind"] == HEAD):
+    for head in (node for node in found["nodes"] if node["kind"] == HEAD):
         instance = found.get("head") or {}
         place = _place(instance.get("instance_type"), instance.get("zone"))
         cpus = "" if "services" in found else _use([head])
@@ -341,9 +342,9 @@ def _ray_lines(found: Document) -> Iterator[str]:
     for kind in (WORKERS, CPU_WORKERS):
         keys = ("instance_type", "market", "zone")
         alike: dict[tuple[Any, ...], list[Document]] = {}
-        for each in found["nodes"]:
-            if each["kind"] == kind:
-                alike.setdefault(tuple(each[key] for key in keys), []).append(each)
+        for node in found["nodes"]:
+            if node["kind"] == kind:
+                alike.setdefault(tuple(node[key] for key in keys), []).append(node)
         for (instance_type, market, zone), members in alike.items():
             yield _line(kind, f"{len(members)} x {_place(instance_type or 'node', zone, market)}: {_use(members)}")
         if not alike and kind in found.get("services", {}):
@@ -352,8 +353,8 @@ def _ray_lines(found: Document) -> Iterator[str]:
     yield _line("GPUs", f"{gpus['used']:g} in use, {gpus['there']:g} there, {gpus['wanted']:g} wanted")
     queued = jobs["queued"] + len(queue)
     yield _line("jobs", f"{jobs['running'] - len(queue)} running, {queued} queued")
-    for index, each in enumerate(queue):
-        yield _line("" if index else "queue", f"{each['run']} ({each['owner']}) behind {each['behind']}")
+    for index, run in enumerate(queue):
+        yield _line("" if index else "queue", f"{run['run']} ({run['owner']}) behind {run['behind']}")
 
 
 def _place(instance_type: str | None, zone: str | None, market: str | None = None) -> str:
@@ -363,8 +364,8 @@ def _place(instance_type: str | None, zone: str | None, market: str | None = Non
 
 def _use(members: Sequence[Document]) -> str:
     """Return how much of these nodes' GPUs, or CPUs if they have none, is used."""
-    unit = "GPU" if any(each["gpus"] for each in members) else "CPU"
-    total, used = (sum(each[f"{unit.lower()}s{end}"] for each in members) for end in ("", "_used"))
+    unit = "GPU" if any(node["gpus"] for node in members) else "CPU"
+    total, used = (sum(node[f"{unit.lower()}s{end}"] for node in members) for end in ("", "_used"))
     return f"{used:g} of {total:g} {unit}s in use"
 
 

@@ -45,7 +45,7 @@ class Code:
     def of(cls, config: RunConfig) -> Code:
         """Return the code that settings name, which `store` has returned."""
         archive, _, name = str(config.code).rpartition(f"{code_archive.SUFFIX}=")
-        return cls(name, archive + code_archive.SUFFIX, {each: config.folder / each for each in config.link})
+        return cls(name, archive + code_archive.SUFFIX, {link: config.folder / link for link in config.link})
 
     def place(self, folder: Path) -> None:
         """Write the code into a new folder.
@@ -81,28 +81,28 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     files = list_code(folder, config.include, config.exclude, never=inside)
     for line in files.describe_left_out():
         say(line)
-    large = tuple(each.name for each in files.files if links and each.size > LARGE_BYTES)
+    large = tuple(file.name for file in files.files if links and file.size > LARGE_BYTES)
     if len(large) > MAX_LINKS:
         raise UsageError(
             f"--working-dir: {folder} has {len(large):,} files of more than {LARGE_BYTES / 2**20:.0f} MiB, and at most "
             f"{MAX_LINKS} can be linked; leave them out by --exclude, and give their folder as --input"
         )
-    files = replace(files, files=tuple(each for each in files.files if each.name not in large))
+    files = replace(files, files=tuple(file for file in files.files if file.name not in large))
     if not (config.include or config.exclude):
         check_size(folder, files.files)
     base = storage.uri.removesuffix(f"/{storage.run_name}")
     try:
-        with progress("uploading the code", sum(each.size for each in files.files)) as on_bytes:
+        with progress("uploading the code", sum(file.size for file in files.files)) as on_bytes:
             digest = code_archive.store(files, storage.filesystem, storage.base, on_bytes)
     except OSError as cause:
         raise UsageError(f"--storage-path: the code can't be stored in {base} ({short_reason(cause)})") from cause
     git = code_archive.revision(folder)
-    largest = sorted((each for each in files.left_out if each.is_ignored and each.name.isprintable()), key=_by_size)
+    largest = sorted((file for file in files.left_out if file.is_ignored and file.name.isprintable()), key=_by_size)
     return replace(
         config,
         code=f"{base}/{code_archive.FOLDER}/{digest}{code_archive.SUFFIX}={folder.name or 'code'}",
         link=large,
-        left_out=tuple(each.name for each in largest[:MAX_NAMES]),
+        left_out=tuple(file.name for file in largest[:MAX_NAMES]),
         revision=git["GIT_COMMIT"] + ("-dirty" if git["GIT_DIRTY"] == "1" else "") if git else None,
     )
 

@@ -115,8 +115,8 @@ def _publish(storage: RunStorage, console: Console) -> None:
 
 def newest_of_script(storage: RunStorage) -> tuple[str, datetime] | None:
     """Return the name and time of the newest file of the last snapshot or of the newest checkpoint, or None."""
-    stored = [each for each in (_newest_file(storage), _newest_checkpoint(storage)) if each]
-    return max(stored, key=lambda each: each[1], default=None)
+    stored = [file for file in (_newest_file(storage), _newest_checkpoint(storage)) if file]
+    return max(stored, key=lambda file: file[1], default=None)
 
 
 def _newest_checkpoint(storage: RunStorage) -> tuple[str, datetime] | None:
@@ -176,7 +176,7 @@ def _print_summary(document: dict[str, Any], console: Console) -> None:
 def _print_failed_trials(storage: RunStorage, console: Console) -> None:
     """Say how many trials of Ray Tune have failed in a program that has ended well, if any have."""
     trials = storage.read_json(layout.TRIALS) or {}
-    if failed := sum(each["status"] == "ERROR" for each in trials.values()):
+    if failed := sum(trial["status"] == "ERROR" for trial in trials.values()):
         where = f"{layout.TRIALS} says which, and error.txt in a trial's folder why"
         console.print(f"{failed} of {counted(len(trials), 'trial')} failed: {where}", highlight=False, soft_wrap=True)
 

@@ -116,13 +116,15 @@ class Failure:
     def signature(self) -> tuple[object, ...] | None:
         """Key of the fault, equal if it ends the run again; None if the fault may pass or differ."""
         error, text = self.words.exception, self.words.text
-        if any(each in text for each in OUT_OF_MEMORY):
+        if any(pattern in text for pattern in OUT_OF_MEMORY):
             return (OUT_OF_MEMORY,)
         if self.status == USAGE_STATUS and not error:
             return (USAGE_STATUS, text)
         if error is None or self.status is None or self.status <= 0:
             return None
-        passes = error in PASSING or error.startswith(PASSING_MODULES) or any(each in text for each in PASSING_TEXTS)
+        passes = (
+            error in PASSING or error.startswith(PASSING_MODULES) or any(pattern in text for pattern in PASSING_TEXTS)
+        )
         return None if passes else (error, self.words.place)
 
 

@@ -43,8 +43,8 @@ def store_stacks(stacks: Mapping[int, str], storage: RunStorage) -> str:
         OSError: The storage can't be written.
     """
     folder = f"{layout.STACKS_FOLDER}/{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    for each, text in stacks.items():
-        storage.write(f"{folder}/rank_{each}.txt", text or NO_STACKS)
+    for rank, text in stacks.items():
+        storage.write(f"{folder}/rank_{rank}.txt", text or NO_STACKS)
     return f"{storage.uri}/{folder}"
 
 
@@ -88,4 +88,4 @@ def _name(cause: BaseException) -> str:
 
 def _log(workers: Sequence[WorkerDump], rank: int) -> Sequence[str]:
     """Return the end of a worker's log, or why it can't be had."""
-    return next((each.log for each in workers if each.rank == rank), ["the worker's node is gone"])
+    return next((worker.log for worker in workers if worker.rank == rank), ["the worker's node is gone"])

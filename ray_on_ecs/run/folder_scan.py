@@ -130,10 +130,10 @@ def open_for_writing(folder: Path, processes: Iterable[psutil.Process]) -> dict[
     inside = f"{os.path.realpath(folder)}/"
     for process in processes:
         with suppress(psutil.Error, OSError):
-            for each in process.open_files():
-                mode = getattr(each, "mode", "r")
-                if mode != "r" and each.path.startswith(inside):
-                    name = each.path.removeprefix(inside)
+            for file in process.open_files():
+                mode = getattr(file, "mode", "r")
+                if mode != "r" and file.path.startswith(inside):
+                    name = file.path.removeprefix(inside)
                     found[name] = mode.startswith("a") and found.get(name, True)
     return found
 

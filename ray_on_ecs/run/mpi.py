@@ -142,10 +142,10 @@ class MpiRun(MpiProcess):
 
     def learn(self, members: Mapping[int, WorkerStatus]) -> None:
         """Tell mpirun of daemons that have ended."""
-        for each in members.values():
-            file = self._exchange / f"{_host(each.node_rank)}{mpi_agent.STATUS}"
-            if each.daemon_status is not None and not file.exists():
-                file.with_suffix(".new").write_text(str(each.daemon_status))
+        for worker in members.values():
+            file = self._exchange / f"{_host(worker.node_rank)}{mpi_agent.STATUS}"
+            if worker.daemon_status is not None and not file.exists():
+                file.with_suffix(".new").write_text(str(worker.daemon_status))
                 file.with_suffix(".new").rename(file)
 
     def terminate(self) -> None:
@@ -351,11 +351,11 @@ def _signal_programs(ancestor: int, number: int) -> None:
         below = psutil.Process(ancestor).children(recursive=True)
     except psutil.NoSuchProcess:
         return
-    programs = {each.pid: each for each in below if _has_rank(each)}
-    for each in programs.values():
+    programs = {process.pid: process for process in below if _has_rank(process)}
+    for process in programs.values():
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
-            if each.ppid() not in programs:
-                os.kill(each.pid, number)
+            if process.ppid() not in programs:
+                os.kill(process.pid, number)
 
 
 def _has_rank(process: psutil.Process) -> bool:

@@ -170,7 +170,9 @@ class ScriptProcess:
         try:
             family = [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]
             pids = [
-                each.pid for each in family if "python" in each.name() and supervisor.__file__ not in each.cmdline()
+                process.pid
+                for process in family
+                if "python" in process.name() and supervisor.__file__ not in process.cmdline()
             ]
         except psutil.Error:
             pids = []

@@ -33,7 +33,7 @@ _fits = itertools.count()
 def numbers_of(metrics: dict[str, Any] | None) -> dict[str, float]:
     """Return the metrics that are finite numbers, by name."""
     found = {name: value for name, value in (metrics or {}).items() if isinstance(value, Real) and name not in RESERVED}
-    return {name: float(each) for name, each in found.items() if not isinstance(each, bool) and math.isfinite(each)}
+    return {name: float(value) for name, value in found.items() if not isinstance(value, bool) and math.isfinite(value)}
 
 
 def kept_reports(run_config: Any) -> tuple[dict[int, dict[str, Any]], int] | None:
@@ -129,9 +129,9 @@ class TuneReporter(Callback):
             return
         path = Path(self._folder, layout.TRIALS)
         table = json.loads(path.read_text()) if path.exists() else {}  # of an earlier sweep of the program
-        for each in trials:
-            shown = _of_trial(each.last_result)
-            table[each.trial_id] = {"status": each.status, "config": each.config, "metrics": shown}
+        for trial in trials:
+            shown = _of_trial(trial.last_result)
+            table[trial.trial_id] = {"status": trial.status, "config": trial.config, "metrics": shown}
         part = path.with_suffix(".part")
         part.write_text(json.dumps(table, indent=2, default=str))
         part.replace(path)

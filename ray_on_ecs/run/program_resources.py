@@ -161,12 +161,12 @@ def _others_wait() -> bool:
 
 def _jobs() -> set[str]:
     """Return the IDs of the jobs as which processes that this one has started have joined Ray."""
-    return jobs_of({each.pid for each in psutil.Process().children(recursive=True)})
+    return jobs_of({process.pid for process in psutil.Process().children(recursive=True)})
 
 
 def _nodes(jobs: set[str]) -> set[str]:
     places = {
         node for group in placement_groups(jobs).values() for node in group["bundles_to_node_id"].values() if node
     }
-    actors = [each for job in jobs for each in actors_of(job) if each["State"] == "ALIVE"]
-    return places | {each["Address"]["NodeID"] for each in actors}
+    actors = [actor for job in jobs for actor in actors_of(job) if actor["State"] == "ALIVE"]
+    return places | {actor["Address"]["NodeID"] for actor in actors}

@@ -70,11 +70,11 @@ def first_start(script: Path) -> str | None:
     except (OSError, ValueError, SyntaxError):
         return None
     nodes = list(ast.walk(tree))
-    modules = [each.module or "" for each in nodes if isinstance(each, ast.ImportFrom)]
-    modules += [alias.name for each in nodes if isinstance(each, ast.Import) for alias in each.names]
+    modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     if not any(name.split(".")[0] == "ray" for name in modules):
         return None
-    calls = [(each.lineno, name) for each in nodes if isinstance(each, ast.Call) and (name := _starter(each.func))]
+    calls = [(node.lineno, name) for node in nodes if isinstance(node, ast.Call) and (name := _starter(node.func))]
     return "{}:{} calls {}".format(script.name, *min(calls)) if calls else None
 
 

@@ -94,6 +94,6 @@ def _use_packages(folder: Path, needs: Mapping[str, Any], values: Mapping[str, s
     requirements = Requirements(folder, needs["requirements"], needs["variables"], values)
     python = Path(requirements.install(resolution))
     before = list(sys.path)
-    for each in python.parent.parent.glob("lib/python*/site-packages"):
-        site.addsitedir(str(each))
-    sys.path[:] = [each for each in sys.path if each not in before] + before
+    for packages in python.parent.parent.glob("lib/python*/site-packages"):
+        site.addsitedir(str(packages))
+    sys.path[:] = [entry for entry in sys.path if entry not in before] + before

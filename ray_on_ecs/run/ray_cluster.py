@@ -322,7 +322,7 @@ def gpus_are_idle() -> bool:
     own: dict[str, Counter[str]] = defaultdict(Counter)
     for node, bundle in _places():
         own[node].update(bundle)
-    nodes = [(each["NodeID"], each["Resources"]) for each in ray.nodes() if each["Alive"]]
+    nodes = [(node["NodeID"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
     return all(
         total.get(kind, 0) - free.get(node, {}).get(kind, 0) - own[node][kind] < SMALLEST_SHARE
         for node, total in nodes

@@ -55,7 +55,9 @@ class Trainer(DataParallelTrainer):
 
     def _create_default_callbacks(self) -> list[Any]:
         return [
-            each for each in super()._create_default_callbacks() if not isinstance(each, PlacementGroupCleanerCallback)
+            callback
+            for callback in super()._create_default_callbacks()
+            if not isinstance(callback, PlacementGroupCleanerCallback)
         ]
 
 
@@ -75,7 +77,7 @@ def jobs_of(pids: Container[int]) -> set[str]:
     """Return the IDs of Ray's jobs whose drivers have these process IDs on this node."""
     here = get_node_ip_address()
     table: list[dict[str, Any]] = state.job_table()
-    return {each["JobID"] for each in table if _is_of(each, pids, here)}
+    return {job["JobID"] for job in table if _is_of(job, pids, here)}
 
 
 def _is_of(job: dict[str, Any], pids: Container[int], address: str) -> bool:

@@ -88,7 +88,7 @@ def check_not_finished(storage: RunStorage) -> None:
 
 def metric_names(records: Sequence[dict[str, Any]]) -> list[str]:
     """Return the names of the metrics, in the order in which they first appear."""
-    return list(dict.fromkeys(name for each in records for name in each if name not in (STEP, "time")))
+    return list(dict.fromkeys(name for record in records for name in record if name not in (STEP, "time")))
 
 
 def plot(records: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes:
@@ -102,7 +102,7 @@ def plot(records: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes:
     for axes in grid[len(names) :]:
         axes.set_visible(False)
     for axes, name in zip(grid, names, strict=False):
-        found = [(each[STEP], each[name]) for each in records if each.get(name) is not None]
+        found = [(record[STEP], record[name]) for record in records if record.get(name) is not None]
         axes.plot([step for step, _ in found], [value for _, value in found], marker="o", markersize=3)
         axes.set(title=name, xlabel=STEP)
         axes.grid(alpha=0.3)
@@ -112,5 +112,8 @@ def plot(records: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes:
 def event_file(records: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes:
     """Return a TensorBoard event file of the metrics by step."""
     return write_events(
-        (name, each[name], each[STEP], each["time"]) for each in records for name in names if each.get(name) is not None
+        (name, record[name], record[STEP], record["time"])
+        for record in records
+        for name in names
+        if record.get(name) is not None
     )

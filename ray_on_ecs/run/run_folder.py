@@ -147,8 +147,8 @@ class RunFolder:
             with suppress(OSError):  # the run's end deletes what is left
                 delete_others(self._storage, snapshot)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        for each in self._earlier:  # a reset that was killed has left them
-            shutil.rmtree(each, ignore_errors=True)
+        for folder in self._earlier:  # a reset that was killed has left them
+            shutil.rmtree(folder, ignore_errors=True)
         before = self.folder.with_name(f"{BEFORE}{uuid.uuid4().hex}")
         with suppress(FileNotFoundError):
             self.folder.rename(before)
@@ -193,7 +193,7 @@ class RunFolder:
         """Relative paths of files that the script has made next to the folder: they are not kept."""
         with suppress(OSError):
             beside = {*self.folder.parent.iterdir()} - {self.folder, *self._earlier}
-            return sorted(f"../{each.name}" for each in beside)
+            return sorted(f"../{path.name}" for path in beside)
         return []
 
     @property

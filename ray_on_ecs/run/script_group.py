@@ -104,7 +104,9 @@ class ScriptGroup:
         if group != self._directive.group:
             self._follow(group)
         else:
-            self._step({rank: each for rank, each in members.items() if each.generation == self._directive.generation})
+            self._step(
+                {rank: worker for rank, worker in members.items() if worker.generation == self._directive.generation}
+            )
 
     def _follow(self, group: str) -> None:
         """Direct another worker group: the first one, or Ray Train itself has changed the number of workers."""
@@ -139,24 +141,24 @@ class ScriptGroup:
         is_complete = bool(members) and len(members) == self._world_size(members)
         if action == "run":
             self._watch(members, is_complete)
-        elif action != "leave" and is_complete and all(each.is_stored for each in members.values()):
+        elif action != "leave" and is_complete and all(worker.is_stored for worker in members.values()):
             self._conclude(members)
 
     def _watch(self, members: WorkerStatuses, is_complete: bool) -> None:
-        if is_complete and not self._has_begun and all(each.started_at for each in members.values()):
+        if is_complete and not self._has_begun and all(worker.started_at for worker in members.values()):
             self._has_begun = True
             self._decider.began()
-        if any(each.status for each in members.values()):
+        if any(worker.status for worker in members.values()):
             self._ended_for = "failed"
             self._end("end", GRACE_SECONDS)
         elif notice := self._notice(members):
             self.is_reclaimed = True
             self._direct(action="end", **notice)
         elif is_complete and self._has_begun:
-            if all(each.is_stored for each in members.values()):
+            if all(worker.is_stored for worker in members.values()):
                 self._check_stored(members)
                 self._direct(action="leave")
-            elif any(each.status is None for each in members.values()):
+            elif any(worker.status is None for worker in members.values()):
                 self._watch_silence(members)
 
     def _notice(self, members: WorkerStatuses) -> dict[str, Any] | None:
@@ -165,7 +167,7 @@ class ScriptGroup:
             return None
         self._asked_notice_at = time.monotonic()
         draining = self._draining_nodes()
-        ranks = tuple(rank for rank, each in members.items() if each.node_id in draining)
+        ranks = tuple(rank for rank, worker in members.items() if worker.node_id in draining)
         if not ranks:
             return None
         known = [until for rank in ranks if (until := draining[members[rank].node_id])]
@@ -173,17 +175,19 @@ class ScriptGroup:
 
     def _watch_silence(self, members: WorkerStatuses) -> None:
         """End scripts that hang: they have reported steps, or the user has named the time."""
-        silent_seconds = min(each.silent_seconds for each in members.values())
+        silent_seconds = min(worker.silent_seconds for worker in members.values())
         if silent_seconds <= (self._config.hang_timeout or SILENT_SECONDS):
             return
-        if self._config.hang_timeout or any(each.has_steps for each in members.values()):
+        if self._config.hang_timeout or any(worker.has_steps for worker in members.values()):
             self._ended_for = "hung"
             self._end("abort", 0.0)
         elif not self._directive.wants_stacks:
             self._direct(wants_stacks=True)
-        elif not self._has_stacks and all(each.stacks is not None or each.status == 0 for each in members.values()):
+        elif not self._has_stacks and all(
+            worker.stacks is not None or worker.status == 0 for worker in members.values()
+        ):
             self._has_stacks = True
-            folder = self._decider.store_stacks({rank: each.stacks or "" for rank, each in members.items()})
+            folder = self._decider.store_stacks({rank: worker.stacks or "" for rank, worker in members.items()})
             self._decider.say(
                 f"the script has been silent for {silent_seconds:.0f} s and has never reported a step, so it runs on; "
                 f"its stacks are in {folder} (--hang-timeout ends a script that is silent for longer)"
@@ -191,7 +195,7 @@ class ScriptGroup:
 
     def _check_stored(self, members: WorkerStatuses) -> None:
         """Fail a run whose script has ended well if its last files were not stored; say so of any other run."""
-        reason = next((each.not_stored for each in members.values() if each.not_stored), None)
+        reason = next((worker.not_stored for worker in members.values() if worker.not_stored), None)
         if reason is None:
             return
         what = f"the last files could not be stored ({reason})"
@@ -219,7 +223,7 @@ class ScriptGroup:
             text = failure.words.text
             what = failure.what + missed(text, self._config.left_out) + denied(text, self._config)
             return replace(failure, what=what, rank=None if self._config.driver else failure.rank)
-        folder = self._decider.store_stacks({rank: each.stacks or "" for rank, each in members.items()})
+        folder = self._decider.store_stacks({rank: worker.stacks or "" for rank, worker in members.items()})
         what = f"no progress for {self._config.hang_timeout or SILENT_SECONDS:g} s"
         return Failure(what, "hung", stacks=folder, log=members[min(members)].log)
 
@@ -269,15 +273,15 @@ def describe(members: WorkerStatuses, program: str) -> Failure:
 
     A rank that had left before with exit status 0 is named, because the others may have waited for it.
     """
-    ended = sorted(members.items(), key=lambda each: (each[1].ended_at or 0.0, each[0]))
-    rank, first = next((rank, each) for rank, each in ended if each.status)
+    ended = sorted(members.items(), key=lambda worker: (worker[1].ended_at or 0.0, worker[0]))
+    rank, first = next((rank, worker) for rank, worker in ended if worker.status)
     status = first.status or 0
     how = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
     said = first.words.text or "it wrote nothing"
     if status < 0 and first.words.text and not said.startswith(FATAL):  # it did not say why
         said = f"its last line was {said!r}"
     what = one_line(f"{program} {how}: {said}")
-    left = [(other, each.ended_at) for other, each in ended if each.status == 0 and each.ended_at]
+    left = [(other, worker.ended_at) for other, worker in ended if worker.status == 0 and worker.ended_at]
     if left and first.ended_at and first.ended_at - left[0][1] >= EARLY_SECONDS:
         seconds = first.ended_at - left[0][1]
         what += f"; rank {left[0][0]} had ended with exit status 0, {seconds:.0f} s before"

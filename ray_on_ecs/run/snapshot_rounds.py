@@ -87,7 +87,7 @@ class SnapshotRounds:
     def _is_asked(self, statuses: Mapping[int, FilesStatus]) -> bool:
         """Return whether the others wait for this node: node 0 for its confirmation, or they have given theirs."""
         if self._node == 0:
-            return self._have_confirmed({node: each for node, each in statuses.items() if node != 0})
+            return self._have_confirmed({node: status for node, status in statuses.items() if node != 0})
         leader = statuses.get(0, FilesStatus())
         return leader.proposal != self.status.confirmed and leader.parts.get(self._node) == self._folder.part.number
 
@@ -108,7 +108,7 @@ class SnapshotRounds:
         Raises:
             OSError: The storage can't be read or written.
         """
-        last = {node: each.part for node, each in statuses.items() if each.is_last} | {0: self.status.part}
+        last = {node: status.part for node, status in statuses.items() if status.is_last} | {0: self.status.part}
         parts = {node: part for node, part in last.items() if part is not None}
         if len(parts) < self._nodes:
             return False
@@ -124,14 +124,17 @@ class SnapshotRounds:
         """
         part = self._folder.part.number
         if part != self._seen_part:  # it was stored in this look
-            others = {node: each.part for node, each in statuses.items() if node != self._node}
-            self._seen_part, self._basis = part, {n: CHANGES if each is None else each for n, each in others.items()}
+            others = {node: status.part for node, status in statuses.items() if node != self._node}
+            self._seen_part, self._basis = (
+                part,
+                {n: CHANGES if status is None else status for n, status in others.items()},
+            )
         if part != self.status.stored:
             self._store_part()
         here = part if self._folder.is_current else None
         self.status = replace(self.status, part=here, stored=part, basis=self._basis)
         if self._node == 0:
-            self._lead({node: each for node, each in statuses.items() if node != 0})
+            self._lead({node: status for node, status in statuses.items() if node != 0})
         elif (leader := statuses.get(0)) and here is not None and leader.parts.get(self._node) == here:
             self.status = replace(self.status, confirmed=leader.proposal)
 
@@ -154,12 +157,12 @@ class SnapshotRounds:
     def _find(self, told: Mapping[int, FilesStatus]) -> tuple[int, dict[int, int]] | None:
         """Return new parts of all nodes, and the node that need not confirm them, or NO_NODE."""
         for last, status in told.items():
-            parts = {node: each.part for node, each in told.items() if node != last}
+            parts = {node: status.part for node, status in told.items() if node != last}
             belong = all(part is not None and status.basis.get(node, 0) == part for node, part in parts.items())
             found = {node: part for node, part in {**parts, last: status.stored}.items() if part is not None}
             if belong and found != self._committed:
                 return last, found
-        here = {node: each.part for node, each in told.items() if each.part is not None}
+        here = {node: status.part for node, status in told.items() if status.part is not None}
         return (NO_NODE, here) if len(here) == self._nodes and here != self._committed else None
 
     def _have_confirmed(self, others: Mapping[int, FilesStatus]) -> bool:
@@ -167,7 +170,7 @@ class SnapshotRounds:
         proposed = self._proposed
         if proposed is None or (proposed.last != 0 and self.status.part != proposed.parts[0]):
             return False
-        asked = {node: each for node, each in others.items() if node != proposed.last}
+        asked = {node: status for node, status in others.items() if node != proposed.last}
         return all(e.part == proposed.parts[node] and e.confirms(self.status.proposal) for node, e in asked.items())
 
     @staticmethod
@@ -188,14 +191,14 @@ class SnapshotRounds:
         """Write the manifest of a snapshot, and delete what it has made superfluous."""
         before = read_snapshot(self._storage)
         found = {node: self._read_part(before, node, number, own) for node, number in parts.items()}
-        files = together([each.files for _, each in sorted(found.items())])
-        left_out = [line for each in found.values() for line in each.left_out]
+        files = together([part.files for _, part in sorted(found.items())])
+        left_out = [line for part in found.values() for line in part.left_out]
         snapshot = Snapshot(files, tuple(dict.fromkeys(left_out)), self._folder.target)
         self._folder.commits(snapshot.keys)
         write_snapshot(self._storage, snapshot)
         self._committed = dict(parts)
-        self._tell_of_the_same({node: set(each.files) for node, each in found.items()})
-        needed = {kept.key for each in found.values() for kept in each.files.values()}
+        self._tell_of_the_same({node: set(part.files) for node, part in found.items()})
+        needed = {kept.key for part in found.values() for kept in part.files.values()}
         self._delete_old(needed, self._folder.committed(snapshot.keys), parts)
 
     def _read_part(self, before: Snapshot, node: int, number: int, own: Part) -> Snapshot:
@@ -207,7 +210,7 @@ class SnapshotRounds:
 
     def _tell_of_the_same(self, names: Mapping[int, set[str]]) -> None:
         """Say once that several nodes write a file of the same name."""
-        others = set().union(*(each for node, each in names.items() if node != 0))
+        others = set().union(*(paths for node, paths in names.items() if node != 0))
         if (same := sorted(names[0] & others)) and not self._has_told:
             self._has_told = True
             shown = ", ".join(same[:NAMES_SHOWN]) + (", …" if len(same) > NAMES_SHOWN else "")
@@ -239,4 +242,4 @@ def together(parts: Sequence[Mapping[str, KeptFile]]) -> dict[str, KeptFile]:
 
 
 def _folders(name: str) -> set[str]:
-    return {name[:index] for index, each in enumerate(name) if each == "/"}
+    return {name[:index] for index, letter in enumerate(name) if letter == "/"}

@@ -55,12 +55,12 @@ def stoppable() -> Generator[None]:
 
 def open_terminals() -> list[int]:
     """Return the standard file descriptors that are terminals."""
-    return [each for each in range(3) if os.isatty(each)]
+    return [descriptor for descriptor in range(3) if os.isatty(descriptor)]
 
 
 def leave_terminals(terminals: list[int]) -> None:
     """Redirect closed terminals to the null device: writing to them would raise an error."""
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for each in terminals:
-        os.dup2(nowhere, each)
+    for descriptor in terminals:
+        os.dup2(nowhere, descriptor)
     os.close(nowhere)

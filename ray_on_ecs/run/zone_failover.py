@@ -75,14 +75,14 @@ class Failure:
 def newest_failure(activities: Iterable[Activity], subnets: Sequence[str], since: datetime) -> Failure | None:
     """Return why the last launch in these subnets failed, or None if it didn't or is older."""
     ended = [
-        each
-        for each in activities
-        if each["StartTime"] >= since
-        and each["StatusCode"] in ("Successful", "Failed")
-        and each["Description"].startswith("Launching")
-        and json.loads(each.get("Details") or "{}").get("Subnet ID") in (None, *subnets)
+        activity
+        for activity in activities
+        if activity["StartTime"] >= since
+        and activity["StatusCode"] in ("Successful", "Failed")
+        and activity["Description"].startswith("Launching")
+        and json.loads(activity.get("Details") or "{}").get("Subnet ID") in (None, *subnets)
     ]
-    newest = max(ended, key=lambda each: each["StartTime"], default=None)
+    newest = max(ended, key=lambda activity: activity["StartTime"], default=None)
     return Failure(newest["StatusMessage"]) if newest and newest["StatusCode"] == "Failed" else None
 
 
@@ -173,10 +173,12 @@ class ZoneFailover:
         """
         if (group := self._read_group()) is None:
             return
-        instances = [each for each in group["Instances"] if not each["LifecycleState"].startswith("Terminat")]
+        instances = [
+            instance for instance in group["Instances"] if not instance["LifecycleState"].startswith("Terminat")
+        ]
         subnets = group["VPCZoneIdentifier"].split(",")
         self._note_zone(self._zone_of(subnets))
-        here = [each for each in instances if self._zone in (None, each["AvailabilityZone"])]
+        here = [instance for instance in instances if self._zone in (None, instance["AvailabilityZone"])]
         failure = newest_failure(self._read_activities(), subnets, self._since)
         if len(here) >= self._needed:  # they are about to join
             failure = None
@@ -264,12 +266,14 @@ class ZoneFailover:
         if not self._moved_at or not self._zone:
             return
         by_zone: defaultdict[str, list[str]] = defaultdict(list)
-        for each in instances:
-            by_zone[each["AvailabilityZone"]].append(each["InstanceId"])
+        for instance in instances:
+            by_zone[instance["AvailabilityZone"]].append(instance["InstanceId"])
         has_enough = len(by_zone.pop(self._zone, ())) >= self._needed
         left = [name for names in by_zone.values() if has_enough or len(names) < self._needed for name in names]
-        for each in left if left and self._is_idle() and not self._others_wait() else ():
-            self._client.terminate_instance_in_auto_scaling_group(InstanceId=each, ShouldDecrementDesiredCapacity=False)
+        for instance_id in left if left and self._is_idle() and not self._others_wait() else ():
+            self._client.terminate_instance_in_auto_scaling_group(
+                InstanceId=instance_id, ShouldDecrementDesiredCapacity=False
+            )
 
     def _note_shortage(self, line: str) -> None:
         self.shortage = line
