@@ -19,10 +19,10 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PROGRAM = (ROOT / "__main__.py").read_text()
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")))
-LAPTOP = (ROOT / "docs" / "laptop.md").read_text()
-TRAINING = (ROOT / "docs" / "training.md").read_text()
+LAPTOP = (ROOT / "docs" / "cli.md").read_text()
+TRAINING = (ROOT / "docs" / "recipes.md").read_text()
 LANGUAGE = (ROOT / "docs" / "language.md").read_text()
-FAILURES = (ROOT / "docs" / "failures.md").read_text()
+FAILURES = (ROOT / "docs" / "fault-tolerance.md").read_text()
 TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text()
 OF_OTHER_TOOLS = {
     "--build",
@@ -165,7 +165,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("document", ["docs/stack.md", "docs/failures.md"])
+@pytest.mark.parametrize("document", ["docs/aws.md", "docs/fault-tolerance.md"])
 def test_every_test_that_is_named_is_there(document: str) -> None:
     named = set(re.findall(r"`(test_\w+)`", (ROOT / document).read_text()))
     written = {

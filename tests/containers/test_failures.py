@@ -68,7 +68,7 @@ def disturbed(made: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_a_worker_that_trains_is_left_at_once_and_the_run_goes_on_elsewhere(
     cluster: Cluster, disturbed: Disturbed
 ) -> None:
-    """What ECS does to a task when EC2 reclaims its instance; docs/failures.md has the seconds that this prints."""
+    """What ECS does to a task when EC2 reclaims its instance; docs/fault-tolerance.md has the seconds that this prints."""
     run = disturbed.under_way()
     name = cluster.workers[0]
     began = time.monotonic()
