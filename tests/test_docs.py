@@ -18,7 +18,12 @@ from ray_on_ecs.run.command_line import parse
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PROGRAM = (ROOT / "__main__.py").read_text()
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md")))
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md")),
+)
 CLI = (ROOT / "docs" / "cli.md").read_text()
 FAULT_TOLERANCE = (ROOT / "docs" / "fault-tolerance.md").read_text()
 # The pages whose flags are a run's, a recipe's or another command's of ray-on-ecs.
@@ -71,6 +76,7 @@ def test_every_make_command_is_a_target() -> None:
     documents = "".join((ROOT / name).read_text() for name in DOCUMENTS)
     used = set(re.findall(r"`make ([a-z-]+)|^make ([a-z-]+)", documents, flags=re.MULTILINE))
     used = {name for pair in used for name in pair if name}
+    used |= set(re.findall(r"run: make ([a-z-]+)", (ROOT / ".github/workflows/ci.yml").read_text()))
     assert {"train", "test"} <= used, "the two commands that set everything up are shown"
     assert used <= set(targets), f"no such target: {used - set(targets)}"
 
