@@ -27,7 +27,7 @@ MASK = "***"
 SHORTEST, LARGEST_BYTES = 4, 4096
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 ARN = r"arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:\d{12}:secret:[\w/+=.@-]+"
-# The variables of the runner and of what starts the script: see docs/launch.md.
+# The variables of the runner and of what starts the script: see docs/scripts.md.
 OF_RUNNER = re.compile(
     r"PATH|HOME|TMPDIR|LD_.*|PYTHON.*|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS|TF_CONFIG"
     r"|(MAX_|LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME"

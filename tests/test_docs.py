@@ -18,22 +18,31 @@ from ray_on_ecs.run.command_line import parse
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PROGRAM = (ROOT / "__main__.py").read_text()
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")))
-LAPTOP = (ROOT / "docs" / "laptop.md").read_text()
-TRAINING = (ROOT / "docs" / "training.md").read_text()
-LANGUAGE = (ROOT / "docs" / "language.md").read_text()
-FAILURES = (ROOT / "docs" / "failures.md").read_text()
-TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text()
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md")),
+)
+CLI = (ROOT / "docs" / "cli.md").read_text()
+FAULT_TOLERANCE = (ROOT / "docs" / "fault-tolerance.md").read_text()
+# The pages whose flags are a run's, a recipe's or another command's of ray-on-ecs.
+PAGES_OF_RUNS = (
+    "checkpoints", "fault-tolerance", "model-sizes", "ray-programs", "recipes", "run-folder", "scripts",
+    "troubleshooting",
+)  # fmt: skip
 OF_OTHER_TOOLS = {
     "--build",
     "--data-dir",
     "--editable",
     "--exclude",
     "--file",
+    "--index-url",
     "--nproc-per-node",
     "--output",
     "--path",
     "--query",
+    "--recursive",
     "--rm",
     "--script",
     "--secrets-provider",
@@ -67,14 +76,27 @@ def test_every_make_command_is_a_target() -> None:
     documents = "".join((ROOT / name).read_text() for name in DOCUMENTS)
     used = set(re.findall(r"`make ([a-z-]+)|^make ([a-z-]+)", documents, flags=re.MULTILINE))
     used = {name for pair in used for name in pair if name}
+    used |= set(re.findall(r"run: make ([a-z-]+)", (ROOT / ".github/workflows/ci.yml").read_text()))
     assert {"train", "test"} <= used, "the two commands that set everything up are shown"
     assert used <= set(targets), f"no such target: {used - set(targets)}"
 
 
 def test_every_flag_that_is_mentioned_is_one_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     known = helps(capsys)
-    for flag in mentioned(README + TRAINING + LANGUAGE + FAILURES + TROUBLESHOOTING) - OF_OTHER_TOOLS - of_the_laptop():
-        assert re.search(rf"{flag}\b", known), f"{flag} is no flag of a command"
+    text = README + "".join((ROOT / "docs" / f"{page}.md").read_text() for page in PAGES_OF_RUNS)
+    for flag in mentioned(text) - OF_OTHER_TOOLS - of_the_laptop():
+        assert re.search(rf"{flag}\b", known), f"{flag} is not a flag of a command"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_shown_commands_have_known_flags(document: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Flags of the lines that start with ray-on-ecs, up to the script, whose flags are its."""
+    with pytest.raises(SystemExit):
+        parse(["--help"], {})
+    known = of_the_laptop() | mentioned(capsys.readouterr().out)
+    for line in re.findall(r"^ray-on-ecs (.*)", (ROOT / document).read_text(), flags=re.MULTILINE):
+        assert line.split()[0] in COMMANDS, line
+        assert mentioned(re.split(r"\.py\b|\$script|-m [\w.]+", line.partition("  #")[0])[0]) <= known, line
 
 
 def helps(capsys: pytest.CaptureFixture[str]) -> str:
@@ -90,9 +112,9 @@ def helps(capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_every_flag_of_the_laptop_is_one_of_its_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     known = helps(capsys)
-    for flag in mentioned(LAPTOP) - of_the_laptop() - OF_OTHER_TOOLS - {"--head", "--help"}:
+    for flag in mentioned(CLI) - of_the_laptop() - OF_OTHER_TOOLS - {"--head", "--help"}:
         assert re.search(rf"{flag}\b", known), flag
-    assert set(first_words(LAPTOP)) | {"completion"} == set(COMMANDS), "each verb is in the table"
+    assert set(first_words(CLI)) | {"completion"} == set(COMMANDS), "each verb is in the table"
 
 
 def mentioned(text: str) -> set[str]:
@@ -111,7 +133,7 @@ def first_words(table: str) -> list[str]:
 
 
 def test_the_defaults_of_fault_tolerance_are_those_of_the_settings() -> None:
-    rows = re.findall(r"^\| ((?:`--[a-z-]+`(?:, )?)+) \| (\S.*?) \|", FAILURES, flags=re.MULTILINE)
+    rows = re.findall(r"^\| ((?:`--[a-z-]+`(?:, )?)+) \| (\S.*?) \|", FAULT_TOLERANCE, flags=re.MULTILINE)
     shown = {}
     for flags, defaults in rows:
         names = [name.replace("-", "_") for name in re.findall(r"--([a-z-]+)", flags)]
@@ -165,7 +187,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("document", ["docs/stack.md", "docs/failures.md"])
+@pytest.mark.parametrize("document", ["docs/design/aws.md", "docs/design/fault-tolerance.md"])
 def test_every_test_that_is_named_is_there(document: str) -> None:
     named = set(re.findall(r"`(test_\w+)`", (ROOT / document).read_text()))
     written = {

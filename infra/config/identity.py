@@ -98,7 +98,7 @@ def check_state(
         raise pulumi.RunError(
             f"stack: a stack of the name {up.stack} is up in this account and region, and this state does not have it "
             f"(cluster {up.cluster}, security group {up.group_id}); use the state that made it (`pulumi login`), give "
-            "this stack another name, or delete what is left of a lost one (docs/stack.md)"
+            "this stack another name, or delete what is left of a lost one (docs/updates.md)"
         )
 
     def check_identity(known: tuple[str, Mapping[str, str]]) -> str:

@@ -133,7 +133,7 @@ def remember(prefix: str, opts: pulumi.InvokeOptions | None = None) -> tuple[Rem
         which = " and ".join(f"{each.id} in {each.vpc_id}" for each in own)
         raise pulumi.RunError(
             f"stack: two stacks of the name {pulumi.get_stack()} are up in this account and region, with the security "
-            f"groups {which}; `pulumi destroy` one of them, or delete what is left of a lost one (docs/stack.md)"
+            f"groups {which}; `pulumi destroy` one of them, or delete what is left of a lost one (docs/updates.md)"
         )
     for each in own:
         if ZONE_TAG not in each.tags:
@@ -391,7 +391,7 @@ def _warn_of_no_route(subnet_id: str, opts: pulumi.InvokeOptions | None) -> None
     if not any(each.cidr_block == "0.0.0.0/0" for each in routes):
         pulumi.log.warn(
             f"subnetIds: {subnet_id} has no route to the internet (0.0.0.0/0); instances join the cluster only if its "
-            "VPC has endpoints for the services that they call (docs/stack.md)"
+            "VPC has endpoints for the services that they call (docs/accounts.md)"
         )
 
 

@@ -354,7 +354,7 @@ def nat_gateway(value: bool, vpc_id: str, image_uri: pulumi.Input[str]) -> None:
     if value:
         return
     if vpc_id:
-        hint = "give it its endpoints yourself (docs/stack.md), and leave this at true"
+        hint = "give it its endpoints yourself (docs/accounts.md), and leave this at true"
         raise SettingError("natGateway", "false", f"is of a VPC of the stack's own, and vpcId is {vpc_id}", hint)
     if known(image_uri) and not ECR_IMAGE.match(known(image_uri)):
         hint = "give one in ECR, or leave it empty to build docker/"

@@ -17,8 +17,8 @@ from tests.containers.cluster import EPOCHS, GRACE_SECONDS, Cluster, Disturbed, 
 from tests.containers.engine import Engine
 from tests.waiting import until
 
-# After the head answers again, until both workers can work. It takes less than the two minutes of docs/image.md, which
-# the tests print; this only ends a hang.
+# After the head answers again, until both workers can work. It takes less than the two minutes of
+# docs/design/nodes.md, which the tests print; this only ends a hang.
 BACK_SECONDS = 300
 # As long as ECS may take to start a head again, and longer than the minute that Ray waits for one by itself.
 AWAY_SECONDS = 75
@@ -68,7 +68,7 @@ def disturbed(made: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_a_worker_that_trains_is_left_at_once_and_the_run_goes_on_elsewhere(
     cluster: Cluster, disturbed: Disturbed
 ) -> None:
-    """What ECS does to a task when EC2 reclaims its instance; docs/failures.md has the seconds that this prints."""
+    """ECS's steps when EC2 reclaims an instance; docs/design/measurements.md has the seconds that this prints."""
     run = disturbed.under_way()
     name = cluster.workers[0]
     began = time.monotonic()
