@@ -132,6 +132,7 @@ class ScriptWorker:
         self._metrics: MetricsLog | None = None
         self._record_file: RecordFile | None = None
         self._shown: tuple[int, dict[str, Any]] | None = None
+        self._shown_guess: dict[str, Any] = {}
         self._first_started_at: float | None = None
         # mpirun on rank 0 prints the lines of all ranks.
         self._prefix = f"[rank {self._rank}] " if self._world_size > 1 and not self._config.mpi else ""
@@ -502,7 +503,12 @@ class ScriptWorker:
                 self._actor.report_url(url)
 
     def _write_metrics(self, is_last: bool = False) -> None:
-        if self._metrics is None or self._record_file is None or (last := self._metrics.last) is None:
+        if self._metrics is None or self._record_file is None:
+            return
+        if (guess := self._metrics.guess) and guess != self._shown_guess:
+            self._actor.report_guess(guess)
+            self._shown_guess = guess
+        if (last := self._metrics.last) is None:
             return
         if last != self._shown:
             self._actor.report_metrics(*last)

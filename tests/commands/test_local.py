@@ -20,6 +20,7 @@ from tests.waiting import until
 SCRIPT = """
 import os, sys, time
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "by", sys.executable, flush=True)
+print("step 100 | loss 2.31" if os.environ["RANK"] == "0" else "step 900 | loss 9.31")
 while sys.argv[1:]:
     time.sleep(0.1)
 """
@@ -63,6 +64,9 @@ def test_ray_ends_with_the_run_that_it_was_started_for(laptop: Start, home: Path
         assert f"rank {rank} of 2 by {sys.executable}" in out
     result = json.loads((tmp_path / "code" / "results" / "first" / "result.json").read_text())
     assert result["command"] == ["train.py"]
+    status = json.loads((tmp_path / "code" / "results" / "first" / "status.json").read_text())
+    assert (status["step"], status["loss"]) == (100, 2.31), "what rank 0 has printed"
+    assert result["metrics"] is None
     assert ray
     assert have_ended(ray)
     assert not list((home / ".ray-on-ecs").glob("*.json"))
