@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -57,7 +58,7 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
     with ray_cluster.connected(config) as seconds:
         allocation = None if config.driver else wait_for_workers(config, seconds, record, console)
         is_one_node = ray_cluster.is_one_node()
-        config = _begin(config, storage, allocation)
+        config, run_id = _begin(config, storage, allocation)
         _print_header(config, storage, allocation, console)
         actor = create_run_actor()
         monitor = RunMonitor(actor, console)
@@ -69,6 +70,7 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
             "use_gpu": allocation is not None and allocation.use_gpu,
             "code": code.Code.of(config),
             "is_one_node": is_one_node,
+            "run_id": run_id,
             "inputs": found,
         }
 
@@ -141,13 +143,15 @@ def _newest_file(storage: RunStorage) -> tuple[str, datetime] | None:
     return (newest, datetime.fromtimestamp(files[newest] / 1e9, UTC)) if newest else None
 
 
-def _begin(config: RunConfig, storage: RunStorage, allocation: WorkerAllocation | None) -> RunConfig:
-    """Put the number of workers into the settings, and write these into the run's folder."""
+def _begin(config: RunConfig, storage: RunStorage, allocation: WorkerAllocation | None) -> tuple[RunConfig, str]:
+    """Put the number of workers into the settings, write these into the run's folder, and return them and its ID."""
     if allocation:
         config = config.with_workers(allocation.num_workers)
-    storage.write_json(layout.SETTINGS, {"format": layout.FORMAT, "settings": config.to_dict()})
+    # Another one for a run of the same name after this one is deleted.
+    run_id = (storage.read_json(layout.SETTINGS) or {}).get("id") or uuid.uuid4().hex[:8]
+    storage.write_json(layout.SETTINGS, {"format": layout.FORMAT, "id": run_id, "settings": config.to_dict()})
     storage.delete(layout.ERROR)
-    return config
+    return config, run_id
 
 
 def _print_header(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,10 @@ class RayProgram(ScriptWorker):
             users = self._config.variables.get(name) or os.environ.get(name)
             variables[name] = f"{users},{reporter}" if users else reporter
         return variables
+
+    def _of_tracker(self, users: Mapping[str, str]) -> dict[str, str]:
+        """Return nothing: a program may begin a run of W&B for each trial."""
+        return {}
 
     def _of_launcher(self) -> dict[str, str]:
         """Return the variables of a Ray program, and in one of them those of its workers."""
