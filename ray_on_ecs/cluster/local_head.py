@@ -92,8 +92,8 @@ def start(cpus: int) -> LocalHead:
         ResourceError: Ray does not start.
     """
     forget()
-    said = ""
-    for _ in range(START_ATTEMPTS):
+    said = logs = ""
+    for attempt in range(START_ATTEMPTS):
         folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the paths of sockets lie below it
         head = None
         try:
@@ -102,10 +102,13 @@ def start(cpus: int) -> LocalHead:
                 _remember(head)
                 return head
             said = _last_line(Path(folder, "ray.log"))
+            logs = _logs(folder) if attempt == START_ATTEMPTS - 1 else ""
         finally:
             if head is None or find() != head:  # it failed, or the user is tired of waiting
-                _end(head, folder)
-    raise ResourceError(f"Ray did not start on this machine in {START_ATTEMPTS} attempts: {said}")
+                _end(head, "" if logs else folder)
+    raise ResourceError(
+        f"Ray did not start on this machine in {START_ATTEMPTS} attempts: {said}; its logs are in {logs}"
+    )
 
 
 def stop(head: LocalHead) -> None:
@@ -193,13 +196,25 @@ def _remember(head: LocalHead) -> None:
 
 
 def _end(head: LocalHead | None, folder: str) -> None:
-    """Kill a head: its jobs have ended, what they wrote is elsewhere, and Ray's own end takes five seconds."""
+    """Kill a head: its jobs have ended, what they wrote is elsewhere, and Ray's own end takes five seconds.
+
+    Args:
+        head: The head.
+        folder: Its folder, which is deleted; empty if it stays.
+    """
     processes = head.processes if head else []
     for each in processes:
         with suppress(psutil.NoSuchProcess):
             each.kill()
     psutil.wait_procs(processes, STOP_SECONDS)
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _logs(folder: str) -> Path:
+    """Return the folder with Ray's logs, or where they would be if Ray has not got as far."""
+    logs = Path(folder, "session_latest", "logs")
+    return logs if logs.exists() else Path(folder)
 
 
 def _last_line(log: Path) -> str:
