@@ -6,7 +6,6 @@ import os
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
@@ -18,9 +17,9 @@ from ray_on_ecs.run import code, inputs, program_resources, ray_cluster, results
 from ray_on_ecs.run.admission import Admission
 from ray_on_ecs.run.attempts import Attempts, TrainFunction, wait_for_workers
 from ray_on_ecs.run.failure_policy import Mark
-from ray_on_ecs.run.folder_scan import is_log
 from ray_on_ecs.run.instance_hours import InstanceHours
-from ray_on_ecs.run.program import newest_of_program, run_program
+from ray_on_ecs.run.newest import newest_stored
+from ray_on_ecs.run.program import run_program
 from ray_on_ecs.run.ray_cluster import WorkerAllocation
 from ray_on_ecs.run.ray_private import CHANGE_FOLDER, PREEMPTION_WATCHER, draining_nodes
 from ray_on_ecs.run.script_group import Decider, ScriptGroup
@@ -74,15 +73,13 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
             "inputs": found,
         }
 
-        newest_stored = newest_of_program if config.driver else newest_of_script
-
         def mark() -> Mark:
             step = monitor.progress.step if monitor.progress else None
-            found = newest_stored(storage)
+            found = newest_stored(config, storage)
             return Mark(step or None, found and found[1].timestamp())
 
         def newest() -> str | None:
-            found = newest_stored(storage)
+            found = newest_stored(config, storage)
             return found and f"{found[0]} of {found[1].isoformat(timespec='milliseconds')}"
 
         def scripts(decider: Decider) -> ScriptGroup:
@@ -113,34 +110,6 @@ def _publish(storage: RunStorage, console: Console) -> None:
     except (OSError, UsageError) as cause:
         line = f"ray-on-ecs: files of the run are not in their places yet ({one_line(cause)})"
         console.print(escape(line), soft_wrap=True)
-
-
-def newest_of_script(storage: RunStorage) -> tuple[str, datetime] | None:
-    """Return the name and time of the newest file of the last snapshot or of the newest checkpoint, or None."""
-    stored = [each for each in (_newest_file(storage), _newest_checkpoint(storage)) if each]
-    return max(stored, key=lambda each: each[1], default=None)
-
-
-def _newest_checkpoint(storage: RunStorage) -> tuple[str, datetime] | None:
-    """Return the name and time of the newest complete checkpoint of a Checkpointer."""
-    complete = {
-        name.removesuffix(f"/{layout.MANIFEST}"): found.mtime
-        for name, found in storage.files(layout.CHECKPOINTS_FOLDER).items()
-        if name.endswith(f"/{layout.MANIFEST}") and found.mtime
-    }
-    newest = max(complete, default=None)
-    return (f"{layout.CHECKPOINTS_FOLDER}/{newest}", complete[newest].astimezone(UTC)) if newest else None
-
-
-def _newest_file(storage: RunStorage) -> tuple[str, datetime] | None:
-    """Return the name and time of the newest file of the last snapshot that is not a log, or None."""
-    files = {
-        name: kept.written_at
-        for name, kept in read_snapshot(storage).files.items()
-        if kept.key and not kept.is_log and not is_log(name)
-    }
-    newest = max(files, key=lambda name: files[name], default=None)
-    return (newest, datetime.fromtimestamp(files[newest] / 1e9, UTC)) if newest else None
 
 
 def _begin(config: RunConfig, storage: RunStorage, allocation: WorkerAllocation | None) -> tuple[RunConfig, str]:

@@ -238,7 +238,8 @@ def test_ctrl_c_leaves_nothing_running(launch: Start, head: Head) -> None:
     process.send_signal(signal.SIGINT)
     status, _, err = end(process)
     assert status == 130, err
-    assert err == "ray-on-ecs: interrupted; continue with --run-name interrupted\n"
+    again = "the same command with --run-name interrupted starts from the beginning"
+    assert err == f"ray-on-ecs: interrupted; nothing is stored yet, so {again}\n"
     until(lambda: not scripts("stuck.py"))
     folder = head.storage / "interrupted"
     assert json.loads((folder / "status.json").read_text())["state"] == "interrupted"
