@@ -27,6 +27,7 @@ events.write(b"a step")
 if "stubborn" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "by", sys.executable, flush=True)
+print("images in", os.environ.get("INPUT_images"))
 print("step 100 | loss 2.31" if os.environ["RANK"] == "0" else "step 900 | loss 9.31")
 while sys.argv[1:]:
     time.sleep(0.1)
@@ -61,7 +62,9 @@ def ray_of(home: Path) -> list[psutil.Process]:
 
 
 def test_ray_ends_with_the_run_that_it_was_started_for(laptop: Start, home: Path, tmp_path: Path) -> None:
-    process = laptop("run", "--local", "--run-name", "first", "train.py")
+    (tmp_path / "code" / "images").mkdir()
+    (tmp_path / "code" / "images" / "0.png").touch()
+    process = laptop("run", "--local", "--input", "images=images", "--run-name", "first", "train.py")
     read_until(process, "submitted")
     ray = ray_of(home)
     out, err = process.communicate(timeout=SECONDS)
@@ -69,6 +72,7 @@ def test_ray_ends_with_the_run_that_it_was_started_for(laptop: Start, home: Path
     assert err.splitlines()[0].partition(";")[0] == "starting Ray on this machine"
     for rank in (0, 1):
         assert f"rank {rank} of 2 by {sys.executable}" in out
+    assert f"images in {tmp_path}/code/images" in out, "the job starts in another folder"
     result = json.loads((tmp_path / "code" / "results" / "first" / "result.json").read_text())
     assert result["command"] == ["train.py"]
     status = json.loads((tmp_path / "code" / "results" / "first" / "status.json").read_text())
