@@ -33,6 +33,7 @@ HOST = "127.0.0.1"
 START_ATTEMPTS, START_SECONDS = 4, 300.0
 POLL_SECONDS, ANSWER_SECONDS = 0.2, 10.0
 STOP_SECONDS = 10.0
+RAYLET = "raylet"
 PORTS = ("--port", "--dashboard-port", "--ray-client-server-port", "--dashboard-agent-listen-port")
 RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats")
 VARIABLES = {
@@ -98,10 +99,9 @@ def start(cpus: int) -> LocalHead:
         head = None
         try:
             head = _launch(folder, cpus)
-            if _answers_in_time(head):
+            if not (said := _wait(head)):
                 _remember(head)
                 return head
-            said = _last_line(Path(folder, "ray.log"))
             logs = _logs(folder) if attempt == START_ATTEMPTS - 1 else ""
         finally:
             if head is None or find() != head:  # it failed, or the user is tired of waiting
@@ -175,16 +175,28 @@ def _environment(own: Mapping[str, str], address: str, token: str) -> dict[str, 
     return {**VARIABLES, **kept, **ray, "PATH": path}
 
 
-def _answers_in_time(head: LocalHead) -> bool:
-    """Wait until the dashboard answers; return False if the head ends before, or takes too long."""
+def _wait(head: LocalHead) -> str:
+    """Wait until the raylet runs and the dashboard answers; return why they do not, or nothing if they do."""
+    had_raylet = False
     deadline = time.monotonic() + START_SECONDS
     question = urllib.request.Request(f"{head.url}/api/version", headers={"Authorization": f"Bearer {head.token}"})
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    while head.processes and time.monotonic() < deadline:
-        with suppress(OSError):
-            direct.open(question, timeout=ANSWER_SECONDS).close()
-            return True
+    while (processes := head.processes) and time.monotonic() < deadline:
+        has_raylet = any(map(_is_raylet, processes))
+        if had_raylet and not has_raylet:  # Ray would wait for it for half a minute
+            return "the raylet has ended"
+        had_raylet = has_raylet
+        if has_raylet:
+            with suppress(OSError):
+                direct.open(question, timeout=ANSWER_SECONDS).close()
+                return ""
         time.sleep(POLL_SECONDS)
+    return _last_line(Path(head.folder, "ray.log"))
+
+
+def _is_raylet(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.name() == RAYLET and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 

@@ -13,13 +13,15 @@ from ray_on_ecs.cluster import local_head
 from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.errors import ResourceError
 
-# In the place of `ray start --block`, in the head's folder, whose raylet dies.
+# In the place of `ray start --block`, in the head's folder: its raylet ends, and it waits.
 DYING = """
-import pathlib, sys
+import pathlib, shutil, subprocess, time
 logs = pathlib.Path("session_latest", "logs")
 logs.mkdir(parents=True)
 (logs / "raylet.out").touch()
-sys.exit("The Raylet exited unexpectedly")
+shutil.copy(shutil.which("sleep"), "raylet")
+subprocess.Popen(["./raylet", "1"])
+time.sleep(600)
 """
 
 
@@ -86,7 +88,7 @@ def test_the_logs_of_a_raylet_that_died_are_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("tempfile.mkdtemp", lambda **_: str(new_folder(tmp_path / "ray")))
     with local_head.lock(), pytest.raises(ResourceError) as raised:
         local_head.start(2)
-    said = "The Raylet exited unexpectedly"
+    said = "the raylet has ended"
     assert str(raised.value).endswith(f"{said}; its logs are in {tmp_path}/ray/session_latest/logs")
     assert (tmp_path / "ray" / "session_latest" / "logs" / "raylet.out").exists()
 
