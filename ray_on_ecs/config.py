@@ -35,6 +35,8 @@ METRIC_NAME = r"[A-Za-z_][\w/.-]*"
 PLACEHOLDER = "{number}"
 NUMBER = r"([+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf(?:inity)?|nan)\b))(?!\d|[.,]\d|[eE][+-]?\d)"
 LONGEST_LABEL = 20
+# The ends of names of variables that hold secrets.
+OF_SECRETS = re.compile(r"(?i)(?:^|_|API)(?:TOKEN|KEY|SECRET|PASSWORD)$")
 # Settings of the number of workers, and those that a Ray program can't use, with the reason.
 WORKERS = ("num_workers", "nnodes", "nproc_per_node")
 WITHOUT_DRIVER = {
@@ -71,29 +73,29 @@ class RunConfig:
     """
 
     command: tuple[str, ...] = ()
-    module: bool = _script(False, "SCRIPT is a module, as in python -m", flags=("-m", "--module"))
-    no_python: bool = _script(False, "SCRIPT is a program, not a file for Python")
-    mpi: bool = _script(False, "SCRIPT is a program of MPI: mpirun starts it, with a process for each worker")
+    module: bool = _script(False, "SCRIPT is a module, as for python -m", flags=("-m", "--module"))
+    no_python: bool = _script(False, "SCRIPT is a program, not a Python file")
+    mpi: bool = _script(False, "SCRIPT is an MPI program: mpirun starts it, with one process per worker")
     driver: bool = _script(
         False,
-        "SCRIPT is a Ray program (ray.init, TorchTrainer, Tuner): run it once, on the head. So is a script that calls "
-        "one of Ray's trainers or Tuner, without this flag",
+        "SCRIPT is a Ray program, which starts its workers itself: run it once, on the head. This is the default for "
+        "a script that calls a trainer of Ray Train or a Tuner",
     )
-    no_driver: bool = _script(False, "start SCRIPT on every worker although it calls one of these")
+    no_driver: bool = _script(False, "start SCRIPT on every worker even if it calls one of these")
     num_workers: int | str | None = _resources(
         None,
-        "worker processes, one per GPU; 1:4 takes what is available, from 1 to 4 workers "
+        "number of worker processes, one per GPU; 1:4 takes what is available, from 1 to 4 "
         "(default: the cluster's GPUs, or 2 on CPUs)",
         type=_number_or_text,
         metavar="N|MIN:MAX",
     )
     device: str = _resources(
         "auto",
-        "auto: cuda if the cluster has GPUs, else cpu",
+        "device of the workers; auto is cuda if the cluster has GPUs, else cpu",
         choices=("auto", "cuda", "cpu"),
     )
     worker_timeout: float = _resources(
-        600.0, "seconds to wait for nodes that have not joined the cluster", type=float, at_least=0.0
+        600.0, "seconds to wait for nodes to join the cluster", type=float, at_least=0.0, metavar="SECONDS"
     )
     nnodes: str | None = _resources(
         None, "torchrun's: with --nproc-per-node another way to give --num-workers", metavar="N|MIN:MAX", hidden=True
@@ -105,19 +107,17 @@ class RunConfig:
         flags=("--nproc-per-node", "--nproc_per_node"),
         hidden=True,
     )
-    working_dir: str = _files(
-        ".", "folder with the code; the script starts in a copy of it, which is the run's own", metavar="DIR"
-    )
+    working_dir: str = _files(".", "folder with the code; the script starts in the run's own copy of it", metavar="DIR")
     include: tuple[str, ...] = _many_files(
-        "files of that folder that the script needs although .gitignore or .rayignore names them", metavar="PATTERN"
+        "files of that folder to upload although .gitignore or .rayignore lists them", metavar="PATTERN"
     )
     exclude: tuple[str, ...] = _many_files(
-        "files that are neither taken from that folder nor kept, such as a data set that the script downloads",
+        "files neither to upload from that folder nor to keep, such as a data set that the script downloads",
         metavar="PATTERN",
     )
     keep_gib: float = _files(
         20.0,
-        "GiB of files that are kept of a node; of more, the largest files and folders of the top level are left out",
+        "GiB of files to keep per node; above that, the largest files and top-level folders are left out",
         type=float,
         above=0.0,
         metavar="GIB",
@@ -131,48 +131,51 @@ class RunConfig:
         None, "the code's commit in git, with -dirty if files have changed since", metavar="COMMIT", hidden=True
     )
     requirements: str | None = _files(
-        None, "file of packages for pip, in the folder with the code, to add to those of the image", metavar="FILE"
+        None, "requirements file for pip, in that folder; its packages are added to those of the image", metavar="FILE"
     )
     env: tuple[str, ...] = _many_files("environment variable of the script", metavar="NAME=VALUE")
     secret: tuple[str, ...] = _many_files(
-        "environment variable of the script that nothing shows: its value is that of this command's own variable, or "
-        "of a secret in AWS Secrets Manager",
+        "environment variable of the script whose value is never shown; the value is that of the variable in this "
+        "shell, or of a secret in AWS Secrets Manager",
         metavar="NAME[=ARN]",
     )
     input: tuple[str, ...] = _many_files(
-        "folder, s3://bucket/prefix or run:OTHER whose files the script finds in $INPUT_NAME, or stream:s3://… to read",
+        "data for the script, which finds its path in $INPUT_NAME: a folder, s3://bucket/prefix, the files of another "
+        "run (run:OTHER), or stream:s3://… to read without a download",
         metavar="NAME=URI",
     )
     metric: tuple[str, ...] = setting(
         (),
-        "number to take from rank 0's output (with --mpi that of all ranks), such as 'loss=loss: {number}', or a "
-        "regular expression with one group; step is the number of the step",
+        "number to read from the output of rank 0 (with --mpi, of all ranks), such as 'loss=loss: {number}', or a "
+        "regular expression with one group; the name step is for the step's number",
         metavar="NAME=TEXT",
         section="Metrics",
         repeated=True,
     )
     max_restarts: int = _fault_tolerance(
         3,
-        "how often in a row the script is started again after a failure without progress in between: a greater step, "
-        "or a file that was new after a minute",
+        "number of restarts in a row, after failures, without progress in between: a higher step, or a file that is "
+        "new after the first minute",
         type=int,
         at_least=0,
+        metavar="N",
     )
     hang_timeout: float | None = _fault_tolerance(
         None,
-        "seconds of silence after which a script counts as hung: it is ended and started again, and its stacks are "
-        "saved. Without this flag 600, for a script that has reported steps alone",
+        "seconds without output or progress after which the script counts as hung: its stacks are saved, and it is "
+        "restarted (default: 600 if the script reports its steps, else no limit)",
         type=float,
         above=0.0,
+        metavar="SECONDS",
     )
     run_name: str | None = _run(
         None,
-        "folder of this run under the storage path; an unfinished run of this name is resumed",
+        "name of the run and of its folder under the storage path; an unfinished run of that name is resumed",
         metavar="NAME",
     )
-    storage_path: str = _run("results", "folder or s3://bucket/prefix that holds the runs' folders", metavar="PATH")
+    storage_path: str = _run("results", "folder or s3://bucket/prefix with the folders of the runs", metavar="PATH")
     cloudwatch_namespace: str | None = _run(
-        None, "CloudWatch namespace that the run's metrics are published to (default: none)", metavar="NAMESPACE"
+        None, "CloudWatch namespace to publish the run's metrics to (default: none)", metavar="NAMESPACE"
     )
 
     def __post_init__(self) -> None:
@@ -419,6 +422,13 @@ def metric_hints(given: Sequence[str]) -> list[str]:
                 better = f"{name}={text[: group.start()]}{PLACEHOLDER}{text[group.end() :]}"
                 hints.append(f"--metric: {name}={text!r} reads 7e-06 as 7; better --metric {shlex.quote(better)}")
     return hints
+
+
+def secret_hints(variables: Mapping[str, str]) -> list[str]:
+    """Return a line for each variable of `--env` whose name is that of a secret."""
+    names = [name for name, value in variables.items() if value and OF_SECRETS.search(name)]
+    shown = "shows its value in the results and in Ray's dashboard"
+    return [f"--env: {name} {shown}; --secret {name} takes it from your shell and shows it nowhere" for name in names]
 
 
 def _check_range(flag: str, given: int | str | None) -> None:

@@ -44,7 +44,8 @@ def environment_variable(name: str) -> str:
 
 def help_line(spec: Field, default: Any) -> str:
     """Return a setting's line in `--help`."""
-    shown = "" if default in (None, (), False) else f" (default: {default})"
+    value = f"{default:g}" if isinstance(default, float) else default
+    shown = "" if default in (None, (), False) else f" (default: {value})"
     return f"{spec.metadata['description']}{shown}"
 
 

@@ -18,38 +18,37 @@ from ray_on_ecs.run.stop import SIGNALLED, leave_terminals, open_terminals
 ABOUT = """\
 Train on your own cluster from your laptop.
 
-Without a flag the cluster is the Pulumi stack of the project in this folder: its outputs name it, and AWS
-Session Manager connects to it. --local is a Ray cluster on this machine, --compose the one of docker/compose.yaml.
+By default, commands use the cluster of the Pulumi stack that is selected in this folder, and reach it through AWS
+Session Manager. With --local they use a Ray cluster on this machine, and with --compose that of docker/compose.yaml.
 
 \b
   ray-on-ecs run --num-workers 2 train.py --lr 1  train with your script
-  ray-on-ecs runs                                 what has been trained, and what trains
-  ray-on-ecs doctor                               why does it not work?
+  ray-on-ecs runs                                 list the runs
+  ray-on-ecs doctor                               find out what is wrong
 
-\b
-Exit status: 0 done, 1 the run or the check failed, 2 a flag or a file can't be used, 3 the cluster can't be reached,
-130 interrupted. `run` and `logs --follow` end with the run's status.
+Exit status: 0 success, 1 the run or the check failed, 2 a flag or a file can't be used, 3 the cluster can't be reached,
+130 interrupted. run and logs --follow exit with the status of the run.
 
 Tab completion: eval "$(ray-on-ecs completion bash)"
 """
 # The module of each command, which has a function of its name, and its line in the help, which needs no import.
 COMMANDS = {
     "run": ("run", "Upload the code, train, show the log, fetch the results."),
-    "recipe": ("recipe", "List the packaged training jobs, or copy one to change it."),
-    "runs": ("runs", "List the runs: state, step, loss, cost."),
-    "logs": ("logs", "Show a run's log, or follow it."),
+    "recipe": ("recipe", "List the packaged training scripts, or copy one to edit it."),
+    "runs": ("runs", "List the runs with their state, step, loss and cost."),
+    "logs": ("logs", "Show the log of a run, or follow it."),
     "stop": ("stop", "Stop a run; it can be resumed."),
-    "fetch": ("fetch", "Copy a run's results to this machine."),
-    "open": ("open", "Show a run's report in the browser."),
-    "rm": ("rm", "Delete runs: their results and checkpoints."),
-    "prune": ("prune", "Delete the runs that ended long ago."),
-    "compare": ("compare", "Show where runs differ, and their curves in one picture."),
-    "status": ("status", "Show nodes, GPUs, queue, dollars an hour."),
+    "fetch": ("fetch", "Copy the results of a run to this machine."),
+    "open": ("open", "Show the report of a run in the browser."),
+    "rm": ("rm", "Delete runs with their results and checkpoints."),
+    "prune": ("prune", "Delete runs that ended long ago."),
+    "compare": ("compare", "Compare the settings and results of runs, with their curves."),
+    "status": ("status", "Show the nodes, GPUs, queue and cost per hour."),
     "shell": ("shell", "Open a shell on the head."),
     "dashboard": ("dashboard", "Open Ray's dashboard in the browser."),
     "notebook": ("notebook", "Open Jupyter on the head or on a worker's GPU."),
-    "doctor": ("doctor", "Check everything between here and the cluster."),
-    "completion": ("completion", "Print the shell's tab completion."),
+    "doctor": ("doctor", "Check everything from this machine to the cluster."),
+    "completion": ("completion", "Print the script for tab completion in a shell."),
 }
 
 

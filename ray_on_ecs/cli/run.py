@@ -26,7 +26,7 @@ from ray_on_ecs.cluster.jobs import (
     Submission,
     submission_of_script,
 )
-from ray_on_ecs.config import OWNER, SUBMITTED, WORKERS, metric_hints, user_name
+from ray_on_ecs.config import OWNER, SUBMITTED, WORKERS, metric_hints, secret_hints, user_name
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError
 from ray_on_ecs.flags import environment_variable, flag, flags_of, help_line
 from ray_on_ecs.node.jobs import SECRETS
@@ -35,13 +35,13 @@ from ray_on_ecs.run.program_source import driver_reason, syntax_error
 from ray_on_ecs.run.stop import SIGNALLED
 
 ABOUT = """\
-Run a SCRIPT that torchrun or mpirun could start on the workers of the cluster.
+Run SCRIPT on the workers of the cluster, as torchrun or mpirun would start it.
 
-Its folder is uploaded (--working-dir; not the files that .gitignore or .rayignore name), and the arguments after SCRIPT
-are its own. Each run starts in a copy of the folder, and the files that it writes there are kept.
+The folder with the code (--working-dir) is uploaded, without the files that .gitignore or .rayignore lists. The
+arguments after SCRIPT are its own. It starts in a copy of the folder, and the files that it writes there are kept.
 
-The run goes on when this command ends, also by Ctrl-C; the same command with the same --run-name follows it, or
-resumes it if it was interrupted. With --local Ctrl-C ends the run.
+The run continues when this command ends, also after Ctrl-C. The same command with the same --run-name follows it
+again, or resumes it if it was interrupted. With --local, Ctrl-C stops the run.
 
 \b
   ray-on-ecs run --num-workers 4 --run-name first train.py --lr 0.1
@@ -61,7 +61,8 @@ class Setting(click.Option):
     """A setting of a run as a flag. Its value is left to the run's own checks."""
 
     def __init__(self, spec: Field) -> None:
-        given: dict[str, Any] = {"help": help_line(spec, spec.default)}
+        text = help_line(spec, spec.default)
+        given: dict[str, Any] = {"help": f"{text[0].upper()}{text[1:]}."}
         if spec.type == "bool":
             given["is_flag"] = True
         else:
@@ -89,6 +90,10 @@ class Own(click.Option):
     def __init__(self, section: str, *names: str, **given: Any) -> None:
         super().__init__(list(names), **given)
         self.section = section
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """Return nothing: a range would stand behind the sentence, as in `[x>=0]`."""
+        return {}
 
 
 class Needless(click.Option):
@@ -148,9 +153,11 @@ def _run(
     if work.script.driver and not given["driver"]:
         note(str(driver_reason(work.script)))
         given["driver"] = True
-    for hint in metric_hints(work.script.metric):
+    for hint in (*metric_hints(work.script.metric), *secret_hints(work.script.variables)):
         note(hint)
     cluster = chosen(flags)
+    if cluster.is_here and work.script.inputs:
+        given["input"] = _local_inputs(cluster, work)
     if given.get("storage_path"):
         given["storage_path"] = cluster.storage_path = cluster.absolute(str(given["storage_path"]))
         cluster.typed_path = cluster.storage_path if cluster.is_here else ""
@@ -168,8 +175,8 @@ def _run(
     if cluster.is_here and (fault := syntax_error(work.script)):
         raise UsageError(fault)
     _check_not_finished(cluster, name)
-    with _ray(cluster, work, stays=detach) as is_local:
-        job_id = _submit(cluster, work, metadata, values, quiet=as_json)
+    with _ray(cluster, work, list(values), stays=detach) as is_local:
+        job_id = _submit(cluster, work, metadata, values, quiet=as_json, follows=not detach)
         if not detach:
             return _follow(cluster, work, job_id, fetch)
     if as_json:
@@ -177,6 +184,20 @@ def _run(
     shows, stops = cluster.command(f"logs --follow {name}"), cluster.command(f"stop {name}")
     note(f"{shows} shows its log, {stops} stops it{' and Ray' if is_local else ''}")
     return 0
+
+
+def _local_inputs(cluster: Cluster, work: Submission) -> tuple[str, ...]:
+    """Return the inputs as a job that starts in another folder finds them.
+
+    Raises:
+        UsageError: A folder is not there, or is empty.
+    """
+    from ray_on_ecs.run import inputs  # it imports pyarrow
+
+    for name, source in work.script.inputs.items():
+        if inputs.is_of_this_machine(source):
+            inputs.resolve(name, source, cluster.storage(work.run["run_name"]))
+    return tuple(f"{name}={inputs.absolute(source)}" for name, source in work.script.inputs.items())
 
 
 def _check_not_finished(cluster: Cluster, name: str) -> None:
@@ -188,12 +209,13 @@ def _check_not_finished(cluster: Cluster, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _ray(cluster: Cluster, work: Submission, *, stays: bool) -> Generator[bool]:
+def _ray(cluster: Cluster, work: Submission, secret_names: Sequence[str], *, stays: bool) -> Generator[bool]:
     """Start Ray if it only serves runs; end it with the block. An interrupt of the block ends the run.
 
     Args:
         cluster: The cluster.
         work: The run.
+        secret_names: Its secrets that this command stores.
         stays: True if Ray runs on after the block.
 
     Yields:
@@ -206,12 +228,34 @@ def _ray(cluster: Cluster, work: Submission, *, stays: bool) -> Generator[bool]:
         yield is_local
         ends = is_local and not stays
     except (KeyboardInterrupt, Interrupted, SystemExit) as end:  # the latter by a signal
-        if not is_local or not _stop(cluster, name) or (isinstance(end, SystemExit) and end.code == HANGUP):
+        if not is_local:
             raise
-        raise Interrupted(f"run {name} is stopped; the same command with --run-name {name} resumes it") from end
+        try:
+            was_under_way = _stop(cluster, name)
+        except KeyboardInterrupt as again:
+            if not cluster.down(name):
+                raise Interrupted(
+                    f"run {name} is being stopped, and Ray goes on with what else is under way"
+                ) from again
+            cluster.secrets_of(cluster.storage(name).uri).delete(secret_names)
+            raise Interrupted(f"run {name} was ended at once; {_again(cluster, work)}") from again
+        if not was_under_way or (isinstance(end, SystemExit) and end.code == HANGUP):
+            raise
+        raise Interrupted(f"run {name} is stopped; {_again(cluster, work)}") from end
     finally:
         if ends and not cluster.down(name):
             note(f"Ray goes on with what else is under way; {cluster.command('runs')} lists it")
+
+
+def _again(cluster: Cluster, work: Submission) -> str:
+    """Return what the same command does with a run that has been stopped."""
+    from ray_on_ecs.run.newest import newest_stored
+
+    name = work.run["run_name"]
+    with contextlib.suppress(OSError, UsageError, ValueError):
+        if newest_stored(work.script, cluster.storage(name)) is None:
+            return f"nothing is stored yet, so the same command with --run-name {name} starts from the beginning"
+    return f"the same command with --run-name {name} resumes it"
 
 
 def _follow(cluster: Cluster, work: Submission, job_id: str, fetch: str | None) -> int:
@@ -239,7 +283,7 @@ def _stop(cluster: Cluster, name: str) -> bool:
     """Stop the run, and return whether it was under way."""
     from ray_on_ecs.cli.stop import stop_run
 
-    note(f"stopping run {name}")
+    note(f"stopping run {name}; Ctrl-C ends it at once")
     with cluster.connect() as head:
         return stop_run(cluster, head, name)
 
@@ -274,7 +318,13 @@ def _flags(typed: dict[str, Any]) -> Iterator[str]:
 
 
 def _submit(
-    cluster: Cluster, work: Submission, metadata: dict[str, str], values: dict[str, str], *, quiet: bool
+    cluster: Cluster,
+    work: Submission,
+    metadata: dict[str, str],
+    values: dict[str, str],
+    *,
+    quiet: bool,
+    follows: bool,
 ) -> str:
     from ray_on_ecs.cluster.jobs import find_or_submit, is_under_way
 
@@ -286,21 +336,22 @@ def _submit(
                 cluster.secrets_of(cluster.storage(work.run["run_name"]).uri).put(values)
         if quiet:
             opened.enter_context(contextlib.redirect_stdout(sys.stderr))
-        return find_or_submit(head.jobs, work, metadata)
+        return find_or_submit(head.jobs, work, metadata, follows=follows)
 
 
 _own = [
-    Own("Run", "--detach", is_flag=True, help="Submit, and leave the run to itself."),
-    Own("Run", "--fetch", metavar="DIR", help="Copy the results into DIR at the end, as ray-on-ecs fetch does."),
-    Own("Run", "--json", "as_json", is_flag=True, help="With --detach: print the run's name and job as JSON."),
+    Own("Run", "--detach", is_flag=True, help="Submit the run, and end without following it."),
+    Own("Run", "--fetch", metavar="DIR", help="Copy the results to DIR at the end, like the command fetch."),
+    Own("Run", "--json", "as_json", is_flag=True, help="With --detach, print the name and the job of the run as JSON."),
     Own(
         "Fault tolerance",
         flag(MAX_RESUBMISSIONS),
         type=click.IntRange(min=0),
         envvar=environment_variable(MAX_RESUBMISSIONS),
         default=DEFAULT_MAX_RESUBMISSIONS,
-        show_default=True,
-        help="Times in a row that the head may submit the run again after losing its driver.",
+        metavar="N",
+        help="Number of times in a row that the head submits the run again after its driver was lost "
+        f"(default: {DEFAULT_MAX_RESUBMISSIONS}).",
     ),
     *(Needless(*each) for each in NEEDLESS_FLAGS.items()),
     click.Argument(

@@ -12,7 +12,7 @@ from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.logs import jobs_of
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster, Head, on_cluster
-from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
+from ray_on_ecs.errors import HeadGone, ResourceError, UsageError, counted, one_line
 from ray_on_ecs.node.jobs import SECRETS
 
 # A driver that is asked to stop writes a last checkpoint.
@@ -31,8 +31,14 @@ def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
     """
     if stops_all == bool(run):
         raise UsageError(f"RUN: give the name of one run, or --all; {cluster.command('runs')} lists what is under way")
-    with cluster.connect() as head:
-        was_under_way = stop_run(cluster, head, run) if run else stop_all(cluster, head)
+    try:
+        with cluster.connect() as head:
+            was_under_way = stop_run(cluster, head, run) if run else stop_all(cluster, head)
+    except HeadGone:
+        if run or not cluster.ends_with_run:
+            raise
+        note("nothing runs: Ray is not up on this machine")
+        return 0
     has_ended = cluster.down(run or "")
     if not run:
         note("all submitted jobs are stopped" if was_under_way else "no submitted job is under way")

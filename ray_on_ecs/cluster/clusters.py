@@ -544,20 +544,22 @@ def chosen(flags: dict[str, Any]) -> Cluster:
 
 
 CLUSTER_FLAGS = (
-    click.option("--stack", metavar="NAME", envvar="RAY_ON_ECS_STACK", help="The Pulumi stack; else the selected one."),
+    click.option(
+        "--stack", metavar="NAME", envvar="RAY_ON_ECS_STACK", help="Pulumi stack (default: the selected one)."
+    ),
     click.option(
         "--outputs",
         metavar="FILE",
         envvar="RAY_ON_ECS_OUTPUTS",
-        help="A file with the stack's outputs, for those without Pulumi (pulumi stack output --json > FILE).",
+        help="File with the outputs of the stack, for users without Pulumi (pulumi stack output --json > FILE).",
     ),
     click.option(
         "--local",
         is_flag=True,
-        help="This machine: Ray is started for a run and ends with the last one; or a Ray head that is up, at "
-        "RAY_API_SERVER_ADDRESS.",
+        help="Cluster on this machine: Ray starts for a run and ends with the last one, unless RAY_API_SERVER_ADDRESS "
+        "names a Ray head that is up.",
     ),
-    click.option("--compose", is_flag=True, help="The cluster of docker/compose.yaml."),
+    click.option("--compose", is_flag=True, help="Cluster of docker/compose.yaml."),
 )
 CLUSTER_NAMES = ("stack", "outputs", "local", "compose")
 

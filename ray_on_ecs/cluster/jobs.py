@@ -147,6 +147,8 @@ def find_or_submit(
     client: "JobSubmissionClient",
     work: Submission,
     metadata: dict[str, str],
+    *,
+    follows: bool = True,
 ) -> str:
     """Return the ID of the run's job that is under way, or else submit a new one; print which.
 
@@ -154,6 +156,7 @@ def find_or_submit(
         client: Of the Jobs API.
         work: The run.
         metadata: Of its job.
+        follows: Whether the caller shows its log.
 
     Raises:
         ResourceError: The head accepts no job.
@@ -165,7 +168,8 @@ def find_or_submit(
         try:
             jobs = submitted(client.list_jobs())
             if job_id := under_way(jobs, work.run):
-                _say(f"run {name} is under way as job {job_id}: its log from the start")
+                what = "its log from the start" if follows else "nothing is submitted"
+                _say(f"run {name} is under way as job {job_id}: {what}")
                 return job_id
             job_id = free_id(jobs, name)
             client.submit_job(entrypoint=work.entrypoint, submission_id=job_id, metadata=metadata)

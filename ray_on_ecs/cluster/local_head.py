@@ -33,6 +33,7 @@ HOST = "127.0.0.1"
 START_ATTEMPTS, START_SECONDS = 4, 300.0
 POLL_SECONDS, ANSWER_SECONDS = 0.2, 10.0
 STOP_SECONDS = 10.0
+RAYLET = "raylet"
 PORTS = ("--port", "--dashboard-port", "--ray-client-server-port", "--dashboard-agent-listen-port")
 RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats")
 VARIABLES = {
@@ -92,20 +93,22 @@ def start(cpus: int) -> LocalHead:
         ResourceError: Ray does not start.
     """
     forget()
-    said = ""
-    for _ in range(START_ATTEMPTS):
+    said = logs = ""
+    for attempt in range(START_ATTEMPTS):
         folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the paths of sockets lie below it
         head = None
         try:
             head = _launch(folder, cpus)
-            if _answers_in_time(head):
+            if not (said := _wait(head)):
                 _remember(head)
                 return head
-            said = _last_line(Path(folder, "ray.log"))
+            logs = _logs(folder) if attempt == START_ATTEMPTS - 1 else ""
         finally:
             if head is None or find() != head:  # it failed, or the user is tired of waiting
-                _end(head, folder)
-    raise ResourceError(f"Ray did not start on this machine in {START_ATTEMPTS} attempts: {said}")
+                _end(head, "" if logs else folder)
+    raise ResourceError(
+        f"Ray did not start on this machine in {START_ATTEMPTS} attempts: {said}; its logs are in {logs}"
+    )
 
 
 def stop(head: LocalHead) -> None:
@@ -172,16 +175,28 @@ def _environment(own: Mapping[str, str], address: str, token: str) -> dict[str, 
     return {**VARIABLES, **kept, **ray, "PATH": path}
 
 
-def _answers_in_time(head: LocalHead) -> bool:
-    """Wait until the dashboard answers; return False if the head ends before, or takes too long."""
+def _wait(head: LocalHead) -> str:
+    """Wait until the raylet runs and the dashboard answers; return why they do not, or nothing if they do."""
+    had_raylet = False
     deadline = time.monotonic() + START_SECONDS
     question = urllib.request.Request(f"{head.url}/api/version", headers={"Authorization": f"Bearer {head.token}"})
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    while head.processes and time.monotonic() < deadline:
-        with suppress(OSError):
-            direct.open(question, timeout=ANSWER_SECONDS).close()
-            return True
+    while (processes := head.processes) and time.monotonic() < deadline:
+        has_raylet = any(map(_is_raylet, processes))
+        if had_raylet and not has_raylet:  # Ray would wait for it for half a minute
+            return "the raylet has ended"
+        had_raylet = has_raylet
+        if has_raylet:
+            with suppress(OSError):
+                direct.open(question, timeout=ANSWER_SECONDS).close()
+                return ""
         time.sleep(POLL_SECONDS)
+    return _last_line(Path(head.folder, "ray.log"))
+
+
+def _is_raylet(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.name() == RAYLET and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
@@ -193,13 +208,25 @@ def _remember(head: LocalHead) -> None:
 
 
 def _end(head: LocalHead | None, folder: str) -> None:
-    """Kill a head: its jobs have ended, what they wrote is elsewhere, and Ray's own end takes five seconds."""
+    """Kill a head: its jobs have ended, what they wrote is elsewhere, and Ray's own end takes five seconds.
+
+    Args:
+        head: The head.
+        folder: Its folder, which is deleted; empty if it stays.
+    """
     processes = head.processes if head else []
     for each in processes:
         with suppress(psutil.NoSuchProcess):
             each.kill()
     psutil.wait_procs(processes, STOP_SECONDS)
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _logs(folder: str) -> Path:
+    """Return the folder with Ray's logs, or where they would be if Ray has not got as far."""
+    logs = Path(folder, "session_latest", "logs")
+    return logs if logs.exists() else Path(folder)
 
 
 def _last_line(log: Path) -> str:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.markup import escape
 
 from ray_on_ecs.config import SUBMITTED, RunConfig
-from ray_on_ecs.errors import Interrupted, StorageError
+from ray_on_ecs.errors import Interrupted, StorageError, UsageError
 from ray_on_ecs.filesystem import short_reason
 from ray_on_ecs.run import code, queue, results, run_secrets
+from ray_on_ecs.run.newest import newest_stored
 from ray_on_ecs.run.program_source import driver_reason, with_driver
 from ray_on_ecs.run.stop import Stop, stoppable
 from ray_on_ecs.tracking.lock import hold_lock
@@ -121,11 +122,20 @@ def hold(admission: Admission, console: Console, values: Mapping[str, str] | Non
             f"continue with --run-name {config.run_name}"
         ) from cause
     except (KeyboardInterrupt, SystemExit) as stop:  # the latter is Ray's own answer to SIGTERM
-        raise interrupted(config, stop) from stop
+        raise interrupted(config, stop, is_stored=_is_stored(config, storage)) from stop
 
 
-def interrupted(config: RunConfig, stop: BaseException) -> Interrupted:
-    """Return the error of a run that was stopped."""
-    error = Interrupted(f"interrupted; continue with --run-name {config.run_name}")
+def interrupted(config: RunConfig, stop: BaseException, *, is_stored: bool = True) -> Interrupted:
+    """Return the error of a run that was stopped; `is_stored` says whether it has stored anything to continue from."""
+    again = f"the same command with --run-name {config.run_name} starts from the beginning"
+    line = f"continue with --run-name {config.run_name}" if is_stored else f"nothing is stored yet, so {again}"
+    error = Interrupted(f"interrupted; {line}")
     error.exit_status = stop.exit_status if isinstance(stop, Stop) else Interrupted.exit_status
     return error
+
+
+def _is_stored(config: RunConfig, storage: RunStorage) -> bool:
+    """Return whether a run has stored anything to continue from; True if that can't be read."""
+    with suppress(OSError, UsageError, ValueError):
+        return newest_stored(config, storage) is not None
+    return True

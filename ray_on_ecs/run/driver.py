@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
@@ -17,9 +17,9 @@ from ray_on_ecs.run import code, inputs, program_resources, ray_cluster, results
 from ray_on_ecs.run.admission import Admission
 from ray_on_ecs.run.attempts import Attempts, TrainFunction, wait_for_workers
 from ray_on_ecs.run.failure_policy import Mark
-from ray_on_ecs.run.folder_scan import is_log
 from ray_on_ecs.run.instance_hours import InstanceHours
-from ray_on_ecs.run.program import newest_of_program, run_program
+from ray_on_ecs.run.newest import newest_stored
+from ray_on_ecs.run.program import run_program
 from ray_on_ecs.run.ray_cluster import WorkerAllocation
 from ray_on_ecs.run.ray_private import CHANGE_FOLDER, PREEMPTION_WATCHER, draining_nodes
 from ray_on_ecs.run.script_group import Decider, ScriptGroup
@@ -57,7 +57,7 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
     with ray_cluster.connected(config) as seconds:
         allocation = None if config.driver else wait_for_workers(config, seconds, record, console)
         is_one_node = ray_cluster.is_one_node()
-        config = _begin(config, storage, allocation)
+        config, run_id = _begin(config, storage, allocation)
         _print_header(config, storage, allocation, console)
         actor = create_run_actor()
         monitor = RunMonitor(actor, console)
@@ -69,18 +69,17 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
             "use_gpu": allocation is not None and allocation.use_gpu,
             "code": code.Code.of(config),
             "is_one_node": is_one_node,
+            "run_id": run_id,
             "inputs": found,
         }
 
-        newest_stored = newest_of_program if config.driver else newest_of_script
-
         def mark() -> Mark:
             step = monitor.progress.step if monitor.progress else None
-            found = newest_stored(storage)
+            found = newest_stored(config, storage)
             return Mark(step or None, found and found[1].timestamp())
 
         def newest() -> str | None:
-            found = newest_stored(storage)
+            found = newest_stored(config, storage)
             return found and f"{found[0]} of {found[1].isoformat(timespec='milliseconds')}"
 
         def scripts(decider: Decider) -> ScriptGroup:
@@ -113,41 +112,15 @@ def _publish(storage: RunStorage, console: Console) -> None:
         console.print(escape(line), soft_wrap=True)
 
 
-def newest_of_script(storage: RunStorage) -> tuple[str, datetime] | None:
-    """Return the name and time of the newest file of the last snapshot or of the newest checkpoint, or None."""
-    stored = [file for file in (_newest_file(storage), _newest_checkpoint(storage)) if file]
-    return max(stored, key=lambda file: file[1], default=None)
-
-
-def _newest_checkpoint(storage: RunStorage) -> tuple[str, datetime] | None:
-    """Return the name and time of the newest complete checkpoint of a Checkpointer."""
-    complete = {
-        name.removesuffix(f"/{layout.MANIFEST}"): found.mtime
-        for name, found in storage.files(layout.CHECKPOINTS_FOLDER).items()
-        if name.endswith(f"/{layout.MANIFEST}") and found.mtime
-    }
-    newest = max(complete, default=None)
-    return (f"{layout.CHECKPOINTS_FOLDER}/{newest}", complete[newest].astimezone(UTC)) if newest else None
-
-
-def _newest_file(storage: RunStorage) -> tuple[str, datetime] | None:
-    """Return the name and time of the newest file of the last snapshot that is not a log, or None."""
-    files = {
-        name: kept.written_at
-        for name, kept in read_snapshot(storage).files.items()
-        if kept.key and not kept.is_log and not is_log(name)
-    }
-    newest = max(files, key=lambda name: files[name], default=None)
-    return (newest, datetime.fromtimestamp(files[newest] / 1e9, UTC)) if newest else None
-
-
-def _begin(config: RunConfig, storage: RunStorage, allocation: WorkerAllocation | None) -> RunConfig:
-    """Put the number of workers into the settings, and write these into the run's folder."""
+def _begin(config: RunConfig, storage: RunStorage, allocation: WorkerAllocation | None) -> tuple[RunConfig, str]:
+    """Put the number of workers into the settings, write these into the run's folder, and return them and its ID."""
     if allocation:
         config = config.with_workers(allocation.num_workers)
-    storage.write_json(layout.SETTINGS, {"format": layout.FORMAT, "settings": config.to_dict()})
+    # Another one for a run of the same name after this one is deleted.
+    run_id = (storage.read_json(layout.SETTINGS) or {}).get("id") or uuid.uuid4().hex[:8]
+    storage.write_json(layout.SETTINGS, {"format": layout.FORMAT, "id": run_id, "settings": config.to_dict()})
     storage.delete(layout.ERROR)
-    return config
+    return config, run_id
 
 
 def _print_header(

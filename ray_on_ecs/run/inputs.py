@@ -29,11 +29,9 @@ def resolve(name: str, source: str, storage: RunStorage) -> str:
         UsageError: It can't be read, or is empty, or has a name that a disk can't have.
     """
     prefix = STREAM if source.startswith(STREAM) else ""
-    address = source.removeprefix(STREAM)
+    address = absolute(source).removeprefix(STREAM)
     if address.startswith(OTHER_RUN):
         address = _files_of(address.removeprefix(OTHER_RUN), f"{name}={source}", storage)
-    elif "://" not in address:
-        address = str(Path(address).expanduser().absolute())
     try:
         opened, path = filesystem.open_filesystem(address)
         files = filesystem.files_by_name(opened, path)
@@ -47,6 +45,19 @@ def resolve(name: str, source: str, storage: RunStorage) -> str:
     if "://" in address and not prefix:
         filesystem.check_names(f"{name}={source}", files, "--input", _hint(address))
     return prefix + address
+
+
+def is_of_this_machine(source: str) -> bool:
+    """Return whether an input is a folder or a file."""
+    return "://" not in source and not source.removeprefix(STREAM).startswith(OTHER_RUN)
+
+
+def absolute(source: str) -> str:
+    """Return an input whose path, if it is one, does not depend on the current folder."""
+    if not is_of_this_machine(source):
+        return source
+    prefix = STREAM if source.startswith(STREAM) else ""
+    return prefix + str(Path(source.removeprefix(STREAM)).expanduser().absolute())
 
 
 def _files_of(run_name: str, shown: str, storage: RunStorage) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_on_ecs import sdk
+from ray_on_ecs.config import NUMBER
 
 # The metric that is the number of the step, if the output has it.
 STEP = "step"
@@ -21,6 +22,15 @@ STEP = "step"
 # W&B: "View run at https://…", MLflow: "View run NAME at: https://…", Comet: "Experiment is live on comet.com https://…"
 TRACKER = re.compile(r"(?:View run\b.* at:?|Experiment is live on comet\.com) (https?://[^\s\[\]]+)")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# As many scripts print them: `step 100 | loss 2.31`, `{'loss': 2.3, 'epoch': 0.5}`; but not the loss of a validation.
+LOSS = re.compile(
+    r"(?i)^(?:(?!\b(?:val|valid|validation|test|testing|eval|evaluation|dev)\b).)*?(?<![\w/.-])(?:train(?:ing)?[_ /])?"
+    rf"loss['\"]?(?:\s*[:=]\s*|\s+){NUMBER}(?![\w%])"
+)
+GUESSED_STEP = re.compile(
+    r"(?i)(?<![\w/.-])(?:global[_ ])?(?:step|iter|iteration)['\"]?(?:\s*[:=]\s*|\s+)(\d+)(?![\w%]|[.,]\d)"
+)
+LONGEST_GUESSED = 1000
 
 
 def tracker_url(line: str) -> str | None:
@@ -39,6 +49,11 @@ class MetricsLog:
     Args:
         patterns: A regular expression with one group for each metric that is taken from the output.
         history: The records of the run's earlier parts.
+
+    Attributes:
+        step: Steps done, as the script reports them.
+        guess: The last loss, and the step beside it, in the output; None if there are patterns, or as soon as the
+            script reports by itself. It is shown, and is neither a record nor progress.
     """
 
     def __init__(self, patterns: Mapping[str, str], history: Sequence[dict[str, Any]] = ()) -> None:
@@ -48,6 +63,7 @@ class MetricsLog:
         self._changed = len(self._records)
         self._is_open = False
         self.step: int | None = None
+        self.guess: dict[str, Any] | None = None if patterns or history else {}
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -82,13 +98,18 @@ class MetricsLog:
             self.advance(int(number))
         if found:
             self.add({name: _number(match[1]) for name, match in found.items()})
+        if self.guess is not None and len(line) <= LONGEST_GUESSED and (loss := LOSS.search(line)):
+            step = GUESSED_STEP.search(line)
+            with self._lock:
+                if self.guess is not None:
+                    self.guess = {**self.guess, "loss": _number(loss[1]), **({STEP: int(step[1])} if step else {})}
 
     def advance(self, step: int) -> None:
         """Take the number of steps that are done; metrics that follow are of another record."""
         with self._lock:
             if step != self.step:
                 self._is_open = False
-            self.step = step
+            self.step, self.guess = step, None
 
     def take_report(self, report: Mapping[str, Any]) -> None:
         """Take a report of a script."""
@@ -110,6 +131,7 @@ class MetricsLog:
     def add(self, values: Mapping[str, float | None]) -> None:
         """Add metrics of the current step."""
         with self._lock:
+            self.guess = None
             if not self._is_open or not values.keys().isdisjoint(self._records[-1]):
                 step = self.step
                 if step is None:

@@ -25,7 +25,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from ray_on_ecs import node_cache
-from ray_on_ecs.errors import UsageError, one_line
+from ray_on_ecs.errors import UsageError, counted, one_line
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.secrets import masker
 from ray_on_ecs.tracking import layout
@@ -44,6 +44,7 @@ DECLARATIONS = ("pyproject.toml", "setup.cfg", "setup.py")
 NO_SOURCE = ("__pycache__", "build", "*.egg-info", ".*")
 # A larger file in it is data, and is told from another one by its size.
 LARGEST_SOURCE = 2**20
+ARCHIVES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,12 @@ class Resolution:
     commits: dict[str, str]
     local: dict[str, str]
     editable: list[str]
+
+    @property
+    def count(self) -> int:
+        """The number of packages."""
+        folders = [place for place in self.local if not place.endswith(ARCHIVES)]  # archives have versions
+        return len(self.versions) + len(self.commits) + len(folders)
 
 
 class Requirements:
@@ -111,12 +118,13 @@ class Requirements:
 
         def make(target: Path) -> None:
             node_cache.make_room(ROOM_BYTES)
-            print("installing the packages of --requirements on this node", flush=True)
+            what = counted(resolution.count, "package")
+            print(f"installing {what} of --requirements on this node", flush=True)
             started_at = time.monotonic()
             venv.create(target, symlinks=True, with_pip=False)
             _see_packages_of_this_interpreter(target)
             self._install(str(target / "bin" / "python"), resolution)
-            print(f"installed them in {time.monotonic() - started_at:.0f} s", flush=True)
+            print(f"installed {what} in {time.monotonic() - started_at:.0f} s", flush=True)
 
         place = str(self._folder) if resolution.editable else None
         key = json.dumps([sys.version, sys.prefix, asdict(resolution), place])

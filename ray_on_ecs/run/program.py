@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from ray_on_ecs.run.ray_private import CHANGE_FOLDER
 from ray_on_ecs.run.worker import Process, ScriptWorker, Settings
 from ray_on_ecs.run.worker_rank import WorkerRank
 from ray_on_ecs.tracking import layout
-from ray_on_ecs.tracking.storage import RunStorage
 
 # The metrics of Ray Train and Ray Tune: Ray creates these classes in `fit`.
 REPORTERS = ("ray_on_ecs.run.program_reports.TrainReporter", "ray_on_ecs.run.program_reports.TuneReporter")
@@ -39,17 +38,6 @@ def run_program(settings: Settings) -> dict[str, Any]:
     """
     with RayProgram(settings, WorkerRank()) as worker:
         return worker.run()
-
-
-def newest_of_program(storage: RunStorage) -> tuple[str, datetime] | None:
-    """Return the name and time of the newest file of a checkpoint that Ray Train or Ray Tune has stored, or None."""
-    files = {
-        name: found.mtime
-        for name, found in storage.files(layout.RAY_FOLDER).items()
-        if any(part.startswith("checkpoint_") for part in name.split("/")[:-1]) and found.mtime
-    }
-    newest = max(files, key=lambda name: files[name], default=None)
-    return (f"{layout.RAY_FOLDER}/{newest}", files[newest].astimezone(UTC)) if newest else None
 
 
 class RayProgram(ScriptWorker):
@@ -69,6 +57,10 @@ class RayProgram(ScriptWorker):
             users = self._config.variables.get(name) or os.environ.get(name)
             variables[name] = f"{users},{reporter}" if users else reporter
         return variables
+
+    def _of_tracker(self, users: Mapping[str, str]) -> dict[str, str]:
+        """Return nothing: a program may begin a run of W&B for each trial."""
+        return {}
 
     def _of_launcher(self) -> dict[str, str]:
         """Return the variables of a Ray program; one of them holds the variables of its workers."""

@@ -10,7 +10,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -54,6 +54,10 @@ DRAIN_SECONDS = 30.0
 # The driver counts as lost when its actor has not answered for so long.
 LOST_SECONDS = 60.0
 
+# W&B's variables of a run's ID and of resuming it, and the most characters of the former.
+WANDB = ("WANDB_RUN_ID", "WANDB_RESUME")
+WANDB_LENGTH = 64
+
 Process = ScriptProcess | MpiNode
 
 
@@ -67,6 +71,7 @@ class Settings(TypedDict):
     use_gpu: bool
     code: Code
     is_one_node: bool
+    run_id: str
     inputs: dict[str, str]
     is_waiting: NotRequired[Callable[[], bool]]  # whether a Ray program waits for its workers
 
@@ -132,6 +137,7 @@ class ScriptWorker:
         self._metrics: MetricsLog | None = None
         self._record_file: RecordFile | None = None
         self._shown: tuple[int, dict[str, Any]] | None = None
+        self._shown_guess: dict[str, Any] = {}
         self._first_started_at: float | None = None
         # mpirun on rank 0 prints the lines of all ranks.
         self._prefix = f"[rank {self._rank}] " if self._world_size > 1 and not self._config.mpi else ""
@@ -321,8 +327,10 @@ class ScriptWorker:
         programs = [str(Path(each).parent) for each in (self._python, sys.executable)]  # of the packages
         cluster = ray.get_runtime_context().gcs_address
         base = without_ray(os.environ)
+        users = {**base, **self._config.variables, **self._secrets}
         return {
             **base,
+            **self._of_tracker(users),
             **nccl_interface.variables(cluster.rpartition(":")[0], base),
             "RAY_ADDRESS": cluster,
             "PATH": os.pathsep.join([*programs, os.environ.get("PATH", os.defpath)]),
@@ -338,6 +346,16 @@ class ScriptWorker:
             **self._config.variables,
             **self._secrets,
         }
+
+    def _of_tracker(self, users: Mapping[str, str]) -> dict[str, str]:
+        """Return what lets `wandb.init()` go on with one run of W&B after restarts, unless the user says otherwise.
+
+        Only rank 0's: ranks with one ID would write into one run of W&B, and mpirun's ranks share their variables.
+        https://docs.wandb.ai/models/runs/resuming
+        """
+        if self._rank != 0 or self._config.mpi or any(name in users for name in WANDB):
+            return {}
+        return dict(zip(WANDB, (wandb_id(self._storage.run_name, self._settings["run_id"]), "allow"), strict=True))
 
     def _of_launcher(self) -> dict[str, str]:
         """Return the variables of a worker of torchrun, and what ends a Ray program that is started on every worker."""
@@ -502,7 +520,12 @@ class ScriptWorker:
                 self._actor.report_url(url)
 
     def _write_metrics(self, is_last: bool = False) -> None:
-        if self._metrics is None or self._record_file is None or (last := self._metrics.last) is None:
+        if self._metrics is None or self._record_file is None:
+            return
+        if (guess := self._metrics.guess) and guess != self._shown_guess:
+            self._actor.report_guess(guess)
+            self._shown_guess = guess
+        if (last := self._metrics.last) is None:
             return
         if last != self._shown:
             self._actor.report_metrics(*last)
@@ -531,6 +554,11 @@ class ScriptWorker:
             "threads_per_worker": self._settings["threads"],
             "node_cpus": psutil.cpu_count(),
         }
+
+
+def wandb_id(run_name: str, run_id: str) -> str:
+    """Return the ID that W&B knows a run by."""
+    return f"{run_name[: WANDB_LENGTH - len(run_id) - 1]}-{run_id}"
 
 
 def _shares_machine(node_id: str) -> bool:

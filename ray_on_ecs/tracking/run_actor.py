@@ -42,12 +42,14 @@ class RunState:
         progress: The last report, or None before the first.
         metrics: The metrics that the reader doesn't have, by number, in order.
         url: The page that an experiment tracker has for the run, or None.
+        guess: Loss and step of the output of a script that reports none, or None.
     """
 
     incarnation: str
     progress: Progress | None
     metrics: dict[int, Any]
     url: str | None = None
+    guess: dict[str, Any] | None = None
 
 
 class RunActor:
@@ -58,6 +60,7 @@ class RunActor:
         self._progress: Progress | None = None
         self._metrics: dict[int, Any] = {}
         self._url: str | None = None
+        self._guess: dict[str, Any] | None = None
         self._groups: list[str] = []
         self._members: dict[int, Any] = {}
         self._directive: Any = None
@@ -74,10 +77,14 @@ class RunActor:
         """Keep the page of an experiment tracker."""
         self._url = url
 
+    def report_guess(self, guess: dict[str, Any]) -> None:
+        """Keep what is taken from the output."""
+        self._guess = guess
+
     def read(self, after: int) -> RunState:
         """Return the state, with the metrics of higher numbers."""
         new = {number: self._metrics[number] for number in sorted(self._metrics) if number > after}
-        return RunState(self._incarnation, self._progress, new, self._url)
+        return RunState(self._incarnation, self._progress, new, self._url, self._guess)
 
     def update(self, group: str, rank: int, member: Any, wants_members: bool) -> tuple[Any, dict[int, Any]]:
         """Take what a worker says of itself; return the directive, and all members if it wants them.
@@ -131,6 +138,10 @@ class RunClient:
     def report_url(self, url: str) -> None:
         """Report the page that an experiment tracker has for the run."""
         self._call("report_url", url)
+
+    def report_guess(self, guess: dict[str, Any]) -> None:
+        """Report loss and step of the output of a script that reports none."""
+        self._call("report_guess", guess)
 
     def read(self, after: int) -> RunState | None:
         """Return the state with the metrics of higher numbers, or None if the actor doesn't answer."""

@@ -19,6 +19,7 @@ class RunMonitor:
         progress: The last report, or None before the first.
         history: The metrics that were reported during this command, each once.
         url: The page that an experiment tracker has for the run, or None.
+        guess: Loss and step of the output of a script that reports none; empty if there are none.
         steps_made: Steps that this command has made; steps that were lost and made again count twice.
     """
 
@@ -30,6 +31,7 @@ class RunMonitor:
         self.progress: Progress | None = None
         self.history: list[Any] = []
         self.url: str | None = None
+        self.guess: dict[str, Any] = {}
         self.steps_made = 0
 
     @contextmanager
@@ -56,6 +58,7 @@ class RunMonitor:
         self._incarnation = state.incarnation
         self.history += state.metrics.values()
         self.url = state.url or self.url
+        self.guess = state.guess or self.guess
         self._last_number = max(state.metrics, default=self._last_number)
         if state.progress is None:
             return

@@ -46,7 +46,7 @@ class Status(TypedDict):
         started: When the command began.
         updated: When this was written.
         step: Steps done since the start of the training.
-        loss: The last loss that the script logged.
+        loss: The last loss that the script logged, or printed if it reports nothing.
         workers: How many there are.
         cost_usd: What this command's workers have cost so far.
         earlier: Time and cost of the commands before this one.
@@ -183,6 +183,7 @@ class RunRecord:
         progress = self._monitor.progress if self._monitor else None
         history = self._monitor.history if self._monitor else []
         steps = progress.step if progress else None
+        guess = self._monitor.guess if self._monitor and not steps and not history else {}
         cost = cost_of(dict(self._hours))
         return {
             "run_name": self._storage.run_name,
@@ -191,8 +192,8 @@ class RunRecord:
             "behind": self.behind,
             "started": _iso(self._started),
             "updated": _iso(datetime.now(UTC)),
-            "step": steps or _logged_step(history),
-            "loss": _last_loss(history),
+            "step": steps or _logged_step(history) or guess.get("step"),
+            "loss": _last_loss(history) if history else guess.get("loss"),
             "workers": self._workers,
             "cost_usd": cost and cost["usd"],
             "earlier": self.earlier,

@@ -34,6 +34,7 @@ class Held(ddp_snapshot.DistributedSampler):
         super().set_epoch(epoch)
 
 ddp_snapshot.DistributedSampler = Held
+print("W&B on rank", os.environ["RANK"], os.environ.get("WANDB_RUN_ID"), os.environ.get("WANDB_RESUME"), flush=True)
 ddp_snapshot.main()
 """
 # Shows what it was given, and needs a second of Python at most.
@@ -106,7 +107,7 @@ def test_a_torchrun_script_is_resumed_after_a_rank_was_killed(launch: Start, hea
     (code / "hold").touch()
     hold = ("--env", f"HOLD={code / 'hold'}")
     process = launch("--num-workers", "2", "--run-name", "mine", *METRICS, *hold, "held.py", "--epochs", "6")
-    read_until(process, "epoch 2: loss")
+    seen = read_until(process, "epoch 2: loss")
     folder = head.storage / "mine"
     until(lambda: is_stored(folder, "snapshot.pt"))
     rank_1 = until(lambda: [each for each in scripts("held.py") if each.environ().get("RANK") == "1"])
@@ -118,6 +119,9 @@ def test_a_torchrun_script_is_resumed_after_a_rank_was_killed(launch: Start, hea
     assert "training failed on rank 1: held.py was ended by signal 9" in out
     assert "restarting from snapshot.pt of " in out
     assert "rank 1: resuming at epoch 3" in out
+    of_wandb = re.findall(r"(?m)^\[rank \d\] W&B on rank (\d) (\S+) (\S+)$", seen + out)
+    run_id = json.loads((folder / "config.json").read_text())["id"]
+    assert sorted(of_wandb) == 2 * [("0", f"mine-{run_id}", "allow")] + 2 * [("1", "None", "None")]
     assert read_snapshot(RunStorage.open(str(head.storage), "mine")).files.keys() == {"snapshot.pt"}
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [each["step"] for each in records] == list(range(6))
@@ -234,7 +238,8 @@ def test_ctrl_c_leaves_nothing_running(launch: Start, head: Head) -> None:
     process.send_signal(signal.SIGINT)
     status, _, err = end(process)
     assert status == 130, err
-    assert err == "ray-on-ecs: interrupted; continue with --run-name interrupted\n"
+    again = "the same command with --run-name interrupted starts from the beginning"
+    assert err == f"ray-on-ecs: interrupted; nothing is stored yet, so {again}\n"
     until(lambda: not scripts("stuck.py"))
     folder = head.storage / "interrupted"
     assert json.loads((folder / "status.json").read_text())["state"] == "interrupted"

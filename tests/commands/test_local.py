@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,10 +17,18 @@ from tests.commands.test_launch import scripts
 from tests.local_cluster import have_ended
 from tests.waiting import until
 
-# Says where it runs; with an argument it goes on until it is stopped.
+# Says where it runs and writes TensorBoard's events; with an argument it goes on until it is stopped.
 SCRIPT = """
-import os, sys, time
+import os, signal, sys, time
+from pathlib import Path
+Path("tb").mkdir(exist_ok=True)
+events = open(f"tb/events.out.tfevents.{os.environ['RANK']}.host", "ab", buffering=0)
+events.write(b"a step")
+if "stubborn" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "by", sys.executable, flush=True)
+print("images in", os.environ.get("INPUT_images"))
+print("step 100 | loss 2.31" if os.environ["RANK"] == "0" else "step 900 | loss 9.31")
 while sys.argv[1:]:
     time.sleep(0.1)
 """
@@ -53,7 +62,9 @@ def ray_of(home: Path) -> list[psutil.Process]:
 
 
 def test_ray_ends_with_the_run_that_it_was_started_for(laptop: Start, home: Path, tmp_path: Path) -> None:
-    process = laptop("run", "--local", "--run-name", "first", "train.py")
+    (tmp_path / "code" / "images").mkdir()
+    (tmp_path / "code" / "images" / "0.png").touch()
+    process = laptop("run", "--local", "--input", "images=images", "--run-name", "first", "train.py")
     read_until(process, "submitted")
     ray = ray_of(home)
     out, err = process.communicate(timeout=SECONDS)
@@ -61,8 +72,12 @@ def test_ray_ends_with_the_run_that_it_was_started_for(laptop: Start, home: Path
     assert err.splitlines()[0].partition(";")[0] == "starting Ray on this machine"
     for rank in (0, 1):
         assert f"rank {rank} of 2 by {sys.executable}" in out
+    assert f"images in {tmp_path}/code/images" in out, "the job starts in another folder"
     result = json.loads((tmp_path / "code" / "results" / "first" / "result.json").read_text())
     assert result["command"] == ["train.py"]
+    status = json.loads((tmp_path / "code" / "results" / "first" / "status.json").read_text())
+    assert (status["step"], status["loss"]) == (100, 2.31), "what rank 0 has printed"
+    assert result["metrics"] is None
     assert ray
     assert have_ended(ray)
     assert not list((home / ".ray-on-ecs").glob("*.json"))
@@ -79,11 +94,31 @@ def test_ctrl_c_stops_the_run_and_ray(laptop: Start, home: Path, tmp_path: Path)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 130, out + err
-    last = "ray-on-ecs: run cut is stopped; the same command with --run-name cut resumes it"
-    assert err.splitlines()[-2:] == ["stopping run cut", last]
+    again = "nothing is stored yet, so the same command with --run-name cut starts from the beginning"
+    last = f"ray-on-ecs: run cut is stopped; {again}"  # events are not a checkpoint
+    assert err.splitlines()[-2:] == ["stopping run cut; Ctrl-C ends it at once", last]
     assert have_ended(ray)
     status = json.loads((tmp_path / "code" / "results" / "cut" / "status.json").read_text())
     assert status["state"] == "interrupted"
+
+
+def test_the_second_ctrl_c_ends_the_run_at_once(laptop: Start, home: Path) -> None:
+    process = laptop("run", "--local", "--num-workers", "1", "--run-name", "cut", "train.py", "stubborn")
+    read_until(process, "rank 0 of 1")
+    ray, script = ray_of(home), scripts("train.py")
+    process.send_signal(signal.SIGINT)
+    assert process.stderr
+    while "stopping run cut" not in (line := process.stderr.readline()):
+        assert line
+    sent_at = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=SECONDS)
+    assert time.monotonic() - sent_at < 20, "the script would have 30 s"
+    assert process.returncode == 130, out + err
+    assert err.splitlines()[-1].startswith("ray-on-ecs: run cut was ended at once; ")
+    assert ray
+    assert script
+    assert have_ended([*ray, *script])
 
 
 @pytest.mark.fault
@@ -138,7 +173,7 @@ def test_runs_are_queued_until_the_ones_before_them_end(laptop: Start, tmp_path:
     assert status("second")[0] == "finished"
 
 
-def test_a_run_that_is_left_to_itself_keeps_ray_until_it_is_stopped(laptop: Start, home: Path) -> None:
+def test_a_run_that_is_left_to_itself_keeps_ray_until_it_is_stopped(laptop: Start, home: Path, tmp_path: Path) -> None:
     def typed(*words: str) -> tuple[int, str, str]:
         process = laptop(*words)
         out, err = process.communicate(timeout=SECONDS)
@@ -154,6 +189,12 @@ def test_a_run_that_is_left_to_itself_keeps_ray_until_it_is_stopped(laptop: Star
     [listed] = json.loads(typed("runs", "--local", "--json")[1])
     assert (listed["name"], listed["state"]) == ("left", "training")
 
+    status, out, err = typed("run", *flags, "--detach", "--run-name", "left", "train.py", "on")
+    assert (status, out) == (0, "run left is under way as job left: nothing is submitted\n"), err
+    events = tmp_path / "code" / "runs" / "left" / "files" / "tb" / "events.out.tfevents.0.host"
+    until(lambda: typed("fetch", "--local", "left")[0] == 0 and events.exists())
+    assert events.read_bytes() == b"a step"
+
     second = laptop("run", *flags, "--run-name", "second", "train.py")
     read_until(second, "job second")  # it waits for the CPUs of the first
     second.send_signal(signal.SIGINT)
@@ -168,3 +209,5 @@ def test_a_run_that_is_left_to_itself_keeps_ray_until_it_is_stopped(laptop: Star
     assert "run left is stopped" in err
     assert have_ended(ray)
     assert typed("stop", "--local", "left")[0] == 3, "there is no Ray any more"
+    status, _, err = typed("stop", "--local", "--all")
+    assert (status, err) == (0, "nothing runs: Ray is not up on this machine\n")

@@ -15,8 +15,9 @@ import pytest
 from ray_on_ecs.cli import completion, run
 from ray_on_ecs.cli.main import COMMANDS, main
 from ray_on_ecs.cluster import clusters
-from ray_on_ecs.cluster.clusters import StackCluster
+from ray_on_ecs.cluster.clusters import LocalCluster, StackCluster
 from ray_on_ecs.cluster.stack import PulumiError, find
+from ray_on_ecs.config import secret_hints
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.run.command_line import SETTINGS
 from tests.waiting import free_ports
@@ -287,6 +288,39 @@ def test_a_script_whose_syntax_is_wrong_is_refused_before_ray_starts(
     (tmp_path / "train.py").write_text("import os\nprint('a'\n")
     assert main(["run", "--local", "train.py"]) == 2
     assert capsys.readouterr().err == "ray-on-ecs: SCRIPT: train.py:2: SyntaxError: '(' was never closed\n"
+
+
+@pytest.mark.parametrize("source", ["nosuch", "stream:nosuch", "empty"])
+def test_an_input_that_is_not_there_is_refused_before_ray_starts(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "empty").mkdir()
+    assert main(["run", "--local", "--input", f"data={source}", "train.py"]) == 2
+    assert capsys.readouterr().err.startswith(f"ray-on-ecs: --input: data={source} can't be read (")
+
+
+def test_inputs_of_this_machine_are_absolute_for_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a").touch()
+    (tmp_path / "train.py").touch()
+    given = ("a=data", "b=stream:data", "c=s3://no-such-bucket/x", "d=run:first")
+    work = run._submission({}, {"input": given}, ("train.py",))
+    folder = Path.cwd() / "data"
+    wanted = (f"a={folder}", f"b=stream:{folder}", "c=s3://no-such-bucket/x", "d=run:first")
+    assert run._local_inputs(LocalCluster(), work) == wanted
+
+
+def test_a_variable_with_the_name_of_a_secret_gets_a_hint() -> None:
+    variables = dict.fromkeys(("HF_TOKEN", "WANDB_API_KEY", "password", "OPENAI_APIKEY", "MONKEY", "TOKENIZER"), "x")
+    hints = secret_hints(variables)
+    assert [each.split()[1] for each in hints] == ["HF_TOKEN", "WANDB_API_KEY", "password", "OPENAI_APIKEY"]
+    assert hints[0] == (
+        "--env: HF_TOKEN shows its value in the results and in Ray's dashboard; "
+        "--secret HF_TOKEN takes it from your shell and shows it nowhere"
+    )
 
 
 def test_a_flag_before_the_command_is_told_its_place(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,17 @@ from ray_on_ecs.cluster import local_head
 from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.errors import ResourceError
 
+# In the place of `ray start --block`, in the head's folder: its raylet ends, and it waits.
+DYING = """
+import pathlib, shutil, subprocess, time
+logs = pathlib.Path("session_latest", "logs")
+logs.mkdir(parents=True)
+(logs / "raylet.out").touch()
+shutil.copy(shutil.which("sleep"), "raylet")
+subprocess.Popen(["./raylet", "1"])
+time.sleep(600)
+"""
+
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -59,10 +70,29 @@ def test_the_folder_of_a_killed_head_is_removed(tmp_path: Path) -> None:
 
 def test_a_start_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(local_head, "RAY", (sys.executable, "-c", "import sys; sys.exit('no room for Ray')"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with (
-        local_head.lock(),
-        pytest.raises(ResourceError, match=r"Ray did not start on this machine in 4 attempts: no room for Ray$"),
-    ):
+    folders = iter(tmp_path / f"ray-{number}" for number in range(1, 5))
+    monkeypatch.setattr("tempfile.mkdtemp", lambda **_: str(new_folder(next(folders))))
+    with local_head.lock(), pytest.raises(ResourceError) as raised:
         local_head.start(2)
+    last = tmp_path / "ray-4"
+    line = f"Ray did not start on this machine in 4 attempts: no room for Ray; its logs are in {last}"
+    assert str(raised.value) == line
+    assert list(tmp_path.glob("ray-*")) == [last]
+    assert (last / "ray.log").read_text() == "no room for Ray\n"
     assert local_head.find() is None
+
+
+def test_the_logs_of_a_raylet_that_died_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(local_head, "START_ATTEMPTS", 1)
+    monkeypatch.setattr(local_head, "RAY", (sys.executable, "-c", DYING))
+    monkeypatch.setattr("tempfile.mkdtemp", lambda **_: str(new_folder(tmp_path / "ray")))
+    with local_head.lock(), pytest.raises(ResourceError) as raised:
+        local_head.start(2)
+    said = "the raylet has ended"
+    assert str(raised.value).endswith(f"{said}; its logs are in {tmp_path}/ray/session_latest/logs")
+    assert (tmp_path / "ray" / "session_latest" / "logs" / "raylet.out").exists()
+
+
+def new_folder(path: Path) -> Path:
+    path.mkdir()
+    return path

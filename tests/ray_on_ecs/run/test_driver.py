@@ -1,13 +1,24 @@
-"""The last lines of a run."""
+"""The first document and the last lines of a run."""
 
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.run import driver
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.storage import RunStorage
+
+
+def test_a_resumed_run_keeps_its_id_and_a_new_one_has_another(tmp_path: Path) -> None:
+    config = RunConfig(command=("train.py",), run_name="first")
+    storage = RunStorage.open(str(tmp_path), "first")
+    _, first = driver._begin(config, storage, None)
+    _, resumed = driver._begin(config, storage, None)
+    storage.delete(layout.SETTINGS)
+    _, new = driver._begin(config, storage, None)
+    assert first == resumed != new
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,49 @@ def test_without_steps_a_value_of_the_same_name_begins_the_next_record() -> None
     assert values(log) == [{"step": 1, "loss": 0.5, "accuracy": 0.25}, {"step": 2, "loss": 0.4, "accuracy": 0.5}]
 
 
+@pytest.mark.parametrize(
+    ("line", "guess"),
+    [
+        ("step 100 | loss 2.31", {"step": 100, "loss": 2.31}),
+        ("loss: 0.52", {"loss": 0.52}),
+        ("{'loss': 2.3, 'grad_norm': 1.5, 'epoch': 0.5}", {"loss": 2.3}),
+        ("{'train_runtime': 9.1, 'train_loss': 2.1, 'epoch': 1.0}", {"loss": 2.1}),
+        ("Epoch 3/10 loss=0.5", {"loss": 0.5}),
+        ("iter 20: train loss 2.5, val loss 2.9", {"step": 20, "loss": 2.5}),
+        ("Train Epoch: 1 [640/60000 (1%)]\tLoss: 2.2", {"loss": 2.2}),
+        (" 50%|###   | 5/10 [00:01<00:01, 4.9it/s, loss=1e-3]", {"loss": 0.001}),
+        ("[rank0]: global_step=7 loss=nan", {"step": 7, "loss": None}),
+        ("loss: 0.4 - val_loss: 0.6", {"loss": 0.4}),
+        ("loss 0.5 step 0.25s", {"loss": 0.5}),
+        ("{'eval_loss': 2.1, 'epoch': 1.0}", {}),
+        ("Test set: Average loss: 0.05", {}),
+        ("val loss 0.5, train loss 0.4", {}),
+        ("packet loss: 3%", {}),
+        ("loss scale: 65536", {}),
+        ("loss: 1.5.2", {}),
+        ("glossary 3", {}),
+        ("step 5 done", {}),
+        (f"loss: 0.5{' ' * 1000}", {}),
+    ],
+)
+def test_loss_and_step_are_guessed_without_flags(line: str, guess: dict[str, float]) -> None:
+    log = MetricsLog({})
+    log.read_line(f"{line}\n")
+    assert log.guess == guess
+    assert (log.step, log.records) == (None, []), "it is neither progress nor a record"
+
+
+def test_nothing_is_guessed_beside_reports_or_patterns() -> None:
+    log = MetricsLog({})
+    log.read_line("step 100 | loss 2.31")
+    log.take_report({"step": 3, "values": {"loss": 0.5}})
+    log.read_line("step 200 | loss 1.5")
+    assert (log.guess, log.step, values(log)) == (None, 3, [{"step": 3, "loss": 0.5}])
+    for others in (MetricsLog(PATTERNS), MetricsLog({}, [{"step": 10, "time": "", "loss": 0.5}])):
+        others.read_line("iteration 7 | loss 2.31")
+        assert others.guess is None
+
+
 def test_steps_that_are_made_again_replace_their_records() -> None:
     before = [{"step": 10, "time": "", "loss": 0.5}, {"step": 20, "time": "", "loss": 0.4}]
     log = MetricsLog(PATTERNS, [*before, {"step": 30, "time": "", "loss": 9.0}])

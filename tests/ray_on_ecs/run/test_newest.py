@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from ray_on_ecs.run.driver import newest_of_script
+from ray_on_ecs.run.newest import newest_of_script
 from ray_on_ecs.tracking.storage import RunStorage
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import tempfile
 import zipfile
@@ -100,10 +101,10 @@ def test_they_are_added_to_what_is_installed_once(
     write(folder, {"requirements.txt": "./greeting-1.0-py3-none-any.whl\n", "queue.py": "raise SystemExit('wrong')\n"})
     assert says(folder, storage, "requirements.txt", "greeting") == "1.0"
     assert storage.read_json(layout.PACKAGES)["versions"] == {"greeting": "1.0"}, "filelock is here"
-    assert capsys.readouterr().out.splitlines()[:2] == [
-        "resolving the packages of --requirements",
-        "installing the packages of --requirements on this node",
-    ]
+    resolving, installing, installed = capsys.readouterr().out.splitlines()
+    assert resolving == "resolving the packages of --requirements"
+    assert installing == "installing 1 package of --requirements on this node"
+    assert re.fullmatch(r"installed 1 package in \d+ s", installed)
     assert says(folder, storage, "requirements.txt", "greeting") == "1.0"
     assert not capsys.readouterr().out
 

@@ -63,6 +63,29 @@ def test_a_worker_whose_driver_does_not_answer_is_alone_after_a_while(worker: Sc
     assert worker._is_to_run
 
 
+@pytest.mark.parametrize(
+    ("rank", "mpi", "users", "wanted"),
+    [
+        (0, False, {}, {"WANDB_RUN_ID": "night-0123abcd", "WANDB_RESUME": "allow"}),
+        (1, False, {}, {}),
+        (0, True, {}, {}),
+        (0, False, {"WANDB_RUN_ID": "mine"}, {}),
+        (0, False, {"WANDB_RESUME": "never"}, {}),
+    ],
+    ids=["rank 0", "rank 1", "mpi", "the user's ID", "the user's mode"],
+)
+def test_only_rank_0_continues_a_run_of_wandb(
+    worker: Any, rank: int, mpi: bool, users: dict[str, str], wanted: dict[str, str]
+) -> None:
+    worker._rank, worker._config = rank, type("Config", (), {"mpi": mpi})
+    worker._storage, worker._settings = type("Storage", (), {"run_name": "night"}), {"run_id": "0123abcd"}
+    assert worker._of_tracker(users) == wanted
+
+
+def test_an_id_of_wandb_has_at_most_64_characters() -> None:
+    assert module.wandb_id(128 * "x", "0123abcd") == f"{55 * 'x'}-0123abcd"
+
+
 def test_last_files_that_are_not_stored_are_told(worker: ScriptWorker, capsys: pytest.CaptureFixture[str]) -> None:
     worker._store()
     assert worker._member.not_stored is None

@@ -124,6 +124,21 @@ def test_a_script_that_reports_no_steps_has_those_of_its_metrics(
 
 
 @pytest.mark.parametrize(
+    ("metrics", "step", "shown"),
+    [((), 0, (100, 2.3)), ((), 4, (4, None)), (({"step": 7, "accuracy": 0.9},), 0, (7, None))],
+    ids=["no reports", "steps", "metrics"],
+)
+def test_a_guess_is_shown_unless_the_script_reports(
+    storage: RunStorage, record: RunRecord, metrics: tuple[Any], step: int, shown: tuple[int, float | None]
+) -> None:
+    seen = monitor(*metrics, progress=Progress("a", step))
+    seen.guess = {"step": 100, "loss": 2.3}
+    with record.training(seen, {}, 2):
+        found = until(lambda: status(storage))
+    assert (found["step"], found["loss"]) == shown
+
+
+@pytest.mark.parametrize(
     ("error", "state", "line"),
     [
         (None, "finished", None),

@@ -1,0 +1,59 @@
+"""The newest file that a run has stored: what a restart continues from."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.run.folder_scan import is_log
+from ray_on_ecs.tracking import layout
+from ray_on_ecs.tracking.snapshot import read_snapshot
+from ray_on_ecs.tracking.storage import RunStorage
+
+
+def newest_stored(config: RunConfig, storage: RunStorage) -> tuple[str, datetime] | None:
+    """Return the name and time of what a restart continues from, or None if it starts from the beginning.
+
+    Raises:
+        OSError: The storage can't be read.
+    """
+    return (newest_of_program if config.driver else newest_of_script)(storage)
+
+
+def newest_of_program(storage: RunStorage) -> tuple[str, datetime] | None:
+    """Return the name and time of the newest file of a checkpoint that Ray Train or Ray Tune has stored, or None."""
+    files = {
+        name: found.mtime
+        for name, found in storage.files(layout.RAY_FOLDER).items()
+        if any(part.startswith("checkpoint_") for part in name.split("/")[:-1]) and found.mtime
+    }
+    newest = max(files, key=lambda name: files[name], default=None)
+    return (f"{layout.RAY_FOLDER}/{newest}", files[newest].astimezone(UTC)) if newest else None
+
+
+def newest_of_script(storage: RunStorage) -> tuple[str, datetime] | None:
+    """Return the name and time of the newest file of the last snapshot or of the newest checkpoint, or None."""
+    stored = [each for each in (_newest_file(storage), _newest_checkpoint(storage)) if each]
+    return max(stored, key=lambda each: each[1], default=None)
+
+
+def _newest_checkpoint(storage: RunStorage) -> tuple[str, datetime] | None:
+    """Return the name and time of the newest complete checkpoint of a Checkpointer."""
+    complete = {
+        name.removesuffix(f"/{layout.MANIFEST}"): found.mtime
+        for name, found in storage.files(layout.CHECKPOINTS_FOLDER).items()
+        if name.endswith(f"/{layout.MANIFEST}") and found.mtime
+    }
+    newest = max(complete, default=None)
+    return (f"{layout.CHECKPOINTS_FOLDER}/{newest}", complete[newest].astimezone(UTC)) if newest else None
+
+
+def _newest_file(storage: RunStorage) -> tuple[str, datetime] | None:
+    """Return the name and time of the newest file of the last snapshot that is not a log, or None."""
+    files = {
+        name: kept.written_at
+        for name, kept in read_snapshot(storage).files.items()
+        if kept.key and not kept.is_log and not is_log(name)
+    }
+    newest = max(files, key=lambda name: files[name], default=None)
+    return (newest, datetime.fromtimestamp(files[newest] / 1e9, UTC)) if newest else None
