@@ -174,7 +174,7 @@ def _run(
         metadata[SECRETS] = json.dumps([cluster.storage(name).uri, *values])
     if cluster.is_here and (fault := syntax_error(work.script)):
         raise UsageError(fault)
-    _check_not_finished(cluster, name)
+    _check_earlier_command(cluster, work)
     with _ray(cluster, work, list(values), stays=detach) as is_local:
         job_id = _submit(cluster, work, metadata, values, quiet=as_json, follows=not detach)
         if not detach:
@@ -200,12 +200,15 @@ def _local_inputs(cluster: Cluster, work: Submission) -> tuple[str, ...]:
     return tuple(f"{name}={inputs.absolute(source)}" for name, source in work.script.inputs.items())
 
 
-def _check_not_finished(cluster: Cluster, name: str) -> None:
-    """Raise UsageError for a run that has its results: its job would, when Ray has started and has the code."""
+def _check_earlier_command(cluster: Cluster, work: Submission) -> None:
+    """Raise UsageError, before the upload, if the run is finished or had a secret that is missing now."""
     from ray_on_ecs.run.results import check_not_finished
+    from ray_on_ecs.run.run_secrets import check_repeated
 
     with contextlib.suppress(OSError):  # the job says what is wrong with the storage
-        check_not_finished(cluster.storage(name))
+        storage = cluster.storage(work.run["run_name"])
+        check_not_finished(storage)
+        check_repeated(work.script, storage)
 
 
 @contextlib.contextmanager
@@ -253,8 +256,11 @@ def _again(cluster: Cluster, work: Submission) -> str:
 
     name = work.run["run_name"]
     with contextlib.suppress(OSError, UsageError, ValueError):
-        if newest_stored(work.script, cluster.storage(name)) is None:
+        stored = newest_stored(work.script, cluster.storage(name))
+        if stored is None:
             return f"nothing is stored yet, so the same command with --run-name {name} starts from the beginning"
+        file, time_of_file = stored
+        return f"the same command with --run-name {name} resumes it from {file} of {time_of_file:%Y-%m-%d %H:%M:%S} UTC"
     return f"the same command with --run-name {name} resumes it"
 
 
@@ -274,8 +280,8 @@ def _follow(cluster: Cluster, work: Submission, job_id: str, fetch: str | None) 
                 raise
             note(str(cause))
     elif status in (0, TrainingError.exit_status):  # otherwise it has not begun
-        shows, brings = cluster.command(f"open {name}"), cluster.command(f"fetch {name}")
-        note(f"{shows} shows what came of it, {brings} brings it here")
+        copies = "" if cluster.is_here else f", {cluster.command(f'fetch {name}')} copies it to this machine"
+        note(f"{cluster.command(f'open {name}')} shows its report{copies}")
     return status
 
 

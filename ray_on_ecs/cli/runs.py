@@ -11,7 +11,7 @@ from ray_on_ecs.cli.completion import remember_runs
 from ray_on_ecs.cli.screen import note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster, on_cluster
 from ray_on_ecs.cluster.history import Job, RunInfo, list_folders, ray_jobs
-from ray_on_ecs.errors import TrainingError
+from ray_on_ecs.errors import HeadGone, TrainingError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -120,7 +120,8 @@ def ask_head(cluster: Cluster) -> list[Job] | None:
         with cluster.connect() as head:
             return ray_jobs(head)
     except TrainingError as cause:
-        note(f"states of runs under way may be old, and what is queued is missing: {cause}")
+        if not (cluster.ends_with_run and isinstance(cause, HeadGone)):  # without runs under way, Ray is not up either
+            note(f"states of runs under way may be old, and queued runs are missing: {cause}")
         return None
 
 

@@ -76,6 +76,7 @@ def _with_code(config: RunConfig, storage: RunStorage) -> RunConfig:
     """Check that the run may begin, and store the user's code unless that is done."""
     storage.check_writable()
     results.check_not_finished(storage)
+    run_secrets.check_repeated(config, storage)
     return config if config.code is not None else code.store(config, storage, print, links=True)
 
 

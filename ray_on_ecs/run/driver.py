@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,6 +19,7 @@ from ray_on_ecs.run.admission import Admission
 from ray_on_ecs.run.attempts import Attempts, TrainFunction, wait_for_workers
 from ray_on_ecs.run.failure_policy import Mark
 from ray_on_ecs.run.instance_hours import InstanceHours
+from ray_on_ecs.run.metrics import STEP
 from ray_on_ecs.run.newest import newest_stored
 from ray_on_ecs.run.program import run_program
 from ray_on_ecs.run.ray_cluster import WorkerAllocation
@@ -26,11 +28,14 @@ from ray_on_ecs.run.script_group import Decider, ScriptGroup
 from ray_on_ecs.run.worker import run_script
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.cost import cost_line, cost_of
+from ray_on_ecs.tracking.records import read_records
 from ray_on_ecs.tracking.run_actor import create_run_actor
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.snapshot import publish, read_snapshot
 from ray_on_ecs.tracking.storage import RunStorage
 
+# A longer time until the script's start, such as that of the queue, is named apart.
+LONG_START_SECONDS = 60.0
 # A Ray program on a machine that gets no more nodes: its workers may wait for those before them.
 MIN_WAIT_SECONDS = 30.0
 
@@ -95,6 +100,7 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
         cost = cost_of(attempts.instance_hours.by_kind)
         document = results.write_results(storage, config, summary, cost, record.earlier)
         _print_summary(document, console)
+        _print_unmatched_metrics(config, storage, console)
         if config.driver:
             with suppress(OSError, UsageError):  # the run has finished, and has its results
                 _print_failed_trials(storage, console)
@@ -117,10 +123,21 @@ def _begin(config: RunConfig, storage: RunStorage, allocation: WorkerAllocation 
     if allocation:
         config = config.with_workers(allocation.num_workers)
     # Another one for a run of the same name after this one is deleted.
-    run_id = (storage.read_json(layout.SETTINGS) or {}).get("id") or uuid.uuid4().hex[:8]
+    earlier = storage.read_json(layout.SETTINGS) or {}
+    run_id = earlier.get("id") or uuid.uuid4().hex[:8]
+    _print_missing_flags(config, earlier.get("settings") or {})
     storage.write_json(layout.SETTINGS, {"format": layout.FORMAT, "id": run_id, "settings": config.to_dict()})
     storage.delete(layout.ERROR)
     return config, run_id
+
+
+def _print_missing_flags(config: RunConfig, earlier: Mapping[str, Any]) -> None:
+    """Print the flags of the run's earlier command that this one lacks: the script may need its packages."""
+    settings = config.to_dict()
+    names = ("requirements", "env", "input", "metric")
+    flags = [f"--{name}" for name in names if earlier.get(name) and not settings[name]]
+    if flags:
+        print(f"ray-on-ecs: the earlier command of this run also had {', '.join(flags)}", flush=True)
 
 
 def _print_header(
@@ -140,10 +157,23 @@ def _print_header(
 def _print_summary(document: dict[str, Any], console: Console) -> None:
     metrics = ", ".join(_metric(name, value) for name, value in (document["metrics"] or {}).items() if name != "time")
     seconds = document["times"]["total_seconds"]
-    line = f"finished in {seconds:.0f} s{cost_line(document['cost'])}{': ' if metrics else ''}{metrics}"
+    waited = document["times"]["to_script_start_seconds"]
+    script = f" ({seconds - waited:.0f} s of them the script)" if waited >= LONG_START_SECONDS else ""
+    line = f"finished in {seconds:.0f} s{script}{cost_line(document['cost'])}{': ' if metrics else ''}{metrics}"
     console.print(line, highlight=False, soft_wrap=True)
     files: Sequence[str] = [layout.RESULT, *document["files"].values()]
     console.print(f"results in {document['storage_path']}: {', '.join(files)}", highlight=False, soft_wrap=True)
+
+
+def _print_unmatched_metrics(config: RunConfig, storage: RunStorage, console: Console) -> None:
+    """Name the metrics of --metric of which the script has printed nothing."""
+    if not config.metric:
+        return
+    matched = {STEP, *results.metric_names(read_records(storage))}
+    for metric in config.metric:
+        if metric.partition("=")[0] not in matched:
+            line = f"--metric {shlex.quote(metric)}: no line of the output matched"
+            console.print(escape(line), highlight=False, soft_wrap=True)
 
 
 def _print_failed_trials(storage: RunStorage, console: Console) -> None:

@@ -33,8 +33,8 @@ def newest_of_program(storage: RunStorage) -> tuple[str, datetime] | None:
 
 def newest_of_script(storage: RunStorage) -> tuple[str, datetime] | None:
     """Return the name and time of the newest file of the last snapshot or of the newest checkpoint, or None."""
-    stored = [each for each in (_newest_file(storage), _newest_checkpoint(storage)) if each]
-    return max(stored, key=lambda each: each[1], default=None)
+    stored = [file for file in (_newest_file(storage), _newest_checkpoint(storage)) if file]
+    return max(stored, key=lambda file: file[1], default=None)
 
 
 def _newest_checkpoint(storage: RunStorage) -> tuple[str, datetime] | None:

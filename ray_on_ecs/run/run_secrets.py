@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 from ray_on_ecs import secrets
 from ray_on_ecs.config import JOB_VARIABLE, RunConfig
-from ray_on_ecs.errors import Interrupted, TrainingError, one_line
+from ray_on_ecs.errors import Interrupted, TrainingError, UsageError, one_line
+from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.lock import HeldError
 from ray_on_ecs.tracking.storage import RunStorage
 
@@ -20,6 +21,17 @@ def take(config: RunConfig) -> dict[str, str]:
         UsageError: A variable is not set, or its value can't be hidden or stored.
     """
     return {} if JOB_VARIABLE in os.environ else secrets.take_from_environment(config.secret)
+
+
+def check_repeated(config: RunConfig, storage: RunStorage) -> None:
+    """Raise UsageError if the run had a secret that this command lacks: its value would no longer be masked."""
+    earlier = (storage.read_json(layout.SETTINGS) or {}).get("settings") or {}
+    lacking = secrets.parse(earlier.get("secret") or ()).keys() - secrets.parse(config.secret).keys()
+    if lacking:
+        flags = " ".join(f"--secret {name}" for name in sorted(lacking))
+        raise UsageError(
+            f"--secret: run {storage.run_name!r} was started with {flags}; type it again, or use another --run-name"
+        )
 
 
 @contextmanager

@@ -81,7 +81,7 @@ def test_a_run_is_followed_to_its_end_and_refused_a_second_time(
     assert out.startswith("run short is submitted as job short\n"), "the ID by which Ray's own commands know it"
     assert "[rank 0] epoch 1/" in out, "the log of the job is shown"
     assert "results in " in out, "to its last line"
-    assert err.endswith("ray-on-ecs open short shows what came of it, ray-on-ecs fetch short brings it here\n")
+    assert err.endswith("ray-on-ecs open short shows its report, ray-on-ecs fetch short copies it to this machine\n")
     folder = head.storage / "short"
     assert (folder / "result.json").exists(), "the head's environment says where results go"
     status = json.loads((folder / "status.json").read_text())

@@ -69,7 +69,7 @@ def test_every_line_that_is_shown(typed: Start, driver: Start, code: Path) -> No
     run = ("--num-workers", "2", "--run-name", "shown", "shown.py")
     status, out, err = ended(typed("run", *run))
     assert_lines(out, "run shown is submitted as job shown", *lines_of("shown"))
-    assert_lines(err, f"uploading {code}", "ray-on-ecs open shown .* brings it here")
+    assert_lines(err, f"uploading {code}", "ray-on-ecs open shown shows its report.*")
     assert status == 0
     assert ended(typed("logs", "shown"))[:2] == (0, out[1:])
     assert ended(typed("logs", "--follow", "shown"))[:2] == (0, out[1:])

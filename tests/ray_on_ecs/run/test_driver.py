@@ -1,5 +1,6 @@
 """The first document and the last lines of a run."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,9 @@ from rich.console import Console
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.run import driver
+from ray_on_ecs.run.metrics import MetricsLog
 from ray_on_ecs.tracking import layout
+from ray_on_ecs.tracking.records import RecordFile
 from ray_on_ecs.tracking.storage import RunStorage
 
 
@@ -41,3 +44,32 @@ def test_failed_trials_are_counted_in_the_last_line(
         storage.write_json(layout.TRIALS, {str(number): {"status": each} for number, each in enumerate(statuses)})
     driver._print_failed_trials(storage, Console(width=40))
     assert capsys.readouterr().out == said
+
+
+def test_a_metric_without_a_match_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    storage = RunStorage.open(str(tmp_path), "first")
+    log = MetricsLog({"loss": "loss: (.*)"})
+    log.read_line("loss: 0.5")
+    RecordFile(storage).write(log)
+    config = RunConfig(metric=("loss=loss: {number}", "accuracy=acc: {number}", "step=step {number}"))
+    driver._print_unmatched_metrics(config, storage, Console(width=40))
+    assert capsys.readouterr().out == "--metric 'accuracy=acc: {number}': no line of the output matched\n"
+
+
+def test_flags_of_the_earlier_command_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    storage = RunStorage.open(str(tmp_path), "first")
+    config = RunConfig(command=("train.py",), run_name="first", requirements="r.txt", env=("A=1",))
+    driver._begin(config, storage, None)
+    assert capsys.readouterr().out == ""
+    driver._begin(replace(config, requirements=None, env=()), storage, None)
+    assert capsys.readouterr().out == "ray-on-ecs: the earlier command of this run also had --requirements, --env\n"
+
+
+def test_a_long_start_is_not_the_time_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = {"metrics": None, "cost": None, "files": {}, "storage_path": "s3://bucket/runs/first"}
+    for start in (5.0, 120.0):
+        times = {"total_seconds": 154.0, "to_script_start_seconds": start}
+        driver._print_summary({**document, "times": times}, Console(width=40))
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "finished in 154 s"
+    assert shown[2] == "finished in 154 s (34 s of them the script)"

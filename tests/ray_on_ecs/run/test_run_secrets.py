@@ -9,6 +9,7 @@ from ray_on_ecs import secrets
 from ray_on_ecs.config import JOB_VARIABLE, RunConfig
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
 from ray_on_ecs.run import run_secrets
+from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.lock import HeldError
 from ray_on_ecs.tracking.storage import RunStorage
 
@@ -60,3 +61,17 @@ def test_a_run_without_secrets_touches_no_store(tmp_path: Path, monkeypatch: pyt
     with run_secrets.till_end(RunConfig(), RunStorage.open(str(tmp_path), "mine"), {}):
         pass
     assert not list(tmp_path.iterdir())
+
+
+def test_a_resumed_run_needs_its_secrets_again(tmp_path: Path) -> None:
+    storage = RunStorage.open(str(tmp_path), "mine")
+    arn = "arn:aws:secretsmanager:us-west-2:123456789012:secret:b"
+    settings = RunConfig(secret=("A", f"B={arn}")).to_dict()
+    storage.write_json(layout.SETTINGS, {"format": layout.FORMAT, "settings": settings})
+    run_secrets.check_repeated(RunConfig(secret=("B", "A", "C")), storage)
+    with pytest.raises(UsageError, match="'mine' was started with --secret B; type it again, or use another --run-na"):
+        run_secrets.check_repeated(RunConfig(secret=("A",)), storage)
+
+
+def test_a_new_run_may_lack_secrets(tmp_path: Path) -> None:
+    run_secrets.check_repeated(RunConfig(), RunStorage.open(str(tmp_path), "new"))
