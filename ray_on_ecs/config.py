@@ -133,7 +133,7 @@ class RunConfig:
     requirements: str | None = _files(
         None, "requirements file for pip, in that folder; its packages are added to those of the image", metavar="FILE"
     )
-    env: tuple[str, ...] = _many_files("environment variable of the script", metavar="NAME=VALUE")
+    env: tuple[str, ...] = _many_files("environment variable of the script, not for secrets", metavar="NAME=VALUE")
     secret: tuple[str, ...] = _many_files(
         "environment variable of the script whose value is never shown; the value is that of the variable in this "
         "shell, or of a secret in AWS Secrets Manager",
@@ -147,15 +147,15 @@ class RunConfig:
     metric: tuple[str, ...] = setting(
         (),
         "number to read from the output of rank 0 (with --mpi, of all ranks), such as 'loss=loss: {number}', or a "
-        "regular expression with one group; the name step is for the step's number",
+        "regular expression with one group; the metric named step is the number of the step",
         metavar="NAME=TEXT",
         section="Metrics",
         repeated=True,
     )
     max_restarts: int = _fault_tolerance(
         3,
-        "number of restarts in a row, after failures, without progress in between: a higher step, or a file that is "
-        "new after the first minute",
+        "maximum number of restarts in a row without progress in between: a higher step or, after the first minute, "
+        "a new file",
         type=int,
         at_least=0,
         metavar="N",

@@ -356,7 +356,7 @@ _own = [
         envvar=environment_variable(MAX_RESUBMISSIONS),
         default=DEFAULT_MAX_RESUBMISSIONS,
         metavar="N",
-        help="Number of times in a row that the head submits the run again after its driver was lost "
+        help="Maximum number of times in a row that the head submits the run again after its driver was lost "
         f"(default: {DEFAULT_MAX_RESUBMISSIONS}).",
     ),
     *(Needless(*each) for each in NEEDLESS_FLAGS.items()),

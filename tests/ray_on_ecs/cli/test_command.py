@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -100,6 +101,17 @@ def test_the_help_of_run_has_every_setting_in_its_section(capsys: pytest.Capture
     assert sections == [f"{each}:" for each in SECTIONS]
     hidden = ("--nnodes", "--nproc-per-node", "--standalone", "--rdzv", "--master", "--node-rank")
     assert not [each for each in hidden if each in shown]
+
+
+@pytest.mark.parametrize("words", [("--help",), ("run", "--help")], ids=["all", "run"])
+def test_the_help_fits_into_80_columns(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*words]) == 0
+    shown = capsys.readouterr().out
+    assert not [line for line in shown.splitlines() if len(line) > 80]
+    assert not re.search(r"default: \d+\.0\b|x>=", shown)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
