@@ -30,8 +30,8 @@ from ray_on_ecs.contract import (
 WORKER = "ray-worker"
 CPU_WORKER = "ray-cpu-worker"
 
-# ECS sends SIGKILL this long after SIGTERM (stopTimeout). In the meantime Ray drains the node, and a job can save a last
-# checkpoint, so Ray's limit is below the stop timeout. The head drains nothing, but its jobs have 45 s
+# ECS sends SIGKILL this long after SIGTERM (stopTimeout). In the meantime Ray drains the node and a job can save a last
+# checkpoint, so Ray's limit is below the stop timeout. The head does not drain, but its jobs have 45 s
 # (`ray_on_ecs.node.head`).
 WORKER_STOP_SECONDS, WORKER_DRAIN_SECONDS = 120, 90
 HEAD_STOP_SECONDS, HEAD_DRAIN_SECONDS = 90, 5

@@ -185,7 +185,7 @@ def training(
         job_secrets: Secrets Manager secrets to read.
         kms_key_arn: Customer managed key, if there is one.
     """
-    statements = [
+    statements: list[Statement] = [
         _listing(bucket_arn, ""),
         _allow(["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"], f"{bucket_arn}/*"),
         *_use_key(kms_key_arn, ["kms:Decrypt", "kms:GenerateDataKey"], "s3"),
@@ -260,7 +260,7 @@ def _secrets(parameters_arn: str | None, secret_arns: Sequence[str], key_arn: st
 
     The parameters are encrypted with the AWS managed key for SSM, like the token: see `execution`.
     """
-    statements = []
+    statements: list[Statement] = []
     if parameters_arn:
         actions = [READ_PARAMETERS, PUT_PARAMETER, DELETE_PARAMETERS] if writes else [READ_PARAMETERS]
         statements.append(_allow(actions, parameters_arn))

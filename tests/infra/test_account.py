@@ -44,22 +44,22 @@ UNFIT = [
         {"key": {"enabled": False, "keyState": "PendingDeletion"}},
         "is PendingDeletion and of type",
     ),
-    ({"kms_key_arn": KEY}, {"key": {"keySpec": "RSA_2048"}}, "is Enabled and of type RSA_2048; give an enabled, symm"),
-    ({"bucket_name": "runs"}, {"bucket_region": "eu-west-1"}, "is in another region, and the stack in us-west-2; "),
+    ({"kms_key_arn": KEY}, {"key": {"keySpec": "RSA_2048"}}, "is Enabled and of type RSA_2048; use an enabled, symm"),
+    ({"bucket_name": "runs"}, {"bucket_region": "eu-west-1"}, "is in another region, but the stack is in us-west-2; "),
     (
         {"worker_ami_id": AMI},
         {"amis": {AMI: {**GOOD_AMI, "architecture": "arm64"}}},
-        "is for arm64 with its root disk at /dev/xvda; give one made from AWS's for ECS",
+        "is for arm64 with root device /dev/xvda; use one derived from the Amazon ECS-optimized AMI",
     ),
     (
         {"head_ami_id": AMI},
         {"amis": {AMI: {**GOOD_AMI, "rootDeviceName": "/dev/sda1"}}},
-        "is for x86_64 with its root disk at /dev/sda1; ",
+        "is for x86_64 with root device /dev/sda1; ",
     ),
     (
         {"worker_ami_id": AMI},
         {"amis": {AMI: {**GOOD_AMI, "blockDeviceMappings": [LARGE]}}},
-        "has a root disk of 200 GiB, and rootVolumeGib is 100; raise rootVolumeGib to 200",
+        "has a root volume of 200 GiB, which must not exceed rootVolumeGib (100); raise rootVolumeGib to 200",
     ),
 ]
 
@@ -82,14 +82,14 @@ def test_what_a_setting_names_is_asked_about(
     check(cloud, **given)
     [line] = warnings
     assert re.fullmatch(
-        rf"{key_of(field)}: {named} can't be looked up with \w+:\w+ \(.*AccessDenied.*\); going on", line
+        rf"{key_of(field)}: {named} could not be looked up with \w+:\w+ \(.*AccessDenied.*\); continuing", line
     )
     cloud.silent, cloud.absent = (), (function,)
     with pytest.raises(SettingError) as refused:
         check(cloud, **given)
     message = str(refused.value)
     assert message.startswith(f"{key_of(field)}: '{named}' could not be found (")
-    assert re.search(r"\); (give|push|make) ", message), "the line names the way out"
+    assert re.search(r"\); (use|push|create) ", message), "the message has no way out"
     assert "\n" not in message
 
 
@@ -108,8 +108,8 @@ def test_data_of_another_region_is_pointed_out(cloud: Cloud, warnings: list[str]
     cloud.bucket_region = "eu-west-1"
     check(cloud, data_buckets=("my-data",))
     [line] = warnings
-    assert line.startswith("dataBuckets: 'my-data' is in another region, and the stack in us-west-2; ")
-    assert "pay for each byte" in line
+    assert line.startswith("dataBuckets: 'my-data' is in another region, but the stack is in us-west-2; ")
+    assert "charges for data transfer" in line
 
 
 def test_an_image_of_another_account_is_not_asked_for(cloud: Cloud) -> None:
@@ -139,5 +139,5 @@ def test_an_image_is_asked_for_by_its_digest_or_its_tag(cloud: Cloud) -> None:
     ids=["registry", "key", "job"],
 )
 def test_what_belongs_to_another_region_is_refused(cloud: Cloud, settings: dict[str, Any]) -> None:
-    with pytest.raises(SettingError, match="is in eu-west-1, and the stack in us-west-2; "):
+    with pytest.raises(SettingError, match="is in eu-west-1, but the stack is in us-west-2; "):
         check(cloud, **settings)

@@ -41,7 +41,7 @@ def test_one_that_does_not_run_is_told_with_what_it_says(no_docker: Path) -> Non
 
 def test_a_stack_that_is_up_is_only_warned(no_docker: Path, warnings: list[str]) -> None:
     docker.check(is_up=lambda: True)
-    assert warnings == ["there is no Docker; a change of the image could not be built here"]
+    assert warnings == ["Docker is not installed; this machine could not build a changed image"]
 
 
 def test_one_that_hangs_is_not_waited_for(no_docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def test_one_that_hangs_is_not_waited_for(no_docker: Path, monkeypatch: pytest.M
 def test_a_daemon_without_the_command_passes_and_nothing_at_all_does_not(
     no_docker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(pulumi.RunError, match="there is no Docker"):
+    with pytest.raises(pulumi.RunError, match="Docker is not installed"):
         docker.check(is_up=lambda: False)
     monkeypatch.setenv("DOCKER_HOST", "tcp://build.example:2376")
     docker.check(is_up=lambda: False)

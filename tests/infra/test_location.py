@@ -95,8 +95,8 @@ def test_it_moves_to_a_zone_in_which_it_has_subnets_and_to_no_other(cloud: Cloud
     with pytest.raises(SettingError) as refused:
         location(cloud, availability_zones=("us-west-2c",))
     assert str(refused.value) == (
-        "availabilityZones: 'us-west-2c' is none of the zones that the stack has subnets in, us-west-2a, us-west-2b; "
-        "give one of us-west-2a, us-west-2b"
+        "availabilityZones: 'us-west-2c' is not one of the zones of the stack's subnets, us-west-2a, us-west-2b; "
+        "use one of us-west-2a, us-west-2b"
     )
 
 
@@ -106,24 +106,24 @@ def test_a_type_that_its_zone_lacks_moves_nothing_unasked(cloud: Cloud) -> None:
     with pytest.raises(SettingError) as refused:
         location(cloud)
     assert str(refused.value) == (
-        "availabilityZones: '' is empty, and us-west-2b, where the stack is up, does not offer g5.xlarge and "
-        "m5.xlarge; give one of us-west-2a, and the stack moves there"
+        "availabilityZones: '' is empty, and the stack's zone us-west-2b does not offer g5.xlarge and "
+        "m5.xlarge; use one of us-west-2a, and the stack moves there"
     )
 
 
-OWN, OTHERS = "a VPC of its own", "vpc-0a1b"
+OWN, OTHERS = "the VPC that it created", "vpc-0a1b"
 
 
 @pytest.mark.parametrize(
     ("group", "settings", "line"),
     [
-        (up(), EXISTING, f"vpcId: 'vpc-0a1b' is another network than the stack's, {OWN}; "),
-        (up(zones=""), {}, f"vpcId: '' is another network than the stack's, {OTHERS}; "),
-        (up(zones="", vpc_id="vpc-0b"), EXISTING, "vpcId: 'vpc-0a1b' is another network than the stack's, vpc-0b; "),
+        (up(), EXISTING, f"vpcId: 'vpc-0a1b' differs from the stack's network, {OWN}; "),
+        (up(zones=""), {}, f"vpcId: '' differs from the stack's network, {OTHERS}; "),
+        (up(zones="", vpc_id="vpc-0b"), EXISTING, "vpcId: 'vpc-0a1b' differs from the stack's network, vpc-0b; "),
         (
             up(),
             {"vpc_cidr": "10.1.0.0/16"},
-            "vpcCidr: '10.1.0.0/16' is another network than the stack's, 10.0.0.0/16; ",
+            "vpcCidr: '10.1.0.0/16' differs from the stack's network, 10.0.0.0/16; ",
         ),
     ],
     ids=["to another's", "to its own", "to a third", "addresses"],
@@ -134,13 +134,13 @@ def test_a_stack_that_is_up_keeps_its_network(
     cloud.security_groups = [group]
     with pytest.raises(SettingError) as refused:
         location(cloud, **settings)
-    assert str(refused.value).startswith(f"{line}change it back, or `pulumi destroy` first"), "half-way `up` would fail"
+    assert str(refused.value).startswith(f"{line}change it back, or `pulumi destroy` first")
 
 
 def test_a_type_that_none_of_its_zones_has_is_told_the_way_out(cloud: Cloud) -> None:
     cloud.security_groups = [up()]
     cloud.not_offered = {"g5.xlarge": ("us-west-2a", "us-west-2b")}
-    with pytest.raises(SettingError, match=r"; give another type, or `pulumi destroy` first$"):
+    with pytest.raises(SettingError, match=r"; use another type, or `pulumi destroy` first$"):
         location(cloud)
 
 
@@ -158,7 +158,7 @@ def test_two_stacks_of_one_name_are_refused(cloud: Cloud) -> None:
 
 def test_a_group_that_does_not_say_where_it_is_is_refused(cloud: Cloud) -> None:
     cloud.security_groups = [up(zone="", zones="")]
-    with pytest.raises(pulumi.RunError, match="sg-of-vpc-0a1b lacks the tag ray-on-ecs:zone, which says where it is"):
+    with pytest.raises(pulumi.RunError, match="sg-of-vpc-0a1b lacks the tag ray-on-ecs:zone, from which"):
         location(cloud)
 
 
@@ -166,12 +166,12 @@ def test_a_stack_that_is_up_needs_no_offerings(cloud: Cloud, warnings: list[str]
     cloud.security_groups = [up()]
     cloud.silent = ("getInstanceTypeOfferings",)
     assert location(cloud).zone == "us-west-2b"
-    assert "going on in us-west-2b" in warnings[0]
+    assert "continuing in us-west-2b" in warnings[0]
 
 
 def test_a_caller_who_may_not_look_at_the_vpc_is_told_so(cloud: Cloud) -> None:
     cloud.security_groups = [up(vpc_id="vpc-of-somebody")]
-    with pytest.raises(pulumi.RunError, match=r"^vpcCidr: the stack's VPC vpc-of-somebody can't be looked up"):
+    with pytest.raises(pulumi.RunError, match=r"^vpcCidr: the stack's VPC vpc-of-somebody could not be looked up"):
         location(cloud)
 
 
@@ -196,7 +196,7 @@ def test_a_zone_without_the_gpus_is_refused_with_those_that_have_them(cloud: Clo
         location(cloud, availability_zones=("us-west-2b",))
     assert str(refused.value) == (
         "availabilityZones: 'us-west-2b' does not offer g5.xlarge and m5.xlarge; "
-        "give one of us-west-2a, us-west-2c, or leave it empty to have one chosen"
+        "use one of us-west-2a, us-west-2c, or leave it empty to have one chosen"
     )
 
 
@@ -219,7 +219,7 @@ def test_one_type_for_both_kinds_needs_one_zone() -> None:
 def test_a_type_that_the_region_does_not_offer_is_refused(cloud: Cloud, key: str, field: str) -> None:
     with pytest.raises(SettingError) as refused:
         location(cloud, **{field: ("g99.huge",) if field.endswith("s") else "g99.huge"})
-    assert str(refused.value) == f"{key}: 'g99.huge' is not offered in us-west-2; give another type or another region"
+    assert str(refused.value) == f"{key}: 'g99.huge' is not offered in us-west-2; use another type or another region"
 
 
 def test_an_existing_subnet_decides_the_zone(cloud: Cloud) -> None:
@@ -234,21 +234,21 @@ def test_an_existing_subnet_decides_the_zone(cloud: Cloud) -> None:
 
 
 NO_DNS = (
-    "vpcId: 'vpc-0a1b' has DNS support or DNS host names off, and workers could not find the head; turn both on "
+    "vpcId: 'vpc-0a1b' needs DNS support and DNS host names, by which workers find the head; turn both on "
     "(aws ec2 modify-vpc-attribute --region us-west-2 --vpc-id vpc-0a1b --enable-dns-hostnames, "
     "and --enable-dns-support)"
 )
 UNKNOWN = "vpcId: 'vpc-0a1b' could not be looked up in us-west-2 (invoke of aws:ec2/getVpc:getVpc failed: "
 ELSEWHERE = (
-    "subnetIds: 'subnet-0c2d' lies in us-west-2d, which does not offer g5.xlarge and m5.xlarge; "
-    "give a subnet in one of us-west-2a, us-west-2b, us-west-2c"
+    "subnetIds: 'subnet-0c2d' is in us-west-2d, which does not offer g5.xlarge and m5.xlarge; "
+    "use a subnet in one of us-west-2a, us-west-2b, us-west-2c"
 )
 SHARED = (
-    "vpcId: 'vpc-0a1b' belongs to account 210987654321 and is shared with this one, which can't give it a DNS name; "
+    "vpcId: 'vpc-0a1b' is shared by account 210987654321, and only the owner can associate a private DNS namespace; "
 )
 OTHER_ZONE = (
-    "availabilityZones: 'us-west-2a' does not fit the given subnets, which are in us-west-2b; give their zones in "
-    "their order, or leave it empty"
+    "availabilityZones: 'us-west-2a' must be the zones of subnetIds, us-west-2b; use their zones in the same order, or "
+    "leave it empty"
 )
 
 
@@ -259,7 +259,7 @@ OTHER_ZONE = (
         ({"ownerId": "210987654321"}, {}, {}, SHARED),
         ({"enableDnsHostnames": False}, {}, {}, NO_DNS),
         ({"enableDnsSupport": False}, {}, {}, NO_DNS),
-        ({}, {"vpcId": "vpc-2"}, {}, "subnetIds: 'subnet-0c2d' is part of vpc-2; give a subnet of vpc-0a1b"),
+        ({}, {"vpcId": "vpc-2"}, {}, "subnetIds: 'subnet-0c2d' is part of vpc-2; use a subnet of vpc-0a1b"),
         ({}, {"availabilityZone": "us-west-2d"}, {}, ELSEWHERE),
         ({}, {}, {"availability_zones": ("us-west-2a",)}, OTHER_ZONE),
     ],
@@ -277,7 +277,7 @@ def test_a_network_that_will_not_do_is_refused_in_one_line(
 def test_a_subnet_for_public_addresses_is_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
     cloud.subnet = {"mapPublicIpOnLaunch": True}
     assert location(cloud, **EXISTING).existing, "endpoints may lead out of it all the same"
-    assert "subnet-0c2d is meant for public addresses" in warnings[0]
+    assert "subnet-0c2d is a public subnet" in warnings[0]
 
 
 @pytest.mark.parametrize("given", [{"availability_zones": ("us-west-2b",)}, EXISTING])
@@ -292,7 +292,7 @@ def test_a_caller_who_may_not_ask_for_zones_goes_on_in_the_one_that_is_given(
 
 def test_a_caller_who_may_not_ask_for_zones_has_to_give_one(cloud: Cloud) -> None:
     cloud.silent = ("getInstanceTypeOfferings",)
-    with pytest.raises(pulumi.RunError, match="set availabilityZones to one that does"):
+    with pytest.raises(pulumi.RunError, match="set availabilityZones to a zone that offers"):
         location(cloud)
 
 
@@ -300,7 +300,7 @@ def test_missing_credentials_or_region_are_one_line(cloud: Cloud) -> None:
     cloud.silent = ("getRegion",)
     with pytest.raises(pulumi.RunError) as refused:
         location(cloud)
-    assert str(refused.value).startswith("aws:region: AWS can't be asked (")
+    assert str(refused.value).startswith("aws:region: AWS could not be called (")
     assert "AccessDenied" in str(refused.value), "the cause may be either"
     assert "\n" not in str(refused.value)
 
@@ -310,7 +310,7 @@ def test_dns_servers_of_a_company_are_pointed_out(cloud: Cloud, warnings: list[s
     assert not warnings, "the VPC's own resolver knows the head"
     cloud.dns_servers = ("10.1.0.2", "10.1.0.3")
     assert location(cloud, **EXISTING).existing, "they may pass questions on"
-    assert "vpc-0a1b asks DNS servers of its own (10.1.0.2, 10.1.0.3)" in warnings[0]
+    assert "vpc-0a1b uses custom DNS servers (10.1.0.2, 10.1.0.3)" in warnings[0]
     cloud.vpc = {"dhcpOptionsId": "default"}
     assert location(cloud, **EXISTING).existing
     assert len(warnings) == 1, "without options there is nothing to ask"
@@ -345,9 +345,7 @@ def test_several_subnets_are_of_several_zones(cloud: Cloud) -> None:
     cloud.subnet_zones = {}
     with pytest.raises(SettingError) as refused:
         location(cloud, vpc_id="vpc-0a1b", subnet_ids=("subnet-0e", "subnet-0c2d"))
-    assert str(refused.value) == (
-        "subnetIds: 'subnet-0c2d' lies in us-west-2b, and so does subnet-0e; give one subnet of each zone"
-    )
+    assert str(refused.value) == ("subnetIds: 'subnet-0c2d' is in us-west-2b, like subnet-0e; use one subnet per zone")
 
 
 def test_cpu_workers_are_where_the_head_is(cloud: Cloud) -> None:
@@ -372,9 +370,7 @@ def test_a_subnet_without_a_way_out_is_pointed_out(cloud: Cloud, warnings: list[
     cloud.routes = ("10.0.0.0/16",)
     location(cloud, **EXISTING)
     [line] = warnings
-    assert line.startswith(
-        "subnetIds: subnet-0c2d has no route to the internet (0.0.0.0/0); instances join the cluster"
-    )
+    assert line.startswith("subnetIds: subnet-0c2d has no default route (0.0.0.0/0); instances join the cluster")
     cloud.silent = ("getRouteTable",)
     location(cloud, **EXISTING)
     assert len(warnings) == 1, "what can't be asked stops nothing"

@@ -363,7 +363,7 @@ def test_cpu_workers_go_by_cpus(cloud: Cloud) -> None:
     metrics = {query["id"]: query["metric"]["metricName"] for query in alarm["metricQueries"] if "metric" in query}
     assert (metrics["requested"], metrics["available"]) == ("CPUsRequested", "CPUs")
     assert metrics["nodes"] == "CPUNodesInUse"
-    assert alarm["alarmDescription"] == "Jobs of the Ray cluster wait for CPUs"
+    assert alarm["alarmDescription"] == "Ray jobs wait for CPUs (scale out)"
     found = value(cloud, "short", requested=9, available=0, tasks=0)
     assert found is not None
     assert number(cloud, "short", found) == 2, "the ninth CPU is on a second CPU worker"

@@ -60,8 +60,8 @@ def test_what_costs_more_than_the_limit_is_refused(cloud: Cloud) -> None:
     with pytest.raises(SettingError) as refused:
         plan(cloud, max_hourly_usd=2.2)
     assert str(refused.value) == (
-        "maxHourlyUsd: 2.2 is below the 2.204 USD an hour that 1 x m5.xlarge and 2 x g5.xlarge cost; "
-        "raise it, or give fewer (workerCount, maxWorkers, cpuWorkerCount, maxCpuWorkers) or smaller instances"
+        "maxHourlyUsd: 2.2 is below the 2.204 USD per hour of 1 x m5.xlarge and 2 x g5.xlarge; "
+        "raise it, or use fewer (workerCount, maxWorkers, cpuWorkerCount, maxCpuWorkers) or smaller instances"
     )
     assert plan(cloud, max_hourly_usd=2.21).hourly_usd == pytest.approx(2.204), "a limit that is kept stops nothing"
 
@@ -75,7 +75,7 @@ def test_without_prices_there_is_no_estimate(cloud: Cloud, warnings: list[str]) 
 
 def test_a_limit_that_cannot_be_checked_is_refused(cloud: Cloud, warnings: list[str]) -> None:
     cloud.prices = None
-    with pytest.raises(SettingError, match=r"^maxHourlyUsd: 5\.0 can't be checked, as AWS gives no price; "):
+    with pytest.raises(SettingError, match=r"^maxHourlyUsd: 5\.0 can't be checked without prices; "):
         plan(cloud, max_hourly_usd=5.0)
     [line] = warnings
     assert "pricing:GetProducts" in line, "which says why"
@@ -90,8 +90,8 @@ def test_a_network_without_addresses_for_all_nodes_is_refused(cloud: Cloud, work
     with pytest.raises(SettingError) as refused:
         plan(cloud, **settings)
     assert str(refused.value) == (
-        "vpcCidr: '10.0.0.0/24' has 27 addresses in the private subnet of each of 3 zones, and 14 nodes take two each; "
-        "give a larger one, such as 10.0.0.0/16"
+        "vpcCidr: '10.0.0.0/24' has 27 addresses per private subnet (3 zones), too few for 14 nodes with two each; "
+        "use a larger CIDR block, e.g. 10.0.0.0/16"
     )
 
 
@@ -99,10 +99,10 @@ def test_more_vcpus_than_the_quota_are_refused_with_every_way_out(cloud: Cloud) 
     with pytest.raises(SettingError) as refused:
         plan(cloud, worker_instance_types=("g5.12xlarge",), worker_count=4)
     assert str(refused.value) == (
-        "workerInstanceTypes: 'g5.12xlarge' needs 192 vCPUs for 4 x g5.12xlarge, and the quota 'Running On-Demand G "
-        "and VT instances' of this account in us-west-2 is 64; ask for more under Service Quotas (L-DB2E81BA), give "
+        "workerInstanceTypes: 'g5.12xlarge' needs 192 vCPUs for 4 x g5.12xlarge, but the quota 'Running On-Demand G "
+        "and VT instances' in us-west-2 is 64; request an increase in Service Quotas (L-DB2E81BA), use "
         "fewer (workerCount, maxWorkers, cpuWorkerCount, maxCpuWorkers) or smaller instances, or set checkQuotas to "
-        "false to go on"
+        "false"
     )
 
 
@@ -122,7 +122,7 @@ def test_a_type_that_ec2_does_not_describe_is_refused_with_its_cause(cloud: Clou
 
 @pytest.mark.parametrize(
     ("worker", "rule"),
-    [("p3dn.24xlarge", "V100"), ("g5g.xlarge", "arm64"), ("m5.xlarge", "no whole GPU"), ("g6f.large", "no whole GPU")],
+    [("p3dn.24xlarge", "V100"), ("g5g.xlarge", "arm64"), ("m5.xlarge", "whole GPU"), ("g6f.large", "whole GPU")],
 )
 def test_a_worker_type_without_usable_gpus_is_refused(cloud: Cloud, worker: str, rule: str) -> None:
     with pytest.raises(SettingError, match=rule):
@@ -152,7 +152,7 @@ def test_a_tag_that_may_move_is_pointed_out(cloud: Cloud, warnings: list[str]) -
     assert not warnings, "a digest is one image"
     plan(cloud, image_uri="public.example/ray:latest")
     [line] = warnings
-    assert line.startswith("imageUri: the tag of public.example/ray:latest may move")
+    assert line.startswith("imageUri: the tag of public.example/ray:latest is mutable")
 
 
 def test_a_new_stack_needs_room_for_its_network_and_one_that_has_it_does_not(cloud: Cloud) -> None:
@@ -168,10 +168,10 @@ def test_a_limit_counts_spot_instances_at_what_ec2_asks_now(cloud: Cloud, warnin
     assert (made.worker.spot_count, made.worker.on_demand_count) == (2, 0)
     assert made.hourly_usd == pytest.approx(0.192 + 2 * 1.006), "an output that changes by the hour is in every preview"
     assert plan(cloud, spot=True, max_hourly_usd=1.0), "0.192 and twice 0.4"
-    with pytest.raises(SettingError, match=r"^maxHourlyUsd: 1\.0 is below the 1\.598 USD an hour that"):
+    with pytest.raises(SettingError, match=r"^maxHourlyUsd: 1\.0 is below the 1\.598 USD per hour of"):
         plan(cloud, spot=True, on_demand_workers=1, max_hourly_usd=1.0)
     cloud.spot_prices = None
-    with pytest.raises(SettingError, match=r"^maxHourlyUsd: 1\.0 is below the 2\.204 USD an hour that"):
+    with pytest.raises(SettingError, match=r"^maxHourlyUsd: 1\.0 is below the 2\.204 USD per hour of"):
         plan(cloud, spot=True, max_hourly_usd=1.0)
     assert "ec2:DescribeSpotPriceHistory" in warnings[0]
 
@@ -207,7 +207,7 @@ def test_without_a_nat_gateway_no_address_is_needed_and_no_image_of_another_regi
     cloud.quotas, cloud.addresses = {"L-0263D0A3": 5.0}, 5
     assert plan(cloud, nat_gateway=False), "there is none to give it to"
     uri = f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com/ray@sha256:" + "a" * 64
-    with pytest.raises(SettingError, match=r"^natGateway: 'false' leaves no way to the image in eu-west-1"):
+    with pytest.raises(SettingError, match=r"^natGateway: 'false' leaves the image in eu-west-1"):
         plan(cloud, nat_gateway=False, image_uri=uri)
 
 

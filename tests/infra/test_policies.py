@@ -14,7 +14,7 @@ TOKEN = "arn:aws:ssm:us-west-2:123456789012:parameter/auth"
 ECR_URI = "123456789012.dkr.ecr.us-west-2.amazonaws.com/team/training"
 
 
-def execution(image_uri: str) -> list[dict]:
+def execution(image_uri: str) -> list[policies.Statement]:
     """Statements of the execution policy for an image."""
     return policies.execution(partition="aws", image_uri=image_uri, log_group_arn=LOGS, token_arn=TOKEN)["Statement"]
 

@@ -75,7 +75,7 @@ def test_a_caller_who_may_not_ask_is_told_once_and_goes_on(cloud: Cloud, warning
 def test_a_network_needs_room_for_a_vpc_and_an_address(vpcs: int, addresses: int, what: str) -> None:
     quota = dict.fromkeys((each.code for each in quotas.NETWORK_QUOTAS), 5.0)
     full, room = Cloud(quotas=quota, vpcs=vpcs, addresses=addresses), Cloud(quotas=quota, vpcs=4, addresses=4)
-    with pytest.raises(SettingError, match=f"vpcId: '' is empty, .*us-west-2 has {what}; .*give an existing network"):
+    with pytest.raises(SettingError, match=f"vpcId: '' is empty, .*us-west-2 has {what}; .*use an existing network"):
         full.run(lambda: quotas.check(REGION, HEAD, new_network=True))
     room.run(lambda: quotas.check(REGION, HEAD, new_network=True))
     check(full, HEAD)  # in a network that exists

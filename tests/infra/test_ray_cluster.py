@@ -73,8 +73,8 @@ def test_a_network_of_the_same_program_is_asked_nothing(cloud: Cloud) -> None:
 @pytest.mark.parametrize(
     ("zones", "line"),
     [
-        (["us-west-2a"], "availability_zones: us-west-2a for 2 subnet_ids of a VPC that the same program makes; give"),
-        (["us-west-2a", "us-west-2z"], "subnetIds: 'us-west-2z' lies in us-west-2z, which does not offer"),
+        (["us-west-2a"], "availability_zones: us-west-2a for 2 subnet_ids of a VPC that the same program creates; set"),
+        (["us-west-2a", "us-west-2z"], "subnetIds: 'us-west-2z' is in us-west-2z, which does not offer"),
     ],
 )
 def test_zones_that_do_not_fit_the_subnets_are_refused(cloud: Cloud, zones: list[str], line: str) -> None:
@@ -92,39 +92,45 @@ def with_subnets(subnets: Any) -> Any:
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (lambda: {"worker_count": 2}, "worker_count: is not an argument of RayCluster; see RayClusterArgs"),
-        (lambda: {"workers": {"count": 2}}, "workers.count: is not an argument of RayCluster; see NodeGroupArgs"),
-        (lambda: {"workers": later({})}, "workers: is an Output, and has to be known while Pulumi plans; give a value"),
+        (lambda: {"worker_count": 2}, "worker_count: unknown argument of RayCluster; see RayClusterArgs"),
+        (lambda: {"workers": {"count": 2}}, "workers.count: unknown argument of RayCluster; see NodeGroupArgs"),
+        (
+            lambda: {"workers": later({})},
+            "workers: must be known while Pulumi plans, and is an Output; use a plain value",
+        ),
         (
             lambda: {"cpu_workers": {"instance_types": [later("c6i.large")]}},
-            "cpu_workers.instance_types: holds an Output, and has to be known while Pulumi plans",
+            "cpu_workers.instance_types: must be known while Pulumi plans, and contains an Output",
         ),
-        (lambda: {"role_path": later("/ml/")}, "role_path: is an Output, and has to be known while Pulumi plans; give"),
-        (lambda: {"tags": later({})}, "tags: is an Output, and has to be known while Pulumi plans; only its elements"),
-        (lambda: {"environment": {"AWS_REGION": "x"}}, "environment: 'AWS_REGION' is set by the containers themselves"),
-        (lambda: with_subnets(pulumi.Output.from_input(["subnet-a"])), "subnet_ids: is an Output, and has"),
+        (lambda: {"role_path": later("/ml/")}, "role_path: must be known while Pulumi plans, and is an Output; use"),
+        (lambda: {"tags": later({})}, "tags: must be known while Pulumi plans, and is an Output; only its elements"),
+        (
+            lambda: {"environment": {"AWS_REGION": "x"}},
+            "environment: 'AWS_REGION' is reserved for the cluster's containers",
+        ),
+        (lambda: with_subnets(pulumi.Output.from_input(["subnet-a"])), "subnet_ids: must be known while"),
         (
             lambda: {**given_network(["us-west-2a", "us-west-2b"]), "nat_gateway": False},
-            "nat_gateway: False is of a VPC",
+            "nat_gateway: False cannot be combined with vpc_id",
         ),
-        (lambda: {"workers": 2}, "workers: 2 is not a dictionary; give one, such as"),
-        (lambda: {"workers": {"initial_count": "2"}}, "workers.initial_count: '2' is not a whole number; give one"),
-        (lambda: {"workers": {"initial_count": 1.5}}, "workers.initial_count: 1.5 is not a whole number; give one"),
+        (lambda: {"workers": 2}, "workers: 2 is not a dictionary; use one, e.g."),
+        (lambda: {"workers": {"initial_count": "2"}}, "workers.initial_count: '2' is not an integer; use one"),
+        (lambda: {"workers": {"initial_count": 1.5}}, "workers.initial_count: 1.5 is not an integer; use one"),
         (lambda: {"workers": {"instance_types": "g5.xlarge"}}, "workers.instance_types: 'g5.xlarge' is not a list; "),
-        (lambda: {"root_volume_gib": "100"}, "root_volume_gib: '100' is not a whole number; give one"),
-        (lambda: {"root_volume_gib": True}, "root_volume_gib: True is not a whole number; give one"),
-        (lambda: {"max_hourly_usd": "5"}, "max_hourly_usd: '5' is not a number; give one, such as 5.5"),
-        (lambda: {"head_instance_type": 5}, "head_instance_type: 5 is not a string; give one in quotes"),
-        (lambda: {"kms_key_arn": 5}, "kms_key_arn: 5 is not a string; give one in quotes"),
-        (lambda: {"spot": "yes"}, "spot: 'yes' is neither True nor False; give one of the two"),
-        (lambda: {"spot": 1}, "spot: 1 is neither True nor False; give one of the two"),
-        (lambda: {"environment": ["A=1"]}, "environment: ['A=1'] is not a dictionary; give one"),
-        (lambda: {"environment": {"A": 1}}, "environment.A: 1 is not a string; give one in quotes"),
-        (lambda: {"environment": {1: "A"}}, "environment: 1 is not a string; give one in quotes"),
-        (lambda: {"tags": ["a=b"]}, "tags: ['a=b'] is not a dictionary; give one"),
-        (lambda: {"data_buckets": [later("one"), None]}, "data_buckets[1]: None is not a string; give one in quotes"),
-        (lambda: {"workers": {"initial_count": -1}}, "workerCount: -1 is below 0"),
-        (lambda: {"workers": {"max_count": 0}}, "maxWorkers: 0 is below workerCount, which is 2; give 2 or more"),
+        (lambda: {"root_volume_gib": "100"}, "root_volume_gib: '100' is not an integer; use one"),
+        (lambda: {"root_volume_gib": True}, "root_volume_gib: True is not an integer; use one"),
+        (lambda: {"max_hourly_usd": "5"}, "max_hourly_usd: '5' is not a number; use one, e.g. 5.5"),
+        (lambda: {"head_instance_type": 5}, "head_instance_type: 5 is not a string; use one in quotes"),
+        (lambda: {"kms_key_arn": 5}, "kms_key_arn: 5 is not a string; use one in quotes"),
+        (lambda: {"spot": "yes"}, "spot: 'yes' is not a boolean; use True or False"),
+        (lambda: {"spot": 1}, "spot: 1 is not a boolean; use True or False"),
+        (lambda: {"environment": ["A=1"]}, "environment: ['A=1'] is not a dictionary; use one"),
+        (lambda: {"environment": {"A": 1}}, "environment.A: 1 is not a string; use one in quotes"),
+        (lambda: {"environment": {1: "A"}}, "environment: 1 is not a string; use one in quotes"),
+        (lambda: {"tags": ["a=b"]}, "tags: ['a=b'] is not a dictionary; use one"),
+        (lambda: {"data_buckets": [later("one"), None]}, "data_buckets[1]: None is not a string; use one in quotes"),
+        (lambda: {"workers": {"initial_count": -1}}, "workerCount: -1 must not be negative"),
+        (lambda: {"workers": {"max_count": 0}}, "maxWorkers: 0 must be at least workerCount (2); raise it"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused_in_one_line(cloud: Cloud, args: Any, line: str) -> None:
@@ -207,7 +213,7 @@ def test_everything_goes_through_an_explicit_provider(cloud: Cloud, as_mapping: 
 
 def test_a_provider_that_is_not_configured_yet_is_refused(cloud: Cloud) -> None:
     cloud.account = ""  # the engine answers a preview's questions without values then
-    with pytest.raises(pulumi.RunError, match=r"^provider: the AWS provider has a configuration that is known only "):
+    with pytest.raises(pulumi.RunError, match=r"^provider: the AWS provider's configuration must be known while "):
         cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE}))
 
 

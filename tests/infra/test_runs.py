@@ -28,8 +28,8 @@ def test_the_runs_that_a_destroy_would_delete_are_counted(
 ) -> None:
     cloud.runs = names
     assert announced(cloud, monkeypatch) == [
-        f"training-bucket keeps {number}: pulumi destroy deletes them, unless pulumi config set retainBucket true and "
-        "pulumi up come first"
+        f"training-bucket contains {number}, which `pulumi destroy` deletes; to keep them, run `pulumi config set "
+        "retainBucket true` and `pulumi up` first"
     ]
 
 

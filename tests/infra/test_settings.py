@@ -209,40 +209,34 @@ def test_a_bad_value_is_refused_in_one_line(cloud: Cloud, key: str, value: str, 
     with pytest.raises(SettingError) as refused:
         load(cloud, **{key: value})
     message = str(refused.value)
-    assert message.startswith(f"{key}: "), "the line names the key"
-    assert value in message, "the line names the value"
-    assert rule in message, "the line names the rule"
-    assert re.search("; (give|raise) ", message), "the line names the way out"
-    assert "\n" not in message, "one line is read, a page is not"
-
-
-def test_the_line_reads_as_a_sentence(cloud: Cloud) -> None:
-    with pytest.raises(SettingError) as refused:
-        load(cloud, workerCount="-1")
-    assert str(refused.value) == (
-        "workerCount: -1 is below 0; give the number of GPU instances, or 0 to keep the stack without any"
-    )
+    assert message.startswith(f"{key}: ")
+    assert value in message
+    assert rule in message
+    assert re.search("; [a-z]+ ", message), "the message has no way out"
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(
-    ("key", "hint"), [("workerCout", "did you mean workerCount?"), ("color", "Pulumi.yaml lists them all.")]
+    ("key", "hint"), [("workerCout", "did you mean 'workerCount'?"), ("color", "Pulumi.yaml lists all keys.")]
 )
 def test_a_key_that_nobody_reads_is_refused(cloud: Cloud, key: str, hint: str) -> None:
     with pytest.raises(pulumi.RunError) as refused:
         load(cloud, **{key: "secret"})
-    expected = f"{key}: is not a setting of this project; {hint} Remove it: `pulumi config rm {key}`"
-    assert str(refused.value) == expected, "Pulumi itself takes it in silence, and the default holds"
+    expected = f"{key}: unknown configuration key; {hint} Remove it: `pulumi config rm {key}`"
+    assert str(refused.value) == expected
 
 
 def test_a_key_of_a_project_that_was_renamed_is_refused(cloud: Cloud) -> None:
-    with pytest.raises(pulumi.RunError, match=r"^my-ray:spot: is a setting of this project, ray-on-ecs, under another"):
+    with pytest.raises(
+        pulumi.RunError, match=r"^my-ray:spot: belongs to another project; rename it to ray-on-ecs:spot$"
+    ):
         load(cloud, **{"my-ray:spot": "true"})
     assert load(cloud, **{"aws:region": "us-west-2", "pulumi:tags": '{"team": "vision"}'}) == Settings()
 
 
 def test_the_engine_prints_no_traceback_for_a_bad_value(cloud: Cloud) -> None:
     cloud.config = {"workerCount": "-1"}
-    with pytest.raises(pulumi.RunError, match=r"^workerCount: -1 is below 0; "):
+    with pytest.raises(pulumi.RunError, match=r"^workerCount: -1 must not be negative; "):
         cloud.run(lambda: config.load("vision"))
 
 
@@ -285,7 +279,7 @@ def test_every_period_of_cloudwatch_is_allowed() -> None:
 def test_the_fewest_above_the_most_is_told_from_the_other_mistakes(cloud: Cloud) -> None:
     with pytest.raises(SettingError) as refused:
         load(cloud, minWorkers="5", maxWorkers="4")
-    assert str(refused.value) == ("minWorkers: 5 is above maxWorkers, which is 4; give 4 or less, or raise maxWorkers")
+    assert str(refused.value) == "minWorkers: 5 must not exceed maxWorkers (4); lower it, or raise maxWorkers"
 
 
 def scale(initial: int, fewest: int, most: int, job: int, idle: int = 30) -> Scale:
@@ -323,39 +317,42 @@ ELSEWHERE = "registry.example/ray:1"
     [
         (
             {"natGateway": "false", "vpcId": "vpc-0a1b", "subnetIds": "subnet-0c2d"},
-            "natGateway: 'false' is of a VPC of",
+            "natGateway: 'false' cannot be combined with vpcId (vpc-0a1b); ",
         ),
         (
             {"natGateway": "false", "imageUri": ELSEWHERE},
-            "natGateway: 'false' leaves no way to the registry of imageUri",
+            "natGateway: 'false' leaves the registry of imageUri",
         ),
         (
             {"registrySecretArn": f"{SECRET}:x", "imageUri": ECR},
-            f"registrySecretArn: '{SECRET}:x' is of no use, as image",
+            f"registrySecretArn: '{SECRET}:x' cannot be combined with an image in ECR",
         ),
         (
             {"bucketName": "company-runs", "retainBucket": "true"},
-            "retainBucket: 'true' is of a bucket of the stack's own, and bucketName is company-runs; give false",
+            "retainBucket: 'true' cannot be combined with bucketName (company-runs); set false",
         ),
         (
             {"bucketName": "company-runs", "objectVersionDays": "7"},
-            "objectVersionDays: '7' is of a bucket of the stack's own, and bucketName is company-runs; give 0",
+            "objectVersionDays: '7' cannot be combined with bucketName (company-runs); set 0",
         ),
-        ({"spot": "true", "onDemandWorkers": "3"}, "onDemandWorkers: 3 is more than all 2 workers"),
+        ({"spot": "true", "onDemandWorkers": "3"}, "onDemandWorkers: 3 must not exceed the maximum of 2 workers"),
         (
             {"cpuWorkerCount": "2"},
-            "cpuWorkerInstanceTypes: '' is empty, and there are up to 2 CPU workers; give one, such as c6i.2xlarge",
+            "cpuWorkerInstanceTypes: '' is required for up to 2 CPU workers; use a type, e.g. c6i.2xlarge",
         ),
         (
             {"tags": "team=a,Team=b"},
-            "tags: 'team=a' has a key that differs from another's in case alone",
+            "tags: 'team=a' has a key that differs only in case from another",
         ),
         (
             {"minCpuWorkers": "-2"},
-            "minCpuWorkers: -2 is below 0; give the number of instances that the idle stop leaves, or `pulumi config",
+            "minCpuWorkers: -2 must not be negative; use the number of instances that the scale-in keeps, or `pulumi config",
         ),
-        ({"cpuWorkerCount": "2", "maxCpuWorkers": "1"}, "maxCpuWorkers: 1 is below cpuWorkerCount, which is 2"),
-        ({"subnetIds": "subnet-0c2d,subnet-0c2d", "vpcId": "vpc-0a1b"}, "subnetIds: 'subnet-0c2d,subnet-0c2d' names"),
+        ({"cpuWorkerCount": "2", "maxCpuWorkers": "1"}, "maxCpuWorkers: 1 must be at least cpuWorkerCount (2)"),
+        (
+            {"subnetIds": "subnet-0c2d,subnet-0c2d", "vpcId": "vpc-0a1b"},
+            "subnetIds: 'subnet-0c2d,subnet-0c2d' contains",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(cloud: Cloud, config: dict[str, str], line: str) -> None:

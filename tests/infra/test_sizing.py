@@ -80,12 +80,12 @@ def test_on_every_type_of_ec2_the_object_store_fits_into_shared_memory() -> None
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"gpus": 0, "gpu_name": "", "gpu_manufacturer": ""}, "has no whole GPU"),
-        ({"gpu_manufacturer": "AMD", "gpu_name": "Radeon Pro V520"}, "has GPUs of AMD"),
+        ({"gpus": 0, "gpu_name": "", "gpu_manufacturer": ""}, "does not have a whole GPU"),
+        ({"gpu_manufacturer": "AMD", "gpu_name": "Radeon Pro V520"}, "has AMD GPUs"),
         ({"gpu_name": "V100"}, "too old for PyTorch's CUDA 13"),
         ({"gpu_name": "K80"}, "too old for PyTorch's CUDA 13"),
         ({"gpu_name": "M60"}, "too old for PyTorch's CUDA 13"),
-        ({"architectures": ("arm64",)}, "runs arm64 and the image is built for x86_64"),
+        ({"architectures": ("arm64",)}, "is arm64, but the image is built for x86_64"),
     ],
 )
 def test_a_worker_type_that_pytorch_cannot_use_is_refused(change: dict, rule: str) -> None:
@@ -97,8 +97,8 @@ def test_a_worker_type_that_pytorch_cannot_use_is_refused(change: dict, rule: st
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"memory_mib": 4096}, "has 4096 MiB of memory, less than the 8192"),
-        ({"architectures": ("arm64",)}, "runs arm64 and the image is built for x86_64"),
+        ({"memory_mib": 4096}, "has 4096 MiB of memory, but the head needs 8192"),
+        ({"architectures": ("arm64",)}, "is arm64, but the image is built for x86_64"),
     ],
 )
 def test_a_head_type_that_cannot_carry_ray_is_refused(change: dict, rule: str) -> None:
@@ -166,7 +166,7 @@ def test_types_with_unlike_numbers_of_gpus_are_refused() -> None:
     with pytest.raises(SettingError) as refused:
         worker_size(WORKER, [G5_XLARGE, four])
     assert str(refused.value) == (
-        "workerInstanceTypes: 'g5.12xlarge' has 4 GPUs, and g5.xlarge has 1; give types with as many GPUs each"
+        "workerInstanceTypes: 'g5.12xlarge' has 4 GPUs, but g5.xlarge has 1; use types with the same number of GPUs"
     ), "GPUs that no task asks for would be paid for"
 
 
