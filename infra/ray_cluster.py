@@ -100,7 +100,7 @@ class RayCluster(pulumi.ComponentResource):
         association = cluster.associate([capacity.provider_name for capacity in capacities.values()])
         agents = [capacity.join_cluster(association) for capacity in capacities.values()]
         info = self._cluster_info(network, capacities["workers"])
-        common = TaskDefaults(
+        defaults = TaskDefaults(
             cluster=cluster.ref,
             location=plan.location,
             rules=settings.rules,
@@ -113,7 +113,7 @@ class RayCluster(pulumi.ComponentResource):
             job_secrets=settings.job_secrets,
             environment=arguments.environment,
         )
-        task_args = common.of_kinds(
+        task_args = defaults.of_kinds(
             plan.nodes,
             head_host=discovery.head_host,
             cluster_info_parameter=info.parameter,
@@ -126,10 +126,10 @@ class RayCluster(pulumi.ComponentResource):
         }
         # Every service depends on the policies of all kinds, since a run needs all kinds of nodes until its end:
         # otherwise `destroy` could take a worker's permissions before its last checkpoint is saved.
-        role_policies = [policy for task in tasks.values() for policy in task.role_policies]
-        services = self._services(
-            cluster, network, discovery, capacities, tasks, after=[association, *agents, *role_policies]
-        )
+        after = [association, *agents]
+        for task in tasks.values():
+            after += task.role_policies
+        services = self._services(cluster, network, discovery, capacities, tasks, after)
         refs = {kind: service.ref for kind, service in services.items()}
         monitoring_args = MonitoringArgs(region=plan.region, services=refs, alerts=settings.alerts)
         monitoring = Monitoring(f"{prefix}-monitoring", monitoring_args, opts)
@@ -148,15 +148,7 @@ class RayCluster(pulumi.ComponentResource):
         self.security_group_id = network.ref.tasks_group_id
         self.task_role_arns = pulumi.Output.all(**{kind: task.role_arn for kind, task in tasks.items()})
         self.task_definition_arns = pulumi.Output.all(**{kind: task.definition_arn for kind, task in tasks.items()})
-        self.connection = pulumi.Output.all(
-            bucket=self.bucket,
-            head_instance_id=self.head_instance_id,
-            cluster_name=self.cluster_name,
-            log_group=self.log_group,
-            metrics_dashboard=self.metrics_dashboard,
-            estimated_hourly_usd=self.estimated_hourly_usd,
-            default_gpus=self.default_gpus,
-            region=plan.region,
+        self.connection = self._connection(
             head_host=discovery.head_host,
             token_parameter=auth.parameter_name,
             cluster_info_parameter=info.parameter.name,
@@ -285,6 +277,20 @@ class RayCluster(pulumi.ComponentResource):
                 )
                 NodeScaling(f"{self._prefix}-{kind}-scaling", scaling_args, self._opts)
         return services
+
+    def _connection(self, **names: Any) -> pulumi.Output[dict[str, Any]]:
+        """Output `connection`: the outputs that `ray-on-ecs` needs, the region, and other names."""
+        return pulumi.Output.all(
+            bucket=self.bucket,
+            head_instance_id=self.head_instance_id,
+            cluster_name=self.cluster_name,
+            log_group=self.log_group,
+            metrics_dashboard=self.metrics_dashboard,
+            estimated_hourly_usd=self.estimated_hourly_usd,
+            default_gpus=self.default_gpus,
+            region=self._plan.region,
+            **names,
+        )
 
     def _session(self, document: pulumi.Output[str]) -> pulumi.Output[str]:
         """Command that starts a session with the head's instance."""

@@ -1,4 +1,4 @@
-"""The whole program: what `pulumi up` and `pulumi preview` make of __main__.py."""
+"""Whole-program tests: resources and outputs of __main__.py in updates and previews."""
 
 from __future__ import annotations
 
@@ -119,14 +119,14 @@ def environment(cloud: Cloud, task: str) -> dict[str, str]:
 
 
 def takes_tags(resource_type: str) -> bool:
-    """Whether the SDK's class for a type has tags."""
+    """True if the SDK's class of a resource type has tags."""
     package, module, name = resource_type.split(":")
     library = __import__({"aws": "pulumi_aws", "awsx": "pulumi_awsx"}[package], fromlist=[""])
     return hasattr(getattr(getattr(library, module.split("/")[0]), name), "tags")
 
 
 def test_everything_is_exported(stack: Cloud) -> None:
-    assert stack.exports.keys() == EXPORTS, "people and scripts read these by name"
+    assert stack.exports.keys() == EXPORTS
     assert all(stack.exports.values()), "an empty output cannot be used"
 
 
@@ -157,7 +157,7 @@ def test_the_exports_are_those_of_the_resources(stack: Cloud) -> None:
     }
 
 
-def test_the_command_line_finds_the_cluster_by_its_connection(stack: Cloud, tmp_path: Path) -> None:
+def test_connection_output_identifies_the_cluster(stack: Cloud, tmp_path: Path) -> None:
     for name, document in {"whole": stack.exports, "alone": stack.exports["connection"]}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(document))
         found = find(None, str(tmp_path / f"{name}.json"))
@@ -167,17 +167,17 @@ def test_the_command_line_finds_the_cluster_by_its_connection(stack: Cloud, tmp_
 def test_the_commands_reach_this_stack(stack: Cloud) -> None:
     for name in ("train_command", "shell_command", "dashboard_command"):
         assert "--region us-west-2 --target i-0123456789abcdef0 " in stack.exports[name], f"{name} goes elsewhere"
-        assert "--document-name AWS-" not in stack.exports[name], "AWS's documents run whatever they are told, as root"
+        assert "--document-name AWS-" not in stack.exports[name]
     assert '"host":["head.ray-on-ecs-ray-dev-c0ffee.internal"]' in stack.exports["dashboard_command"]
     assert " --name ray-on-ecs-auth-parameter " in stack.exports["token_command"]
 
 
-def test_every_component_is_at_the_top_and_everything_else_in_one(stack: Cloud) -> None:
+def test_every_resource_has_a_component_as_parent(stack: Cloud) -> None:
     components = {name for name, made in stack.resources.items() if made.type.startswith("ray-on-ecs:")}
     assert components == {
         *("network", "storage", "image", "auth", "discovery", "ray", "head", "workers", "ray-head", "ray-workers"),
         *("head-task", "worker-task", "workers-scaling", "monitoring", "cluster-info", "sessions", CLUSTER),
-    }, "these are the architecture"
+    }
     for name, made in stack.resources.items():
         parents = {CLUSTER} if name in components else components - {CLUSTER}
         expected = {STACK} if name == CLUSTER else parents
@@ -224,7 +224,7 @@ def test_a_rename_replaces_nothing(monkeypatch: pytest.MonkeyPatch, everything: 
             assert changed <= {*made.ignore_changes, "tags", "tagSpecifications"}, f"{name} changes"
 
 
-def test_a_stack_of_another_state_is_refused_in_preview(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stack_of_another_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker, "check", lambda *, is_up: None)
     up = [security_group(zone="us-west-2c", zones="us-west-2c us-west-2a us-west-2b")]
     with pytest.raises(pulumi.RunError, match=r"^stack: a stack named dev is up in this account and region, "):
@@ -248,10 +248,10 @@ def test_another_identity_is_refused_before_anything_exists(
     with pytest.raises(pulumi.RunError) as refused:
         made.run(lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__"))
     assert str(refused.value).startswith(line)
-    assert made.resources.keys() <= {CLUSTER}, "the component alone, without any part"
+    assert made.resources.keys() <= {CLUSTER}
 
 
-# Settings of something that carries the tags itself, and free of charge.
+# Settings of a tagged resource, free of charge.
 UNTAGGED = {"workers-scaling-target", "cpu-workers-scaling-target", "monitoring-budget"}
 
 
@@ -265,7 +265,7 @@ def test_everything_that_takes_tags_has_them(everything: Cloud) -> None:
             continue
         if made.type == "aws:ec2/launchTemplate:LaunchTemplate":
             for launched in made.inputs["tagSpecifications"]:
-                assert wanted.items() <= launched["tags"].items(), "a company's rules refuse the launch"
+                assert wanted.items() <= launched["tags"].items()
             continue
         tags = made.inputs.get("tags")
         assert tags, f"{name} carries no tags, and cost reports miss it"
@@ -273,11 +273,11 @@ def test_everything_that_takes_tags_has_them(everything: Cloud) -> None:
             tags = {tag["key"]: tag["value"] for tag in tags}
         assert wanted.items() <= tags.items(), f"{name} does not say which stack it belongs to"
         checked += 1
-    assert checked >= 25, "the SDK keeps its tags elsewhere, and nothing was checked"
+    assert checked >= 25
 
 
 def agent_needs(kind: str) -> dict[str, str]:
-    """What has to be there as long as a service is, and what breaks without the edge."""
+    """Dependencies of a service, with the consequence of a missing one."""
     name, other = ("head", "worker") if kind == "head" else ("worker", "head")
     return {
         "ray-capacity-providers": "ECS refuses a service on a provider that the cluster does not know, and `up` ends",
@@ -346,29 +346,29 @@ def test_what_is_created_later_is_destroyed_earlier(everything: Cloud, later: st
 def test_a_service_has_the_time_to_stop_its_tasks(stack: Cloud, service: str) -> None:
     (definition,) = json.loads(stack.resources[TASK_OF[service]].inputs["containerDefinitions"])
     timeout = stack.resources[service].delete_timeout
-    assert int(timeout.removesuffix("m")) * 60 > 5 * definition["stopTimeout"], "`destroy` would fail half-way"
+    assert int(timeout.removesuffix("m")) * 60 > 5 * definition["stopTimeout"]
 
 
-def test_the_order_has_no_circle(everything: Cloud) -> None:
+def test_dependencies_have_no_cycle(everything: Cloud) -> None:
     for name in everything.resources:
         assert name not in everything.needs(name), f"{name} waits for itself"
 
 
-def test_services_wait_for_both_capacity_providers_to_be_associated(stack: Cloud) -> None:
+def test_capacity_providers_are_associated_with_the_cluster(stack: Cloud) -> None:
     association = stack.resources["ray-capacity-providers"].inputs
     assert association["capacityProviders"] == [f"ray-on-ecs-{kind}-capacity-provider" for kind in ("head", "workers")]
     assert association["clusterName"] == "ray-on-ecs-ray-dev-c0ffee"
 
 
-def test_the_token_is_nowhere_to_be_read(stack: Cloud) -> None:
+def test_token_is_not_exposed(stack: Cloud) -> None:
     for name, made in stack.resources.items():
         if name != "auth-parameter":
             assert SECRET not in json.dumps(made.inputs), f"{name} holds the token"
-    assert SECRET not in json.dumps(stack.exports), "exports are printed"
+    assert SECRET not in json.dumps(stack.exports)
     for task in (HEAD_TASK, WORKER_TASK):
-        assert "RAY_AUTH_TOKEN" not in environment(stack, task), "the environment is shown in the console"
+        assert "RAY_AUTH_TOKEN" not in environment(stack, task)
         (secret,) = container(stack, task)["secrets"]
-        assert secret["valueFrom"].endswith(":ray-on-ecs-auth-parameter"), "ECS reads it from the parameter"
+        assert secret["valueFrom"].endswith(":ray-on-ecs-auth-parameter")
 
 
 def statements(document: str) -> list[dict[str, Any]]:
@@ -389,7 +389,7 @@ PARTS = {
 
 def test_no_role_has_a_wildcard_without_a_written_reason(everything: Cloud) -> None:
     inline = everything.of_type("aws:iam/rolePolicy:RolePolicy")
-    assert len(inline) == 12, "execution, task and instance roles of head, GPU and CPU workers, these with two"
+    assert len(inline) == 12
     for policy in inline:
         for statement in statements(policy.inputs["policy"]):
             assert "NotAction" not in statement, f"{policy.name} allows what it does not name"
@@ -405,12 +405,10 @@ def test_no_role_has_a_wildcard_without_a_written_reason(everything: Cloud) -> N
                 assert resource in PARTS, f"{policy.name} reaches {resource}"
 
 
-def test_what_reaches_everything_is_held_by_a_condition_or_reads_nothing(everything: Cloud) -> None:
+def test_wildcard_statements_have_conditions_or_are_harmless(everything: Cloud) -> None:
     policies = everything.of_type("aws:iam/rolePolicy:RolePolicy")
     wide = [each for made in policies for each in statements(made.inputs["policy"]) if each["Resource"] == "*"]
-    assert len(wide) == 12, (
-        "three roles pull from ECR, three instances are reached and join, the head publishes and looks, a worker looks"
-    )
+    assert len(wide) == 12
     harmless = (
         ["ecr:GetAuthorizationToken"],
         ["ecs:DiscoverPollEndpoint"],
@@ -426,17 +424,17 @@ def test_what_reaches_everything_is_held_by_a_condition_or_reads_nothing(everyth
 
 
 def test_no_role_has_a_policy_of_aws(everything: Cloud) -> None:
-    assert not everything.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment"), "theirs reach the whole account"
+    assert not everything.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
 
 
-def test_policies_that_are_given_go_to_the_tasks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_policies_attach_only_to_task_roles(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [f"arn:aws:iam::{ACCOUNT}:policy/teams/read-features", "arn:aws:iam::aws:policy/AmazonSSMReadOnlyAccess"]
     cloud = deploy(monkeypatch, {"taskPolicyArns": ",".join(given)})
     attached = cloud.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
     assert {each.inputs["role"] for each in attached} == {
         "ray-on-ecs-head-task-role",
         "ray-on-ecs-worker-task-role",
-    }, "an instance's or an execution role is none of training"
+    }
     assert sorted({each.inputs["policyArn"] for each in attached}) == sorted(given)
     needed = cloud.needs("ray-workers-service")
     assert any(each.startswith("worker-task-role-read-features-") for each in needed), "the first run would fail"
@@ -449,10 +447,10 @@ def test_policies_of_instances_are_there_before_them(monkeypatch: pytest.MonkeyP
     assert {each.inputs["role"] for each in attached} == {
         "ray-on-ecs-head-instance-role",
         "ray-on-ecs-workers-instance-role",
-    }, "the tasks' roles are the jobs'"
+    }
     assert {each.inputs["policyArn"] for each in attached} == {given}
     assert any(each.startswith("head-instance-role-session-key-") for each in cloud.needs("head-group"))
-    assert "network-kms" in cloud.resources, "the agents would find no way to the key"
+    assert "network-kms" in cloud.resources
 
 
 def test_the_agents_of_instances_reach_one_cluster(everything: Cloud) -> None:
@@ -466,9 +464,9 @@ def test_the_agents_of_instances_reach_one_cluster(everything: Cloud) -> None:
 
 def test_each_role_is_for_one_service(everything: Cloud) -> None:
     roles = everything.of_type("aws:iam/role:Role")
-    assert len(roles) == 9, "instances, execution and tasks, apart for head, GPU and CPU workers"
+    assert len(roles) == 9
     for role in roles:
-        assert role.inputs["permissionsBoundary"] == EVERYTHING["permissionsBoundary"], "the company's rules refuse it"
+        assert role.inputs["permissionsBoundary"] == EVERYTHING["permissionsBoundary"]
         assert role.inputs["path"] == "/teams/ml/"
         (statement,) = statements(role.inputs["assumeRolePolicy"])
         service = "ec2.amazonaws.com" if "instance" in role.name else "ecs-tasks.amazonaws.com"
@@ -478,11 +476,11 @@ def test_each_role_is_for_one_service(everything: Cloud) -> None:
             assert condition == {
                 "ArnLike": {"aws:SourceArn": f"arn:aws:ecs:{REGION}:{ACCOUNT}:*"},
                 "StringEquals": {"aws:SourceAccount": ACCOUNT},
-            }, "ECS would act for tasks of another account"
+            }
 
 
 def templates(cloud: Cloud) -> list[Registered]:
-    """What the instances of head, GPU and CPU workers are launched from."""
+    """Launch templates of head, GPU and CPU workers."""
     found = cloud.of_type("aws:ec2/launchTemplate:LaunchTemplate")
     assert len(found) == 3
     return found
@@ -490,7 +488,7 @@ def templates(cloud: Cloud) -> list[Registered]:
 
 def test_a_task_cannot_reach_the_instances_credentials(everything: Cloud) -> None:
     for template in templates(everything):
-        assert template.inputs["metadataOptions"]["httpPutResponseHopLimit"] == 1, "a container is a hop away"
+        assert template.inputs["metadataOptions"]["httpPutResponseHopLimit"] == 1
         assert "ECS_AWSVPC_BLOCK_IMDS=true" in base64.b64decode(template.inputs["userData"]).decode()
 
 
@@ -505,19 +503,19 @@ def test_nothing_has_a_public_address(everything: Cloud) -> None:
 def test_evaluating_the_program_twice_gives_the_same(monkeypatch: pytest.MonkeyPatch, everything: Cloud) -> None:
     config = everything.config
     again = deploy(monkeypatch, config)
-    assert again.resources == everything.resources, "a second `pulumi up` would change something"
+    assert again.resources == everything.resources
     assert again.exports == everything.exports
 
 
-def test_nothing_lets_the_internet_in(stack: Cloud) -> None:
+def test_no_ingress_from_the_internet(stack: Cloud) -> None:
     rules = stack.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule")
     assert len(rules) == 3
     for made in rules:
-        assert made.inputs["referencedSecurityGroupId"].startswith("ray-on-ecs-network-"), "Ray runs what it is told"
+        assert made.inputs["referencedSecurityGroupId"].startswith("ray-on-ecs-network-")
         assert made.inputs.keys().isdisjoint({"cidrIpv4", "cidrIpv6", "prefixListId"})
 
 
-def test_tasks_and_instances_are_in_groups_of_their_own(stack: Cloud) -> None:
+def test_tasks_and_instances_have_separate_security_groups(stack: Cloud) -> None:
     for kind in ("head", "workers"):
         (interface,) = stack.resources[f"{kind}-template"].inputs["networkInterfaces"]
         assert interface["securityGroups"] == ["ray-on-ecs-network-instances-group-id"]
@@ -533,7 +531,7 @@ def test_another_token_restarts_every_node(monkeypatch: pytest.MonkeyPatch) -> N
     assert triggers == {
         "ray-head-service": {"token": "2026-11"},
         "ray-workers-service": {"token": "2026-11", "redeploy": "again"},
-    }, "a node reads the token when it starts"
+    }
     assert all("auth-parameter" in cloud.needs(name) for name in SERVICES), "it would read the old one"
 
 
@@ -546,33 +544,33 @@ def trains_by(cloud: Cloud) -> str:
 
 def test_training_finds_its_gpus_and_its_bucket(stack: Cloud) -> None:
     head = environment(stack, HEAD_TASK)
-    assert "ray-on-ecs run --num-workers 2 image_classifier.py" in trains_by(stack), "one worker for each GPU"
-    assert head["RAY_ON_ECS_STORAGE_PATH"] == "s3://training-bucket/runs", "the task's role allows this prefix alone"
+    assert "ray-on-ecs run --num-workers 2 image_classifier.py" in trains_by(stack)
+    assert head["RAY_ON_ECS_STORAGE_PATH"] == "s3://training-bucket/runs"
     assert environment(stack, WORKER_TASK)["RAY_HEAD_HOST"] == "head.ray-on-ecs-ray-dev-c0ffee.internal"
 
 
-def test_a_larger_type_changes_every_number_that_follows_from_it(monkeypatch: pytest.MonkeyPatch, stack: Cloud) -> None:
+def test_larger_instance_type_changes_all_derived_sizes(monkeypatch: pytest.MonkeyPatch, stack: Cloud) -> None:
     cloud = deploy(monkeypatch, {"workerInstanceTypes": "g5.12xlarge", "workerCount": "4", "checkQuotas": "false"})
     worker = container(cloud, WORKER_TASK)
-    assert worker["resourceRequirements"] == [{"type": "GPU", "value": "4"}], "all four GPUs of each instance"
-    assert {"--num-cpus=48", "--num-gpus=4"} <= set(worker["command"]), "Ray offers what the instance has"
+    assert worker["resourceRequirements"] == [{"type": "GPU", "value": "4"}]
+    assert {"--num-cpus=48", "--num-gpus=4"} <= set(worker["command"])
     assert cloud.resources[WORKER_TASK].inputs["cpu"] == str(48 * 1024)
     assert cloud.resources["workers-template"].inputs["instanceType"] == "g5.12xlarge"
     assert cloud.resources["workers-group"].inputs["maxSize"] == 4
     assert cloud.resources["ray-workers-service"].inputs["desiredCount"] == 4
-    assert "--num-workers 16" in trains_by(cloud), "four instances with four GPUs each"
-    assert container(cloud, HEAD_TASK) == container(stack, HEAD_TASK), "the head would be restarted"
+    assert "--num-workers 16" in trains_by(cloud)
+    assert container(cloud, HEAD_TASK) == container(stack, HEAD_TASK)
 
 
 def test_a_stack_can_be_kept_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = deploy(monkeypatch, {"workerCount": "0"})
-    assert cloud.resources["workers-group"].inputs["maxSize"] == 0, "GPUs are the cost"
-    assert not cloud.of_type("aws:appautoscaling/target:Target"), "there is nothing to scale"
+    assert cloud.resources["workers-group"].inputs["maxSize"] == 0
+    assert not cloud.of_type("aws:appautoscaling/target:Target")
     service = cloud.resources["ray-workers-service"]
-    assert service.inputs["desiredCount"] == 0, "ECS would look for instances for ever"
-    assert service.ignore_changes == (), "workers that run would stay, as nothing stops them any more"
-    assert cloud.resources["head-group"].inputs["desiredCapacity"] == 1, "the head stays, with its runs and dashboard"
-    assert "--num-workers" not in trains_by(cloud), "0 workers are none that train"
+    assert service.inputs["desiredCount"] == 0
+    assert service.ignore_changes == ()
+    assert cloud.resources["head-group"].inputs["desiredCapacity"] == 1
+    assert "--num-workers" not in trains_by(cloud)
 
 
 ELASTIC = {"maxWorkers": "4"}
@@ -583,21 +581,21 @@ NETWORK = {"vpcId": "vpc-0a1b", "subnetIds": "subnet-0c2d"}
 @pytest.mark.parametrize(
     ("config", "most", "first"), [({}, 2, 2), (ELASTIC, 4, 2), (IDLE, 2, 2), ({**ELASTIC, "workerCount": "0"}, 4, 0)]
 )
-def test_nothing_of_the_program_holds_a_number_that_the_scaler_moves(
+def test_autoscaled_counts_are_not_reset(
     monkeypatch: pytest.MonkeyPatch, config: dict[str, str], most: int, first: int
 ) -> None:
     cloud = deploy(monkeypatch, config)
     service, group = cloud.resources["ray-workers-service"], cloud.resources["workers-group"]
     assert (service.inputs["desiredCount"], service.ignore_changes) == (first, ("desiredCount",))
-    assert "desiredCapacity" not in group.inputs, "ECS moves it"
+    assert "desiredCapacity" not in group.inputs
     assert group.inputs["maxSize"] == most
     assert cloud.resources["workers-scaling-target"].inputs["maxCapacity"] == most
-    assert cloud.resources["head-group"].inputs["desiredCapacity"] == 1, "the head stays"
+    assert cloud.resources["head-group"].inputs["desiredCapacity"] == 1
     workers = first or most
-    assert f"--num-workers {workers}" in trains_by(cloud), "a job requests as many"
+    assert f"--num-workers {workers}" in trains_by(cloud)
 
 
-def test_a_change_of_the_workers_leaves_the_head_running(monkeypatch: pytest.MonkeyPatch, stack: Cloud) -> None:
+def test_worker_changes_do_not_restart_the_head(monkeypatch: pytest.MonkeyPatch, stack: Cloud) -> None:
     for config in (ELASTIC, IDLE, {"workerCount": "5"}, {"workerInstanceTypes": "g6.2xlarge"}):
         cloud = deploy(monkeypatch, config)
         assert cloud.resources[HEAD_TASK].inputs == stack.resources[HEAD_TASK].inputs, (
@@ -607,32 +605,32 @@ def test_a_change_of_the_workers_leaves_the_head_running(monkeypatch: pytest.Mon
 
 def test_an_existing_network_holds_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = deploy(monkeypatch, NETWORK)
-    assert not cloud.of_type("awsx:ec2:Vpc"), "there is one"
-    assert cloud.resources["discovery-namespace"].inputs["vpc"] == "vpc-0a1b", "the name is found where the tasks are"
+    assert not cloud.of_type("awsx:ec2:Vpc")
+    assert cloud.resources["discovery-namespace"].inputs["vpc"] == "vpc-0a1b"
     for group in GROUPS:
         assert cloud.resources[group].inputs["vpcZoneIdentifiers"] == ["subnet-0c2d"]
     for service in SERVICES:
         assert cloud.resources[service].inputs["networkConfiguration"]["subnets"] == ["subnet-0c2d"]
 
 
-def test_costs_that_nobody_knows_are_exported_as_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_cost_is_exported_as_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cloud, "get_products", lambda *_, **__: {"PriceList": []})
-    assert deploy(monkeypatch).exports["estimated_hourly_usd"] == "unknown", "0 would be a lie"
+    assert deploy(monkeypatch).exports["estimated_hourly_usd"] == "unknown"
 
 
-def test_a_ready_image_is_used_and_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_image_skips_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = deploy(monkeypatch, {"imageUri": READY_IMAGE})
     built = [made.name for made in cloud.resources.values() if "ecr" in made.type or made.name.startswith("image")]
-    assert built == [], "no Docker is needed then"
+    assert built == []
     for task in (HEAD_TASK, WORKER_TASK):
-        assert container(cloud, task)["image"] == READY_IMAGE, "both kinds run the same image"
+        assert container(cloud, task)["image"] == READY_IMAGE
     assert cloud.exports["image_uri"] == READY_IMAGE
 
 
 def test_a_retained_bucket_stays_and_everything_else_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = deploy(monkeypatch, {"retainBucket": "true"})
     kept = {name for name, made in cloud.resources.items() if made.retain_on_delete}
-    assert "storage-bucket" in kept, "its runs are to outlive the stack"
+    assert "storage-bucket" in kept
     policies = {"head-instance-ecs", "workers-instance-ecs"}  # these go with their roles
     assert all(name.startswith("storage-") for name in kept - policies), "anything else would be paid for by mistake"
 
@@ -643,7 +641,7 @@ def test_another_partition_is_named_in_every_arn(monkeypatch: pytest.MonkeyPatch
     for policy in cloud.of_type("aws:iam/rolePolicy:RolePolicy"):
         resources = [each["Resource"] for each in statements(policy.inputs["policy"])]
         written += [each for each in resources if any(part in each for part in ("ecr", "my-data", ":task/"))]
-    assert len(written) == 8, "two images, two protections, two listings and reads of the data"
+    assert len(written) == 8
     assert all(arn.startswith("arn:aws-us-gov:") for arn in written), written
 
 
@@ -653,9 +651,7 @@ def test_a_move_replaces_nothing_of_the_network(monkeypatch: pytest.MonkeyPatch)
         deploy(monkeypatch, {"availabilityZones": f"us-west-2{letter}"}, security_groups=up) for letter in "ab"
     )
     moved = {name for name, made in here.resources.items() if made.inputs != there.resources[name].inputs}
-    assert moved == {*GROUPS, *SERVICES, "network-tasks-group", "cluster-info-parameter"}, (
-        "the rest would end what runs, or refuse to go"
-    )
+    assert moved == {*GROUPS, *SERVICES, "network-tasks-group", "cluster-info-parameter"}
 
 
 def test_a_zone_that_is_asked_for_holds_everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -681,9 +677,9 @@ def test_a_preview_evaluates_with_nothing_known_yet(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(docker, "check", lambda *, is_up: None)  # whether one runs here is nothing to the program
     preview = deploy(monkeypatch, config, preview=True)
     update = deploy(monkeypatch, config)
-    assert preview.resources.keys() == update.resources.keys(), "a preview that shows something else is none"
-    assert preview.exports.keys() == EXPORTS, "every output is announced"
-    assert preview.exports["head_instance_id"] is None, "the instance does not exist yet"
+    assert preview.resources.keys() == update.resources.keys()
+    assert preview.exports.keys() == EXPORTS
+    assert preview.exports["head_instance_id"] is None
 
 
 @pytest.mark.parametrize(
@@ -713,17 +709,15 @@ def test_a_preview_evaluates_with_nothing_known_yet(monkeypatch: pytest.MonkeyPa
         ("logRetentionDays", "2"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_exists(
-    monkeypatch: pytest.MonkeyPatch, key: str, value: str
-) -> None:
+def test_invalid_settings_create_no_resources(monkeypatch: pytest.MonkeyPatch, key: str, value: str) -> None:
     cloud = Cloud(config={key: value})
     monkeypatch.chdir(ROOT)
     with pytest.raises(pulumi.RunError, match=f"^{key}: "):
         cloud.run(lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__"))
-    assert cloud.resources.keys() <= {CLUSTER}, "half a stack would be left to clean up"
+    assert cloud.resources.keys() <= {CLUSTER}
 
 
-# Where each kind of thing says which key it is encrypted with.
+# Property with the encryption key by resource type.
 ENCRYPTED = {
     "aws:cloudwatch/logGroup:LogGroup": "kmsKeyId",
     "aws:ssm/parameter:Parameter": "keyId",
@@ -734,12 +728,12 @@ ENCRYPTED = {
 }
 
 
-def test_a_key_of_ones_own_encrypts_all_that_is_kept(everything: Cloud) -> None:
+def test_kms_key_encrypts_all_stored_data(everything: Cloud) -> None:
     checked = [made for made in everything.resources.values() if made.type in ENCRYPTED]
     for made in checked:
         if made.inputs.get("type") != "String":  # the facts of the workers are no secret
             assert KEY in json.dumps(made.inputs[ENCRYPTED[made.type]]), f"{made.name} has another key"
-    assert {made.type for made in checked} == ENCRYPTED.keys(), "nothing was checked"
+    assert {made.type for made in checked} == ENCRYPTED.keys()
     for task in (HEAD_TASK, WORKER_TASK, CPU_WORKER_TASK):
         kind = task.removesuffix("-definition")
         for role in ("execution", "role"):
@@ -749,13 +743,13 @@ def test_a_key_of_ones_own_encrypts_all_that_is_kept(everything: Cloud) -> None:
 
 def test_cpu_workers_are_workers_without_gpus(everything: Cloud) -> None:
     cpu_worker, worker = container(everything, CPU_WORKER_TASK), container(everything, WORKER_TASK)
-    assert cpu_worker["command"][:3] == ["ray-worker", "--num-cpus=8", "--num-gpus=0"], "all CPUs of a c6i.2xlarge"
+    assert cpu_worker["command"][:3] == ["ray-worker", "--num-cpus=8", "--num-gpus=0"]
     label = {"RAY_NODE_TYPE_NAME": "cpu-workers"}
     assert environment(everything, CPU_WORKER_TASK) == {**environment(everything, WORKER_TASK), **label}
     assert cpu_worker["image"] == worker["image"]
     assert environment(everything, HEAD_TASK)["CPU_WORKERS"] == "true"
     group = everything.resources["cpu-workers-group"].inputs
-    assert (group["minSize"], group["maxSize"]) == (0, 3), "ECS starts them for their tasks"
+    assert (group["minSize"], group["maxSize"]) == (0, 3)
     assert everything.resources["cpu-workers-scaling-target"].inputs["maxCapacity"] == 3
     association = everything.resources["ray-capacity-providers"].inputs["capacityProviders"]
     assert "ray-on-ecs-cpu-workers-capacity-provider" in association
@@ -766,7 +760,7 @@ def test_workers_may_go_where_the_head_is_not(everything: Cloud) -> None:
         return everything.resources[name].inputs["networkConfiguration"]["subnets"]
 
     here, there = "subnet-private-us-west-2c", "subnet-private-us-west-2a"
-    assert set(subnets("ray-workers-service")) >= {here, there}, "ECS would not place their tasks after a move"
+    assert set(subnets("ray-workers-service")) >= {here, there}
     assert subnets("ray-head-service") == subnets("ray-cpu-workers-service") == [here]
     facts = json.loads(everything.resources["cluster-info-parameter"].inputs["value"]["value"])
     assert [each["subnet_id"] for each in facts["zones"]] == [here, there]
@@ -775,13 +769,13 @@ def test_workers_may_go_where_the_head_is_not(everything: Cloud) -> None:
     assert [each["Resource"].endswith(":ray-on-ecs-workers-group") for each in moved] == [True]
 
 
-def test_without_options_nobody_moves_workers(stack: Cloud) -> None:
+def test_zone_failover_requires_several_zones(stack: Cloud) -> None:
     assert "autoscaling:UpdateAutoScalingGroup" not in stack.resources["head-task-role-policy"].inputs["policy"]
     assert "CPU_WORKERS" not in environment(stack, HEAD_TASK)
     assert not [name for name in stack.resources if "cpu-worker" in name]
 
 
-def test_a_laptop_finds_the_alarms_by_their_prefix(everything: Cloud) -> None:
+def test_command_line_finds_alarms_by_prefix(everything: Cloud) -> None:
     prefix = aws.scaling_prefix(everything.exports["cluster_name"], "workers")
     names = [str(made.inputs.get("name", "")) for made in everything.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")]
     assert {name.removeprefix(prefix) for name in names if name.startswith(prefix)} == set(SCALERS)

@@ -27,18 +27,19 @@ DESTROY = "change it back, or `pulumi destroy` first"
 
 def identity(settings: Settings, location: Location, network: ExistingNetwork | None) -> dict[str, str]:
     """Values that can't change while a stack is up; Outputs, which can't be compared, are left out."""
-    own_network = {} if network else {"vpcId": settings.vpc_id, "vpcCidr": "" if settings.vpc_id else settings.vpc_cidr}
-    return _known(
-        {
-            "account": location.account,
-            "region": location.region,
-            "rolePath": settings.role_path,
-            "permissionsBoundary": settings.permissions_boundary,
-            "bucketName": settings.bucket_name,
-            **own_network,
-            "zones": "" if location.existing else " ".join(location.zones),
-        }
-    )
+    values = {
+        "account": location.account,
+        "region": location.region,
+        "rolePath": settings.role_path,
+        "permissionsBoundary": settings.permissions_boundary,
+        "bucketName": settings.bucket_name,
+        "zones": "" if location.existing else " ".join(location.zones),
+    }
+    if not network:
+        values["vpcId"] = settings.vpc_id
+        # The CIDR block of an existing VPC is not the stack's.
+        values["vpcCidr"] = "" if settings.vpc_id else settings.vpc_cidr
+    return _known(values)
 
 
 def _known(values: Mapping[str, pulumi.Input[str]]) -> dict[str, str]:

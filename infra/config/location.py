@@ -9,6 +9,7 @@ import hashlib
 import ipaddress
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -344,8 +345,10 @@ def choose_zones(
     if up:
         return (up.zone,)
     # More types in a zone mean more capacity pools, for on-demand and spot alike.
-    variety = {zone: sum(zone in offered.get(name, ()) for name in settings.worker_instance_types) for zone in zones}
-    best = [zone for zone in zones if variety[zone] == max(variety.values())]
+    types_offered = [offered.get(name, set()) for name in settings.worker_instance_types]
+    variety = Counter(zone for type_zones in types_offered for zone in type_zones)
+    most_types = max(variety[zone] for zone in zones)
+    best = [zone for zone in zones if variety[zone] == most_types]
     # By a hash of the account, since most AWS customers use the first zone of the alphabet. The stack's name, which can
     # change, is not in the hash; a zone that AWS adds moves few accounts.
     return (max(best, key=lambda zone: hashlib.sha256(f"{account}{zone}".encode()).digest()),)

@@ -1,4 +1,4 @@
-"""Service quotas checks: EC2 vCPUs, VPCs and Elastic IP addresses. EC2 itself refuses only at launch.
+"""Service quota checks: EC2 vCPUs, VPCs and Elastic IP addresses. EC2 itself refuses only at launch.
 
 EC2 counts the vCPUs of running instances per region and group of families, on demand and spot separately. Other
 instances of the account count as well, which this check does not see.

@@ -57,22 +57,18 @@ def _gpus(namespace: str) -> dict[str, Lines]:
 
 
 def _ecs(cluster: str, services: dict[str, str]) -> dict[str, Lines]:
-    return {
-        "Tasks": [
-            of_service(f"{kind}TaskCount", cluster, service).line(f"{name}, {label}")
-            for name, service in services.items()
-            for kind, label in (("Running", "running"), ("Desired", "wanted"))
-        ],
-        "CPU and memory": [
-            of_service(f"{kind}Utilization", cluster, service, namespace=ECS).line(f"{name}, {kind}")
-            for name, service in services.items()
-            for kind in ("CPU", "Memory")
-        ],
-        "Network of the workers": [
-            of_service(f"Network{way}Bytes", cluster, services["workers"]).line(label)
-            for way, label in (("Rx", "received"), ("Tx", "sent"))
-        ],
-    }
+    tasks, utilization = [], []
+    for name, service in services.items():
+        for kind, label in (("Running", "running"), ("Desired", "wanted")):
+            tasks.append(of_service(f"{kind}TaskCount", cluster, service).line(f"{name}, {label}"))
+        for kind in ("CPU", "Memory"):
+            metric = of_service(f"{kind}Utilization", cluster, service, namespace=ECS)
+            utilization.append(metric.line(f"{name}, {kind}"))
+    network = [
+        of_service("NetworkRxBytes", cluster, services["workers"]).line("received"),
+        of_service("NetworkTxBytes", cluster, services["workers"]).line("sent"),
+    ]
+    return {"Tasks": tasks, "CPU and memory": utilization, "Network of the workers": network}
 
 
 def _own(namespace: str, name: str, label: str, stat: str = "Average") -> list[Any]:

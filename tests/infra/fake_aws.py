@@ -1,4 +1,4 @@
-"""An AWS account for tests: it records what the program registers and answers as the real providers do.
+"""Fake AWS account: records registered resources and answers like the real providers.
 
 The facts of instance types are EC2's own, as moto carries them.
 """
@@ -42,7 +42,7 @@ _LOOP = asyncio.new_event_loop()
 
 @dataclass(frozen=True)
 class Registered:
-    """What the engine was asked to create."""
+    """Registered resource."""
 
     type: str
     name: str
@@ -59,7 +59,7 @@ class Registered:
 
 @dataclass
 class Cloud(mocks.Mocks):
-    """One account: what it offers, what was created in it, and what the stack exported."""
+    """AWS account with its offers, registered resources and the stack's outputs."""
 
     stack: str = STACK
     project: str = PROJECT
@@ -167,7 +167,7 @@ class Cloud(mocks.Mocks):
         return found
 
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str, dict[str, Any]]:
-        """Answer with the outputs of a created resource; a preview knows its inputs alone."""
+        """Answer with the outputs of a created resource; a preview knows only its inputs."""
         if args.typ.startswith("awsx:"):
             return f"{args.name}-id", {} if self.preview else _AWSX_OUTPUTS[args.typ](args.inputs)
         if self.preview:
@@ -296,7 +296,7 @@ class Cloud(mocks.Mocks):
 
 
 def _fits(group: dict[str, Any], args: mocks.MockCallArgs) -> bool:
-    """Whether EC2 finds a security group by these filters."""
+    """True if a security group matches EC2 filters."""
     tags: dict[str, str] = group["tags"]
     values = {"tag-key": list(tags), **{f"tag:{key}": [value] for key, value in tags.items()}}
     return all(
@@ -387,7 +387,7 @@ def head_role(*, stack: str = STACK, region: str = REGION, project: str = PROJEC
 
 
 def instance_type(name: str, vcpus: int = 4, gpus: int = 0) -> InstanceType:
-    """Facts of a type that is as good as any."""
+    """Instance type with valid defaults."""
     return InstanceType(name=name, vcpus=vcpus, memory_mib=16384, architectures=("x86_64",), gpus=gpus)
 
 
@@ -402,7 +402,7 @@ def node_spec(
     zones: tuple[str, ...] = ("us-west-2b",),
     **more: Any,
 ) -> NodeSpec:
-    """So many instances of a type."""
+    """Node specification with a number of instances of a type."""
     return NodeSpec(
         key=key,
         instances=(instance_type(name, vcpus, gpus),),
@@ -415,7 +415,7 @@ def node_spec(
 
 
 def on_demand(price: float) -> str:
-    """A product of the price list that costs so much an hour."""
+    """Product of the price list with an hourly price."""
     dimension = {"unit": "Hrs", "pricePerUnit": {"USD": f"{price:.10f}"}}
     return json.dumps(
         {"terms": {"OnDemand": {"SKU.JRTCKXETXF": {"priceDimensions": {"SKU.JRTCKXETXF.6YS6": dimension}}}}}

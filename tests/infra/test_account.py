@@ -1,4 +1,4 @@
-"""Questions to AWS about the settings: what is absent or unfit is refused, and a denied answer stops nothing."""
+"""Pre-flight checks of existing resources: absent, unsuitable, or not readable."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def check(cloud: Cloud, **settings: Any) -> None:
 
 
 @pytest.mark.parametrize(("field", "value", "more", "function"), ROWS)
-def test_what_a_setting_names_is_asked_about(
+def test_absent_resources_are_refused(
     cloud: Cloud, warnings: list[str], field: str, value: Any, more: dict[str, Any], function: str
 ) -> None:
     given, named = {**more, field: value}, value[0] if isinstance(value, tuple) else str(value).lower()
@@ -89,12 +89,12 @@ def test_what_a_setting_names_is_asked_about(
         check(cloud, **given)
     message = str(refused.value)
     assert message.startswith(f"{key_of(field)}: '{named}' could not be found (")
-    assert re.search(r"\); (use|push|create) ", message), "the message has no way out"
+    assert re.search(r"\); (use|push|create) ", message)
     assert "\n" not in message
 
 
 @pytest.mark.parametrize(("settings", "answers", "line"), UNFIT)
-def test_what_is_there_and_unfit_is_refused(
+def test_unsuitable_resources_are_refused(
     cloud: Cloud, settings: dict[str, Any], answers: dict[str, Any], line: str
 ) -> None:
     vars(cloud).update(answers)
@@ -104,7 +104,7 @@ def test_what_is_there_and_unfit_is_refused(
     assert str(refused.value).startswith(f"{key_of(field)}: '{value}' {line}")
 
 
-def test_data_of_another_region_is_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
+def test_data_bucket_of_another_region_is_warned_about(cloud: Cloud, warnings: list[str]) -> None:
     cloud.bucket_region = "eu-west-1"
     check(cloud, data_buckets=("my-data",))
     [line] = warnings
@@ -112,12 +112,12 @@ def test_data_of_another_region_is_pointed_out(cloud: Cloud, warnings: list[str]
     assert "charges for data transfer" in line
 
 
-def test_an_image_of_another_account_is_not_asked_for(cloud: Cloud) -> None:
+def test_images_of_other_accounts_are_not_looked_up(cloud: Cloud) -> None:
     check(cloud, image_uri=f"{ECR}:v1".replace(ACCOUNT, "210987654321"))
-    assert not cloud.calls, "its owner would have to let the caller ask"
+    assert not cloud.calls
 
 
-def test_an_image_is_asked_for_by_its_digest_or_its_tag(cloud: Cloud) -> None:
+def test_ecr_image_lookup_by_digest_or_tag(cloud: Cloud) -> None:
     for uri in (f"{ECR}:v1", f"{ECR}@{DIGEST}", f"{ECR}:v1@{DIGEST}"):
         check(cloud, image_uri=uri)
     asked = [arguments for _, arguments in cloud.calls]
@@ -138,6 +138,6 @@ def test_an_image_is_asked_for_by_its_digest_or_its_tag(cloud: Cloud) -> None:
     ],
     ids=["registry", "key", "job"],
 )
-def test_what_belongs_to_another_region_is_refused(cloud: Cloud, settings: dict[str, Any]) -> None:
+def test_resources_of_another_region_are_refused(cloud: Cloud, settings: dict[str, Any]) -> None:
     with pytest.raises(SettingError, match="is in eu-west-1, but the stack is in us-west-2; "):
         check(cloud, **settings)

@@ -1,4 +1,4 @@
-"""Identity of a stack that is up: its account, its region, its roles, its state."""
+"""Identity checks of a deployed stack: account, region, roles and state."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def state(cloud: Cloud, **settings: Any) -> str | None:
 
 
 def test_the_state_that_has_the_stack_passes(cloud: Cloud) -> None:
-    assert state(Cloud()) == "ray-on-ecs-ray-dev-c0ffee", "nothing is up yet"
+    assert state(Cloud()) == "ray-on-ecs-ray-dev-c0ffee"
     cloud.security_groups = [security_group()]
     assert state(cloud) == "ray-on-ecs-ray-dev-c0ffee"
 
@@ -158,7 +158,7 @@ def test_the_state_that_has_the_stack_passes(cloud: Cloud) -> None:
 def test_a_renamed_stack_passes(change: dict[str, Any]) -> None:
     zones: dict[str, Any] = {"zone": "us-west-2a", "zones": "us-west-2a us-west-2c"}
     cloud = Cloud(**change, security_groups=[security_group(**zones)], kept={"zones": zones["zones"]})
-    assert state(cloud) == "ray-on-ecs-ray-dev-c0ffee", "the tags still have the old name"
+    assert state(cloud) == "ray-on-ecs-ray-dev-c0ffee"
 
 
 @pytest.mark.parametrize(("preview", "cluster"), [(True, "ray-on-ecs-ray-dev-c0ffee"), (False, "ray-of-another")])

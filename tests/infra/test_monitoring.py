@@ -1,4 +1,4 @@
-"""What is shown and who is told."""
+"""CloudWatch dashboard, alarms and budget."""
 
 from __future__ import annotations
 
@@ -68,35 +68,35 @@ def test_graphs_go_by_service_and_never_by_instance() -> None:
 
 def test_graphs_lie_side_by_side() -> None:
     places = {(widget["x"], widget["y"]) for widget in BODY["widgets"]}
-    assert len(places) == len(BODY["widgets"]) == 9, "one would cover another"
-    assert max(widget["x"] + widget["width"] for widget in BODY["widgets"]) == 24, "the grid has 24 columns"
+    assert len(places) == len(BODY["widgets"]) == 9
+    assert max(widget["x"] + widget["width"] for widget in BODY["widgets"]) == 24
 
 
 def test_the_dashboard_is_deployed_as_it_is_tested(cloud: Cloud) -> None:
     made = monitoring(cloud).resources["monitoring-dashboard"].inputs
     assert json.loads(made["dashboardBody"]) == BODY
-    assert made["dashboardName"] == "ray", "the cluster's name, which no other stack has"
+    assert made["dashboardName"] == "ray"
 
 
 def test_a_silent_head_raises_the_alarm(cloud: Cloud) -> None:
     alarm = monitoring(cloud).resources["monitoring-head-alarm"].inputs
-    assert (alarm["namespace"], alarm["metricName"]) == ("ray-on-ecs/ray", "GPUs"), "the head publishes it each minute"
-    assert (alarm["comparisonOperator"], alarm["threshold"]) == ("LessThanThreshold", 0), "no value is a reason"
-    assert alarm["treatMissingData"] == "breaching", "a missing value is"
-    assert alarm["period"] * alarm["evaluationPeriods"] == 15 * 60, "an instance and its image take some minutes"
+    assert (alarm["namespace"], alarm["metricName"]) == ("ray-on-ecs/ray", "GPUs")
+    assert (alarm["comparisonOperator"], alarm["threshold"]) == ("LessThanThreshold", 0)
+    assert alarm["treatMissingData"] == "breaching"
+    assert alarm["period"] * alarm["evaluationPeriods"] == 15 * 60
 
 
-def test_gpus_that_idle_are_told_while_there_are_any(cloud: Cloud) -> None:
+def test_idle_gpus_alarm(cloud: Cloud) -> None:
     alarm = monitoring(cloud).resources["monitoring-gpus-alarm"].inputs
     assert (alarm["namespace"], alarm["metricName"]) == ("ray-on-ecs/ray", "GPUUtilization")
-    assert (alarm["statistic"], alarm["threshold"]) == ("Maximum", 5), "the busiest of them does nothing"
+    assert (alarm["statistic"], alarm["threshold"]) == ("Maximum", 5)
     assert alarm["period"] * alarm["evaluationPeriods"] == 30 * 60
-    assert alarm["treatMissingData"] == "notBreaching", "no GPUs cost nothing"
+    assert alarm["treatMissingData"] == "notBreaching"
 
 
 def test_without_an_address_nobody_is_written_to(cloud: Cloud) -> None:
     made = {each.type for each in monitoring(cloud).resources.values()}
-    assert not made & {"aws:sns/topic:Topic", "aws:budgets/budget:Budget"}, "what nobody reads is one thing too many"
+    assert not made & {"aws:sns/topic:Topic", "aws:budgets/budget:Budget"}
 
 
 def test_alarms_and_costs_reach_the_address(cloud: Cloud) -> None:
@@ -110,7 +110,7 @@ def test_alarms_and_costs_reach_the_address(cloud: Cloud) -> None:
     budget = cloud.resources["monitoring-budget"].inputs
     assert (budget["limitAmount"], budget["limitUnit"], budget["timeUnit"]) == ("500", "USD", "MONTHLY")
     told = {(each["notificationType"], each["threshold"]) for each in budget["notifications"]}
-    assert told == {("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100)}, "before, at and ahead of the limit"
+    assert told == {("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100)}
     assert all(each["subscriberEmailAddresses"] == ["team@example.com"] for each in budget["notifications"])
 
 
