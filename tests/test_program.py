@@ -127,7 +127,7 @@ def takes_tags(resource_type: str) -> bool:
 
 def test_everything_is_exported(stack: Cloud) -> None:
     assert stack.exports.keys() == EXPORTS
-    assert all(stack.exports.values()), "an empty output cannot be used"
+    assert all(stack.exports.values())
 
 
 def test_the_exports_are_those_of_the_resources(stack: Cloud) -> None:
@@ -160,13 +160,13 @@ def test_the_exports_are_those_of_the_resources(stack: Cloud) -> None:
 def test_connection_output_identifies_the_cluster(stack: Cloud, tmp_path: Path) -> None:
     for name, document in {"whole": stack.exports, "alone": stack.exports["connection"]}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(document))
-        found = find(None, str(tmp_path / f"{name}.json"))
-        assert asdict(found) == {**stack.exports["connection"], "name": name}
+        result = find(None, str(tmp_path / f"{name}.json"))
+        assert asdict(result) == {**stack.exports["connection"], "name": name}
 
 
 def test_the_commands_reach_this_stack(stack: Cloud) -> None:
     for name in ("train_command", "shell_command", "dashboard_command"):
-        assert "--region us-west-2 --target i-0123456789abcdef0 " in stack.exports[name], f"{name} goes elsewhere"
+        assert "--region us-west-2 --target i-0123456789abcdef0 " in stack.exports[name], name
         assert "--document-name AWS-" not in stack.exports[name]
     assert '"host":["head.ray-on-ecs-ray-dev-c0ffee.internal"]' in stack.exports["dashboard_command"]
     assert " --name ray-on-ecs-auth-parameter " in stack.exports["token_command"]
@@ -181,16 +181,16 @@ def test_every_resource_has_a_component_as_parent(stack: Cloud) -> None:
     for name, made in stack.resources.items():
         parents = {CLUSTER} if name in components else components - {CLUSTER}
         expected = {STACK} if name == CLUSTER else parents
-        assert made.parent in expected, f"{name} stands outside of the component that owns it"
+        assert made.parent in expected, f"wrong parent of {name}"
 
 
 def test_every_child_is_named_after_its_component(everything: Cloud) -> None:
     for name, made in everything.resources.items():
         if not made.type.startswith("ray-on-ecs:"):  # a component
-            assert name.startswith(f"{made.parent}-"), f"{name} does not say where it belongs"
+            assert name.startswith(f"{made.parent}-"), name
 
 
-# The longest name that AWS takes, of the types where it is short, and what Pulumi puts behind ours.
+# Maximum length of names by type, where it is below 128, and Pulumi's random suffix.
 LONGEST = {"aws:s3/bucket:Bucket": 63, "aws:iam/role:Role": 64, "aws:budgets/budget:Budget": 100}
 RANDOM_END = "-1a2b3c4"
 
@@ -201,10 +201,10 @@ def test_every_name_fits_its_service(monkeypatch: pytest.MonkeyPatch, name: str)
     for made in cloud.resources.values():
         if made.type == "ray-on-ecs:index:RayCluster":
             continue
-        assert made.name.startswith(f"{CLUSTER}-"), f"{made.name} does not say whose it is"
-        assert re.fullmatch(r"[a-z0-9-]+", made.name), f"{made.name} is refused by some services"
+        assert made.name.startswith(f"{CLUSTER}-"), made.name
+        assert re.fullmatch(r"[a-z0-9-]+", made.name), made.name
         longest = LONGEST.get(made.type, 128)
-        assert len(made.name + RANDOM_END) <= longest, f"{made.name} breaks a limit that no preview sees"
+        assert len(made.name + RANDOM_END) <= longest, f"{made.name} is too long"
 
 
 @pytest.mark.parametrize("change", [{"stack": "prod"}, {"project": "vision"}], ids=["stack", "project"])
@@ -214,8 +214,8 @@ def test_a_rename_replaces_nothing(monkeypatch: pytest.MonkeyPatch, everything: 
         "security_groups": [security_group(zone="us-west-2c", zones="us-west-2c us-west-2a us-west-2b")]
     }
     renamed = deploy(monkeypatch, EVERYTHING, **change, **up)
-    assert {(each.type, each.name) for each in renamed.resources.values()} == {
-        (each.type, each.name) for each in everything.resources.values()
+    assert {(resource.type, resource.name) for resource in renamed.resources.values()} == {
+        (resource.type, resource.name) for resource in everything.resources.values()
     }
     for name, made in renamed.resources.items():
         before = everything.resources[name]
@@ -268,10 +268,10 @@ def test_everything_that_takes_tags_has_them(everything: Cloud) -> None:
                 assert wanted.items() <= launched["tags"].items()
             continue
         tags = made.inputs.get("tags")
-        assert tags, f"{name} carries no tags, and cost reports miss it"
+        assert tags, f"{name} has no tags"
         if isinstance(tags, list):
             tags = {tag["key"]: tag["value"] for tag in tags}
-        assert wanted.items() <= tags.items(), f"{name} does not say which stack it belongs to"
+        assert wanted.items() <= tags.items(), f"missing tags of {name}"
         checked += 1
     assert checked >= 25
 
@@ -280,17 +280,17 @@ def agent_needs(kind: str) -> dict[str, str]:
     """Dependencies of a service, with the consequence of a missing one."""
     name, other = ("head", "worker") if kind == "head" else ("worker", "head")
     return {
-        "ray-capacity-providers": "ECS refuses a service on a provider that the cluster does not know, and `up` ends",
+        "ray-capacity-providers": "ECS refuses a service whose provider is not associated",
         f"{kind}-group": "a service without instances can't report its tasks stopped, and `destroy` hangs in DRAINING",
-        f"{kind}-instance-ecs": "without its policy the ECS agent falls silent, and `destroy` hangs in DRAINING",
-        f"{kind}-instance-ssm": "the commands can't reach an instance that Session Manager does not know",
-        "network-vpc": "without NAT gateway and route no image is pulled, and no task reported stopped",
+        f"{kind}-instance-ecs": "without its policy the ECS agent disconnects, and `destroy` hangs in DRAINING",
+        f"{kind}-instance-ssm": "the commands can't reach an instance that is not registered with Session Manager",
+        "network-vpc": "without NAT gateway and route, image pulls and reports of stopped tasks fail",
         "network-tasks-ingress": "the workers don't reach the head, and their health checks kill them",
         "network-tasks-egress": "a job can't store its last checkpoint",
         "network-instances-egress": "the agent can't reach ECS, and `destroy` hangs in DRAINING",
-        f"{name}-task-execution-policy": "the first tasks fail for want of image, logs and token",
+        f"{name}-task-execution-policy": "the first tasks can't access image, logs and token",
         f"{name}-task-role-policy": "the first run is refused by S3, and a last checkpoint is lost",
-        f"{other}-task-execution-policy": "the other kind's tasks can't be started again while this one's still run",
+        f"{other}-task-execution-policy": "tasks of the other kind can't restart while this kind runs",
         f"{other}-task-role-policy": "a run needs both kinds until its end",
         "ray-logs": "tasks don't start without their log group",
         "auth-parameter": "tasks don't start without their token",
@@ -302,11 +302,11 @@ EDGES = {
     **{("ray-workers-service", needed): why for needed, why in agent_needs("workers").items()},
     ("ray-head-service", "discovery-head"): "Cloud Map refuses to delete a service that a task is registered in",
     ("discovery-head", "discovery-namespace"): "Cloud Map refuses to delete a namespace with a service in it",
-    ("ray-capacity-providers", "head-capacity-provider"): "ECS refuses to associate what is not there",
-    ("ray-capacity-providers", "workers-capacity-provider"): "ECS refuses to associate what is not there",
-    ("ray-capacity-providers", "ray-cluster"): "ECS refuses to delete a cluster's providers before they are taken off",
+    ("ray-capacity-providers", "head-capacity-provider"): "ECS refuses to associate an absent provider",
+    ("ray-capacity-providers", "workers-capacity-provider"): "ECS refuses to associate an absent provider",
+    ("ray-capacity-providers", "ray-cluster"): "ECS refuses to delete a cluster with providers",
     **{
-        (f"{kind}-instance-ecs", "ray-capacity-providers"): "an instance that registers before has no provider for ever"
+        (f"{kind}-instance-ecs", "ray-capacity-providers"): "an instance that registers earlier never gets a provider"
         for kind in ("head", "workers", "cpu-workers")
     },
     **{
@@ -314,24 +314,27 @@ EDGES = {
         for group in ALL_GROUPS
         for needed, why in {
             "ray-cluster": "ECS refuses to delete a cluster that still has instances",
-            "network-vpc": "an instance without a route joins no cluster, and `up` waits in vain",
-            "network-tasks-ingress": "tasks start before they may talk to each other",
-            "network-instances-egress": "an instance without a way out joins no cluster, and `up` waits in vain",
+            "network-vpc": "an instance without a route can't join the cluster",
+            "network-tasks-ingress": "tasks start before they can reach each other",
+            "network-instances-egress": "an instance without egress can't join the cluster",
         }.items()
     },
     **{
-        ("workers-group", f"workers-placement-us-west-2{zone}"): "EC2 refuses to delete one with instances in it"
+        (
+            "workers-group",
+            f"workers-placement-us-west-2{zone}",
+        ): "EC2 refuses to delete a placement group with instances"
         for zone in "abc"
     },
-    ("ray-cluster", "ray-insights"): "Container Insights makes the log group anew, and it stays",
-    ("storage-tls-only", "storage-public-access-block"): "S3 answers 409 to both at once",
+    ("ray-cluster", "ray-insights"): "Container Insights re-creates the log group after its deletion",
+    ("storage-tls-only", "storage-public-access-block"): "S3 answers 409 to concurrent changes",
     (
         "workers-scaling-target",
         "ray-workers-service",
-    ): "a target without its service is refused, and one that outlives it stays",
+    ): "a target is refused without its service, and orphaned if it outlives it",
     **{(f"workers-scaling-{kind}-policy", "workers-scaling-target"): "a policy needs its target" for kind in SCALERS},
     **{
-        (f"workers-scaling-{kind}-alarm", f"workers-scaling-{kind}-policy"): "an alarm needs what it applies"
+        (f"workers-scaling-{kind}-alarm", f"workers-scaling-{kind}-policy"): "an alarm needs its policy"
         for kind in SCALERS
     },
 }
@@ -351,7 +354,7 @@ def test_a_service_has_the_time_to_stop_its_tasks(stack: Cloud, service: str) ->
 
 def test_dependencies_have_no_cycle(everything: Cloud) -> None:
     for name in everything.resources:
-        assert name not in everything.needs(name), f"{name} waits for itself"
+        assert name not in everything.needs(name), f"cycle through {name}"
 
 
 def test_capacity_providers_are_associated_with_the_cluster(stack: Cloud) -> None:
@@ -376,7 +379,7 @@ def statements(document: str) -> list[dict[str, Any]]:
     return json.loads(document)["Statement"]
 
 
-# Wildcards at the end of a name, and why they are there.
+# ARNs with a wildcard, and the reason.
 PARTS = {
     f"arn:aws:ecs:{REGION}:{ACCOUNT}:container-instance/*": "their IDs are random; a condition names the cluster",
     f"arn:aws:ec2:{REGION}:{ACCOUNT}:instance/*": "an instance's agent answers for itself alone",
@@ -392,8 +395,8 @@ def test_no_role_has_a_wildcard_without_a_written_reason(everything: Cloud) -> N
     assert len(inline) == 12
     for policy in inline:
         for statement in statements(policy.inputs["policy"]):
-            assert "NotAction" not in statement, f"{policy.name} allows what it does not name"
-            assert "NotResource" not in statement, f"{policy.name} reaches what it does not name"
+            assert "NotAction" not in statement, policy.name
+            assert "NotResource" not in statement, policy.name
             for action in statement["Action"]:
                 assert "*" not in action, f"{policy.name} allows {action}"
             resource = statement["Resource"]
@@ -407,7 +410,7 @@ def test_no_role_has_a_wildcard_without_a_written_reason(everything: Cloud) -> N
 
 def test_wildcard_statements_have_conditions_or_are_harmless(everything: Cloud) -> None:
     policies = everything.of_type("aws:iam/rolePolicy:RolePolicy")
-    wide = [each for made in policies for each in statements(made.inputs["policy"]) if each["Resource"] == "*"]
+    wide = [item for made in policies for item in statements(made.inputs["policy"]) if item["Resource"] == "*"]
     assert len(wide) == 12
     harmless = (
         ["ecr:GetAuthorizationToken"],
@@ -428,28 +431,28 @@ def test_no_role_has_a_policy_of_aws(everything: Cloud) -> None:
 
 
 def test_task_policies_attach_only_to_task_roles(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = [f"arn:aws:iam::{ACCOUNT}:policy/teams/read-features", "arn:aws:iam::aws:policy/AmazonSSMReadOnlyAccess"]
-    cloud = deploy(monkeypatch, {"taskPolicyArns": ",".join(given)})
+    arns = [f"arn:aws:iam::{ACCOUNT}:policy/teams/read-features", "arn:aws:iam::aws:policy/AmazonSSMReadOnlyAccess"]
+    cloud = deploy(monkeypatch, {"taskPolicyArns": ",".join(arns)})
     attached = cloud.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
-    assert {each.inputs["role"] for each in attached} == {
+    assert {resource.inputs["role"] for resource in attached} == {
         "ray-on-ecs-head-task-role",
         "ray-on-ecs-worker-task-role",
     }
-    assert sorted({each.inputs["policyArn"] for each in attached}) == sorted(given)
+    assert sorted({resource.inputs["policyArn"] for resource in attached}) == sorted(arns)
     needed = cloud.needs("ray-workers-service")
-    assert any(each.startswith("worker-task-role-read-features-") for each in needed), "the first run would fail"
+    assert any(item.startswith("worker-task-role-read-features-") for item in needed)
 
 
 def test_policies_of_instances_are_there_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = f"arn:aws:iam::{ACCOUNT}:policy/session-key"
-    cloud = deploy(monkeypatch, {"instancePolicyArns": given, "natGateway": "false"})
+    arns = f"arn:aws:iam::{ACCOUNT}:policy/session-key"
+    cloud = deploy(monkeypatch, {"instancePolicyArns": arns, "natGateway": "false"})
     attached = cloud.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
-    assert {each.inputs["role"] for each in attached} == {
+    assert {resource.inputs["role"] for resource in attached} == {
         "ray-on-ecs-head-instance-role",
         "ray-on-ecs-workers-instance-role",
     }
-    assert {each.inputs["policyArn"] for each in attached} == {given}
-    assert any(each.startswith("head-instance-role-session-key-") for each in cloud.needs("head-group"))
+    assert {resource.inputs["policyArn"] for resource in attached} == {arns}
+    assert any(item.startswith("head-instance-role-session-key-") for item in cloud.needs("head-group"))
     assert "network-kms" in cloud.resources
 
 
@@ -481,9 +484,9 @@ def test_each_role_is_for_one_service(everything: Cloud) -> None:
 
 def templates(cloud: Cloud) -> list[Registered]:
     """Launch templates of head, GPU and CPU workers."""
-    found = cloud.of_type("aws:ec2/launchTemplate:LaunchTemplate")
-    assert len(found) == 3
-    return found
+    result = cloud.of_type("aws:ec2/launchTemplate:LaunchTemplate")
+    assert len(result) == 3
+    return result
 
 
 def test_a_task_cannot_reach_the_instances_credentials(everything: Cloud) -> None:
@@ -532,7 +535,7 @@ def test_another_token_restarts_every_node(monkeypatch: pytest.MonkeyPatch) -> N
         "ray-head-service": {"token": "2026-11"},
         "ray-workers-service": {"token": "2026-11", "redeploy": "again"},
     }
-    assert all("auth-parameter" in cloud.needs(name) for name in SERVICES), "it would read the old one"
+    assert all("auth-parameter" in cloud.needs(name) for name in SERVICES)
 
 
 def trains_by(cloud: Cloud) -> str:
@@ -632,15 +635,17 @@ def test_a_retained_bucket_stays_and_everything_else_goes(monkeypatch: pytest.Mo
     kept = {name for name, made in cloud.resources.items() if made.retain_on_delete}
     assert "storage-bucket" in kept
     policies = {"head-instance-ecs", "workers-instance-ecs"}  # these go with their roles
-    assert all(name.startswith("storage-") for name in kept - policies), "anything else would be paid for by mistake"
+    assert all(name.startswith("storage-") for name in kept - policies)
 
 
 def test_another_partition_is_named_in_every_arn(monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = deploy(monkeypatch, {"dataBuckets": "my-data"}, partition="aws-us-gov")
     written: list[str] = []
     for policy in cloud.of_type("aws:iam/rolePolicy:RolePolicy"):
-        resources = [each["Resource"] for each in statements(policy.inputs["policy"])]
-        written += [each for each in resources if any(part in each for part in ("ecr", "my-data", ":task/"))]
+        resources = [statement["Resource"] for statement in statements(policy.inputs["policy"])]
+        written += [
+            statement for statement in resources if any(part in statement for part in ("ecr", "my-data", ":task/"))
+        ]
     assert len(written) == 8
     assert all(arn.startswith("arn:aws-us-gov:") for arn in written), written
 
@@ -674,7 +679,7 @@ def test_a_zone_that_is_asked_for_holds_everything(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_preview_evaluates_with_nothing_known_yet(monkeypatch: pytest.MonkeyPatch, config: dict[str, str]) -> None:
-    monkeypatch.setattr(docker, "check", lambda *, is_up: None)  # whether one runs here is nothing to the program
+    monkeypatch.setattr(docker, "check", lambda *, is_up: None)  # independent of this machine's Docker
     preview = deploy(monkeypatch, config, preview=True)
     update = deploy(monkeypatch, config)
     assert preview.resources.keys() == update.resources.keys()
@@ -690,7 +695,7 @@ def test_a_preview_evaluates_with_nothing_known_yet(monkeypatch: pytest.MonkeyPa
         ("headInstanceType", "m99.large"),
         ("workerInstanceTypes", "m5.xlarge"),
         ("workerInstanceTypes", "p3dn.24xlarge"),
-        ("workerInstanceTypes", "p4d.24xlarge"),  # within the quota are 64 vCPUs
+        ("workerInstanceTypes", "p4d.24xlarge"),  # exceeds the default quota of 64 vCPUs
         ("workerCount", "-1"),
         ("minWorkers", "3"),
         ("maxWorkers", "1"),
@@ -731,14 +736,14 @@ ENCRYPTED = {
 def test_kms_key_encrypts_all_stored_data(everything: Cloud) -> None:
     checked = [made for made in everything.resources.values() if made.type in ENCRYPTED]
     for made in checked:
-        if made.inputs.get("type") != "String":  # the facts of the workers are no secret
+        if made.inputs.get("type") != "String":  # ClusterInfo is not encrypted
             assert KEY in json.dumps(made.inputs[ENCRYPTED[made.type]]), f"{made.name} has another key"
     assert {made.type for made in checked} == ENCRYPTED.keys()
     for task in (HEAD_TASK, WORKER_TASK, CPU_WORKER_TASK):
         kind = task.removesuffix("-definition")
         for role in ("execution", "role"):
             document = everything.resources[f"{kind}-{role}-policy"].inputs["policy"]
-            assert KEY in document, f"{kind}'s {role} can't use it"
+            assert KEY in document, f"{kind} {role} can't use the key"
 
 
 def test_cpu_workers_are_workers_without_gpus(everything: Cloud) -> None:
@@ -763,10 +768,10 @@ def test_workers_may_go_where_the_head_is_not(everything: Cloud) -> None:
     assert set(subnets("ray-workers-service")) >= {here, there}
     assert subnets("ray-head-service") == subnets("ray-cpu-workers-service") == [here]
     facts = json.loads(everything.resources["cluster-info-parameter"].inputs["value"]["value"])
-    assert [each["subnet_id"] for each in facts["zones"]] == [here, there]
+    assert [item["subnet_id"] for item in facts["zones"]] == [here, there]
     policy = everything.resources["head-task-role-policy"].inputs["policy"]
-    moved = [each for each in statements(policy) if each["Action"] == [MOVE_GROUP]]
-    assert [each["Resource"].endswith(":ray-on-ecs-workers-group") for each in moved] == [True]
+    moved = [statement for statement in statements(policy) if statement["Action"] == [MOVE_GROUP]]
+    assert [statement["Resource"].endswith(":ray-on-ecs-workers-group") for statement in moved] == [True]
 
 
 def test_zone_failover_requires_several_zones(stack: Cloud) -> None:
@@ -795,8 +800,8 @@ def test_runs_are_counted_where_a_destroy_deletes_them(
     monkeypatch: pytest.MonkeyPatch, config: dict[str, str], is_up: bool, is_counted: bool
 ) -> None:
     up = [security_group()] if is_up else []
-    said: list[str] = []
-    monkeypatch.setattr(pulumi.log, "info", said.append)
+    messages: list[str] = []
+    monkeypatch.setattr(pulumi.log, "info", messages.append)
     calls = [token for token, _ in deploy(monkeypatch, config, runs=("first",), security_groups=up).calls]
     assert ("aws:s3/getObjects:getObjects" in calls) == is_counted
-    assert any("an update does not stop runs" in line for line in said) == is_up
+    assert any("an update does not stop runs" in line for line in messages) == is_up

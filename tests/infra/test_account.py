@@ -21,7 +21,7 @@ SECRET = f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:registry"
 REGISTRY = {"image_uri": "registry.example/ray@sha256:" + "a" * 64}
 ECR = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/ray"
 
-# Each row of the table: a setting, its value, what else it needs, and the function that asks.
+# Setting, its value, other required settings, and the AWS function that is called.
 ROWS: list[tuple[str, Any, dict[str, Any], str]] = [
     ("permissions_boundary", f"arn:aws:iam::{ACCOUNT}:policy/boundary", {}, "getPolicy"),
     ("task_policy_arns", (f"arn:aws:iam::{ACCOUNT}:policy/read-features",), {}, "getPolicy"),
@@ -37,7 +37,7 @@ ROWS: list[tuple[str, Any, dict[str, Any], str]] = [
     ("head_ami_id", AMI, {}, "getAmi"),
     ("worker_ami_id", AMI, {}, "getAmi"),
 ]
-# Unfit answers, and the line that says so.
+# Settings, unsuitable answers, and the error message.
 UNFIT = [
     (
         {"kms_key_arn": KEY},
@@ -74,19 +74,19 @@ def check(cloud: Cloud, **settings: Any) -> None:
 def test_absent_resources_are_refused(
     cloud: Cloud, warnings: list[str], field: str, value: Any, more: dict[str, Any], function: str
 ) -> None:
-    given, named = {**more, field: value}, value[0] if isinstance(value, tuple) else str(value).lower()
-    check(cloud, **given)
+    values, named = {**more, field: value}, value[0] if isinstance(value, tuple) else str(value).lower()
+    check(cloud, **values)
     assert any(token.endswith(f":{function}") for token, _ in cloud.calls)
     assert not warnings
     cloud.silent = (function,)
-    check(cloud, **given)
+    check(cloud, **values)
     [line] = warnings
     assert re.fullmatch(
         rf"{key_of(field)}: {named} could not be looked up with \w+:\w+ \(.*AccessDenied.*\); continuing", line
     )
     cloud.silent, cloud.absent = (), (function,)
     with pytest.raises(SettingError) as refused:
-        check(cloud, **given)
+        check(cloud, **values)
     message = str(refused.value)
     assert message.startswith(f"{key_of(field)}: '{named}' could not be found (")
     assert re.search(r"\); (use|push|create) ", message)
@@ -121,12 +121,12 @@ def test_ecr_image_lookup_by_digest_or_tag(cloud: Cloud) -> None:
     for uri in (f"{ECR}:v1", f"{ECR}@{DIGEST}", f"{ECR}:v1@{DIGEST}"):
         check(cloud, image_uri=uri)
     asked = [arguments for _, arguments in cloud.calls]
-    assert [(each.get("imageTag"), each.get("imageDigest")) for each in asked] == [
+    assert [(item.get("imageTag"), item.get("imageDigest")) for item in asked] == [
         ("v1", None),
         (None, DIGEST),
         (None, DIGEST),
     ]
-    assert {each["repositoryName"] for each in asked} == {"team/ray"}
+    assert {item["repositoryName"] for item in asked} == {"team/ray"}
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_the_role_is_for_instances(cloud: Cloud) -> None:
 def test_gpu_workers_have_placement_groups_per_zone(cloud: Cloud) -> None:
     capacity(cloud, GPU)
     groups = cloud.of_type("aws:ec2/placementGroup:PlacementGroup")
-    assert {each.name: each.inputs["strategy"] for each in groups} == {
+    assert {resource.name: resource.inputs["strategy"] for resource in groups} == {
         "head-placement-us-west-2a": "cluster",
         "head-placement-us-west-2b": "cluster",
     }
@@ -239,7 +239,7 @@ def test_instances_register_after_their_provider_is_associated(cloud: Cloud, arg
     cloud.run(program)
     attached = cloud.resources["head-instance-ecs"]
     assert json.loads(attached.inputs["policy"]) == policies.ecs_agent(ECS_CLUSTER)
-    assert attached.retain_on_delete, "`destroy` would cut the agents off before their instances end"
+    assert attached.retain_on_delete
     assert cloud.resources["head-instance-role"].inputs["forceDetachPolicies"] is True
     assert {"association", "head-capacity-provider", "head-group"} <= cloud.needs("head-instance-ecs")
     assert cloud.resources["head-group"].inputs["waitForCapacityTimeout"] == "0"
@@ -248,7 +248,7 @@ def test_instances_register_after_their_provider_is_associated(cloud: Cloud, arg
 @pytest.mark.parametrize("zones", [("us-west-2b",), ("us-west-2b", "us-west-2a")])
 def test_placement_groups_are_deleted_after_their_instances(cloud: Cloud, zones: tuple[str, ...]) -> None:
     capacity(cloud, {**GPU, "node": replace(GPU["node"], zones=zones)})
-    groups = {each.name for each in cloud.of_type("aws:ec2/placementGroup:PlacementGroup")}
+    groups = {resource.name for resource in cloud.of_type("aws:ec2/placementGroup:PlacementGroup")}
     assert len(groups) == 2
     assert groups <= cloud.needs("head-group")
 
@@ -284,8 +284,8 @@ def test_preview_skips_the_instance_lookup(cloud: Cloud) -> None:
 
 
 def test_a_machine_image_that_is_given_is_taken(cloud: Cloud) -> None:
-    given = replace(GPU["node"], ami_id="ami-0123456789abcdef0")
-    capacity(cloud, {**GPU, "node": given})
+    node = replace(GPU["node"], ami_id="ami-0123456789abcdef0")
+    capacity(cloud, {**GPU, "node": node})
     assert cloud.resources["head-template"].inputs["imageId"] == "ami-0123456789abcdef0"
 
 
@@ -297,7 +297,7 @@ def test_on_demand_types_are_prioritized(cloud: Cloud) -> None:
     group = cloud.resources["head-group"].inputs
     assert "launchTemplate" not in group
     policy = group["mixedInstancesPolicy"]
-    assert [each["instanceType"] for each in policy["launchTemplate"]["overrides"]] == ["g5.xlarge", "g6.xlarge"]
+    assert [item["instanceType"] for item in policy["launchTemplate"]["overrides"]] == ["g5.xlarge", "g6.xlarge"]
     distribution = policy["instancesDistribution"]
     assert distribution["onDemandAllocationStrategy"] == "prioritized"
     assert distribution["onDemandPercentageAboveBaseCapacity"] == 100

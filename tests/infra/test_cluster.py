@@ -40,7 +40,7 @@ def test_cluster_name_survives_a_stack_rename() -> None:
         cluster(cloud)
         made[stack] = cloud.resources["ray-suffix"]
     assert made["dev"].name == made["prod"].name
-    assert [each.inputs["prefix"] for each in made.values()] == ["dev-", "prod-"]
+    assert [resource.inputs["prefix"] for resource in made.values()] == ["dev-", "prod-"]
     assert made["prod"].ignore_changes == ("prefix", "keepers")
 
 

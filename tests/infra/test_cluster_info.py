@@ -29,7 +29,7 @@ def facts(cloud: Cloud, worker: NodeSpec, head: NodeSpec = HEAD) -> Any:
     parameter = cloud.resources["cluster-info-parameter"].inputs
     assert parameter["type"] == "String"
     assert cloud.value(made.parameter.name) == "cluster-info-parameter"
-    return json.loads(parameter["value"]["value"])  # the SDK makes a secret of any parameter's value
+    return json.loads(parameter["value"]["value"])  # the SDK marks every parameter's value as secret
 
 
 @pytest.mark.parametrize("usd", [1.006, None])
@@ -39,8 +39,8 @@ def test_cluster_info_has_prices_or_none(cloud: Cloud, usd: float | None) -> Non
 
 
 def test_runs_find_where_the_workers_may_go(cloud: Cloud) -> None:
-    found = facts(cloud, node_spec("g5.xlarge", gpus=1, zones=("us-west-2b", "us-west-2a"), spot_count=2))
-    assert found == {
+    document = facts(cloud, node_spec("g5.xlarge", gpus=1, zones=("us-west-2b", "us-west-2a"), spot_count=2))
+    assert document == {
         "group": "workers-group",
         "types": ["g5.xlarge"],
         "gpus": 1,
@@ -74,10 +74,10 @@ def test_a_run_on_cpu_workers_finds_their_price(cloud: Cloud) -> None:
         placement_groups={},
     )
     cloud.run(lambda: ClusterInfo("cluster-info", args))
-    found = json.loads(cloud.resources["cluster-info-parameter"].inputs["value"]["value"])
-    assert found["prices"].keys() == {"g5.xlarge", "c6i.2xlarge"}
-    assert found["types"] == ["g5.xlarge"]
-    assert found["scaling"] == {
+    document = json.loads(cloud.resources["cluster-info-parameter"].inputs["value"]["value"])
+    assert document["prices"].keys() == {"g5.xlarge", "c6i.2xlarge"}
+    assert document["types"] == ["g5.xlarge"]
+    assert document["scaling"] == {
         "workers": {"min": 0, "max": 4, "idle_minutes": 60},
         "cpu-workers": {"min": 2, "max": 2, "idle_minutes": 0},
     }

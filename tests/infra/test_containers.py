@@ -128,7 +128,7 @@ def test_only_a_worker_asks_for_gpus() -> None:
 def test_containers_have_init_shared_memory_and_ulimits() -> None:
     for container in (head(), worker()):
         parameters = container["linuxParameters"]
-        assert parameters["initProcessEnabled"], "Ray leaves zombies behind"
+        assert parameters["initProcessEnabled"]
         assert parameters["sharedMemorySize"] == 300
         assert container["ulimits"] == [{"name": "nofile", "softLimit": 65536, "hardLimit": 65536}]
 
@@ -164,7 +164,7 @@ def test_nothing_can_be_gained_inside_a_container() -> None:
     for container in (head(), worker()):
         assert container["user"] == "1000:1000"
         assert container["linuxParameters"]["capabilities"] == {"drop": ["ALL"]}
-        assert container["readonlyRootFilesystem"], "what a job writes into the image outlives it"
+        assert container["readonlyRootFilesystem"]
 
 
 def mounts(container: containers.Container) -> dict[str, str]:
@@ -211,8 +211,8 @@ def test_a_cpu_worker_is_a_worker_without_gpus() -> None:
 
 def test_head_environment_announces_cpu_workers() -> None:
     size = TaskSize(vcpus=4, memory_mib=1000, gpus=0)
-    given = {"bucket": "runs-bucket", "metrics_namespace": "ray/dev", "cluster_info_parameter": "facts"}
-    made = containers.head(containers.ContainerDefaults(**COMMON, size=size), **given, cpu_workers=True)
+    names = {"bucket": "runs-bucket", "metrics_namespace": "ray/dev", "cluster_info_parameter": "facts"}
+    made = containers.head(containers.ContainerDefaults(**COMMON, size=size), **names, cpu_workers=True)
     assert environment(made)["CPU_WORKERS"] == "true"
     assert "CPU_WORKERS" not in environment(head())
 

@@ -140,8 +140,8 @@ def state(cloud: Cloud, **settings: Any) -> str | None:
 
     def program() -> pulumi.Output[str]:
         up, others = remember(CLUSTER)
-        given = Settings(**settings)
-        now = identity(given, locate(given, ask_caller(), up, None, others), None)
+        current = Settings(**settings)
+        now = identity(current, locate(current, ask_caller(), up, None, others), None)
         cluster = Cluster(f"{CLUSTER}-ray", ClusterArgs(made_for=now, log_retention_days=30))
         return check_state(cluster.name, cluster.made_for, now, up)
 

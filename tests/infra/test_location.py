@@ -276,16 +276,16 @@ def test_unsuitable_network_is_refused(
 
 def test_public_subnet_is_warned_about(cloud: Cloud, warnings: list[str]) -> None:
     cloud.subnet = {"mapPublicIpOnLaunch": True}
-    assert location(cloud, **EXISTING).existing, "endpoints may lead out of it all the same"
+    assert location(cloud, **EXISTING).existing
     assert "subnet-0c2d is a public subnet" in warnings[0]
 
 
-@pytest.mark.parametrize("given", [{"availability_zones": ("us-west-2b",)}, EXISTING])
+@pytest.mark.parametrize("options", [{"availability_zones": ("us-west-2b",)}, EXISTING])
 def test_configured_zone_is_used_without_offerings_permission(
-    cloud: Cloud, warnings: list[str], given: dict[str, Any]
+    cloud: Cloud, warnings: list[str], options: dict[str, Any]
 ) -> None:
     cloud.silent = ("getInstanceTypeOfferings",)
-    assert location(cloud, **given).zone == "us-west-2b"
+    assert location(cloud, **options).zone == "us-west-2b"
     [line] = warnings
     assert "(ec2:DescribeInstanceTypeOfferings: " in line
 
@@ -309,7 +309,7 @@ def test_dns_servers_of_a_company_are_pointed_out(cloud: Cloud, warnings: list[s
     assert location(cloud, **EXISTING).existing
     assert not warnings
     cloud.dns_servers = ("10.1.0.2", "10.1.0.3")
-    assert location(cloud, **EXISTING).existing, "they may pass questions on"
+    assert location(cloud, **EXISTING).existing
     assert "vpc-0a1b uses custom DNS servers (10.1.0.2, 10.1.0.3)" in warnings[0]
     cloud.vpc = {"dhcpOptionsId": "default"}
     assert location(cloud, **EXISTING).existing

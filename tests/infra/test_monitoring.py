@@ -21,7 +21,7 @@ def monitoring(cloud: Cloud, email: str = "") -> Cloud:
     """Monitoring with valid defaults."""
 
     def program() -> None:
-        cluster, head, workers = (pulumi.Output.from_input(each) for each in ("ray", *SERVICES.values()))
+        cluster, head, workers = (pulumi.Output.from_input(item) for item in ("ray", *SERVICES.values()))
         args = MonitoringArgs(
             region=REGION,
             services={
@@ -61,9 +61,9 @@ def test_graphs_go_by_service_and_never_by_instance() -> None:
     for title, graph in lines().items():
         for namespace, _, *dimensions, _ in graph:
             if namespace == "ray-on-ecs/ray":
-                assert dimensions == [], f"{title}: the namespace is the stack's"
+                assert dimensions == [], title
             else:
-                assert dimensions[:3] == ["ClusterName", "ray", "ServiceName"], f"{title}: instances come and go"
+                assert dimensions[:3] == ["ClusterName", "ray", "ServiceName"], title
 
 
 def test_graphs_lie_side_by_side() -> None:
@@ -95,7 +95,7 @@ def test_idle_gpus_alarm(cloud: Cloud) -> None:
 
 
 def test_without_an_address_nobody_is_written_to(cloud: Cloud) -> None:
-    made = {each.type for each in monitoring(cloud).resources.values()}
+    made = {resource.type for resource in monitoring(cloud).resources.values()}
     assert not made & {"aws:sns/topic:Topic", "aws:budgets/budget:Budget"}
 
 
@@ -106,17 +106,17 @@ def test_alarms_and_costs_reach_the_address(cloud: Cloud) -> None:
     alarms = cloud.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
     assert len(alarms) == 2
     for alarm in alarms:
-        assert alarm.inputs["alarmActions"] == [subscription["topic"]], f"{alarm.name} tells nobody"
+        assert alarm.inputs["alarmActions"] == [subscription["topic"]], alarm.name
     budget = cloud.resources["monitoring-budget"].inputs
     assert (budget["limitAmount"], budget["limitUnit"], budget["timeUnit"]) == ("500", "USD", "MONTHLY")
-    told = {(each["notificationType"], each["threshold"]) for each in budget["notifications"]}
+    told = {(item["notificationType"], item["threshold"]) for item in budget["notifications"]}
     assert told == {("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100)}
-    assert all(each["subscriberEmailAddresses"] == ["team@example.com"] for each in budget["notifications"])
+    assert all(item["subscriberEmailAddresses"] == ["team@example.com"] for item in budget["notifications"])
 
 
 def test_cpu_workers_have_a_graph_of_their_own() -> None:
     services = {**SERVICES, "cpu-workers": "ray-cpu-workers"}
     body = dashboard.body(region=REGION, namespace="ray-on-ecs/ray", cluster="ray", services=services)
     assert [widget["properties"]["title"] for widget in body["widgets"][9:]] == ["CPUs of the CPU workers"]
-    tasks = next(each for each in body["widgets"] if each["properties"]["title"] == "Tasks")["properties"]["metrics"]
+    tasks = next(item for item in body["widgets"] if item["properties"]["title"] == "Tasks")["properties"]["metrics"]
     assert {line[5] for line in tasks} == {"ray-head", "ray-workers", "ray-cpu-workers"}

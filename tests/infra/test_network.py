@@ -78,7 +78,7 @@ def test_s3_gateway_endpoint_serves_every_route_table(cloud: Cloud) -> None:
 def test_subnets_fit_the_smallest_and_largest_vpc(cloud: Cloud, vpc_cidr: str, count: int) -> None:
     network(cloud, vpc_cidr, zones=("us-west-2b", *(f"us-west-2{letter}" for letter in "acdef"[: count - 1])))
     private, public = (int(spec["cidrMask"]) for spec in cloud.resources["network-vpc"].inputs["subnetSpecs"])
-    # awsx cuts the VPC into equal blocks, one for each zone, whose number it rounds up to a power of 2.
+    # awsx divides the VPC into equal blocks, one per zone; it rounds their number up to a power of 2.
     block = ipaddress.ip_network(vpc_cidr).prefixlen + (count - 1).bit_length()
     assert private > block
     assert block < public == 28
@@ -89,15 +89,15 @@ TASKS, INSTANCES, ENDPOINTS = (f"network-{kind}-group-id" for kind in ("tasks", 
 
 def admitted(cloud: Cloud) -> dict[tuple[str, str], set[int | None]]:
     """The ports by which the members of one group reach another; None is all of them."""
-    found: dict[tuple[str, str], set[int | None]] = {}
-    for each in cloud.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"):
-        rule = each.inputs
+    ports: dict[tuple[str, str], set[int | None]] = {}
+    for resource in cloud.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"):
+        rule = resource.inputs
         assert rule.keys().isdisjoint({"cidrIpv4", "cidrIpv6", "prefixListId"})
         assert rule["ipProtocol"] == ("tcp" if "fromPort" in rule else "-1")
         assert rule.get("fromPort") == rule.get("toPort")
         pair = rule["referencedSecurityGroupId"], rule["securityGroupId"]
-        found.setdefault(pair, set()).add(rule.get("fromPort"))
-    return found
+        ports.setdefault(pair, set()).add(rule.get("fromPort"))
+    return ports
 
 
 def test_tasks_reach_tasks_and_instances_two_ports_of_tasks(cloud: Cloud) -> None:
@@ -114,10 +114,16 @@ def test_instances_forward_what_the_session_document_allows(cloud: Cloud) -> Non
 def test_ec2_takes_the_descriptions(cloud: Cloud) -> None:
     """https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreateSecurityGroup.html."""
     network(cloud, nat_gateway=False)
-    made = [each for each in cloud.resources.values() if "securityGroup" in each.type and "description" in each.inputs]
+    made = [
+        resource
+        for resource in cloud.resources.values()
+        if "securityGroup" in resource.type and "description" in resource.inputs
+    ]
     assert len(made) == 5
-    for each in made:
-        assert re.fullmatch(r"[a-zA-Z0-9. _\-:/()#,@\[\]+=&;{}!$*]{1,255}", each.inputs["description"]), each.name
+    for resource in made:
+        assert re.fullmatch(r"[a-zA-Z0-9. _\-:/()#,@\[\]+=&;{}!$*]{1,255}", resource.inputs["description"]), (
+            resource.name
+        )
 
 
 def test_the_default_group_of_the_vpc_is_closed(cloud: Cloud) -> None:
@@ -148,10 +154,10 @@ def test_existing_network_is_not_changed(cloud: Cloud) -> None:
     made = network(cloud, existing=EXISTING)
     assert cloud.value(made.vpc_id) == "vpc-0a1b"
     assert made.ref.subnets == {"us-west-2b": "subnet-0c2d"}
-    types = {each.type.rpartition(":")[2] for each in cloud.resources.values()}
+    types = {resource.type.rpartition(":")[2] for resource in cloud.resources.values()}
     assert types == {"Network", "SecurityGroup", "SecurityGroupIngressRule", "SecurityGroupEgressRule"}
     groups = cloud.of_type("aws:ec2/securityGroup:SecurityGroup")
-    assert [each.inputs["vpcId"] for each in groups] == ["vpc-0a1b"] * 2
+    assert [resource.inputs["vpcId"] for resource in groups] == ["vpc-0a1b"] * 2
 
 
 def test_task_security_group_tags_hold_cluster_and_zones(cloud: Cloud) -> None:
@@ -176,32 +182,33 @@ def test_interface_endpoints_cover_the_worker_zones(cloud: Cloud) -> None:
     network(cloud, worker_zones=("us-west-2b", "us-west-2a"), nat_gateway=False)
     with_gateway = Cloud()
     network(with_gateway)
-    vpc, other = (each.resources["network-vpc"].inputs for each in (cloud, with_gateway))
+    vpc, other = (item.resources["network-vpc"].inputs for item in (cloud, with_gateway))
     assert vpc["natGateways"] == {"strategy": "None"}
     assert vpc["subnetSpecs"] == other["subnetSpecs"]
     made = cloud.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")
-    endpoints = [each for each in made if each.inputs["vpcEndpointType"] == "Interface"]
+    endpoints = [resource for resource in made if resource.inputs["vpcEndpointType"] == "Interface"]
     assert len(endpoints) == len(made) - 1
-    assert {each.inputs["serviceName"] for each in endpoints} == {
+    assert {resource.inputs["serviceName"] for resource in endpoints} == {
         f"com.amazonaws.us-west-2.{service}" for service in INTERFACE_ENDPOINTS
     }
-    for each in endpoints:
-        assert each.inputs["privateDnsEnabled"] is True
-        assert each.inputs["securityGroupIds"] == [ENDPOINTS]
-        assert each.inputs["subnetIds"] == ["subnet-private-us-west-2b", "subnet-private-us-west-2a"]
+    for resource in endpoints:
+        assert resource.inputs["privateDnsEnabled"] is True
+        assert resource.inputs["securityGroupIds"] == [ENDPOINTS]
+        assert resource.inputs["subnetIds"] == ["subnet-private-us-west-2b", "subnet-private-us-west-2a"]
     assert len(with_gateway.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")) == 1
 
 
 def test_job_secrets_add_a_secrets_manager_endpoint(cloud: Cloud) -> None:
     network(cloud, nat_gateway=False, reads_secrets=True)
-    made = {each.inputs["serviceName"] for each in endpoints(cloud)}
+    made = {resource.inputs["serviceName"] for resource in endpoints(cloud)}
     assert {f"com.amazonaws.us-west-2.{service}" for service in ("ssm", "secretsmanager")} <= made
 
 
 def test_endpoint_policies_restrict_to_the_account(cloud: Cloud) -> None:
     network(cloud, nat_gateway=False)
     made = {
-        each.inputs["serviceName"].removeprefix("com.amazonaws.us-west-2."): each.inputs for each in endpoints(cloud)
+        resource.inputs["serviceName"].removeprefix("com.amazonaws.us-west-2."): resource.inputs
+        for resource in endpoints(cloud)
     }
     limited = {service for service, inputs in made.items() if "policy" in inputs}
     assert made.keys() - limited == WITHOUT_POLICY
@@ -218,16 +225,16 @@ def endpoints(cloud: Cloud) -> list[Registered]:
 
 def test_endpoints_admit_https_from_tasks_and_instances(cloud: Cloud) -> None:
     network(cloud, nat_gateway=False)
-    found = admitted(cloud)
-    assert found[TASKS, ENDPOINTS] == found[INSTANCES, ENDPOINTS] == {443}
-    assert ENDPOINTS not in {source for source, _ in found}
+    ports = admitted(cloud)
+    assert ports[TASKS, ENDPOINTS] == ports[INSTANCES, ENDPOINTS] == {443}
+    assert ENDPOINTS not in {source for source, _ in ports}
 
 
 def test_other_partitions_look_up_endpoint_services(cloud: Cloud) -> None:
     location = Location(partition="aws-cn", account=ACCOUNT, region=REGION, worker_zones=ZONES[:1], zones=ZONES)
     args = NetworkArgs(vpc_cidr="10.0.0.0/16", location=location, cluster_name="ray", nat_gateway=False)
     cloud.run(lambda: Network("network", args))
-    made = [each.inputs["serviceName"] for each in cloud.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")]
+    made = [resource.inputs["serviceName"] for resource in cloud.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")]
     assert {*made} == {
         f"com.amazonaws.{REGION}.s3",
         *(f"cn.com.amazonaws.{REGION}.{service}" for service in INTERFACE_ENDPOINTS),

@@ -73,7 +73,7 @@ OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "IF": lambda condition, yes, no: None if condition is None else yes if condition else no,
     "FILL": lambda value, filling: filling if value is None else value,  # REPEAT: without an earlier value
-    "MAX": lambda values: max((each for each in values if each is not None), default=None),
+    "MAX": lambda values: max((item for item in values if item is not None), default=None),
     "CEIL": lambda value: None if value is None else math.ceil(value),
 }
 
@@ -82,7 +82,7 @@ def evaluate(node: ast.AST, known: dict[str, Any]) -> Any:
     """The value of an expression; None where a metric is missing that it can't do without."""
 
     def each(*nodes: ast.AST) -> list[Any]:
-        return [evaluate(each, known) for each in nodes]
+        return [evaluate(item, known) for item in nodes]
 
     match node:
         case ast.Constant():
@@ -104,8 +104,8 @@ def evaluate(node: ast.AST, known: dict[str, Any]) -> Any:
 
 def rings(cloud: Cloud, kind: str, **metrics: float | None) -> bool:
     """True if a minute with these values breaches an alarm's threshold."""
-    found = value(cloud, kind, **metrics)
-    return found is not None and found > cloud.resources[f"scaling-{kind}-alarm"].inputs["threshold"]
+    result = value(cloud, kind, **metrics)
+    return result is not None and result > cloud.resources[f"scaling-{kind}-alarm"].inputs["threshold"]
 
 
 def number(cloud: Cloud, kind: str, above_threshold: float) -> int:
@@ -141,8 +141,8 @@ def test_the_number_stays_within_its_bounds(cloud: Cloud, count: Scale, bounds: 
 )
 def test_one_alarm_scales_out_and_one_in(cloud: Cloud, count: Scale, alarms: set[str]) -> None:
     made = scaling(cloud, count).of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
-    assert {each.name for each in made} == {f"scaling-{kind}-alarm" for kind in alarms}
-    assert {each.inputs["name"] for each in made} == {f"ray-workers-{kind}" for kind in alarms}
+    assert {resource.name for resource in made} == {f"scaling-{kind}-alarm" for kind in alarms}
+    assert {resource.inputs["name"] for resource in made} == {f"ray-workers-{kind}" for kind in alarms}
 
 
 def test_scale_out_only_for_waiting_jobs(cloud: Cloud) -> None:
@@ -159,18 +159,18 @@ def test_scale_out_only_for_waiting_jobs(cloud: Cloud) -> None:
 
 def test_a_smaller_wish_takes_no_running_worker_away(cloud: Cloud) -> None:
     scaling(cloud, scale(most=8), gpus=4)
-    found = value(cloud, "short", requested=12, available=8, tasks=4)
-    assert found is not None
-    assert number(cloud, "short", found) == 4
+    result = value(cloud, "short", requested=12, available=8, tasks=4)
+    assert result is not None
+    assert number(cloud, "short", result) == 4
     assert value(cloud, "short", requested=12, available=0, tasks=0) == 12
     assert value(cloud, "short", available=8, tasks=4) is None
 
 
 def test_from_zero_a_job_for_one_worker_gets_one(cloud: Cloud) -> None:
     scaling(cloud, scale())
-    found = value(cloud, "short", requested=1, available=0)
-    assert found is not None
-    assert number(cloud, "short", found) == 1
+    result = value(cloud, "short", requested=1, available=0)
+    assert result is not None
+    assert number(cloud, "short", result) == 1
 
 
 @pytest.mark.parametrize("gpus", [1, 4, 8])
@@ -200,9 +200,9 @@ def idle_number(cloud: Cloud, minute: Mapping[str, float | None]) -> int | None:
     """The number of workers that the idle alarm sets in such a minute, or None where it is silent."""
     if not rings(cloud, "idle", **minute):
         return None
-    found = value(cloud, "idle", **minute)
-    assert found is not None
-    return number(cloud, "idle", found)
+    result = value(cloud, "idle", **minute)
+    assert result is not None
+    return number(cloud, "idle", result)
 
 
 @pytest.mark.parametrize(
@@ -298,9 +298,9 @@ def test_expressions_are_of_a_length_that_cloudwatch_takes(cloud: Cloud) -> None
 def test_scale_in_keeps_nodes_that_became_busy(cloud: Cloud) -> None:
     scaling(cloud, scale(), gpus=4)
     minute = {"requested": 8, "available": 8, "tasks": 2, "nodes": 2}
-    found = value(cloud, "short", **minute, desired=1)
-    assert found is not None
-    assert number(cloud, "short", found) == 2
+    result = value(cloud, "short", **minute, desired=1)
+    assert result is not None
+    assert number(cloud, "short", result) == 2
     assert not rings(cloud, "short", **minute, desired=2)
     assert not rings(cloud, "short", **minute)
     assert rings(cloud, "short", requested=12, available=8, tasks=2)
@@ -362,9 +362,9 @@ def test_cpu_workers_go_by_cpus(cloud: Cloud) -> None:
     assert (metrics["requested"], metrics["available"]) == ("CPUsRequested", "CPUs")
     assert metrics["nodes"] == "CPUNodesInUse"
     assert alarm["alarmDescription"] == "Ray jobs wait for CPUs (scale out)"
-    found = value(cloud, "short", requested=9, available=0, tasks=0)
-    assert found is not None
-    assert number(cloud, "short", found) == 2
+    result = value(cloud, "short", requested=9, available=0, tasks=0)
+    assert result is not None
+    assert number(cloud, "short", result) == 2
 
 
 def test_idle_cpu_workers_stop_during_gpu_run(cloud: Cloud) -> None:
@@ -407,11 +407,11 @@ class Clock:
         for kind in self._breaches:
             alarm = self.cloud.resources[f"scaling-{kind}-alarm"].inputs
             used = {query["id"] for query in alarm["metricQueries"]}
-            now = {name: each for name, each in metrics.items() if name in used}
-            found = value(self.cloud, kind, **now)
+            now = {name: item for name, item in metrics.items() if name in used}
+            result = value(self.cloud, kind, **now)
             self._breaches[kind] = self._breaches[kind] + 1 if rings(self.cloud, kind, **now) else 0
-            if found is not None and self._breaches[kind] >= alarm["evaluationPeriods"]:
-                chosen.append(number(self.cloud, kind, found - alarm["threshold"]))
+            if result is not None and self._breaches[kind] >= alarm["evaluationPeriods"]:
+                chosen.append(number(self.cloud, kind, result - alarm["threshold"]))
         self.desired = max(chosen, default=self.desired)
 
 

@@ -56,7 +56,7 @@ def test_execution_role_covers_image_logs_and_token(uri: str) -> None:
 @pytest.mark.parametrize("uri", ["public.ecr.aws/team/training:1", "docker.io/team/training:1", "python:3.11"])
 def test_images_outside_ecr_need_no_ecr_permissions(uri: str) -> None:
     actions = [action for statement in execution(uri) for action in statement["Action"]]
-    assert not any(action.startswith("ecr:") for action in actions), "a right that nothing uses is one too many"
+    assert not any(action.startswith("ecr:") for action in actions)
 
 
 def test_an_agent_reports_to_its_own_cluster_alone() -> None:
@@ -88,7 +88,7 @@ def test_data_buckets_are_read_only() -> None:
     assert (get_all["Action"], get_all["Resource"]) == (["s3:GetObject"], "arn:aws:s3:::my-data/*")
     assert list_some["Resource"] == "arn:aws:s3:::other"
     assert list_some["Condition"] == {"StringLikeIfExists": {"s3:prefix": ["images", "images/*"]}}
-    assert [(each["Action"], each["Resource"]) for each in get_some] == [
+    assert [(statement["Action"], statement["Resource"]) for statement in get_some] == [
         (["s3:GetObject"], "arn:aws:s3:::other/images"),
         (["s3:GetObject"], "arn:aws:s3:::other/images/*"),
     ]
@@ -138,13 +138,13 @@ def test_endpoints_are_for_principals_of_the_account() -> None:
     """A condition on the resource's account would close AWS's own resources and data buckets of other accounts."""
     (allow,) = policies.endpoint("123456789012")["Statement"]
     assert allow["Condition"] == {"StringEquals": {"aws:PrincipalAccount": "123456789012"}}
-    given = {"partition": "aws-cn", "region": "cn-north-1", "account": "123456789012"}
-    own, of_aws = policies.s3_endpoint(**given)["Statement"]
+    arguments = {"partition": "aws-cn", "region": "cn-north-1", "account": "123456789012"}
+    own, of_aws = policies.s3_endpoint(**arguments)["Statement"]
     assert own == allow
     assert of_aws["Action"] == "s3:GetObject"
     layers, *_ = of_aws["Resource"]
     assert layers == "arn:aws-cn:s3:::prod-cn-north-1-starport-layer-bucket/*"
-    assert all("cn-north-1" in each for each in of_aws["Resource"])
+    assert all("cn-north-1" in item for item in of_aws["Resource"])
 
 
 KEY = "arn:aws:kms:us-west-2:123456789012:key/1"
@@ -158,11 +158,11 @@ def test_kms_key_is_used_only_via_services() -> None:
 
 
 def test_a_registrys_password_is_read_by_who_pulls() -> None:
-    given = {"partition": "aws", "image_uri": "registry.example/ray:1", "log_group_arn": LOGS, "token_arn": TOKEN}
-    *_, secret, use = policies.execution(**given, registry_secret_arn=SECRET, kms_key_arn=KEY)["Statement"]
+    arguments = {"partition": "aws", "image_uri": "registry.example/ray:1", "log_group_arn": LOGS, "token_arn": TOKEN}
+    *_, secret, use = policies.execution(**arguments, registry_secret_arn=SECRET, kms_key_arn=KEY)["Statement"]
     assert secret == {"Effect": "Allow", "Action": ["secretsmanager:GetSecretValue"], "Resource": SECRET}
     assert use["Action"] == ["kms:Decrypt"]
-    assert [each.split(".")[0] for each in use["Condition"]["StringLike"]["kms:ViaService"]] == [
+    assert [item.split(".")[0] for item in use["Condition"]["StringLike"]["kms:ViaService"]] == [
         "ssm",
         "secretsmanager",
     ]
@@ -170,17 +170,22 @@ def test_a_registrys_password_is_read_by_who_pulls() -> None:
 
 def test_run_secrets_are_written_only_by_the_head() -> None:
     secrets = "arn:aws:ssm:us-west-2:123456789012:parameter/ray-on-ecs/ray/runs/*"
-    given: Any = {"partition": "aws", "bucket_arn": BUCKET, "secrets_arn": secrets}
-    *_, read = policies.training(**given)["Statement"]
+    arguments: Any = {"partition": "aws", "bucket_arn": BUCKET, "secrets_arn": secrets}
+    *_, read = policies.training(**arguments)["Statement"]
     assert read == {"Effect": "Allow", "Action": ["ssm:GetParameters"], "Resource": secrets}
-    *_, write = policies.training(**given, writes_secrets=True)["Statement"]
+    *_, write = policies.training(**arguments, writes_secrets=True)["Statement"]
     assert write == {**read, "Action": ["ssm:GetParameters", "ssm:PutParameter", "ssm:DeleteParameters"]}
 
 
 def test_jobs_read_the_secrets_that_are_named() -> None:
-    given: Any = {"partition": "aws", "bucket_arn": BUCKET, "job_secrets": (SECRET, f"{SECRET}-2"), "kms_key_arn": KEY}
-    *_, first, second, use = policies.training(**given)["Statement"]
-    assert [(each["Action"], each["Resource"]) for each in (first, second)] == [
+    arguments: Any = {
+        "partition": "aws",
+        "bucket_arn": BUCKET,
+        "job_secrets": (SECRET, f"{SECRET}-2"),
+        "kms_key_arn": KEY,
+    }
+    *_, first, second, use = policies.training(**arguments)["Statement"]
+    assert [(statement["Action"], statement["Resource"]) for statement in (first, second)] == [
         (["secretsmanager:GetSecretValue"], SECRET),
         (["secretsmanager:GetSecretValue"], f"{SECRET}-2"),
     ]

@@ -94,8 +94,8 @@ def test_spot_price_is_highest_current_price_of_zones() -> None:
     }
     stub.add_response("describe_spot_price_history", {"SpotPriceHistory": history}, asked)
     with stub:
-        found = prices.spot_usd(client, asked["InstanceTypes"], ("a", "b"))
-    assert found == {"g5.xlarge": 0.41, "g6.xlarge": 0.3}
+        spot_prices = prices.spot_usd(client, asked["InstanceTypes"], ("a", "b"))
+    assert spot_prices == {"g5.xlarge": 0.41, "g6.xlarge": 0.3}
 
 
 def test_estimate_uses_highest_price_per_market() -> None:

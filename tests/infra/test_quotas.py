@@ -71,7 +71,7 @@ def test_unreadable_quotas_are_warned_about_once(cloud: Cloud, warnings: list[st
     ("vpcs", "addresses", "what"), [(5, 4, "5 of 5 VPCs per Region"), (4, 5, "5 of 5 EC2-VPC Elastic IPs")]
 )
 def test_vpc_and_elastic_ip_quotas_are_checked(vpcs: int, addresses: int, what: str) -> None:
-    quota = dict.fromkeys((each.code for each in quotas.NETWORK_QUOTAS), 5.0)
+    quota = dict.fromkeys((item.code for item in quotas.NETWORK_QUOTAS), 5.0)
     full, room = Cloud(quotas=quota, vpcs=vpcs, addresses=addresses), Cloud(quotas=quota, vpcs=4, addresses=4)
     with pytest.raises(SettingError, match=f"vpcId: '' is empty, .*us-west-2 has {what}; .*use an existing network"):
         full.run(lambda: quotas.check(REGION, HEAD, new_network=True))
@@ -94,7 +94,7 @@ def test_every_gpu_type_of_nvidia_has_a_quota() -> None:
     for name, facts in instance_types().items():
         gpus = facts.get("GpuInfo", {}).get("Gpus", [])
         if gpus and gpus[0]["Manufacturer"] == "NVIDIA":
-            assert quota_of(name) in quotas.QUOTAS[:2], f"{name} would go unchecked"
+            assert quota_of(name) in quotas.QUOTAS[:2], f"no quota for {name}"
 
 
 @pytest.mark.parametrize(

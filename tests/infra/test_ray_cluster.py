@@ -35,12 +35,16 @@ def test_two_in_one_program_do_not_collide(cloud: Cloud) -> None:
 
     cloud.run(program)  # refuses two resources of one name and type
     parts = [made for made in cloud.resources.values() if made.type.startswith("aws")]
-    of = {name: [each for each in parts if each.name.startswith(f"{name}-")] for name in ("vision", "language")}
+    of = {
+        name: [resource for resource in parts if resource.name.startswith(f"{name}-")]
+        for name in ("vision", "language")
+    }
     assert len(of["vision"]) == len(of["language"]) == len(parts) / 2
-    tagged = [each for each in of["vision"] if isinstance(each.inputs.get("tags"), dict)]
-    assert {each.inputs["tags"]["team"] for each in tagged} == {"vision"}
+    tagged = [resource for resource in of["vision"] if isinstance(resource.inputs.get("tags"), dict)]
+    assert {resource.inputs["tags"]["team"] for resource in tagged} == {"vision"}
     hosts = [
-        each.inputs["name"] for each in cloud.of_type("aws:servicediscovery/privateDnsNamespace:PrivateDnsNamespace")
+        resource.inputs["name"]
+        for resource in cloud.of_type("aws:servicediscovery/privateDnsNamespace:PrivateDnsNamespace")
     ]
     assert hosts == ["vision-ray-dev-c0ffee.internal", "language-ray-dev-c0ffee.internal"]
 
@@ -159,7 +163,7 @@ def test_two_clusters_in_one_program_have_distinct_names(cloud: Cloud) -> None:
 
 def test_provider_host_maps_other_languages(cloud: Cloud) -> None:
     host = ComponentProvider([RayCluster], "ray-on-ecs")
-    workers = {"minCount": 0.0, "maxCount": 4.0, "initialCount": 2.0}  # Pulumi hands integers over as floats
+    workers = {"minCount": 0.0, "maxCount": 4.0, "initialCount": 2.0}  # Pulumi passes integers as floats
     inputs: dict[str, Any] = {"imageUri": IMAGE, "workers": workers, "maxHourlyUsd": 99.0, "tags": {"costCenter": "42"}}
     state = cloud.run(lambda: host.construct("vision", "ray-on-ecs:index:RayCluster", inputs).state)
     assert "--num-workers 2 " in cloud.resources["vision-sessions-train"].inputs["content"]
@@ -210,7 +214,7 @@ def test_everything_goes_through_an_explicit_provider(cloud: Cloud, as_mapping: 
 
 
 def test_provider_with_unknown_configuration_is_refused(cloud: Cloud) -> None:
-    cloud.account = ""  # the engine answers a preview's questions without values then
+    cloud.account = ""  # the engine's answer in a preview of an unconfigured provider
     with pytest.raises(pulumi.RunError, match=r"^provider: the AWS provider's configuration must be known while "):
         cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE}))
 
@@ -306,7 +310,7 @@ def schema() -> Generator[dict[str, Any]]:
     with subprocess.Popen(command, cwd=ROOT / "component", stdout=subprocess.PIPE, text=True) as host:
         try:
             assert host.stdout is not None
-            port = int(host.stdout.readline())  # the engine, too, reads it there
+            port = int(host.stdout.readline())  # like the engine
             with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
                 answer = provider_pb2_grpc.ResourceProviderStub(channel).GetSchema(provider_pb2.GetSchemaRequest())
             yield json.loads(answer.schema)
@@ -320,7 +324,7 @@ def test_other_languages_are_offered_the_cluster(schema: dict[str, Any]) -> None
     assert token == "ray-on-ecs:index:RayCluster"
     assert component["isComponent"] is True
     assert not component.get("requiredInputs")
-    assert all(each.get("description") for each in component["inputProperties"].values()), "people read these"
+    assert all(item.get("description") for item in component["inputProperties"].values())
 
 
 def test_what_aws_is_asked_while_planning_is_plain(schema: dict[str, Any]) -> None:
@@ -349,4 +353,4 @@ def test_its_outputs_are_the_stacks(schema: dict[str, Any]) -> None:
     assert outputs["subnetIds"]["items"]["type"] == "string"
     assert outputs["taskRoleArns"]["additionalProperties"]["type"] == "string"
     assert outputs["connection"]["additionalProperties"]["$ref"] == "pulumi.json#/Any"
-    assert all(each.get("description") for each in outputs.values())
+    assert all(item.get("description") for item in outputs.values())

@@ -109,12 +109,12 @@ def nodes(cloud: Cloud) -> Cloud:
 
 def test_the_head_runs_its_container(nodes: Cloud) -> None:
     (container,) = json.loads(nodes.resources["ray-head-task-definition"].inputs["containerDefinitions"])
-    given: dict[str, Any] = {
+    names: dict[str, Any] = {
         "bucket": "training-bucket",
         "metrics_namespace": NAMESPACE,
         "cluster_info_parameter": "cluster-info",
     }
-    expected = containers.head(common(HEAD_SIZE), **given)
+    expected = containers.head(common(HEAD_SIZE), **names)
     assert container == expected
 
 
@@ -217,7 +217,7 @@ def test_task_roles_per_kind_have_least_privilege(nodes: Cloud, kind: str) -> No
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_service_is_created_last_and_destroyed_first(nodes: Cloud, kind: str) -> None:
     direct = nodes.resources[f"{kind}-service"].dependencies
-    rights = {f"{each}-{policy}" for each in TASKS for policy in ("task-execution-policy", "task-role-policy")}
+    rights = {f"{item}-{policy}" for item in TASKS for policy in ("task-execution-policy", "task-role-policy")}
     assert {"association", f"{kind}-network", *rights} <= direct
 
 

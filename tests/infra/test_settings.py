@@ -144,7 +144,7 @@ def test_an_empty_configuration_is_the_default_one(cloud: Cloud) -> None:
     assert load(cloud) == Settings()
 
 
-# A good value of each setting: the text of its key, and what it is read as.
+# Valid value of each setting: text in the configuration, and parsed value.
 GOOD: dict[str, tuple[str, Any]] = {
     "head_instance_type": ("m5.large", "m5.large"),
     "worker_instance_types": ("g5.12xlarge, g6.12xlarge", ("g5.12xlarge", "g6.12xlarge")),
@@ -170,7 +170,7 @@ GOOD: dict[str, tuple[str, Any]] = {
     "nat_gateway": ("true", True),
     "image_uri": ("public.example/ray@sha256:" + "0" * 64, "public.example/ray@sha256:" + "0" * 64),
     "registry_secret_arn": (f"{SECRET}:registry", f"{SECRET}:registry"),
-    "bucket_name": ("", ""),  # does not go with the next two
+    "bucket_name": ("", ""),  # excludes the next two
     "retain_bucket": ("true", True),
     "object_version_days": ("30", 30),
     "data_buckets": ("my-data, other.data/images/2026,", ("my-data", "other.data/images/2026")),
@@ -273,7 +273,7 @@ def test_a_limit_itself_is_allowed(field: str, value: Any) -> None:
 
 
 def test_every_period_of_cloudwatch_is_allowed() -> None:
-    assert all(Settings(log_retention_days=days) for days in RETENTION_DAYS), "the message offers them"
+    assert all(Settings(log_retention_days=days) for days in RETENTION_DAYS)
 
 
 def test_min_workers_above_max_workers_is_refused(cloud: Cloud) -> None:
@@ -397,8 +397,8 @@ def test_another_account_is_refused_before_anything_is_planned(cloud: Cloud) -> 
 
 
 def test_cpu_workers_scale_as_workers_do(cloud: Cloud) -> None:
-    given = {"cpuWorkerInstanceTypes": "c6i.large", "cpuWorkerCount": "1", "minCpuWorkers": "0", "maxCpuWorkers": "3"}
-    made = load(cloud, **given, idleTimeoutMinutes="30").cpu_workers
+    options = {"cpuWorkerInstanceTypes": "c6i.large", "cpuWorkerCount": "1", "minCpuWorkers": "0", "maxCpuWorkers": "3"}
+    made = load(cloud, **options, idleTimeoutMinutes="30").cpu_workers
     assert made == scale(1, 0, 3, 1)
 
 

@@ -66,8 +66,8 @@ def test_task_memory_leaves_room_for_the_agent() -> None:
     for nominal in nominal_sizes():
         memory = task_memory_mib(nominal)
         kernel, agent = nominal * 3 // 100, 256
-        assert 0 < memory <= nominal - kernel - agent, f"{nominal} MiB: the task would never be placed"
-        assert memory >= nominal * 75 // 100, f"{nominal} MiB: memory is paid for and left idle"
+        assert 0 < memory <= nominal - kernel - agent, f"{nominal} MiB: task too large to be placed"
+        assert memory >= nominal * 75 // 100, f"{nominal} MiB: unused memory"
 
 
 def test_object_store_fits_into_shared_memory() -> None:
@@ -109,12 +109,12 @@ def test_unsuitable_head_types_are_refused(change: dict, rule: str) -> None:
 
 def gpu_types() -> dict[str, InstanceType]:
     """Every type of EC2's with NVIDIA GPUs that the image runs on."""
-    found = {}
+    types = {}
     for name, facts in instance_types().items():
         gpus = facts.get("GpuInfo", {}).get("Gpus", [])
         architectures = tuple(facts["ProcessorInfo"]["SupportedArchitectures"])
         if gpus and gpus[0]["Manufacturer"] == "NVIDIA" and gpus[0]["Count"] and "x86_64" in architectures:
-            found[name] = InstanceType(
+            types[name] = InstanceType(
                 name=name,
                 vcpus=facts["VCpuInfo"]["DefaultVCpus"],
                 memory_mib=facts["MemoryInfo"]["SizeInMiB"],
@@ -123,19 +123,19 @@ def gpu_types() -> dict[str, InstanceType]:
                 gpu_name=gpus[0]["Name"],
                 gpu_manufacturer="NVIDIA",
             )
-    return found
+    return types
 
 
 @pytest.mark.parametrize("family", ["g4dn", "g5", "g6", "g6e", "p4d", "p5", "p5en"])
 def test_every_size_of_every_gpu_family_carries_a_worker_with_room_for_the_agent(family: str) -> None:
-    types = [each for name, each in gpu_types().items() if name.split(".")[0] == family]
-    assert types, f"EC2's catalogue has no {family} any more"
+    types = [item for name, item in gpu_types().items() if name.split(".")[0] == family]
+    assert types, f"catalogue without {family}"
     for instance in types:
         size = worker_size(WORKER, [instance])
-        assert size.gpus == instance.gpus, f"{instance.name}: a GPU is paid for and idle"
-        assert size.cpu_units == 1024 * instance.vcpus, f"{instance.name}: so is a CPU"
-        assert size.memory_mib <= instance.memory_mib * 97 // 100 - 256, f"{instance.name}: the task is never placed"
-        assert size.memory_mib >= instance.memory_mib * 3 // 4, f"{instance.name}: memory is left idle"
+        assert size.gpus == instance.gpus, instance.name
+        assert size.cpu_units == 1024 * instance.vcpus, instance.name
+        assert size.memory_mib <= instance.memory_mib * 97 // 100 - 256, f"{instance.name}: task too large to be placed"
+        assert size.memory_mib >= instance.memory_mib * 3 // 4, f"{instance.name}: unused memory"
 
 
 def test_every_instance_type_is_sized_or_refused() -> None:

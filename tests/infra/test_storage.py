@@ -34,14 +34,14 @@ def test_retained_bucket_keeps_its_settings(cloud: Cloud) -> None:
     storage(cloud, retain=True)
     assert cloud.resources["storage-bucket"].inputs["forceDestroy"] is False
     for name in ("storage-bucket", *PROTECTION):
-        assert cloud.resources[name].retain_on_delete, f"{name}: the bucket would stay without its protection"
+        assert cloud.resources[name].retain_on_delete, name
 
 
 def test_nothing_in_the_bucket_can_be_public(cloud: Cloud) -> None:
     storage(cloud)
     block = cloud.resources["storage-public-access-block"].inputs
     switches = ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
-    assert all(block[switch] is True for switch in switches), "each of the four closes another door"
+    assert all(block[switch] is True for switch in switches)
 
 
 def test_the_bucket_alone_decides_who_owns_its_objects(cloud: Cloud) -> None:

@@ -62,8 +62,8 @@ def test_the_instance_says_what_it_is(tmp_path: Path) -> None:
         script = user_data("ray-cluster").replace("169.254.169.254", f"127.0.0.1:{server.server_port}")
         script = script.replace("/etc/ecs/ecs.config", f"{tmp_path}/ecs.config").replace(INSTANCE_DIR, str(tmp_path))
         subprocess.run(["bash", "-eu", "-c", script], check=True, timeout=60)
-    said = json.loads((tmp_path / INSTANCE_FILE).read_text())
-    assert said == {
+    description = json.loads((tmp_path / INSTANCE_FILE).read_text())
+    assert description == {
         "instance_type": "g5.xlarge",
         "zone": "us-west-2b",
         "market": "spot",
