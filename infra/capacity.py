@@ -158,7 +158,7 @@ class Capacity(pulumi.ComponentResource):
                     delete_on_termination="true",
                 )
             ],
-            user_data=args.cluster.name.apply(_encoded_user_data),
+            user_data=args.cluster.name.apply(lambda cluster: base64.b64encode(user_data(cluster).encode()).decode()),
             metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
                 http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
             ),
@@ -331,10 +331,6 @@ def _first(instance_ids: Sequence[str]) -> str:
         )
         return ""
     return instance_ids[0]
-
-
-def _encoded_user_data(cluster_name: str) -> str:
-    return base64.b64encode(user_data(cluster_name).encode()).decode()
 
 
 def _root_volume(size_gib: int, kms_key_arn: pulumi.Input[str]) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:

@@ -220,14 +220,15 @@ def _images(settings: Settings, account: str) -> Iterator[Question]:
                 key=key,
                 value=ami,
                 action="ec2:DescribeImages",
-                ask=lambda opts, ami=ami: _machine_image(ami, opts),
+                ask=lambda opts, ami=ami: _ami(ami, opts),
                 judge=lambda image: _judge_ami(image, settings.root_volume_gib),
                 hint="use an AMI of this region that the account can launch",
             )
 
 
-def _machine_image(ami_id: str, opts: pulumi.InvokeOptions | None) -> aws.ec2.GetAmiResult:
+def _ami(ami_id: str, opts: pulumi.InvokeOptions | None) -> aws.ec2.GetAmiResult:
     filters = [aws.ec2.GetAmiFilterArgs(name="image-id", values=[ami_id])]
+    # A deprecated AMI can still be launched by its ID.
     return aws.ec2.get_ami(filters=filters, include_deprecated=True, opts=opts)
 
 

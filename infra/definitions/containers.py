@@ -170,11 +170,18 @@ def _container(
     read_only = [
         {"sourceVolume": volume, "containerPath": path, "readOnly": True} for volume, path in (reads or {}).items()
     ]
+    credentials, gpus = {}, {}
+    if common.registry_secret_arn:
+        credentials = {"repositoryCredentials": {"credentialsParameter": common.registry_secret_arn}}
+    if size.gpus:
+        # ECS expects the number as a string, and uses the NVIDIA runtime only for containers with GPUs.
+        # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/ecs-gpu.html
+        gpus = {"resourceRequirements": [{"type": "GPU", "value": str(size.gpus)}]}
     return {
         "name": name,
         "image": common.image,
         "essential": True,
-        **_credentials(common.registry_secret_arn),
+        **credentials,
         "command": [command, *flags, f"--object-store-memory={size.object_store_bytes}"],
         # The same value as the task's memory: the task's limit is on a parent cgroup that the container can't see, so
         # Ray would use the instance's memory for scheduling and its out-of-memory monitor.
@@ -193,13 +200,9 @@ def _container(
             "capabilities": {"drop": ["ALL"]},
         },
         "ulimits": [{"name": "nofile", "softLimit": 65536, "hardLimit": 65536}],
-        **_gpus(size.gpus),
+        **gpus,
         "logConfiguration": _logs(common.log_group, common.region),
     }
-
-
-def _credentials(secret_arn: str) -> dict[str, Any]:
-    return {"repositoryCredentials": {"credentialsParameter": secret_arn}} if secret_arn else {}
 
 
 def _environment(common: ContainerDefaults, drain_seconds: int) -> dict[str, str]:
@@ -214,12 +217,6 @@ def _environment(common: ContainerDefaults, drain_seconds: int) -> dict[str, str
         "RAY_USAGE_STATS_ENABLED": "0",
         SECRETS_VARIABLE: common.secrets_prefix,
     }
-
-
-def _gpus(count: int) -> dict[str, Any]:
-    # ECS expects the number as a string, and uses the NVIDIA runtime only for containers with GPUs.
-    # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/ecs-gpu.html
-    return {"resourceRequirements": [{"type": "GPU", "value": str(count)}]} if count else {}
 
 
 def _health_check(kind: str, gpus: int) -> dict[str, Any]:
