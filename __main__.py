@@ -1,11 +1,11 @@
-"""Ray on Amazon ECS for distributed PyTorch: one cluster by the stack's configuration, and what the stack exports."""
+"""Ray on Amazon ECS for distributed PyTorch: one cluster from the stack's configuration, and the stack's outputs."""
 
 import pulumi
 
 from infra import config
 from infra.ray_cluster import RayCluster
 
-# Without the names of project and stack, which can change: by another logical name Pulumi replaces everything.
+# Project and stack can be renamed, so their names are not in it: a new logical name would replace every resource.
 NAME = "ray-on-ecs"
 
 args = config.load(NAME)

@@ -1,1 +1,1 @@
-"""Ray on Amazon ECS: one component a file; __main__.py at the root hands the outputs of one to the next."""
+"""Pulumi components of a Ray cluster on Amazon ECS, one per file; ray_cluster.py connects them."""

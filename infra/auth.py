@@ -1,4 +1,4 @@
-"""Ray's token: who has it may run code on the cluster, so it never leaves AWS's parameter store in the clear."""
+"""Ray authentication token in SSM Parameter Store. Its holder can run code on the cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from infra.tags import tags
 
 @dataclass(frozen=True, kw_only=True)
 class AuthTokenArgs:
-    """Inputs of AuthToken. Another word in `rotate` makes another token."""
+    """Inputs of AuthToken; a new value of `rotate` replaces the token."""
 
     length: int = 64
     rotate: str = ""
@@ -21,7 +21,7 @@ class AuthTokenArgs:
 
 
 class AuthToken(pulumi.ComponentResource):
-    """A random token in an encrypted SSM parameter, which ECS hands to the containers as a secret."""
+    """Random token in a SecureString parameter, which ECS injects into the containers as a secret."""
 
     parameter_name: pulumi.Output[str]
     parameter_arn: pulumi.Output[str]
@@ -31,10 +31,10 @@ class AuthToken(pulumi.ComponentResource):
         token = random.RandomPassword(
             f"{name}-token",
             length=args.length,
-            # It travels in HTTP headers and shell variables.
+            # The token is used in HTTP headers and shell variables.
             special=False,
             keepers={"rotate": args.rotate} if args.rotate else None,
-            # Without a word the token stays: running nodes would keep it, and nothing would restart them.
+            # Removing `rotate` must not replace the token: nothing would restart the nodes that hold it.
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=None if args.rotate else ["keepers"]),
         )
         parameter = aws.ssm.Parameter(

@@ -1,4 +1,4 @@
-"""EC2 instances for one kind of Ray node, and the ECS capacity provider that places tasks on them."""
+"""Auto Scaling group and ECS capacity provider for one kind of Ray node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from infra.references import AccountRules, Location, NetworkRef, NodeSpec, Resou
 from infra.roles import attach_policies, make_role
 from infra.tags import REGION_TAG, tags
 
-# What an instance takes to join the cluster, without its tasks' image.
+# Time that an instance takes to join the cluster, without the image pull.
 WARMUP_SECONDS = 60
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/key-policy-requirements-EBS-encryption.html
 DISK_KEY_OPERATIONS = [
@@ -30,7 +30,8 @@ DISK_KEY_OPERATIONS = [
     "DescribeKey",
     "CreateGrant",
 ]
-# ECS puts this tag on a group with a capacity provider, and takes away no instance that lacks it.
+# ECS adds this tag to the group of a capacity provider, and scales in only instances that have it.
+# https://docs.aws.amazon.com/AmazonECS/latest/developerguide/asg-capacity-providers.html
 MANAGED_TAG = aws.autoscaling.GroupTagArgs(key="AmazonECSManaged", value="true", propagate_at_launch=True)
 
 
@@ -38,8 +39,8 @@ MANAGED_TAG = aws.autoscaling.GroupTagArgs(key="AmazonECSManaged", value="true",
 class CapacityArgs:
     """Inputs of Capacity.
 
-    A node with GPUs takes the machine image with the NVIDIA driver, and several stand next to each other. Managed
-    scaling lets ECS start as many as its tasks need, up to `node.max_count`; otherwise there are always that many.
+    With managed scaling, ECS starts the instances that tasks need, up to `node.max_count`; otherwise there are always
+    `node.max_count`. Nodes with GPUs use cluster placement groups.
     """
 
     location: Location
@@ -52,7 +53,7 @@ class CapacityArgs:
 
 
 class Capacity(pulumi.ComponentResource):
-    """A number of instances: a fixed one, which changes with `pulumi up` alone, or one that follows the tasks."""
+    """EC2 instances, in a fixed number that only `pulumi up` changes or with managed scaling."""
 
     provider_name: pulumi.Output[str]
     group: ResourceRef
@@ -66,8 +67,8 @@ class Capacity(pulumi.ComponentResource):
         template = self._launch_template(name, args)
         placement_groups = self._placement_groups(name, args)
         self.placement_groups = {zone: group.name for zone, group in placement_groups.items()}
-        # A job may have moved the group's instances into the placement group of any zone: EC2 refuses to delete one
-        # that is in use, so all of them go after the group.
+        # Zone failover may have moved the instances into the placement group of any zone, and EC2 refuses to delete
+        # one in use: so the group depends on all of them, and is deleted first.
         needed = [*role_policies, *self._key_grant(name, args), *placement_groups.values()]
         self._group = self._auto_scaling_group(name, args, template, needed)
         self.group = ResourceRef(name=self._group.name, arn=self._group.arn)
@@ -75,38 +76,40 @@ class Capacity(pulumi.ComponentResource):
         self.register_outputs({"provider_name": self.provider_name, "group_name": self.group.name})
 
     def join_cluster(self, association: pulumi.Resource) -> pulumi.Resource:
-        """Let the instances register with ECS, once their capacity provider is associated with the cluster.
+        """Allow the instances to register with ECS, once their capacity provider is associated with the cluster.
 
-        An instance that registers before that might never belong to its provider, and a task would wait for it for
-        ever. Until its role has this policy, its agent tries again and again. The policy goes with the role, which
-        outlives the instances: ECS deregisters an instance that ends only while its agent is connected.
+        An instance that registers earlier may never belong to its provider, and its task would wait forever. Until the
+        role has this policy, the ECS agent retries. The policy is deleted with the role, after the instances: ECS
+        deregisters a terminated instance only while its agent is connected.
         https://docs.aws.amazon.com/AmazonECS/latest/developerguide/asg-capacity-providers.html
         """
         return aws.iam.RolePolicy(
             f"{self._name}-instance-ecs",
             role=self._role.name,
             policy=pulumi.Output.json_dumps(self._cluster_arn.apply(policies.ecs_agent)),
-            # Without retain_on_delete, `destroy` would delete the policy first, as it was made last.
+            # `destroy` would delete the policy first, since it was created last; IAM deletes it with the role instead.
             opts=pulumi.ResourceOptions(parent=self, depends_on=[association], retain_on_delete=True),
         )
 
     def instance_id(self, service: pulumi.Resource) -> pulumi.Output[str]:
-        """ID of the group's instance, empty where there is none yet.
+        """ID of the group's instance, empty if EC2 has not started it yet.
 
-        Asked after `service` is made, the last thing that an instance has to do with: by then EC2 has had time to start
-        it. The next `pulumi up` finds an instance that comes or is replaced later.
+        The look-up waits for `service`, the last resource of an instance, to give EC2 time. The next `pulumi up` finds
+        an instance that starts or is replaced later.
         """
-        found = aws.ec2.get_instances_output(
-            filters=self._group.name.apply(_launched_by),
+        tag = "tag:aws:autoscaling:groupName"
+        filters = self._group.name.apply(lambda name: [aws.ec2.GetInstancesFilterArgs(name=tag, values=[name])])
+        instances = aws.ec2.get_instances_output(
+            filters=filters,
             instance_state_names=["pending", "running"],
             opts=pulumi.InvokeOutputOptions(parent=self, depends_on=[self._group, service]),
         )
-        return found.ids.apply(_first)
+        return instances.ids.apply(_first)
 
     def _instance_role(self, name: str, args: CapacityArgs) -> tuple[aws.iam.Role, list[pulumi.Resource]]:
         location = args.location
         trust = policies.assumed_by("ec2.amazonaws.com")
-        # Roles are the same in every region: by this tag `pulumi up` in another one finds that the stack is up here.
+        # IAM roles are global: by this tag, `pulumi up` in another region finds that the stack is up here.
         role_name = f"{name}-instance-role"
         role = make_role(role_name, trust, args.rules, self, {REGION_TAG: location.region})
         sessions = aws.iam.RolePolicy(
@@ -120,7 +123,7 @@ class Capacity(pulumi.ComponentResource):
         return role, [sessions, *attach_policies(role_name, role, args.rules.instance_policy_arns, self)]
 
     def _key_grant(self, name: str, args: CapacityArgs) -> list[pulumi.Resource]:
-        """What lets Amazon EC2 Auto Scaling encrypt disks with a key of one's own; AWS's key needs no such thing."""
+        """KMS grant with which EC2 Auto Scaling encrypts disks; required only for a customer managed key."""
         if not args.rules.kms_key_arn:
             return []
         service_role = "role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"
@@ -149,24 +152,24 @@ class Capacity(pulumi.ComponentResource):
             network_interfaces=[
                 aws.ec2.LaunchTemplateNetworkInterfaceArgs(
                     device_index=0,
-                    # Said here, because a subnet may give its instances public addresses by itself.
+                    # Overrides the subnet's setting, which may assign public addresses.
                     associate_public_ip_address="false",
                     security_groups=[args.network.instances_group_id],
                     delete_on_termination="true",
                 )
             ],
-            user_data=args.cluster.name.apply(_encoded_user_data),
+            user_data=args.cluster.name.apply(lambda cluster: base64.b64encode(user_data(cluster).encode()).decode()),
             metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
                 http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
             ),
             block_device_mappings=[_root_volume(args.root_volume_gib, args.rules.kms_key_arn)],
-            # What is launched and paid for carries the tags; the template itself is a part of its group.
+            # Tags on the launched resources, which cause the cost.
             tag_specifications=[
                 aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags(f"{name}-{kind}"))
                 for kind in ("instance", "volume", "network-interface")
             ],
-            # A new machine image from AWS becomes a new version, for instances that start later; running ones stay. A
-            # new type or disk becomes a new template, and for that the head's group replaces its instance.
+            # A new AMI becomes a new version of the template, for instances that start later. A new type or disk
+            # replaces the template, and with it the head's instance.
             opts=pulumi.ResourceOptions(parent=self, replace_on_changes=["instanceType", "blockDeviceMappings"]),
         )
 
@@ -184,42 +187,44 @@ class Capacity(pulumi.ComponentResource):
             f"{name}-group",
             min_size=0 if args.managed_scaling else node.max_count,
             max_size=node.max_count,
-            # ECS moves a managed group's number; a number here would be put back at every `pulumi up`.
+            # With managed scaling ECS sets the desired capacity; a value here would reset it at every `pulumi up`.
             desired_capacity=None if args.managed_scaling else node.max_count,
-            # The capacity provider and its association have to be there before the first instance registers.
+            # Instances register only after the capacity provider is associated, which depends on this group: waiting
+            # for them here would time out.
             wait_for_capacity_timeout="0",
             protect_from_scale_in=args.managed_scaling,
             vpc_zone_identifiers=[subnets[zone] for zone in zones],
             placement_group=placement,
             **_launched_from(template, node),
             instance_refresh=None if args.managed_scaling else _replace_at_once(),
-            # Free of charge: what is paid for, whatever runs on the instances, and what EC2 is asked for.
+            # Free of charge; the idle alarm counts running and requested instances.
             enabled_metrics=[
                 aws.autoscaling.Metric.GROUP_IN_SERVICE_INSTANCES,
                 aws.autoscaling.Metric.GROUP_DESIRED_CAPACITY,
             ],
             force_delete=True,
             tags=[
-                # The template tags the instances themselves.
+                # The launch template tags the instances.
                 aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=False)
                 for key, value in tags(f"{name}-group").items()
             ]
             + [MANAGED_TAG],
-            # Instances without the NAT gateway's route or the rules neither join the cluster nor report their tasks
-            # stopped, and `destroy` would hang in DRAINING.
             opts=pulumi.ResourceOptions(
                 parent=self,
+                # Without the NAT gateway's route and the security group rules, instances neither join the cluster nor
+                # report their tasks stopped, and `destroy` hangs in DRAINING.
                 depends_on=[args.network.network, *needed],
-                # A job that finds no capacity in one zone moves the group on to the next.
+                # Zone failover moves the group to the next zone when EC2 lacks capacity.
                 ignore_changes=["vpcZoneIdentifiers", "placementGroup"] if node.moves else None,
             ),
         )
 
     def _placement_groups(self, name: str, args: CapacityArgs) -> dict[str, aws.ec2.PlacementGroup]:
-        """Instances next to each other, for the bandwidth and latency of NCCL's all-reduce.
+        """Cluster placement groups by zone, for the bandwidth and latency of NCCL's all-reduce.
 
-        A placement group stays in the zone of its instances, and can't be deleted while it has any. So there is one for
-        each zone, always: they cost nothing.
+        A placement group is bound to the zone of its instances and can't be deleted while it has any. So there is one
+        for each zone, free of charge.
+        https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-strategies.html
         """
         if not args.node.task.gpus:
             return {}
@@ -239,10 +244,10 @@ class Capacity(pulumi.ComponentResource):
             auto_scaling_group_provider=aws.ecs.CapacityProviderAutoScalingGroupProviderArgs(
                 auto_scaling_group_arn=self._group.arn,
                 managed_scaling=_managed_scaling(args),
-                # Only instances without a task go: the group alone would not know which those are.
+                # The scale-in terminates only instances without tasks, which the Auto Scaling group can't tell apart.
                 managed_termination_protection="ENABLED" if args.managed_scaling else "DISABLED",
-                # The task of an instance that leaves gets SIGTERM first, and its stopTimeout. Nothing waits for its own
-                # end: ECS stops tasks of a service whose minimum is below 100 %.
+                # Before an instance is terminated, its task gets SIGTERM and its stopTimeout. ECS stops the task
+                # without waiting for a replacement, since the service's minimum healthy percent is below 100.
                 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/container-instance-draining.html
                 managed_draining="ENABLED",
             ),
@@ -256,23 +261,23 @@ def _managed_scaling(args: CapacityArgs) -> aws.ecs.CapacityProviderAutoScalingG
         return aws.ecs.CapacityProviderAutoScalingGroupProviderManagedScalingArgs(status="DISABLED")
     return aws.ecs.CapacityProviderAutoScalingGroupProviderManagedScalingArgs(
         status="ENABLED",
-        # An instance for each task and none to spare.
+        # One instance per task, without spare instances.
         target_capacity=100,
         minimum_scaling_step_size=1,
-        # How long ECS waits after the first instances before it starts the others of a larger job.
+        # ECS waits this long after a scale-out before it starts the remaining instances of a larger job.
         instance_warmup_period=WARMUP_SECONDS,
         maximum_scaling_step_size=max(1, args.node.max_count),
     )
 
 
 def _launched_from(template: aws.ec2.LaunchTemplate, node: NodeSpec) -> dict[str, Any]:
-    """The template alone, or with several types in order of preference, and with spot instances.
+    """Launch template, or mixed instances policy for several instance types or Spot Instances.
 
-    Running instances stay when the template or the types change.
+    A change of template or types does not replace running instances.
     https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_LaunchTemplate.html
 
-    On demand EC2 Auto Scaling takes the first type that EC2 has in the zone. On spot the order does not count: it takes
-    the pools that are cheap among those that are least likely to be interrupted.
+    On demand, `prioritized` launches the first type with capacity in the zone. On spot the order is ignored:
+    `price-capacity-optimized` picks cheap pools among those least likely to be interrupted.
     https://docs.aws.amazon.com/autoscaling/ec2/userguide/allocation-strategies.html
     """
     latest = {"version": "$Latest"}
@@ -284,33 +289,34 @@ def _launched_from(template: aws.ec2.LaunchTemplate, node: NodeSpec) -> dict[str
         on_demand_percentage_above_base_capacity=0 if node.spot_count else 100,
         spot_allocation_strategy="price-capacity-optimized",
     )
-    of_template = aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateArgs(
+    launch_template = aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateArgs(
         launch_template_specification=aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateLaunchTemplateSpecificationArgs(
             launch_template_id=template.id, **latest
         ),
         overrides=[
-            aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateOverrideArgs(instance_type=each)
-            for each in node.instance_types
+            aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateOverrideArgs(instance_type=name)
+            for name in node.instance_types
         ],
     )
     policy = aws.autoscaling.GroupMixedInstancesPolicyArgs(
-        instances_distribution=distribution, launch_template=of_template
+        instances_distribution=distribution, launch_template=launch_template
     )
-    # As soon as EC2 says that one is likely to be interrupted, another is started, and takes its place.
+    # Capacity Rebalancing starts a replacement at EC2's rebalance recommendation, before the interruption notice.
+    # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-capacity-rebalancing.html
     return {"mixed_instances_policy": policy, "capacity_rebalance": node.spot_count > 0}
 
 
 def _replace_at_once() -> aws.autoscaling.GroupInstanceRefreshArgs:
-    """Replacement of the one instance of a fixed group when its template or its zone changes.
+    """Instance refresh of the head's group, which replaces the instance when its template or zone changes.
 
-    Managed groups have none: a type that is added, or spot, would end all running workers, and with them every run.
-    Their instances take a change when they start, as ECS does so for the tasks that need them.
+    Groups with managed scaling have none: an added type, or spot, would terminate all workers and every run. A change
+    applies to their instances when ECS starts new ones.
     """
     return aws.autoscaling.GroupInstanceRefreshArgs(
         strategy="Rolling",
-        # A new template always does; an instance of another zone has to be replaced, too.
+        # A new launch template always triggers a refresh; a new zone only if it is listed here.
         triggers=["vpc_zone_identifier"],
-        # The old and the new instance do not fit at once into a fixed number.
+        # The group's maximum size leaves no room for old and new instance at the same time.
         preferences=aws.autoscaling.GroupInstanceRefreshPreferencesArgs(
             min_healthy_percentage=0, scale_in_protected_instances="Refresh"
         ),
@@ -320,19 +326,11 @@ def _replace_at_once() -> aws.autoscaling.GroupInstanceRefreshArgs:
 def _first(instance_ids: Sequence[str]) -> str:
     if not instance_ids:
         pulumi.log.warn(
-            "head_instance_id: EC2 has not started the head's instance yet; run `pulumi up` again in some minutes for "
-            "the commands that name it. `ray-on-ecs` finds it by itself"
+            "head_instance_id: EC2 has not started the head's instance yet; run `pulumi up` again in a few minutes for "
+            "the commands that contain its ID (`ray-on-ecs` looks it up itself)"
         )
         return ""
     return instance_ids[0]
-
-
-def _launched_by(group: str) -> list[aws.ec2.GetInstancesFilterArgs]:
-    return [aws.ec2.GetInstancesFilterArgs(name="tag:aws:autoscaling:groupName", values=[group])]
-
-
-def _encoded_user_data(cluster_name: str) -> str:
-    return base64.b64encode(user_data(cluster_name).encode()).decode()
 
 
 def _root_volume(size_gib: int, kms_key_arn: pulumi.Input[str]) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:

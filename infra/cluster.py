@@ -1,4 +1,4 @@
-"""The ECS cluster, and the log group that everything in it writes to."""
+"""ECS cluster with Container Insights, and the log group of its containers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from infra.tags import birth_name, tags
 class ClusterArgs:
     """Inputs of Cluster.
 
-    `made_for` is what the cluster is made for, such as its account: the state keeps the values of the first `up`.
+    `made_for` identifies the cluster, e.g. by account and region: the state keeps the values of the first `pulumi up`.
     """
 
     made_for: Mapping[str, str] = field(default_factory=dict)
@@ -26,10 +26,9 @@ class ClusterArgs:
 
 
 class Cluster(pulumi.ComponentResource):
-    """An empty ECS cluster; instances join it by its name, and their capacity providers are associated afterwards.
+    """ECS cluster without instances, which join it by its name; `associate` adds their capacity providers.
 
-    `name` is known in the preview of a stack that is up, and unknown in that of a new one. `made_for` has the values of
-    the first `up`.
+    In a preview `name` is known if the stack is up. `made_for` has the values of the first `pulumi up`.
     """
 
     name: pulumi.Output[str]
@@ -53,19 +52,19 @@ class Cluster(pulumi.ComponentResource):
         self.register_outputs({"name": cluster.name, "log_group_name": logs.name})
 
     def _cluster(self, name: str, args: ClusterArgs) -> aws.ecs.Cluster:
-        """Container Insights counts the tasks that run and are wanted, which alarms and dashboard read.
+        """ECS cluster and the log group of its Container Insights, whose task counts alarms and dashboard use.
 
-        It makes a log group of its own under a name that follows from the cluster's. Made here, it goes with the stack:
-        after the cluster, which writes to it till its end. That is why the name has to be known beforehand. It is never
-        used again: what Insights still had to write after that could have made the group anew.
+        Container Insights creates its log group under a name derived from the cluster's. Created here, the group is
+        deleted with the stack, after the cluster that writes to it: so the cluster's name must be known beforehand. It
+        is random, since late writes of Insights can re-create the group, which would block a later stack of that name.
         """
         suffix = random.RandomId(
             f"{name}-suffix",
             byte_length=3,
             prefix=f"{birth_name()}-",
             keepers=args.made_for,
-            # Another prefix or keeper would replace everything. So a renamed stack keeps its cluster's name, and the
-            # program can compare the keepers, which are those of the first `up`, with today's.
+            # A new prefix or keeper would replace the cluster. Ignoring them, a renamed stack keeps its cluster's name,
+            # and check_state compares the keepers of the first `pulumi up` with the current identity.
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=["prefix", "keepers"]),
         )
         self.made_for = suffix.keepers.apply(lambda kept: kept or {})
@@ -87,10 +86,10 @@ class Cluster(pulumi.ComponentResource):
         )
 
     def associate(self, capacity_providers: Sequence[pulumi.Input[str]]) -> aws.ecs.ClusterCapacityProviders:
-        """Let services run on these capacity providers, which are known by name.
+        """Associate capacity providers with the cluster, by name.
 
-        Every service depends on the association: ECS refuses one whose provider the cluster does not know yet, and the
-        AWS provider does not try again. In turn it can go only when no service uses it any more.
+        Every service depends on the association: ECS refuses a service whose provider is not associated, and the AWS
+        provider does not retry. ECS also refuses to remove a provider that a service uses.
         """
         return aws.ecs.ClusterCapacityProviders(
             f"{self._prefix}-capacity-providers",

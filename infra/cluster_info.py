@@ -1,4 +1,4 @@
-"""What the workers are, where they may be, what they cost and what ends them, where runs and laptops find it.
+"""SSM parameter with the workers' instance types, zones, prices and scaling, for runs and the command line.
 
 See ray_on_ecs/tracking/cost.py, ray_on_ecs/run/zone_failover.py and ray_on_ecs/cli/status.py.
 """
@@ -17,10 +17,9 @@ from infra.tags import tags
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterInfoArgs:
-    """Inputs of ClusterInfo: the kinds of nodes, the workers' group, and by zone its subnets and placement groups.
+    """Inputs of ClusterInfo: nodes and scales by kind, the workers' Auto Scaling group, and its subnets by zone.
 
-    A run without GPUs may use CPU workers, and pays for those. `scales` says how many GPU and CPU workers
-    there are.
+    CPU workers are included for runs without GPUs, which use and pay for them.
     """
 
     head: NodeSpec
@@ -33,7 +32,7 @@ class ClusterInfoArgs:
 
 
 class ClusterInfo(pulumi.ComponentResource):
-    """A parameter in SSM: a task definition that held the same would replace the head at each change to the workers."""
+    """SSM parameter: the same values in the head's task definition would restart the head at each change of workers."""
 
     parameter: ResourceRef
 
@@ -41,9 +40,9 @@ class ClusterInfo(pulumi.ComponentResource):
         super().__init__("ray-on-ecs:infra:ClusterInfo", name, None, opts)
         parameter = aws.ssm.Parameter(
             f"{name}-parameter",
-            description="The types, zones and prices of the workers, for runs that wait for them and what they cost",
+            description="Instance types, zones and prices of the Ray workers",
             type="String",
-            value=pulumi.Output.json_dumps(_facts(args)),
+            value=pulumi.Output.json_dumps(_document(args)),
             tags=tags(f"{name}-parameter"),
             opts=pulumi.ResourceOptions(parent=self),
         )
@@ -51,12 +50,10 @@ class ClusterInfo(pulumi.ComponentResource):
         self.register_outputs({"parameter_name": parameter.name})
 
 
-def _facts(args: ClusterInfoArgs) -> dict[str, pulumi.Input[object]]:
+def _document(args: ClusterInfoArgs) -> dict[str, pulumi.Input[object]]:
     worker = args.worker
-    nodes = [node for node in (args.cpu_worker, worker) if node]
-    known = all(node.prices is not None for node in nodes)
-    prices = {name: price.on_demand for node in nodes for name, price in (node.prices or {}).items()} if known else None
-    alone = worker.max_count < 2
+    # A placement group would only limit the capacity for a single worker.
+    placement_groups = args.placement_groups if worker.max_count > 1 else {}
     return {
         "group": args.group_name,
         "types": list(worker.instance_types),
@@ -65,21 +62,28 @@ def _facts(args: ClusterInfoArgs) -> dict[str, pulumi.Input[object]]:
             {
                 "zone": zone,
                 "subnet_id": args.subnets[zone],
-                "placement_group": None if alone else args.placement_groups.get(zone),
+                "placement_group": placement_groups.get(zone),
             }
             for zone in worker.zones
         ],
         "spot": worker.spot_count > 0,
         "spread": worker.spread,
-        "prices": prices,
+        "prices": _prices(args.cpu_worker, worker),
         "head_usd": max((price.on_demand for price in (args.head.prices or {}).values()), default=None),
-        "scaling": {kind: _scaling(scale) for kind, scale in args.scales.items()},
+        "scaling": {
+            kind: {"min": scale.min_count, "max": scale.max_count, "idle_minutes": scale.idle_minutes}
+            for kind, scale in args.scales.items()
+        },
     }
 
 
-def _scaling(scale: Scale) -> dict[str, object]:
-    return {
-        "min": scale.min_count,
-        "max": scale.max_count,
-        "idle_minutes": scale.idle_minutes,
-    }
+def _prices(*nodes: NodeSpec | None) -> dict[str, float] | None:
+    """On-demand prices by instance type; None unless all are known."""
+    prices: dict[str, float] = {}
+    for node in nodes:
+        if node is None:
+            continue
+        if node.prices is None:
+            return None
+        prices |= {name: price.on_demand for name, price in node.prices.items()}
+    return prices

@@ -1,4 +1,4 @@
-"""Where the workers find the head: a DNS name in the VPC that follows the head's task."""
+"""Service discovery: a private DNS name in AWS Cloud Map that follows the head's task."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import pulumi_aws as aws
 
 from infra.tags import tags
 
-# A worker gives up on a lost head after a minute and starts again: by then the name has to lead to the new one.
+# A worker restarts a minute after it loses the head; by then the name must resolve to the new head.
 TTL_SECONDS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiscoveryArgs:
-    """Inputs of Discovery; the namespace is one label, unique in the VPC, below the top-level domain `internal`."""
+    """Inputs of Discovery; the namespace is a single DNS label below `internal`, unique in the VPC."""
 
     namespace: pulumi.Input[str]
     vpc_id: pulumi.Input[str]
 
 
 class Discovery(pulumi.ComponentResource):
-    """A private DNS namespace and the head's record in it, which ECS fills in."""
+    """Private DNS namespace with the head's service, in which ECS registers the head's task."""
 
     registry_arn: pulumi.Output[str]
     head_host: pulumi.Output[str]
@@ -49,7 +49,7 @@ class Discovery(pulumi.ComponentResource):
             dns_config=aws.servicediscovery.ServiceDnsConfigArgs(
                 namespace_id=namespace.id, dns_records=[record], routing_policy="MULTIVALUE"
             ),
-            # ECS takes a stopped task's address out late; without this a leftover one fails the deletion.
+            # ECS deregisters a stopped task late, and Cloud Map refuses to delete a service with instances.
             force_destroy=True,
             tags=tags(f"{name}-head"),
             opts=pulumi.ResourceOptions(parent=self),

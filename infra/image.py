@@ -1,4 +1,4 @@
-"""The training image: built here, pushed to the stack's own repository, and known by its digest."""
+"""Training image: built locally, pushed to an ECR repository, and referenced by its digest."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pulumi_awsx as awsx
 
 from infra.tags import tags
 
-# Running tasks pull by digest when they restart, so an image has to outlive the builds that follow it.
+# Tasks pull by digest when they restart, so an image must outlive later builds.
 UNTAGGED_IMAGES_KEPT = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageArgs:
-    """Inputs of Image: paths from the project's root."""
+    """Inputs of Image; paths are relative to the project's root."""
 
     context: str
     dockerfile: str
@@ -26,7 +26,7 @@ class ImageArgs:
 
 
 class Image(pulumi.ComponentResource):
-    """An ECR repository and the image in it, which both kinds of Ray node run."""
+    """ECR repository and the image of all Ray nodes."""
 
     image_uri: pulumi.Output[str]
 
@@ -39,9 +39,9 @@ class Image(pulumi.ComponentResource):
                 repository_url=repository.repository_url,
                 context=args.context,
                 dockerfile=args.dockerfile,
-                # The instances' architecture, whatever the machine that builds has.
+                # The architecture of the instances, which may differ from the building machine's.
                 platform="linux/amd64",
-                # awsx would give the build the same name in every cluster of a program.
+                # awsx's default name is the same in every cluster of a program.
                 image_name=name,
             ),
             opts=pulumi.ResourceOptions(parent=self),
@@ -50,10 +50,14 @@ class Image(pulumi.ComponentResource):
         self.register_outputs({"image_uri": self.image_uri})
 
     def _repository(self, name: str, kms_key_arn: pulumi.Input[str]) -> aws.ecr.Repository:
+        encryption = None
+        if kms_key_arn:
+            encryption = [aws.ecr.RepositoryEncryptionConfigurationArgs(encryption_type="KMS", kms_key=kms_key_arn)]
         repository = aws.ecr.Repository(
             f"{name}-repository",
+            # ECR refuses to delete a repository with images otherwise.
             force_delete=True,
-            encryption_configurations=_encryption(kms_key_arn),
+            encryption_configurations=encryption,
             image_scanning_configuration=aws.ecr.RepositoryImageScanningConfigurationArgs(scan_on_push=True),
             tags=tags(f"{name}-repository"),
             opts=pulumi.ResourceOptions(parent=self),
@@ -67,17 +71,11 @@ class Image(pulumi.ComponentResource):
         return repository
 
 
-def _encryption(kms_key_arn: pulumi.Input[str]) -> list[aws.ecr.RepositoryEncryptionConfigurationArgs] | None:
-    if not kms_key_arn:
-        return None
-    return [aws.ecr.RepositoryEncryptionConfigurationArgs(encryption_type="KMS", kms_key=kms_key_arn)]
-
-
 def lifecycle_policy() -> dict[str, Any]:
-    """Every build takes the tag from the one before it: keep the latest of those, and let older ones go."""
+    """ECR lifecycle policy for untagged images: each build moves the tag away from the one before it."""
     rule = {
         "rulePriority": 1,
-        "description": "Keep the latest builds, for tasks that restart and for going back",
+        "description": "Keep the latest builds for restarting tasks and rollbacks",
         "selection": {
             "tagStatus": "untagged",
             "countType": "imageCountMoreThan",

@@ -1,4 +1,4 @@
-"""What shows how the cluster does, and who hears of it: a dashboard, two alarms and, for an address, a budget."""
+"""CloudWatch dashboard and alarms, an SNS topic for email, and an optional AWS budget."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from infra.references import Alerts, ServiceRef
 from infra.tags import metrics_namespace, tags
 
 PERIOD_SECONDS = 300
-# A head needs some minutes for its instance and its image.
+# Starting the head's instance and pulling its image takes some minutes.
 HEAD_SILENT_MINUTES = 15
 GPUS_IDLE_MINUTES = 30
 IDLE_PERCENT = 5
@@ -23,9 +23,9 @@ IDLE_PERCENT = 5
 
 @dataclass(frozen=True, kw_only=True)
 class MonitoringArgs:
-    """Inputs of Monitoring: the services of "head", "workers" and, if there are any, "cpu-workers".
+    """Inputs of Monitoring: the ECS services by kind, "head", "workers" and "cpu-workers".
 
-    Without an address there is no mail, and no budget.
+    Without an email address neither topic nor budget is created.
     """
 
     region: str
@@ -39,7 +39,7 @@ class MonitoringArgs:
 
 
 class Monitoring(pulumi.ComponentResource):
-    """The stack's dashboard, and alarms for a head that publishes nothing and for GPUs that idle."""
+    """Dashboard, and alarms for a silent head and for idle GPUs."""
 
     dashboard_name: pulumi.Output[str]
 
@@ -54,7 +54,7 @@ class Monitoring(pulumi.ComponentResource):
         self.register_outputs({"dashboard_name": self.dashboard_name})
 
     def _alarm_actions(self, name: str, alerts: Alerts) -> list[pulumi.Input[str]]:
-        """The topic that alarms go to, if there is an address."""
+        """SNS topic of the alarms, if there is an email address."""
         if not alerts.email:
             return []
         topic = aws.sns.Topic(f"{name}-alerts", tags=tags(f"{name}-alerts"), opts=pulumi.ResourceOptions(parent=self))
@@ -68,7 +68,8 @@ class Monitoring(pulumi.ComponentResource):
         return [topic.arn]
 
     def _budget(self, name: str, alerts: Alerts) -> None:
-        """Of the whole account: AWS tells costs by a tag only once it is activated for billing."""
+        # Of the whole account: AWS Budgets can filter by a tag only after it is activated for cost allocation.
+        # https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/activating-tags.html
         aws.budgets.Budget(
             f"{name}-budget",
             budget_type="COST",
@@ -89,10 +90,10 @@ class Monitoring(pulumi.ComponentResource):
         )
 
     def _alarm_head_silent(self, name: str, args: MonitoringArgs, actions: list[pulumi.Input[str]]) -> None:
-        """While a head that runs publishes nothing, idle workers are not stopped: it may have a run."""
+        # While a running head is silent, idle workers are not stopped, since it may have a run.
         self._alarm(
             f"{name}-head",
-            f"The Ray head has published nothing for {HEAD_SILENT_MINUTES} minutes: it does not run, or can't publish",
+            f"Ray head silent for {HEAD_SILENT_MINUTES} minutes: not running, or unable to publish metrics",
             metric=Metric(namespace=metrics_namespace(args.head.cluster), name="GPUs", stat="Maximum"),
             below=0,
             minutes=HEAD_SILENT_MINUTES,
@@ -101,10 +102,10 @@ class Monitoring(pulumi.ComponentResource):
         )
 
     def _alarm_gpus_idle(self, name: str, args: MonitoringArgs, actions: list[pulumi.Input[str]]) -> None:
-        """While there are no GPUs, the head publishes no use of them."""
+        # The head publishes no utilization while the cluster has no GPUs, so missing data is not an alarm.
         self._alarm(
             f"{name}-gpus",
-            f"No GPU of the Ray cluster has been used for {GPUS_IDLE_MINUTES} minutes",
+            f"All GPUs of the Ray cluster idle for {GPUS_IDLE_MINUTES} minutes",
             metric=Metric(namespace=metrics_namespace(args.head.cluster), name="GPUUtilization", stat="Maximum"),
             below=IDLE_PERCENT,
             minutes=GPUS_IDLE_MINUTES,
@@ -144,12 +145,12 @@ class Monitoring(pulumi.ComponentResource):
         names = pulumi.Output.all(
             namespace=metrics_namespace(args.head.cluster),
             cluster=args.head.cluster,
-            services=pulumi.Output.all(**{kind: each.name for kind, each in args.services.items()}),
+            services=pulumi.Output.all(**{kind: service.name for kind, service in args.services.items()}),
         )
-        body = names.apply(lambda known: json.dumps(dashboard.body(region=args.region, **known)))
+        body = names.apply(lambda values: json.dumps(dashboard.body(region=args.region, **values)))
         return aws.cloudwatch.Dashboard(
             f"{name}-dashboard",
-            # Given, as CloudWatch makes up none; the cluster's name is unique.
+            # CloudWatch requires a name, and the cluster's is unique.
             dashboard_name=args.head.cluster,
             dashboard_body=body,
             opts=pulumi.ResourceOptions(parent=self),

@@ -1,4 +1,4 @@
-"""Where everything runs: a VPC of the stack's own, with one way out and no way in, or a subnet that exists."""
+"""VPC with private subnets, a NAT gateway or VPC endpoints, and security groups; or an existing VPC."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from infra.references import Location, NetworkRef
 from infra.tags import CLUSTER_TAG, ZONE_TAG, ZONES_TAG, stack_tags, tags
 from ray_on_ecs.contract import DASHBOARD_PORT, NOTEBOOK_PORT
 
-# The services that agents, containers and jobs call; S3 has a gateway endpoint in any case.
+# Services that agents, containers and jobs call. S3 always has a gateway endpoint.
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/vpc-endpoints.html
 # https://docs.aws.amazon.com/AmazonECR/latest/userguide/vpc-endpoints.html
 # https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-create-vpc.html
@@ -32,7 +32,7 @@ INTERFACE_ENDPOINTS = (
     "ssmmessages",
     "autoscaling",
 )
-# Of these, EC2 takes no policy for the endpoints of ECS's agent, and AWS doesn't say which conditions hold for requests
+# EC2 accepts no endpoint policy for the ECS agent's services, and AWS does not document the condition keys of requests
 # that carry a token of ECR or Session Manager.
 # https://docs.aws.amazon.com/vpc/latest/privatelink/aws-services-privatelink-support.html
 WITHOUT_POLICY = {"ecs-agent", "ecs-telemetry", "ecr.dkr", "ssmmessages"}
@@ -41,9 +41,9 @@ HTTPS_PORT = 443
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkArgs:
-    """Inputs of Network; mostly plain values, as awsx.ec2.Vpc takes no outputs for them.
+    """Inputs of Network, mostly plain values, since awsx.ec2.Vpc takes no Outputs for them.
 
-    Where the location is an existing network, nothing of a VPC is made, and nothing of that one is changed.
+    With an existing network in `location`, no part of a VPC is created or changed.
     """
 
     vpc_cidr: str
@@ -56,10 +56,10 @@ class NetworkArgs:
 
 
 class Network(pulumi.ComponentResource):
-    """VPC, NAT gateway and S3 endpoint, if there is none yet, and the security groups of tasks and instances.
+    """VPC, NAT gateway and S3 endpoint, unless the VPC exists, and the security groups of tasks and instances.
 
-    Whatever runs in it depends on the whole component, not only on its subnet: instances need the NAT gateway, its
-    route and the rules to join the cluster when they start and to report their tasks stopped when they go.
+    Instances and services depend on the whole component, not only on their subnet: they need the NAT gateway, its
+    route and the security group rules to join the cluster and, on `destroy`, to report their tasks stopped.
     """
 
     vpc_id: pulumi.Output[str]
@@ -67,73 +67,82 @@ class Network(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Network", name, None, opts)
-        if existing := args.location.existing:
+        existing = args.location.existing
+        if existing:
             self.vpc_id = pulumi.Output.from_input(existing.vpc_id)
             subnets = dict(existing.subnets)
         else:
             vpc = self._vpc(name, args)
             self.vpc_id = vpc.vpc_id
             self._s3_endpoint(name, args, vpc)
-            # A subnet in every zone costs nothing, and lets instances and services move to another one.
+            # A subnet in every zone is free, and lets instances and services fail over to another zone.
             subnets = {zone: vpc.private_subnet_ids[index] for index, zone in enumerate(args.location.zones)}
             self._close_default_group(name)
         tasks = self._tasks_group(name, args)
         instances = self._instances_group(name)
-        # Session Manager forwards these two from an instance to a task.
+        # Session Manager forwards these ports from an instance to a task.
         for service, port in (("dashboard", DASHBOARD_PORT), ("notebook", NOTEBOOK_PORT)):
             self._admit(f"{name}-tasks-{service}", tasks, instances, port)
         if not args.nat_gateway:
-            # A run on spot instances asks EC2 for their prices, jobs may read secrets of Secrets Manager, and policies
-            # of instances are for Session Manager's key.
-            more = {"ec2": args.spot, "secretsmanager": args.reads_secrets, "kms": args.instance_policies}
-            services = (*INTERFACE_ENDPOINTS, *(service for service, is_called in more.items() if is_called))
+            # Runs on Spot Instances read spot prices from EC2, jobs read secrets from Secrets Manager, and instance
+            # policies allow the KMS key of Session Manager.
+            optional = {"ec2": args.spot, "secretsmanager": args.reads_secrets, "kms": args.instance_policies}
+            services = (*INTERFACE_ENDPOINTS, *(service for service, is_called in optional.items() if is_called))
             self._endpoints(name, services, args.location, subnets, self._endpoints_group(name, tasks, instances))
         self.ref = NetworkRef(subnets=subnets, tasks_group_id=tasks.id, instances_group_id=instances.id, network=self)
         self.register_outputs({"vpc_id": self.vpc_id, "subnet_id": subnets[args.location.zone]})
 
     def _vpc(self, name: str, args: NetworkArgs) -> awsx.ec2.Vpc:
+        private = private_prefix(args.vpc_cidr, len(args.location.zones))
+        # One NAT gateway per zone would cost more than the traffic between zones.
+        strategy = awsx.ec2.NatGatewayStrategy.SINGLE if args.nat_gateway else awsx.ec2.NatGatewayStrategy.NONE
         return awsx.ec2.Vpc(
             f"{name}-vpc",
             cidr_block=args.vpc_cidr,
             availability_zone_names=list(args.location.zones),
             subnet_strategy=awsx.ec2.SubnetAllocationStrategy.AUTO,
-            subnet_specs=_subnets(args.vpc_cidr, len(args.location.zones)),
-            nat_gateways=awsx.ec2.NatGatewayConfigurationArgs(
-                strategy=awsx.ec2.NatGatewayStrategy.SINGLE if args.nat_gateway else awsx.ec2.NatGatewayStrategy.NONE
-            ),
-            # A private DNS namespace answers only where both are on, and AWS leaves host names off.
+            subnet_specs=[
+                awsx.ec2.SubnetSpecArgs(type=awsx.ec2.SubnetType.PRIVATE, name="private", cidr_mask=private),
+                awsx.ec2.SubnetSpecArgs(type=awsx.ec2.SubnetType.PUBLIC, name="public", cidr_mask=PUBLIC_PREFIX),
+            ],
+            nat_gateways=awsx.ec2.NatGatewayConfigurationArgs(strategy=strategy),
+            # Private DNS namespaces require both attributes, and EC2 leaves host names off by default.
+            # https://docs.aws.amazon.com/Route53/latest/DeveloperGuide/hosted-zone-private-considerations.html
             enable_dns_hostnames=True,
             enable_dns_support=True,
-            # No Name here: awsx names each part of the VPC itself.
+            # Without a Name tag, since awsx names each part of the VPC itself.
             tags=stack_tags(),
             opts=pulumi.ResourceOptions(parent=self),
         )
 
     def _s3_endpoint(self, name: str, args: NetworkArgs, vpc: awsx.ec2.Vpc) -> None:
-        """Make a gateway endpoint for checkpoints and image layers: it is free, the NAT gateway charges by the byte.
+        """Gateway endpoint for checkpoints and image layers: it is free, while the NAT gateway charges by the byte.
 
-        With a way to the internet it is open: a policy would keep jobs from public buckets of this region alone. An
-        open policy is given, as the AWS provider leaves one in place that the program drops.
-        awsx would make the endpoint, too, but under the same name in every cluster of a program.
+        With internet access its policy is open, since a restriction would block only the public buckets of this region.
+        The open policy is explicit, since the AWS provider does not remove a policy that the program drops. awsx could
+        create the endpoint as well, but under the same name in every cluster of a program.
         """
-        place = args.location
-        closed = policies.s3_endpoint(partition=place.partition, region=place.region, account=place.account)
-        tables = vpc.route_tables.apply(lambda found: [table.id for table in found])
+        location = args.location
+        policy = policies.open_endpoint()
+        if not args.nat_gateway:
+            policy = policies.s3_endpoint(
+                partition=location.partition, region=location.region, account=location.account
+            )
         aws.ec2.VpcEndpoint(
             f"{name}-s3",
             vpc_id=vpc.vpc_id,
-            service_name=f"com.amazonaws.{place.region}.s3",
+            service_name=f"com.amazonaws.{location.region}.s3",
             vpc_endpoint_type="Gateway",
-            route_table_ids=tables,
-            policy=json.dumps(policies.open_endpoint() if args.nat_gateway else closed),
+            route_table_ids=vpc.route_tables.apply(lambda tables: [table.id for table in tables]),
+            policy=json.dumps(policy),
             tags=tags(f"{name}-s3"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 
     def _tasks_group(self, name: str, args: NetworkArgs) -> aws.ec2.SecurityGroup:
-        """One group that trusts itself: NCCL, Gloo and Ray's workers pick ports of their own.
+        """Security group that admits itself, since NCCL, Gloo and Ray's worker processes use random ports.
 
-        Its tags say which cluster this is and where, which the next `up` asks for: a zone chosen anew would move it.
+        Its tags hold cluster and zones for the next `pulumi up`, which would otherwise choose other zones.
         """
         location = args.location
         zones = {} if location.existing else {ZONES_TAG: " ".join(location.zones)}
@@ -147,9 +156,9 @@ class Network(pulumi.ComponentResource):
         return group
 
     def _instances_group(self, name: str) -> aws.ec2.SecurityGroup:
-        """A group that admits nothing: Session Manager and ECS are called by the instances' agents.
+        """Security group without ingress: the instances' agents call Session Manager and ECS, not the reverse.
 
-        A task has a network interface of its own, and so a group of its own; it can't reach what listens on instances.
+        In awsvpc mode tasks have their own network interface and group, and can't reach services on the instances.
         """
         group = self._group(f"{name}-instances", "Ray instances: no inbound traffic")
         self._allow_egress(f"{name}-instances", group)
@@ -166,7 +175,7 @@ class Network(pulumi.ComponentResource):
     def _group(
         self, name: str, description: str, more_tags: Mapping[str, pulumi.Input[str]] | None = None
     ) -> aws.ec2.SecurityGroup:
-        # EC2 refuses an apostrophe in the description of a group or a rule, which no preview sees.
+        # EC2 refuses apostrophes in the description of a group or a rule, which a preview does not detect.
         return aws.ec2.SecurityGroup(
             f"{name}-group",
             description=description,
@@ -178,7 +187,7 @@ class Network(pulumi.ComponentResource):
     def _admit(
         self, name: str, group: aws.ec2.SecurityGroup, source: aws.ec2.SecurityGroup, port: int | None = None
     ) -> None:
-        """Admit members of `source`, through one TCP port or everything."""
+        """Admit traffic from members of `source`, on one TCP port or all."""
         aws.vpc.SecurityGroupIngressRule(
             name,
             security_group_id=group.id,
@@ -209,7 +218,7 @@ class Network(pulumi.ComponentResource):
         subnets: Mapping[str, pulumi.Input[str]],
         group: aws.ec2.SecurityGroup,
     ) -> None:
-        """What nodes call of AWS without a way to the internet: an address for each service in each of their zones."""
+        """Interface endpoints in the nodes' zones, for AWS services without internet access."""
         for service in services:
             aws.ec2.VpcEndpoint(
                 f"{name}-{service.replace('.', '-')}",
@@ -219,38 +228,30 @@ class Network(pulumi.ComponentResource):
                 subnet_ids=[subnets[zone] for zone in location.worker_zones],
                 security_group_ids=[group.id],
                 policy=None if service in WITHOUT_POLICY else json.dumps(policies.endpoint(location.account)),
-                # The services' usual names then lead here.
+                # The services' default DNS names then resolve to the endpoint.
                 private_dns_enabled=True,
                 tags=tags(f"{name}-{service.replace('.', '-')}"),
                 opts=pulumi.ResourceOptions(parent=self),
             )
 
     def _service_name(self, service: str, location: Location) -> pulumi.Input[str]:
-        """Name of a service's endpoint; in other partitions than `aws` the names differ from service to service."""
+        """Endpoint service name; outside the partition `aws` its prefix depends on the service."""
         if location.partition == "aws":
             return f"com.amazonaws.{location.region}.{service}"
         names = [f"{prefix}.{location.region}.{service}" for prefix in ("com.amazonaws", "cn.com.amazonaws")]
-        found = aws.ec2.get_vpc_endpoint_service_output(
+        endpoint_service = aws.ec2.get_vpc_endpoint_service_output(
             service_type="Interface",
             filters=[aws.ec2.GetVpcEndpointServiceFilterArgs(name="service-name", values=names)],
             opts=pulumi.InvokeOutputOptions(parent=self),
         )
-        return found.service_name
+        return endpoint_service.service_name
 
     def _close_default_group(self, name: str) -> None:
-        """AWS gives each VPC a group that trusts itself, for what names none; without rules it admits nothing."""
+        # Every VPC has a default security group that admits itself; managed without rules, it admits no traffic.
+        # https://docs.aws.amazon.com/vpc/latest/userguide/default-security-group.html
         aws.ec2.DefaultSecurityGroup(
             f"{name}-default-group",
             vpc_id=self.vpc_id,
             tags=tags(f"{name}-default-group"),
             opts=pulumi.ResourceOptions(parent=self),
         )
-
-
-def _subnets(vpc_cidr: str, zones: int) -> list[awsx.ec2.SubnetSpecArgs]:
-    """Two subnets of each zone, and one NAT gateway: one each would cost more than the traffic between zones does."""
-    private = private_prefix(vpc_cidr, zones)
-    return [
-        awsx.ec2.SubnetSpecArgs(type=awsx.ec2.SubnetType.PRIVATE, name="private", cidr_mask=private),
-        awsx.ec2.SubnetSpecArgs(type=awsx.ec2.SubnetType.PUBLIC, name="public", cidr_mask=PUBLIC_PREFIX),
-    ]

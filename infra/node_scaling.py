@@ -1,9 +1,9 @@
-"""Scaling of the GPU or the CPU workers: out to the number that jobs request, in to those that are in use.
+"""Application Auto Scaling of the GPU or CPU workers: out to the number that jobs request, in to the nodes in use.
 
-Two alarms watch the metrics of head, runs and instances, and each sets the service's desired count through Application
-Auto Scaling; the capacity provider starts and stops instances to match. Neither needs a laptop, and the scale-in needs
-no head either. Nodes in use protect their tasks (ray_on_ecs/node/protection.py), so that ECS stops idle ones. While an
-alarm is active its policy is applied each minute, and of several the largest number holds.
+Two CloudWatch alarms watch the metrics of head, runs and instances, and each sets the service's desired count; the
+capacity provider starts and stops instances to match. Neither needs a client, and the scale-in works without a head.
+Nodes in use protect their tasks (ray_on_ecs/node/protection.py), so ECS stops idle nodes. While an alarm is active, its
+policy is applied every minute; of several policies, the largest capacity wins.
 https://docs.aws.amazon.com/autoscaling/application/userguide/step-scaling-policy-overview.html
 """
 
@@ -19,9 +19,10 @@ from infra.definitions.metrics import AUTO_SCALING, Metric, of_service
 from infra.references import NodeSpec, Scale, ServiceRef
 from infra.tags import metrics_namespace, tags
 
-# A change is over when its tasks are, not after ECS's usual five minutes.
+# The default of five minutes would delay the next change.
 COOLDOWN_SECONDS = 60
 PERIOD_SECONDS = 60
+# Step adjustments per policy.
 # https://docs.aws.amazon.com/autoscaling/application/userguide/application-auto-scaling-limits.html
 MAX_STEPS = 20
 Step = aws.appautoscaling.PolicyStepScalingPolicyConfigurationStepAdjustmentArgs
@@ -29,7 +30,7 @@ Step = aws.appautoscaling.PolicyStepScalingPolicyConfigurationStepAdjustmentArgs
 
 @dataclass(frozen=True, kw_only=True)
 class NodeScalingArgs:
-    """Inputs of NodeScaling: the services of nodes and head, the nodes' Auto Scaling group and their kind."""
+    """Inputs of NodeScaling: ECS services of nodes and head, Auto Scaling group and kind of the nodes."""
 
     service: ServiceRef
     head: ServiceRef
@@ -40,17 +41,17 @@ class NodeScalingArgs:
 
     @property
     def resource(self) -> str:
-        """What jobs ask Ray for, and what the head's metrics are called by."""
+        """Ray resource that jobs request, and prefix of the head's metrics."""
         return "GPUs" if self.node.task.gpus else "CPUs"
 
     @property
     def units(self) -> int:
-        """How many of these each node has."""
+        """Number of GPUs or CPUs per node."""
         return self.node.task.gpus or self.node.task.vcpus
 
 
 class NodeScaling(pulumi.ComponentResource):
-    """The policies and alarms that move the number of one kind of task."""
+    """Step scaling policies and alarms for the service of one kind of worker."""
 
     def __init__(self, name: str, args: NodeScalingArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:NodeScaling", name, None, opts)
@@ -64,7 +65,7 @@ class NodeScaling(pulumi.ComponentResource):
         self.register_outputs({})
 
     def _scalable_target(self, name: str) -> aws.appautoscaling.Target:
-        # Without tags: it is a setting of the service, which has them, and costs nothing.
+        # Without tags: it is a setting of the service, which is tagged, and free of charge.
         return aws.appautoscaling.Target(
             f"{name}-target",
             service_namespace="ecs",
@@ -76,42 +77,42 @@ class NodeScaling(pulumi.ComponentResource):
         )
 
     def _scale_out_alarm(self, name: str) -> None:
-        """Set the number to what jobs want while that is more than what is there, and to no less than what runs.
+        """Scale out while jobs request more than is available: to the requested number, at least to the running one.
 
-        What runs is counted in tasks: from zero ECS starts two instances at once, for a job that wants one, too. A
-        service without tasks has no such metric, hence the 0; where it is late, the last number holds. The others are
-        not filled: a minute that comes late is not one in which jobs want nothing.
+        Running nodes are counted in tasks, because from zero ECS starts two instances even for a job that requests one.
+        A service without tasks has no such metric, hence FILL with 0; a late data point repeats the last value. Other
+        metrics are not filled: a late data point does not mean that jobs request nothing.
 
-        Nodes that a job takes into use while the number is being lowered are protected, but ECS renews no protection
-        in a service with more protected tasks than it is to have. So the number also follows the nodes in use.
+        Nodes that a job starts to use during a scale-in are protected, but ECS does not renew the protection of more
+        tasks than the desired count. So the count also follows the nodes in use.
+        https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-scale-in-protection.html
         """
         scale, units = self._args.scale, self._args.units
         steps = scale_out_steps(units=units, min_count=scale.min_count, max_count=scale.max_count)
         short = f"requested > available && available < {self._most}"
-        wanted = f"IF({short}, MAX([requested, FILL(FILL(tasks, REPEAT), 0) * {units}]), 0)"
+        demand = f"IF({short}, MAX([requested, FILL(FILL(tasks, REPEAT), 0) * {units}]), 0)"
         self._alarm(
             name,
             "short",
-            f"Jobs of the Ray cluster wait for {self._args.resource}",
-            # MAX skips what is missing: each of the two decides by itself.
-            expression=f"MAX([{wanted}, IF(nodes > desired, nodes * {units}, 0)])",
+            f"Ray jobs wait for {self._args.resource} (scale out)",
+            # MAX skips missing values, so each term works without the other.
+            expression=f"MAX([{demand}, IF(nodes > desired, nodes * {units}, 0)])",
             above=0,
             minutes=1,
             policy=self._policy(f"{name}-short", steps),
         )
 
     def _idle_alarm(self, name: str) -> None:
-        """Scale in to the nodes that are needed, once there have been more than those for `idle_minutes`.
+        """Scale in to the needed nodes, after more than those have been up for `idle_minutes`.
 
-        Needed are `min_count`; nodes on which Ray has work, whichever program it belongs to; and as many as hold what
-        programs request, unless they request more than there can be, and all of that is there and idle. While a run
-        reports progress and no node is in use, it is about to start its workers again, and all are needed. A head that
-        runs and publishes nothing may have a run: its silence is not a reason to end one. A head that does not run has
-        none.
+        Needed are `min_count` nodes; all nodes in use by Ray, for any program; and the nodes that programs request,
+        unless they request more than the maximum while all of it is up and idle. While a run reports progress and no
+        node is in use, it is about to restart its workers, so all nodes are needed. A running head that publishes
+        nothing may have a run, so its silence stops no node; a head that is not running has no run.
 
-        Instances are counted, since they are billed, also where no task comes to run on them. So are those that EC2 is
-        asked for and does not have: they would start later. A metric that is missing counts as 0, even if it never had
-        a value: MAX skips it, and `instances` always has one, where FILL of an empty metric may give nothing.
+        Instances are counted instead of tasks, since they are billed even without a task. Requested instances count as
+        well: EC2 would start them later. A missing metric counts as 0, even if it never had a value: MAX skips it, and
+        `instances` always has a value, whereas FILL of an empty metric may return nothing.
         """
         scale = self._args.scale
         step, steps = scale_in_steps(min_count=scale.min_count, max_count=scale.max_count)
@@ -121,8 +122,8 @@ class NodeScaling(pulumi.ComponentResource):
         self._alarm(
             name,
             "idle",
-            f"More Ray {self._args.kind} than are needed for {scale.idle_minutes} minutes",
-            # One more than are needed, so that it is 0 where none are to be stopped.
+            f"Ray {self._args.kind} unused for {scale.idle_minutes} minutes (scale in)",
+            # One more than the needed number, so that 0 means no scale-in.
             expression=f"IF({self._all_stay()} || ({needed} >= MAX([instances, wanted])), 0, {needed} + 1)",
             above=0,
             minutes=scale.idle_minutes,
@@ -130,16 +131,16 @@ class NodeScaling(pulumi.ComponentResource):
         )
 
     def _needed(self) -> str:
-        """The number of nodes that are needed, as an expression."""
+        """Metric math expression for the number of needed nodes."""
         most, requested = self._most, _or_zero("requested")
         beyond = f"{requested} > {most} && {_PUBLISHED} > {most} && {_or_zero('used')} == 0"
         requesting = f"CEIL(IF({beyond}, 0, {requested}) / {self._args.units})"
         return f"MAX([{_or_zero('nodes')}, {requesting}, instances * 0 + {self._args.scale.min_count}])"
 
     def _all_stay(self) -> str:
-        """The condition under which no node is stopped, whatever is needed, as an expression."""
+        """Metric math condition under which no node is stopped, whatever is needed."""
         silent = f"({_or_zero('head')} > 0 && {_PUBLISHED} == 0)"
-        if not self._args.node.task.gpus:  # CPU workers may well be idle while GPUs train
+        if not self._args.node.task.gpus:  # CPU workers may be idle while GPUs train
             return silent
         return f"{silent} || ({_or_zero('progress')} > 0 && {_or_zero('used')} == 0)"
 
@@ -151,7 +152,7 @@ class NodeScaling(pulumi.ComponentResource):
             scalable_dimension=self._target.scalable_dimension,
             resource_id=self._target.resource_id,
             step_scaling_policy_configuration=aws.appautoscaling.PolicyStepScalingPolicyConfigurationArgs(
-                # An exact number can be set again and again while instances are still starting.
+                # Unlike a change in capacity, an exact capacity can be applied again while instances are starting.
                 adjustment_type="ExactCapacity",
                 cooldown=COOLDOWN_SECONDS,
                 metric_aggregation_type="Maximum",
@@ -171,20 +172,20 @@ class NodeScaling(pulumi.ComponentResource):
         minutes: int,
         policy: aws.appautoscaling.Policy,
     ) -> None:
-        used = {key: metric for key, metric in self._metrics.items() if re.search(rf"\b{key}\b", expression)}
+        metrics = {key: metric for key, metric in self._metrics.items() if re.search(rf"\b{key}\b", expression)}
         result = aws.cloudwatch.MetricAlarmMetricQueryArgs(
             id="result", expression=expression, label=description, return_data=True
         )
         aws.cloudwatch.MetricAlarm(
             f"{name}-{kind}-alarm",
-            # By this name `ray-on-ecs status` finds it.
+            # `ray-on-ecs status` finds the alarm by this name.
             name=pulumi.Output.concat(self._args.service.cluster, "-", self._args.kind, "-", kind),
             alarm_description=description,
             comparison_operator="GreaterThanThreshold",
             threshold=above,
             evaluation_periods=minutes * 60 // PERIOD_SECONDS,
-            metric_queries=[result, *(_query(key, metric) for key, metric in used.items())],
-            # No number at all: there is no service to move, or no head that asks.
+            metric_queries=[result, *(_query(key, metric) for key, metric in metrics.items())],
+            # Without any data there is no service to scale, or no head that requests.
             treat_missing_data="notBreaching",
             alarm_actions=[policy.arn],
             tags=tags(f"{name}-{kind}-alarm"),
@@ -196,13 +197,13 @@ def _or_zero(metric: str) -> str:
     return f"MAX([{metric}, instances * 0])"
 
 
-# One more than there are, so that it is 0 where the metric is missing alone.
+# One more than the available number, so that 0 means a missing metric.
 _PUBLISHED = _or_zero("available + 1")
 
 
 def _metrics(args: NodeScalingArgs) -> dict[str, Metric]:
-    """What the alarms' expressions speak of."""
-    own = {
+    """CloudWatch metrics by their name in the alarms' expressions."""
+    head_metrics = {
         "requested": f"{args.resource}Requested",
         "used": f"{args.resource}Used",
         "available": args.resource,
@@ -211,7 +212,7 @@ def _metrics(args: NodeScalingArgs) -> dict[str, Metric]:
     }
     namespace, group = metrics_namespace(args.service.cluster), {"AutoScalingGroupName": args.group_name}
     return {
-        **{key: Metric(namespace=namespace, name=name, stat="Maximum") for key, name in own.items()},
+        **{key: Metric(namespace=namespace, name=name, stat="Maximum") for key, name in head_metrics.items()},
         "tasks": of_service("RunningTaskCount", args.service.cluster, args.service.name, "Maximum"),
         "desired": of_service("DesiredTaskCount", args.service.cluster, args.service.name, "Maximum"),
         "head": of_service("RunningTaskCount", args.head.cluster, args.head.name, "Maximum"),
@@ -221,7 +222,7 @@ def _metrics(args: NodeScalingArgs) -> dict[str, Metric]:
 
 
 def _query(query_id: str, metric: Metric) -> aws.cloudwatch.MetricAlarmMetricQueryArgs:
-    """The metric as a variable of an alarm's expression."""
+    """Metric as a variable of an alarm's expression."""
     return aws.cloudwatch.MetricAlarmMetricQueryArgs(
         id=query_id,
         metric=aws.cloudwatch.MetricAlarmMetricQueryMetricArgs(
@@ -235,9 +236,9 @@ def _query(query_id: str, metric: Metric) -> aws.cloudwatch.MetricAlarmMetricQue
 
 
 def scale_out_steps(*, units: int, min_count: int, max_count: int) -> list[Step]:
-    """The number of nodes for each number of GPUs or CPUs that is requested, of which each node has `units`.
+    """Step adjustments from requested GPUs or CPUs to nodes with `units` of them each.
 
-    A policy has at most 20 steps; for more workers than that, a step stands for several and takes the largest of them.
+    A policy has at most 20 steps; for more workers, a step covers several numbers and sets the largest of them.
     """
     stride = -(-max_count // MAX_STEPS)
     numbers = [min(number, max_count) for number in range(stride, max_count + stride, stride)]
@@ -245,10 +246,10 @@ def scale_out_steps(*, units: int, min_count: int, max_count: int) -> list[Step]
 
 
 def scale_in_steps(*, min_count: int, max_count: int) -> tuple[int, list[Step]]:
-    """The distance between the numbers of nodes to which a policy scales in, and the number for each value.
+    """Stride between the numbers of nodes to which a policy scales in, and its step adjustments.
 
-    The value is one more than the number. For more workers than a policy may have steps the distance is more than one,
-    and the expression has to be rounded up to it: a step that stood for several could start nodes.
+    The alarm's value is one more than the number of nodes. With more workers than steps the stride exceeds one, and the
+    expression must be rounded up to it: a step that covered several numbers could start nodes.
     """
     stride = -(-(max_count - min_count) // (MAX_STEPS - 1))
     numbers = [min(number, max_count) for number in range(min_count, max_count + stride, stride)]
@@ -256,8 +257,8 @@ def scale_in_steps(*, min_count: int, max_count: int) -> tuple[int, list[Step]]:
 
 
 def _steps(numbers: list[int], values: list[int]) -> list[Step]:
-    """One step for each number, which ends with its value; the last one has no end."""
-    # Half a unit beside the whole numbers, as a step begins at its lower bound and ends before its upper one.
+    """Step adjustments: one per number of nodes, up to and including its value; the last one is unbounded."""
+    # Half a unit off the integers, because a step includes its lower bound and excludes its upper bound.
     edges = ["0", *(str(value + 0.5) for value in values[:-1]), None]
     return [
         Step(metric_interval_lower_bound=lower, metric_interval_upper_bound=upper, scaling_adjustment=number)

@@ -1,7 +1,7 @@
-"""A Ray cluster on ECS as one component, for this project's program, for others, and for other languages.
+"""RayCluster component: a Ray cluster on Amazon ECS, for Pulumi programs in any language.
 
-Pulumi reads the annotations of RayCluster as they stand for the schema that it offers other languages, and their
-docstrings: this module can't postpone annotations.
+Pulumi derives the schema for other languages from the annotations and docstrings of RayCluster, and can't read
+annotations that `from __future__ import annotations` turned into strings.
 """
 
 import os
@@ -35,25 +35,25 @@ ROOT = Path(__file__).parents[1]
 class RayCluster(pulumi.ComponentResource):
     """Ray on Amazon ECS for distributed PyTorch: network, bucket, image, head, GPU and CPU workers, monitoring.
 
-    The names of all its parts in the account begin with its own name, which is therefore cut where it is long. Account
-    and region are those of its AWS provider. While Pulumi plans, the constructor asks AWS by that provider about the
-    arguments, and about a cluster of this name that is up; prices it asks for with the credentials of the environment.
+    Its name is the prefix of all resource names, so a long name is shortened. Account and region are those of its AWS
+    provider. While Pulumi plans, the constructor validates the arguments with calls through that provider, and looks
+    for a deployed cluster of this name; prices are read with the credentials of the environment.
     """
 
     bucket: pulumi.Output[str]
-    """Name of the S3 bucket that keeps the runs."""
+    """Name of the S3 bucket of the runs."""
     head_instance_id: pulumi.Output[str]
-    """ID of the head's instance, which Session Manager reaches."""
+    """ID of the head's EC2 instance, the target of Session Manager."""
     cluster_name: pulumi.Output[str]
     """Name of the ECS cluster."""
     image_uri: pulumi.Output[str]
-    """Image of the head and the workers."""
+    """Container image of the head and the workers."""
     log_group: pulumi.Output[str]
     """Name of the CloudWatch log group of all containers."""
     metrics_dashboard: pulumi.Output[str]
     """Name of the CloudWatch dashboard: training, GPUs, tasks, network."""
     estimated_hourly_usd: pulumi.Output[float | None]
-    """Cost of all instances an hour, in USD on demand; none where AWS would not say."""
+    """On-demand cost of all instances in USD per hour; none if prices are not available."""
     default_gpus: pulumi.Output[int]
     """Number of GPUs that a job requests by default."""
     vpc_id: pulumi.Output[str]
@@ -61,21 +61,21 @@ class RayCluster(pulumi.ComponentResource):
     subnet_ids: pulumi.Output[list[str]]
     """IDs of the private subnets, one in each zone."""
     security_group_id: pulumi.Output[str]
-    """ID of the security group of the tasks, which other resources of a program can admit."""
+    """ID of the tasks' security group, a source for ingress rules of other resources."""
     task_role_arns: pulumi.Output[dict[str, str]]
-    """ARNs of the tasks' IAM roles by kind of node: head, workers and, if there are any, cpu-workers."""
+    """ARNs of the IAM task roles by kind of node: head, workers and, with CPU workers, cpu-workers."""
     task_definition_arns: pulumi.Output[dict[str, str]]
-    """ARNs of the task definitions, by the same kinds."""
+    """ARNs of the task definitions by kind of node."""
     connection: pulumi.Output[dict[str, Any]]
-    """Names by which `ray-on-ecs` finds the cluster; any program that exports it as `connection` can be its stack."""
+    """Names that `ray-on-ecs` uses to connect; a program that exports it as `connection` can be its stack."""
     train_command: pulumi.Output[str]
-    """Shell line that trains on the head through Session Manager and shows the log."""
+    """Command that trains on the cluster through Session Manager and streams the log."""
     shell_command: pulumi.Output[str]
-    """Shell line that opens a shell in the head's container."""
+    """Command that opens a shell in the head's container."""
     dashboard_command: pulumi.Output[str]
-    """Shell line that forwards Ray's dashboard to http://localhost:8265."""
+    """Command that forwards the Ray dashboard to http://localhost:8265."""
     token_command: pulumi.Output[str]
-    """Shell line that prints Ray's token, which the dashboard asks for."""
+    """Command that prints the Ray token, for the dashboard's login."""
 
     def __init__(self, name: str, args: RayClusterArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         arguments = config.read(args)
@@ -100,7 +100,7 @@ class RayCluster(pulumi.ComponentResource):
         association = cluster.associate([capacity.provider_name for capacity in capacities.values()])
         agents = [capacity.join_cluster(association) for capacity in capacities.values()]
         info = self._cluster_info(network, capacities["workers"])
-        common = TaskDefaults(
+        defaults = TaskDefaults(
             cluster=cluster.ref,
             location=plan.location,
             rules=settings.rules,
@@ -113,17 +113,23 @@ class RayCluster(pulumi.ComponentResource):
             job_secrets=settings.job_secrets,
             environment=arguments.environment,
         )
-        task_args = common.of_kinds(
+        task_args = defaults.of_kinds(
             plan.nodes,
             head_host=discovery.head_host,
             cluster_info_parameter=info.parameter,
             group=capacities["workers"].group,
         )
-        # Without the plural's s: head-task, worker-task, cpu-worker-task.
-        tasks = {kind: RayTask(f"{prefix}-{kind.removesuffix('s')}-task", of, opts) for kind, of in task_args.items()}
-        # A run needs all kinds of nodes till its end.
-        needed = [association, *agents, *(policy for task in tasks.values() for policy in task.role_policies)]
-        services = self._services(cluster, network, discovery, capacities, tasks, needed)
+        # In the singular: head-task, worker-task, cpu-worker-task.
+        tasks = {
+            kind: RayTask(f"{prefix}-{kind.removesuffix('s')}-task", kind_args, opts)
+            for kind, kind_args in task_args.items()
+        }
+        # Every service depends on the policies of all kinds, since a run needs all kinds of nodes until its end:
+        # otherwise `destroy` could take a worker's permissions before its last checkpoint is saved.
+        after = [association, *agents]
+        for task in tasks.values():
+            after += task.role_policies
+        services = self._services(cluster, network, discovery, capacities, tasks, after)
         refs = {kind: service.ref for kind, service in services.items()}
         monitoring_args = MonitoringArgs(region=plan.region, services=refs, alerts=settings.alerts)
         monitoring = Monitoring(f"{prefix}-monitoring", monitoring_args, opts)
@@ -142,15 +148,7 @@ class RayCluster(pulumi.ComponentResource):
         self.security_group_id = network.ref.tasks_group_id
         self.task_role_arns = pulumi.Output.all(**{kind: task.role_arn for kind, task in tasks.items()})
         self.task_definition_arns = pulumi.Output.all(**{kind: task.definition_arn for kind, task in tasks.items()})
-        self.connection = pulumi.Output.all(
-            bucket=self.bucket,
-            head_instance_id=self.head_instance_id,
-            cluster_name=self.cluster_name,
-            log_group=self.log_group,
-            metrics_dashboard=self.metrics_dashboard,
-            estimated_hourly_usd=self.estimated_hourly_usd,
-            default_gpus=self.default_gpus,
-            region=plan.region,
+        self.connection = self._connection(
             head_host=discovery.head_host,
             token_parameter=auth.parameter_name,
             cluster_info_parameter=info.parameter.name,
@@ -202,7 +200,7 @@ class RayCluster(pulumi.ComponentResource):
         return storage
 
     def _image(self) -> Image:
-        """The image of docker/. awsx hashes the path as it stands: it has to be the same on every machine."""
+        # awsx includes the path in its hash, so a relative path keeps the image unchanged on other machines.
         context = os.path.relpath(ROOT)
         args = ImageArgs(
             context=context, dockerfile=f"{context}/docker/Dockerfile", kms_key_arn=self._settings.kms_key_arn
@@ -246,22 +244,24 @@ class RayCluster(pulumi.ComponentResource):
         tasks: dict[str, RayTask],
         after: list[pulumi.Resource],
     ) -> dict[str, RayService]:
-        """The services, the head's first, and what scales those of the workers."""
+        """ECS services by kind, the head's first, and the scaling of the workers' services."""
         services = {}
         for kind, node in self._plan.nodes.items():
             scale = self._plan.scales.get(kind)
-            # Nodes read the token when they start.
-            words = {"token": self._settings.rotate_token, "redeploy": self._settings.redeploy_workers if scale else ""}
+            # Nodes read the token only when they start, so a new token redeploys all of them.
+            triggers = {"token": self._settings.rotate_token}
+            if scale:
+                triggers["redeploy"] = self._settings.redeploy_workers
             args = RayServiceArgs(
                 cluster=cluster.ref,
                 network=network.ref,
-                # Wherever a job has moved the group: ECS places tasks in the service's subnets alone.
+                # All zones to which zone failover can move the group: ECS places tasks only in the service's subnets.
                 zones=tuple(network.ref.subnets) if node.moves else node.zones,
                 task_definition_arn=tasks[kind].definition_arn,
                 capacity_provider=capacities[kind].provider_name,
                 count=scale.initial_count if scale else 1,
                 autoscaled=scale is not None and scale.max_count > 0,
-                redeploy={cause: word for cause, word in words.items() if word},
+                redeploy={cause: value for cause, value in triggers.items() if value},
                 registry_arn=None if scale else discovery.registry_arn,
                 after=after,
             )
@@ -278,7 +278,21 @@ class RayCluster(pulumi.ComponentResource):
                 NodeScaling(f"{self._prefix}-{kind}-scaling", scaling_args, self._opts)
         return services
 
+    def _connection(self, **names: Any) -> pulumi.Output[dict[str, Any]]:
+        """Output `connection`: the outputs that `ray-on-ecs` needs, the region, and other names."""
+        return pulumi.Output.all(
+            bucket=self.bucket,
+            head_instance_id=self.head_instance_id,
+            cluster_name=self.cluster_name,
+            log_group=self.log_group,
+            metrics_dashboard=self.metrics_dashboard,
+            estimated_hourly_usd=self.estimated_hourly_usd,
+            default_gpus=self.default_gpus,
+            region=self._plan.region,
+            **names,
+        )
+
     def _session(self, document: pulumi.Output[str]) -> pulumi.Output[str]:
-        """Shell line of a session with the head's instance."""
+        """Command that starts a session with the head's instance."""
         names = pulumi.Output.all(self.head_instance_id, document)
-        return names.apply(lambda known: commands.session(self._plan.region, *known))
+        return names.apply(lambda values: commands.session(self._plan.region, *values))

@@ -1,4 +1,4 @@
-"""What a head's task is and what a worker's is: the pure definitions, filled in with what the other components made."""
+"""Task inputs of head, workers and CPU workers, from the pure definitions and the other components' outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ray_on_ecs.contract import secrets_prefix
 
 @dataclass(frozen=True, kw_only=True)
 class TaskDefaults:
-    """What the tasks of all kinds have in common."""
+    """Inputs that the tasks of all kinds share."""
 
     cluster: ResourceRef
     location: Location
@@ -41,7 +41,7 @@ class TaskDefaults:
         cluster_info_parameter: ResourceRef,
         group: ResourceRef,
     ) -> dict[str, RayTaskArgs]:
-        """Inputs of the tasks of all kinds of nodes; `group` is the Auto Scaling group of the workers."""
+        """Task inputs by kind of node; `group` is the workers' Auto Scaling group."""
         head = self.head(
             nodes["head"].task,
             cluster_info_parameter=cluster_info_parameter,
@@ -57,12 +57,12 @@ class TaskDefaults:
     def head(
         self, size: TaskSize, *, cluster_info_parameter: ResourceRef, group: ResourceRef, moves: bool, cpu_workers: bool
     ) -> RayTaskArgs:
-        """Inputs of the head's task; none tells how many workers there are, so that it survives a change to them.
+        """Inputs of the head's task, without the number of workers, so that a change of it does not restart the head.
 
-        Its jobs look at the workers' Auto Scaling group, and if it `moves`, they move it to another zone.
+        Jobs on the head read the workers' Auto Scaling group, and with `moves` they move it to another zone.
         """
         namespace = metrics_namespace(self.cluster.name)
-        known = pulumi.Output.all(
+        inputs = pulumi.Output.all(
             common=self._common(size),
             bucket=self.bucket.name,
             metrics_namespace=namespace,
@@ -70,26 +70,20 @@ class TaskDefaults:
         )
         return self._args(
             "head",
-            known.apply(lambda values: json.dumps([containers.head(**values, cpu_workers=cpu_workers)])),
+            inputs.apply(lambda values: json.dumps([containers.head(**values, cpu_workers=cpu_workers)])),
             size,
             self._task_policy(
                 metrics_namespace=namespace,
                 parameter_arn=cluster_info_parameter.arn,
                 group_arn=group.arn if moves else None,
-                # Its jobs delete what their run needs no more, and commands in its shell submit runs.
+                # Jobs delete the secrets of a finished run, and commands in the head's shell submit runs.
                 writes_secrets=True,
             ),
             state_volume=containers.STATE_VOLUME,
         )
 
     def worker(self, size: TaskSize, head_host: pulumi.Input[str], group: ResourceRef) -> RayTaskArgs:
-        """Inputs of a worker's task.
-
-        Args:
-            size: The task's.
-            head_host: The DNS name under which it finds the head.
-            group: The Auto Scaling group that replaces an instance whose GPUs fail.
-        """
+        """Inputs of a worker's task, which can have Auto Scaling replace its instance when GPUs fail."""
         return self._joining("workers", size, head_host, containers.worker, own_group_arn=group.arn)
 
     def cpu_worker(self, size: TaskSize, head_host: pulumi.Input[str]) -> RayTaskArgs:
@@ -104,8 +98,8 @@ class TaskDefaults:
         define: Callable[..., containers.Container],
         **grants: pulumi.Input[str],
     ) -> RayTaskArgs:
-        known = pulumi.Output.all(common=self._common(size), head_host=head_host)
-        container = known.apply(lambda values: json.dumps([define(**values)]))
+        inputs = pulumi.Output.all(common=self._common(size), head_host=head_host)
+        container = inputs.apply(lambda values: json.dumps([define(**values)]))
         return self._args(
             kind, container, size, self._task_policy(**grants), instance_volume=containers.INSTANCE_VOLUME
         )
@@ -113,13 +107,15 @@ class TaskDefaults:
     def _args(
         self, kind: str, container: pulumi.Output[str], size: TaskSize, task_policy: pulumi.Output[str], **volumes: str
     ) -> RayTaskArgs:
-        place = self.location
+        location = self.location
         return RayTaskArgs(
             family=pulumi.Output.concat(self.cluster.name, "-", kind),
             container=container,
             size=size,
-            task_trust=policies.assumed_by_tasks(partition=place.partition, region=place.region, account=place.account),
-            # Without a condition: AWS documents aws:SourceAccount for task roles alone.
+            task_trust=policies.assumed_by_tasks(
+                partition=location.partition, region=location.region, account=location.account
+            ),
+            # Without a condition: AWS documents aws:SourceAccount only for task roles.
             execution_trust=policies.assumed_by("ecs-tasks.amazonaws.com"),
             execution_policy=self._execution_policy(),
             task_policy=task_policy,
@@ -128,7 +124,7 @@ class TaskDefaults:
         )
 
     def _common(self, size: TaskSize) -> pulumi.Output[ContainerDefaults]:
-        known = pulumi.Output.all(
+        inputs = pulumi.Output.all(
             image=self.image_uri,
             log_group=self.logs.name,
             token_arn=self.token_parameter_arn,
@@ -136,28 +132,28 @@ class TaskDefaults:
             registry_secret_arn=self.registry_secret_arn,
             environment=dict(self.environment),
         )
-        return known.apply(lambda values: ContainerDefaults(region=self.location.region, size=size, **values))
+        return inputs.apply(lambda values: ContainerDefaults(region=self.location.region, size=size, **values))
 
     @property
     def _secrets_prefix(self) -> pulumi.Output[str]:
         return pulumi.Output.from_input(self.cluster.name).apply(secrets_prefix)
 
     def _execution_policy(self) -> pulumi.Output[str]:
-        known = pulumi.Output.all(
+        inputs = pulumi.Output.all(
             image_uri=self.image_uri,
             log_group_arn=self.logs.arn,
             token_arn=self.token_parameter_arn,
             registry_secret_arn=self.registry_secret_arn,
             kms_key_arn=self.rules.kms_key_arn,
         )
-        return known.apply(lambda inputs: json.dumps(policies.execution(partition=self.location.partition, **inputs)))
+        return inputs.apply(lambda values: json.dumps(policies.execution(partition=self.location.partition, **values)))
 
     def _task_policy(self, **grants: pulumi.Input[str | bool | None]) -> pulumi.Output[str]:
-        place = self.location
-        tasks = f"arn:{place.partition}:ecs:{place.region}:{place.account}:task/"
+        location = self.location
+        tasks = f"arn:{location.partition}:ecs:{location.region}:{location.account}:task/"
         tasks_arn = pulumi.Output.concat(tasks, self.cluster.name, "/*")
-        parameters = f"arn:{place.partition}:ssm:{place.region}:{place.account}:parameter"
-        known = pulumi.Output.all(
+        parameters = f"arn:{location.partition}:ssm:{location.region}:{location.account}:parameter"
+        inputs = pulumi.Output.all(
             bucket_arn=self.bucket.arn,
             tasks_arn=tasks_arn,
             data_buckets=list(self.data_buckets),
@@ -166,4 +162,4 @@ class TaskDefaults:
             kms_key_arn=self.rules.kms_key_arn,
             **grants,
         )
-        return known.apply(lambda inputs: json.dumps(policies.training(partition=place.partition, **inputs)))
+        return inputs.apply(lambda values: json.dumps(policies.training(partition=location.partition, **values)))

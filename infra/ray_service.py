@@ -1,4 +1,4 @@
-"""The ECS service that keeps one kind of Ray node running."""
+"""ECS service for one kind of Ray node."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from infra.tags import tags
 class RayServiceArgs:
     """Inputs of RayService.
 
-    The service is made after all of `after`, and gone before any of it goes: the capacity providers' association, and
-    the policies of all kinds' roles, since a run needs all kinds till its end. An autoscaled service begins with
-    `count`, and nothing here changes that later. `redeploy` has a word for each cause; another word deploys the
-    tasks again.
+    The service is created after `after` and deleted before it: the capacity providers' association and the roles'
+    policies. An autoscaled service starts with `count`, which the program does not change later. A new value in
+    `redeploy`, by cause, forces a new deployment.
     """
 
     cluster: ResourceRef
@@ -35,19 +34,26 @@ class RayServiceArgs:
 
 
 class RayService(pulumi.ComponentResource):
-    """A number of tasks, one on each instance."""
+    """ECS service with one task per instance."""
 
     ref: ServiceRef
 
     def __init__(self, name: str, args: RayServiceArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:RayService", name, None, opts)
+        registries = circuit_breaker = None
+        if args.registry_arn is not None:
+            registries = aws.ecs.ServiceServiceRegistriesArgs(registry_arn=args.registry_arn)
+        if args.autoscaled:
+            # ECS refuses scale-in during a deployment: tasks that fail again and again would keep their instances.
+            # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/service-auto-scaling.html
+            circuit_breaker = aws.ecs.ServiceDeploymentCircuitBreakerArgs(enable=True, rollback=False)
         service = aws.ecs.Service(
             f"{name}-service",
             cluster=args.cluster.arn,
             task_definition=args.task_definition_arn,
             desired_count=args.count,
-            # The AWS provider can't plan a change of this without force_new_deployment, nor can ECS delete a provider
-            # that a service still uses: replacing one takes two steps.
+            # The AWS provider can't plan a change of the strategy without force_new_deployment, and ECS can't delete a
+            # capacity provider in use: replacing one takes two steps.
             # https://github.com/hashicorp/terraform-provider-aws/issues/43533
             capacity_provider_strategies=[
                 aws.ecs.ServiceCapacityProviderStrategyArgs(capacity_provider=args.capacity_provider, weight=1)
@@ -57,38 +63,31 @@ class RayService(pulumi.ComponentResource):
                 security_groups=[args.network.tasks_group_id],
                 assign_public_ip=False,
             ),
-            service_registries=_registries(args.registry_arn),
-            # One task fills one instance, so the old one has to stop before the new one fits. It also keeps two heads
-            # from standing behind one name. ECS offers no zone rebalancing under a maximum of 100 %.
+            service_registries=registries,
+            # A task fills its instance, so the old task must stop before the new one is placed. This also prevents two
+            # heads behind one DNS name. ECS requires a maximum above 100 % for zone rebalancing.
             deployment_minimum_healthy_percent=0,
             deployment_maximum_percent=100,
             availability_zone_rebalancing="DISABLED",
-            # Pulling the image takes minutes, and `pulumi up` has nothing to do that waits for it.
+            # The image pull takes minutes, and no other resource depends on running tasks.
             wait_for_steady_state=False,
-            # While a deployment goes on, ECS lets no scaler take tasks away: one whose tasks fail again and again would
-            # keep its instances for ever.
-            deployment_circuit_breaker=(
-                aws.ecs.ServiceDeploymentCircuitBreakerArgs(enable=True, rollback=False) if args.autoscaled else None
-            ),
-            # A deployment that ECS has given up starts no more tasks, and nothing else would make ECS try again.
+            deployment_circuit_breaker=circuit_breaker,
+            # After the circuit breaker has fired, ECS starts tasks again only with a new deployment.
             force_new_deployment=True if args.redeploy else None,
             triggers=args.redeploy or None,
+            # ECS otherwise refuses to delete a service whose desired count is above 0.
             force_delete=True,
             propagate_tags="SERVICE",
             tags=tags(f"{name}-service"),
             opts=pulumi.ResourceOptions(
                 parent=self,
-                # A service without its association is refused; one that outlives the network, its roles or its logs
-                # cannot report its tasks stopped, and `destroy` waits in DRAINING until it fails.
+                # ECS refuses a service without the association. A service that outlives the network, its roles or its
+                # logs cannot report its tasks stopped, and `destroy` waits in DRAINING until it times out.
                 depends_on=[args.network.network, *args.after],
-                # The scaler's own number would be put back at every `pulumi up` that looks at AWS.
+                # Application Auto Scaling sets the count, which `pulumi up --refresh` would reset.
                 ignore_changes=["desiredCount"] if args.autoscaled else None,
                 custom_timeouts=pulumi.CustomTimeouts(delete="30m"),
             ),
         )
         self.ref = ServiceRef(cluster=args.cluster.name, name=service.name)
         self.register_outputs({"name": service.name})
-
-
-def _registries(registry_arn: pulumi.Input[str] | None) -> aws.ecs.ServiceServiceRegistriesArgs | None:
-    return None if registry_arn is None else aws.ecs.ServiceServiceRegistriesArgs(registry_arn=registry_arn)

@@ -1,4 +1,4 @@
-"""What a Ray node runs: the roles and the task definition of one kind of node."""
+"""Task definition, task role and execution role of one kind of Ray node."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from infra.tags import tags
 
 @dataclass(frozen=True, kw_only=True)
 class RayTaskArgs:
-    """Inputs of RayTask, JSON documents among them.
+    """Inputs of RayTask; container definition and policies are JSON documents.
 
-    `family` is unique in the account. `state_volume` is a volume that the next task finds again, `instance_volume` the
-    folder in which the instance says what it is.
+    `family` is unique in the account. `state_volume` is a volume that the next task on the instance mounts again,
+    `instance_volume` the host directory with the instance's description.
     """
 
     family: pulumi.Input[str]
@@ -37,7 +37,7 @@ class RayTaskArgs:
 
 
 class RayTask(pulumi.ComponentResource):
-    """The task definition of one kind of Ray node; one task fills one instance."""
+    """Task definition of one kind of Ray node; one task fills one instance."""
 
     definition_arn: pulumi.Output[str]
     role_arn: pulumi.Output[str]
@@ -53,7 +53,7 @@ class RayTask(pulumi.ComponentResource):
             f"{name}-definition",
             family=args.family,
             requires_compatibilities=["EC2"],
-            # Every task its own network interface: Ray's fixed ports cannot clash, and DNS leads to the task itself.
+            # Each task has its own network interface: Ray's fixed ports can't clash, and DNS resolves to the task.
             network_mode="awsvpc",
             cpu=str(args.size.cpu_units),
             memory=str(args.size.memory_mib),
@@ -84,7 +84,7 @@ class RayTask(pulumi.ComponentResource):
 
 
 def _volumes(args: RayTaskArgs) -> list[aws.ecs.TaskDefinitionVolumeArgs]:
-    """Those that go with the task, the instance's own folder, and the one that stays on its disk for the next task.
+    """Task-scoped volumes, the host directory with the instance's description, and the state shared between tasks.
 
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/docker-volumes.html
     """

@@ -1,4 +1,4 @@
-"""The values that the program hands to components, and components to one another."""
+"""Value types that components exchange: locations, node specifications, scales and resource references."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from infra.definitions.sizing import InstanceType, TaskSize
 
 
 def known(value: pulumi.Input[str]) -> str:
-    """The value, or nothing where it is an Output, which AWS can't be asked about."""
+    """Plain value, or an empty string for an Output, which is unknown while Pulumi plans."""
     return value if isinstance(value, str) else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExistingNetwork:
-    """A VPC that the stack does not own, and its subnets that everything runs in, by their zones."""
+    """VPC that the stack does not create, and its subnets by availability zone."""
 
     vpc_id: pulumi.Input[str]
     subnets: Mapping[str, pulumi.Input[str]]
@@ -25,15 +25,13 @@ class ExistingNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class Location:
-    """Where everything is.
+    """Account, region, availability zones and network.
 
     Attributes:
-        partition: AWS's, with which ARNs begin.
-        account: The account's ID.
-        region: The region.
-        worker_zones: The zones that the workers may be in, the preferred one first; everything else is in that one.
-        zones: The zones that they could move to, those among them.
-        existing: The network that is used, or None where the stack makes one of its own.
+        partition: AWS partition of ARNs, e.g. aws-us-gov.
+        worker_zones: Zones of the workers in order of preference; the first is the zone of all other nodes.
+        zones: All zones with subnets, to which workers could move.
+        existing: Existing network, or None if the stack creates one.
     """
 
     partition: str
@@ -45,13 +43,13 @@ class Location:
 
     @property
     def zone(self) -> str:
-        """The zone of the head and the CPU workers."""
+        """Zone of the head and the CPU workers."""
         return self.worker_zones[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """Price of an instance, in USD an hour; None for spot where AWS was not asked, or would not say."""
+    """Price of an instance in USD per hour; `spot` is None if it was not requested or is unknown."""
 
     on_demand: float
     spot: float | None = None
@@ -59,18 +57,16 @@ class Price:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSpec:
-    """One kind of node.
+    """Specification of one kind of node.
 
     Attributes:
-        key: The configuration key of its instance types, which errors name.
-        instances: The facts of the types that it may be, the preferred one first.
-        task: What one task takes of any of them.
-        max_count: The most instances of it.
-        zones: The zones that they may be in, the preferred one first.
-        spread: Whether they may be in several zones at a time.
-        spot_count: How many of them are spot instances.
-        ami_id: The machine image.
-        prices: What one instance of each type costs, or None where AWS would not say.
+        key: Configuration key of its instance types, for errors.
+        instances: Instance types in order of preference.
+        task: Size of a task, which fits each of the types.
+        zones: Availability zones in order of preference.
+        spread: True if its instances may be in several zones at a time.
+        spot_count: Number of Spot Instances among max_count.
+        prices: Price by instance type, or None if one is unknown.
     """
 
     key: str
@@ -85,17 +81,17 @@ class NodeSpec:
 
     @property
     def instance_types(self) -> tuple[str, ...]:
-        """The types' names, such as g5.xlarge."""
-        return tuple(each.name for each in self.instances)
+        """Names of the types, e.g. g5.xlarge."""
+        return tuple(instance.name for instance in self.instances)
 
     @property
     def on_demand_count(self) -> int:
-        """How many of them are no spot instances."""
+        """Number of on-demand instances."""
         return self.max_count - self.spot_count
 
     @property
     def moves(self) -> bool:
-        """Whether a job that waits for workers may move them on to the next zone."""
+        """True if a job that waits for workers can move them to the next zone."""
         return len(self.zones) > 1 and not self.spread
 
     def __str__(self) -> str:
@@ -105,14 +101,14 @@ class NodeSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class AccountRules:
-    """What the owners of an account ask of everything in it.
+    """IAM and KMS settings of the account.
 
     Attributes:
-        permissions_boundary: ARN of the policy that bounds every role, or nothing.
-        role_path: The IAM path of every role.
-        kms_key_arn: The key that everything stored is encrypted with, or nothing for AWS's own keys.
-        task_policy_arns: ARNs of policies that the role of every task has, too.
-        instance_policy_arns: The same for the role of every instance.
+        permissions_boundary: ARN of the permissions boundary of all roles, or empty.
+        role_path: IAM path of all roles.
+        kms_key_arn: ARN of the customer managed key for stored data, or empty for AWS keys.
+        task_policy_arns: ARNs of managed policies for all task roles.
+        instance_policy_arns: ARNs of managed policies for all instance roles.
     """
 
     permissions_boundary: pulumi.Input[str] = ""
@@ -143,7 +139,7 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class Alerts:
-    """Address for alarms and costs, or nothing, and the account's costs a month above which it gets mail."""
+    """Email address for alarms and budget alerts, or empty, and the account's monthly budget."""
 
     email: str
     monthly_usd: int
@@ -151,7 +147,7 @@ class Alerts:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkRef:
-    """Where instances and tasks run; they start after `network` is complete, and are gone before any part of it."""
+    """Subnets by zone and security groups; instances and services depend on the whole component, `network`."""
 
     subnets: Mapping[str, pulumi.Input[str]]
     tasks_group_id: pulumi.Output[str]
@@ -161,7 +157,7 @@ class NetworkRef:
 
 @dataclass(frozen=True, kw_only=True)
 class ResourceRef:
-    """A bucket, a log group or a cluster: by its name for those who use it, by its ARN for policies."""
+    """Name and ARN of a resource, e.g. a bucket or a log group."""
 
     name: pulumi.Output[str]
     arn: pulumi.Output[str]
@@ -169,7 +165,7 @@ class ResourceRef:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceRef:
-    """An ECS service, by the two names that its metrics and its scaling go by."""
+    """Names of an ECS service and its cluster, for metrics and scaling."""
 
     cluster: pulumi.Output[str]
     name: pulumi.Output[str]

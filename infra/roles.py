@@ -1,4 +1,4 @@
-"""The IAM role of one component's instances or tasks."""
+"""IAM roles of instances and tasks, and their managed policies."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def make_role(
     parent: pulumi.Resource,
     more_tags: Mapping[str, str] | None = None,
 ) -> aws.iam.Role:
-    """Make a role with a trust policy, and without any rights yet."""
+    """Create a role with a trust policy and no permissions."""
     return aws.iam.Role(
         name,
         assume_role_policy=json.dumps(trust),
         path=rules.role_path,
         permissions_boundary=rules.permissions_boundary or None,
-        # Its policies go with the role.
+        # IAM refuses to delete a role with policies otherwise.
         force_detach_policies=True,
         tags={**tags(name), **(more_tags or {})},
         opts=pulumi.ResourceOptions(parent=parent),
@@ -37,7 +37,7 @@ def make_role(
 def attach_policies(
     name: str, role: aws.iam.Role, policy_arns: Sequence[pulumi.Input[str]], parent: pulumi.Resource
 ) -> list[pulumi.Resource]:
-    """Attach policies that the account has to a role."""
+    """Attach existing managed policies to a role."""
     return [
         aws.iam.RolePolicyAttachment(
             f"{name}-{_policy_label(arn, index)}",
@@ -50,7 +50,7 @@ def attach_policies(
 
 
 def _policy_label(policy_arn: pulumi.Input[str], index: int) -> str:
-    """The policy's name, and a hash since two may differ in their path alone; for an Output its place in the list."""
+    """Policy name with a hash, since two policies may differ only in their path; for an Output its index."""
     if not isinstance(policy_arn, str):
         return f"policy-{index}"
     return f"{policy_arn.rpartition('/')[2]}-{hashlib.sha256(policy_arn.encode()).hexdigest()[:8]}"

@@ -1,7 +1,7 @@
-"""Session documents by which people reach the head: each does one thing, and takes no command.
+"""Session Manager documents for access to the head: a shell, training and port forwarding.
 
-AWS's own documents run any command as root on the instance and forward any port. A user whose policy allows these
-documents alone has a shell in the head's container, training, and ports 8265 and 8888 of hosts that the head's instance
+AWS's documents run any command as root on the instance and forward any port. A user whose IAM policy allows only these
+documents has a shell in the head's container, training, and ports 8265 and 8888 of hosts that the head's instance
 reaches.
 """
 
@@ -19,13 +19,13 @@ from infra.tags import tags
 
 @dataclass(frozen=True, kw_only=True)
 class SessionsArgs:
-    """Inputs of Sessions: the number of GPUs that training requests by default."""
+    """Inputs of Sessions; `gpus` is the number that training requests by default."""
 
     gpus: int
 
 
 class Sessions(pulumi.ComponentResource):
-    """Three documents, by their names."""
+    """Names of the three session documents."""
 
     shell: pulumi.Output[str]
     train: pulumi.Output[str]

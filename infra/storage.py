@@ -1,4 +1,4 @@
-"""The bucket that keeps the training job's checkpoints and results."""
+"""S3 bucket of the runs: checkpoints, logs and results."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from infra.definitions import policies
 from infra.references import ResourceRef
 from infra.tags import tags
 
-# Parts of an upload that broke off are kept, and charged for, until they are told to expire.
+# S3 keeps, and charges for, the parts of an incomplete multipart upload until a lifecycle rule removes them.
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html
 UNFINISHED_UPLOAD_DAYS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class StorageArgs:
-    """Inputs of Storage: whether the bucket outlives the stack, for how long it keeps versions, and its key.
-
-    `existing` names a bucket that is used instead, and stays as it is.
-    """
+    """Inputs of Storage; an `existing` bucket is used instead of a new one, and not changed."""
 
     retain: bool = False
     version_days: int = 0
@@ -30,7 +28,7 @@ class StorageArgs:
 
 
 class Storage(pulumi.ComponentResource):
-    """A private, encrypted bucket, which goes with the stack unless it is to be retained, or an existing bucket."""
+    """Private, encrypted bucket, deleted with the stack unless `retain` is set; or an existing bucket."""
 
     bucket: ResourceRef
 
@@ -41,20 +39,21 @@ class Storage(pulumi.ComponentResource):
             self.bucket = ResourceRef(name=pulumi.Output.from_input(args.existing), arn=arn)
             self.register_outputs({"bucket_name": args.existing})
             return
-        # The settings stay with the bucket: one that is kept without them would be open to plain HTTP.
-        kept = pulumi.ResourceOptions(parent=self, retain_on_delete=args.retain)
+        # The bucket's settings are retained with it: without its policy it would accept plain HTTP.
+        child_opts = pulumi.ResourceOptions(parent=self, retain_on_delete=args.retain)
         bucket = aws.s3.Bucket(
             f"{name}-bucket",
             force_destroy=not args.retain,
             tags=tags(f"{name}-bucket"),
-            opts=kept,
+            opts=child_opts,
         )
         self.bucket = ResourceRef(name=bucket.bucket, arn=bucket.arn)
-        self._keep_private(name, kept)
-        self._encrypt(name, args.kms_key_arn, kept)
-        versioning = [self._keep_versions(name, kept)] if args.version_days else []
+        self._keep_private(name, child_opts)
+        self._encrypt(name, args.kms_key_arn, child_opts)
+        # The rule for noncurrent versions takes effect only on a bucket whose versioning is already enabled.
+        versioning = [self._keep_versions(name, child_opts)] if args.version_days else []
         after = pulumi.ResourceOptions(depends_on=versioning)
-        self._expire(name, args.version_days, pulumi.ResourceOptions.merge(kept, after))
+        self._expire(name, args.version_days, pulumi.ResourceOptions.merge(child_opts, after))
         self.register_outputs({"bucket_name": self.bucket.name})
 
     def _keep_private(self, name: str, opts: pulumi.ResourceOptions) -> None:
@@ -77,12 +76,16 @@ class Storage(pulumi.ComponentResource):
             f"{name}-tls-only",
             bucket=self.bucket.name,
             policy=pulumi.Output.json_dumps(self.bucket.arn.apply(lambda arn: policies.tls_only(bucket_arn=arn))),
-            # S3 answers 409 to a policy and an access block that are put at the same moment.
+            # S3 answers 409 to a bucket policy and a public access block at the same moment.
             opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[block])),
         )
 
     def _encrypt(self, name: str, kms_key_arn: pulumi.Input[str], opts: pulumi.ResourceOptions) -> None:
-        """By S3's own key, or by one in KMS, which is asked once for the bucket and not for each object."""
+        """Default encryption with S3 managed keys, or with a KMS key and an S3 Bucket Key.
+
+        A Bucket Key avoids a KMS request for each object.
+        https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-key.html
+        """
         by_default = aws.s3.BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultArgs(
             sse_algorithm="aws:kms" if kms_key_arn else "AES256", kms_master_key_id=kms_key_arn or None
         )
@@ -106,7 +109,10 @@ class Storage(pulumi.ComponentResource):
         )
 
     def _expire(self, name: str, version_days: int, opts: pulumi.ResourceOptions) -> None:
-        """Let parts of broken uploads expire, and old versions, also those of a time when `version_days` was not 0."""
+        """Lifecycle rules for incomplete uploads and noncurrent versions.
+
+        The second rule also applies without versioning: versions may remain from a time when `version_days` was set.
+        """
         after = aws.s3.BucketLifecycleConfigurationRuleAbortIncompleteMultipartUploadArgs(
             days_after_initiation=UNFINISHED_UPLOAD_DAYS
         )

@@ -1,4 +1,4 @@
-"""The whole program: what `pulumi up` and `pulumi preview` make of __main__.py."""
+"""Whole-program tests: resources and outputs of __main__.py in updates and previews."""
 
 from __future__ import annotations
 
@@ -119,20 +119,15 @@ def environment(cloud: Cloud, task: str) -> dict[str, str]:
 
 
 def takes_tags(resource_type: str) -> bool:
-    """Whether the SDK's class for a type has tags."""
+    """True if the SDK's class of a resource type has tags."""
     package, module, name = resource_type.split(":")
     library = __import__({"aws": "pulumi_aws", "awsx": "pulumi_awsx"}[package], fromlist=[""])
     return hasattr(getattr(getattr(library, module.split("/")[0]), name), "tags")
 
 
-def test_the_table_of_contents_stays_one() -> None:
-    lines = (ROOT / "__main__.py").read_text().splitlines()
-    assert len(lines) < 40, "what does not fit on a page belongs into a component"
-
-
 def test_everything_is_exported(stack: Cloud) -> None:
-    assert stack.exports.keys() == EXPORTS, "people and scripts read these by name"
-    assert all(stack.exports.values()), "an empty output cannot be used"
+    assert stack.exports.keys() == EXPORTS
+    assert all(stack.exports.values())
 
 
 def test_the_exports_are_those_of_the_resources(stack: Cloud) -> None:
@@ -162,40 +157,40 @@ def test_the_exports_are_those_of_the_resources(stack: Cloud) -> None:
     }
 
 
-def test_the_command_line_finds_the_cluster_by_its_connection(stack: Cloud, tmp_path: Path) -> None:
+def test_connection_output_identifies_the_cluster(stack: Cloud, tmp_path: Path) -> None:
     for name, document in {"whole": stack.exports, "alone": stack.exports["connection"]}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(document))
-        found = find(None, str(tmp_path / f"{name}.json"))
-        assert asdict(found) == {**stack.exports["connection"], "name": name}
+        result = find(None, str(tmp_path / f"{name}.json"))
+        assert asdict(result) == {**stack.exports["connection"], "name": name}
 
 
 def test_the_commands_reach_this_stack(stack: Cloud) -> None:
     for name in ("train_command", "shell_command", "dashboard_command"):
-        assert "--region us-west-2 --target i-0123456789abcdef0 " in stack.exports[name], f"{name} goes elsewhere"
-        assert "--document-name AWS-" not in stack.exports[name], "AWS's documents run whatever they are told, as root"
+        assert "--region us-west-2 --target i-0123456789abcdef0 " in stack.exports[name], name
+        assert "--document-name AWS-" not in stack.exports[name]
     assert '"host":["head.ray-on-ecs-ray-dev-c0ffee.internal"]' in stack.exports["dashboard_command"]
     assert " --name ray-on-ecs-auth-parameter " in stack.exports["token_command"]
 
 
-def test_every_component_is_at_the_top_and_everything_else_in_one(stack: Cloud) -> None:
+def test_every_resource_has_a_component_as_parent(stack: Cloud) -> None:
     components = {name for name, made in stack.resources.items() if made.type.startswith("ray-on-ecs:")}
     assert components == {
         *("network", "storage", "image", "auth", "discovery", "ray", "head", "workers", "ray-head", "ray-workers"),
         *("head-task", "worker-task", "workers-scaling", "monitoring", "cluster-info", "sessions", CLUSTER),
-    }, "these are the architecture"
+    }
     for name, made in stack.resources.items():
         parents = {CLUSTER} if name in components else components - {CLUSTER}
         expected = {STACK} if name == CLUSTER else parents
-        assert made.parent in expected, f"{name} stands outside of the component that owns it"
+        assert made.parent in expected, f"wrong parent of {name}"
 
 
 def test_every_child_is_named_after_its_component(everything: Cloud) -> None:
     for name, made in everything.resources.items():
         if not made.type.startswith("ray-on-ecs:"):  # a component
-            assert name.startswith(f"{made.parent}-"), f"{name} does not say where it belongs"
+            assert name.startswith(f"{made.parent}-"), name
 
 
-# The longest name that AWS takes, of the types where it is short, and what Pulumi puts behind ours.
+# Maximum length of names by type, where it is below 128, and Pulumi's random suffix.
 LONGEST = {"aws:s3/bucket:Bucket": 63, "aws:iam/role:Role": 64, "aws:budgets/budget:Budget": 100}
 RANDOM_END = "-1a2b3c4"
 
@@ -206,10 +201,10 @@ def test_every_name_fits_its_service(monkeypatch: pytest.MonkeyPatch, name: str)
     for made in cloud.resources.values():
         if made.type == "ray-on-ecs:index:RayCluster":
             continue
-        assert made.name.startswith(f"{CLUSTER}-"), f"{made.name} does not say whose it is"
-        assert re.fullmatch(r"[a-z0-9-]+", made.name), f"{made.name} is refused by some services"
+        assert made.name.startswith(f"{CLUSTER}-"), made.name
+        assert re.fullmatch(r"[a-z0-9-]+", made.name), made.name
         longest = LONGEST.get(made.type, 128)
-        assert len(made.name + RANDOM_END) <= longest, f"{made.name} breaks a limit that no preview sees"
+        assert len(made.name + RANDOM_END) <= longest, f"{made.name} is too long"
 
 
 @pytest.mark.parametrize("change", [{"stack": "prod"}, {"project": "vision"}], ids=["stack", "project"])
@@ -219,8 +214,8 @@ def test_a_rename_replaces_nothing(monkeypatch: pytest.MonkeyPatch, everything: 
         "security_groups": [security_group(zone="us-west-2c", zones="us-west-2c us-west-2a us-west-2b")]
     }
     renamed = deploy(monkeypatch, EVERYTHING, **change, **up)
-    assert {(each.type, each.name) for each in renamed.resources.values()} == {
-        (each.type, each.name) for each in everything.resources.values()
+    assert {(resource.type, resource.name) for resource in renamed.resources.values()} == {
+        (resource.type, resource.name) for resource in everything.resources.values()
     }
     for name, made in renamed.resources.items():
         before = everything.resources[name]
@@ -229,10 +224,10 @@ def test_a_rename_replaces_nothing(monkeypatch: pytest.MonkeyPatch, everything: 
             assert changed <= {*made.ignore_changes, "tags", "tagSpecifications"}, f"{name} changes"
 
 
-def test_a_stack_of_another_state_is_refused_in_preview(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stack_of_another_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker, "check", lambda *, is_up: None)
     up = [security_group(zone="us-west-2c", zones="us-west-2c us-west-2a us-west-2b")]
-    with pytest.raises(pulumi.RunError, match=r"^stack: a stack of the name dev is up in this account and region, "):
+    with pytest.raises(pulumi.RunError, match=r"^stack: a stack named dev is up in this account and region, "):
         deploy(monkeypatch, preview=True, security_groups=up)
 
 
@@ -240,7 +235,7 @@ def test_a_stack_of_another_state_is_refused_in_preview(monkeypatch: pytest.Monk
     ("cloud", "line"),
     [
         ({"account": "999999999999"}, "aws:allowedAccountIds: the stack is in account 123456789012, and these"),
-        ({"roles": [head_role(region="eu-west-1")]}, "aws:region: 'us-west-2', and this stack is up in eu-west-1; "),
+        ({"roles": [head_role(region="eu-west-1")]}, "aws:region: 'us-west-2', but this stack is up in eu-west-1; "),
         ({"roles": [head_role(path="/old/")]}, "rolePath: '/' differs from the stack's, /old/; change it back, or "),
     ],
     ids=["account", "region", "role path"],
@@ -253,10 +248,10 @@ def test_another_identity_is_refused_before_anything_exists(
     with pytest.raises(pulumi.RunError) as refused:
         made.run(lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__"))
     assert str(refused.value).startswith(line)
-    assert made.resources.keys() <= {CLUSTER}, "the component alone, without any part"
+    assert made.resources.keys() <= {CLUSTER}
 
 
-# Settings of something that carries the tags itself, and free of charge.
+# Settings of a tagged resource, free of charge.
 UNTAGGED = {"workers-scaling-target", "cpu-workers-scaling-target", "monitoring-budget"}
 
 
@@ -270,32 +265,32 @@ def test_everything_that_takes_tags_has_them(everything: Cloud) -> None:
             continue
         if made.type == "aws:ec2/launchTemplate:LaunchTemplate":
             for launched in made.inputs["tagSpecifications"]:
-                assert wanted.items() <= launched["tags"].items(), "a company's rules refuse the launch"
+                assert wanted.items() <= launched["tags"].items()
             continue
         tags = made.inputs.get("tags")
-        assert tags, f"{name} carries no tags, and cost reports miss it"
+        assert tags, f"{name} has no tags"
         if isinstance(tags, list):
             tags = {tag["key"]: tag["value"] for tag in tags}
-        assert wanted.items() <= tags.items(), f"{name} does not say which stack it belongs to"
+        assert wanted.items() <= tags.items(), f"missing tags of {name}"
         checked += 1
-    assert checked >= 25, "the SDK keeps its tags elsewhere, and nothing was checked"
+    assert checked >= 25
 
 
 def agent_needs(kind: str) -> dict[str, str]:
-    """What has to be there as long as a service is, and what breaks without the edge."""
+    """Dependencies of a service, with the consequence of a missing one."""
     name, other = ("head", "worker") if kind == "head" else ("worker", "head")
     return {
-        "ray-capacity-providers": "ECS refuses a service on a provider that the cluster does not know, and `up` ends",
+        "ray-capacity-providers": "ECS refuses a service whose provider is not associated",
         f"{kind}-group": "a service without instances can't report its tasks stopped, and `destroy` hangs in DRAINING",
-        f"{kind}-instance-ecs": "without its policy the ECS agent falls silent, and `destroy` hangs in DRAINING",
-        f"{kind}-instance-ssm": "the commands can't reach an instance that Session Manager does not know",
-        "network-vpc": "without NAT gateway and route no image is pulled, and no task reported stopped",
+        f"{kind}-instance-ecs": "without its policy the ECS agent disconnects, and `destroy` hangs in DRAINING",
+        f"{kind}-instance-ssm": "the commands can't reach an instance that is not registered with Session Manager",
+        "network-vpc": "without NAT gateway and route, image pulls and reports of stopped tasks fail",
         "network-tasks-ingress": "the workers don't reach the head, and their health checks kill them",
         "network-tasks-egress": "a job can't store its last checkpoint",
         "network-instances-egress": "the agent can't reach ECS, and `destroy` hangs in DRAINING",
-        f"{name}-task-execution-policy": "the first tasks fail for want of image, logs and token",
+        f"{name}-task-execution-policy": "the first tasks can't access image, logs and token",
         f"{name}-task-role-policy": "the first run is refused by S3, and a last checkpoint is lost",
-        f"{other}-task-execution-policy": "the other kind's tasks can't be started again while this one's still run",
+        f"{other}-task-execution-policy": "tasks of the other kind can't restart while this kind runs",
         f"{other}-task-role-policy": "a run needs both kinds until its end",
         "ray-logs": "tasks don't start without their log group",
         "auth-parameter": "tasks don't start without their token",
@@ -307,11 +302,11 @@ EDGES = {
     **{("ray-workers-service", needed): why for needed, why in agent_needs("workers").items()},
     ("ray-head-service", "discovery-head"): "Cloud Map refuses to delete a service that a task is registered in",
     ("discovery-head", "discovery-namespace"): "Cloud Map refuses to delete a namespace with a service in it",
-    ("ray-capacity-providers", "head-capacity-provider"): "ECS refuses to associate what is not there",
-    ("ray-capacity-providers", "workers-capacity-provider"): "ECS refuses to associate what is not there",
-    ("ray-capacity-providers", "ray-cluster"): "ECS refuses to delete a cluster's providers before they are taken off",
+    ("ray-capacity-providers", "head-capacity-provider"): "ECS refuses to associate an absent provider",
+    ("ray-capacity-providers", "workers-capacity-provider"): "ECS refuses to associate an absent provider",
+    ("ray-capacity-providers", "ray-cluster"): "ECS refuses to delete a cluster with providers",
     **{
-        (f"{kind}-instance-ecs", "ray-capacity-providers"): "an instance that registers before has no provider for ever"
+        (f"{kind}-instance-ecs", "ray-capacity-providers"): "an instance that registers earlier never gets a provider"
         for kind in ("head", "workers", "cpu-workers")
     },
     **{
@@ -319,24 +314,27 @@ EDGES = {
         for group in ALL_GROUPS
         for needed, why in {
             "ray-cluster": "ECS refuses to delete a cluster that still has instances",
-            "network-vpc": "an instance without a route joins no cluster, and `up` waits in vain",
-            "network-tasks-ingress": "tasks start before they may talk to each other",
-            "network-instances-egress": "an instance without a way out joins no cluster, and `up` waits in vain",
+            "network-vpc": "an instance without a route can't join the cluster",
+            "network-tasks-ingress": "tasks start before they can reach each other",
+            "network-instances-egress": "an instance without egress can't join the cluster",
         }.items()
     },
     **{
-        ("workers-group", f"workers-placement-us-west-2{zone}"): "EC2 refuses to delete one with instances in it"
+        (
+            "workers-group",
+            f"workers-placement-us-west-2{zone}",
+        ): "EC2 refuses to delete a placement group with instances"
         for zone in "abc"
     },
-    ("ray-cluster", "ray-insights"): "Container Insights makes the log group anew, and it stays",
-    ("storage-tls-only", "storage-public-access-block"): "S3 answers 409 to both at once",
+    ("ray-cluster", "ray-insights"): "Container Insights re-creates the log group after its deletion",
+    ("storage-tls-only", "storage-public-access-block"): "S3 answers 409 to concurrent changes",
     (
         "workers-scaling-target",
         "ray-workers-service",
-    ): "a target without its service is refused, and one that outlives it stays",
+    ): "a target is refused without its service, and orphaned if it outlives it",
     **{(f"workers-scaling-{kind}-policy", "workers-scaling-target"): "a policy needs its target" for kind in SCALERS},
     **{
-        (f"workers-scaling-{kind}-alarm", f"workers-scaling-{kind}-policy"): "an alarm needs what it applies"
+        (f"workers-scaling-{kind}-alarm", f"workers-scaling-{kind}-policy"): "an alarm needs its policy"
         for kind in SCALERS
     },
 }
@@ -351,29 +349,29 @@ def test_what_is_created_later_is_destroyed_earlier(everything: Cloud, later: st
 def test_a_service_has_the_time_to_stop_its_tasks(stack: Cloud, service: str) -> None:
     (definition,) = json.loads(stack.resources[TASK_OF[service]].inputs["containerDefinitions"])
     timeout = stack.resources[service].delete_timeout
-    assert int(timeout.removesuffix("m")) * 60 > 5 * definition["stopTimeout"], "`destroy` would fail half-way"
+    assert int(timeout.removesuffix("m")) * 60 > 5 * definition["stopTimeout"]
 
 
-def test_the_order_has_no_circle(everything: Cloud) -> None:
+def test_dependencies_have_no_cycle(everything: Cloud) -> None:
     for name in everything.resources:
-        assert name not in everything.needs(name), f"{name} waits for itself"
+        assert name not in everything.needs(name), f"cycle through {name}"
 
 
-def test_services_wait_for_both_capacity_providers_to_be_associated(stack: Cloud) -> None:
+def test_capacity_providers_are_associated_with_the_cluster(stack: Cloud) -> None:
     association = stack.resources["ray-capacity-providers"].inputs
     assert association["capacityProviders"] == [f"ray-on-ecs-{kind}-capacity-provider" for kind in ("head", "workers")]
     assert association["clusterName"] == "ray-on-ecs-ray-dev-c0ffee"
 
 
-def test_the_token_is_nowhere_to_be_read(stack: Cloud) -> None:
+def test_token_is_not_exposed(stack: Cloud) -> None:
     for name, made in stack.resources.items():
         if name != "auth-parameter":
             assert SECRET not in json.dumps(made.inputs), f"{name} holds the token"
-    assert SECRET not in json.dumps(stack.exports), "exports are printed"
+    assert SECRET not in json.dumps(stack.exports)
     for task in (HEAD_TASK, WORKER_TASK):
-        assert "RAY_AUTH_TOKEN" not in environment(stack, task), "the environment is shown in the console"
+        assert "RAY_AUTH_TOKEN" not in environment(stack, task)
         (secret,) = container(stack, task)["secrets"]
-        assert secret["valueFrom"].endswith(":ray-on-ecs-auth-parameter"), "ECS reads it from the parameter"
+        assert secret["valueFrom"].endswith(":ray-on-ecs-auth-parameter")
 
 
 def statements(document: str) -> list[dict[str, Any]]:
@@ -381,7 +379,7 @@ def statements(document: str) -> list[dict[str, Any]]:
     return json.loads(document)["Statement"]
 
 
-# Wildcards at the end of a name, and why they are there.
+# ARNs with a wildcard, and the reason.
 PARTS = {
     f"arn:aws:ecs:{REGION}:{ACCOUNT}:container-instance/*": "their IDs are random; a condition names the cluster",
     f"arn:aws:ec2:{REGION}:{ACCOUNT}:instance/*": "an instance's agent answers for itself alone",
@@ -394,11 +392,11 @@ PARTS = {
 
 def test_no_role_has_a_wildcard_without_a_written_reason(everything: Cloud) -> None:
     inline = everything.of_type("aws:iam/rolePolicy:RolePolicy")
-    assert len(inline) == 12, "execution, task and instance roles of head, GPU and CPU workers, these with two"
+    assert len(inline) == 12
     for policy in inline:
         for statement in statements(policy.inputs["policy"]):
-            assert "NotAction" not in statement, f"{policy.name} allows what it does not name"
-            assert "NotResource" not in statement, f"{policy.name} reaches what it does not name"
+            assert "NotAction" not in statement, policy.name
+            assert "NotResource" not in statement, policy.name
             for action in statement["Action"]:
                 assert "*" not in action, f"{policy.name} allows {action}"
             resource = statement["Resource"]
@@ -410,12 +408,10 @@ def test_no_role_has_a_wildcard_without_a_written_reason(everything: Cloud) -> N
                 assert resource in PARTS, f"{policy.name} reaches {resource}"
 
 
-def test_what_reaches_everything_is_held_by_a_condition_or_reads_nothing(everything: Cloud) -> None:
+def test_wildcard_statements_have_conditions_or_are_harmless(everything: Cloud) -> None:
     policies = everything.of_type("aws:iam/rolePolicy:RolePolicy")
-    wide = [each for made in policies for each in statements(made.inputs["policy"]) if each["Resource"] == "*"]
-    assert len(wide) == 12, (
-        "three roles pull from ECR, three instances are reached and join, the head publishes and looks, a worker looks"
-    )
+    wide = [item for made in policies for item in statements(made.inputs["policy"]) if item["Resource"] == "*"]
+    assert len(wide) == 12
     harmless = (
         ["ecr:GetAuthorizationToken"],
         ["ecs:DiscoverPollEndpoint"],
@@ -431,33 +427,33 @@ def test_what_reaches_everything_is_held_by_a_condition_or_reads_nothing(everyth
 
 
 def test_no_role_has_a_policy_of_aws(everything: Cloud) -> None:
-    assert not everything.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment"), "theirs reach the whole account"
+    assert not everything.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
 
 
-def test_policies_that_are_given_go_to_the_tasks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = [f"arn:aws:iam::{ACCOUNT}:policy/teams/read-features", "arn:aws:iam::aws:policy/AmazonSSMReadOnlyAccess"]
-    cloud = deploy(monkeypatch, {"taskPolicyArns": ",".join(given)})
+def test_task_policies_attach_only_to_task_roles(monkeypatch: pytest.MonkeyPatch) -> None:
+    arns = [f"arn:aws:iam::{ACCOUNT}:policy/teams/read-features", "arn:aws:iam::aws:policy/AmazonSSMReadOnlyAccess"]
+    cloud = deploy(monkeypatch, {"taskPolicyArns": ",".join(arns)})
     attached = cloud.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
-    assert {each.inputs["role"] for each in attached} == {
+    assert {resource.inputs["role"] for resource in attached} == {
         "ray-on-ecs-head-task-role",
         "ray-on-ecs-worker-task-role",
-    }, "an instance's or an execution role is none of training"
-    assert sorted({each.inputs["policyArn"] for each in attached}) == sorted(given)
+    }
+    assert sorted({resource.inputs["policyArn"] for resource in attached}) == sorted(arns)
     needed = cloud.needs("ray-workers-service")
-    assert any(each.startswith("worker-task-role-read-features-") for each in needed), "the first run would fail"
+    assert any(item.startswith("worker-task-role-read-features-") for item in needed)
 
 
 def test_policies_of_instances_are_there_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = f"arn:aws:iam::{ACCOUNT}:policy/session-key"
-    cloud = deploy(monkeypatch, {"instancePolicyArns": given, "natGateway": "false"})
+    arns = f"arn:aws:iam::{ACCOUNT}:policy/session-key"
+    cloud = deploy(monkeypatch, {"instancePolicyArns": arns, "natGateway": "false"})
     attached = cloud.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
-    assert {each.inputs["role"] for each in attached} == {
+    assert {resource.inputs["role"] for resource in attached} == {
         "ray-on-ecs-head-instance-role",
         "ray-on-ecs-workers-instance-role",
-    }, "the tasks' roles are the jobs'"
-    assert {each.inputs["policyArn"] for each in attached} == {given}
-    assert any(each.startswith("head-instance-role-session-key-") for each in cloud.needs("head-group"))
-    assert "network-kms" in cloud.resources, "the agents would find no way to the key"
+    }
+    assert {resource.inputs["policyArn"] for resource in attached} == {arns}
+    assert any(item.startswith("head-instance-role-session-key-") for item in cloud.needs("head-group"))
+    assert "network-kms" in cloud.resources
 
 
 def test_the_agents_of_instances_reach_one_cluster(everything: Cloud) -> None:
@@ -471,9 +467,9 @@ def test_the_agents_of_instances_reach_one_cluster(everything: Cloud) -> None:
 
 def test_each_role_is_for_one_service(everything: Cloud) -> None:
     roles = everything.of_type("aws:iam/role:Role")
-    assert len(roles) == 9, "instances, execution and tasks, apart for head, GPU and CPU workers"
+    assert len(roles) == 9
     for role in roles:
-        assert role.inputs["permissionsBoundary"] == EVERYTHING["permissionsBoundary"], "the company's rules refuse it"
+        assert role.inputs["permissionsBoundary"] == EVERYTHING["permissionsBoundary"]
         assert role.inputs["path"] == "/teams/ml/"
         (statement,) = statements(role.inputs["assumeRolePolicy"])
         service = "ec2.amazonaws.com" if "instance" in role.name else "ecs-tasks.amazonaws.com"
@@ -483,19 +479,19 @@ def test_each_role_is_for_one_service(everything: Cloud) -> None:
             assert condition == {
                 "ArnLike": {"aws:SourceArn": f"arn:aws:ecs:{REGION}:{ACCOUNT}:*"},
                 "StringEquals": {"aws:SourceAccount": ACCOUNT},
-            }, "ECS would act for tasks of another account"
+            }
 
 
 def templates(cloud: Cloud) -> list[Registered]:
-    """What the instances of head, GPU and CPU workers are launched from."""
-    found = cloud.of_type("aws:ec2/launchTemplate:LaunchTemplate")
-    assert len(found) == 3
-    return found
+    """Launch templates of head, GPU and CPU workers."""
+    result = cloud.of_type("aws:ec2/launchTemplate:LaunchTemplate")
+    assert len(result) == 3
+    return result
 
 
 def test_a_task_cannot_reach_the_instances_credentials(everything: Cloud) -> None:
     for template in templates(everything):
-        assert template.inputs["metadataOptions"]["httpPutResponseHopLimit"] == 1, "a container is a hop away"
+        assert template.inputs["metadataOptions"]["httpPutResponseHopLimit"] == 1
         assert "ECS_AWSVPC_BLOCK_IMDS=true" in base64.b64decode(template.inputs["userData"]).decode()
 
 
@@ -510,19 +506,19 @@ def test_nothing_has_a_public_address(everything: Cloud) -> None:
 def test_evaluating_the_program_twice_gives_the_same(monkeypatch: pytest.MonkeyPatch, everything: Cloud) -> None:
     config = everything.config
     again = deploy(monkeypatch, config)
-    assert again.resources == everything.resources, "a second `pulumi up` would change something"
+    assert again.resources == everything.resources
     assert again.exports == everything.exports
 
 
-def test_nothing_lets_the_internet_in(stack: Cloud) -> None:
+def test_no_ingress_from_the_internet(stack: Cloud) -> None:
     rules = stack.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule")
     assert len(rules) == 3
     for made in rules:
-        assert made.inputs["referencedSecurityGroupId"].startswith("ray-on-ecs-network-"), "Ray runs what it is told"
+        assert made.inputs["referencedSecurityGroupId"].startswith("ray-on-ecs-network-")
         assert made.inputs.keys().isdisjoint({"cidrIpv4", "cidrIpv6", "prefixListId"})
 
 
-def test_tasks_and_instances_are_in_groups_of_their_own(stack: Cloud) -> None:
+def test_tasks_and_instances_have_separate_security_groups(stack: Cloud) -> None:
     for kind in ("head", "workers"):
         (interface,) = stack.resources[f"{kind}-template"].inputs["networkInterfaces"]
         assert interface["securityGroups"] == ["ray-on-ecs-network-instances-group-id"]
@@ -538,8 +534,8 @@ def test_another_token_restarts_every_node(monkeypatch: pytest.MonkeyPatch) -> N
     assert triggers == {
         "ray-head-service": {"token": "2026-11"},
         "ray-workers-service": {"token": "2026-11", "redeploy": "again"},
-    }, "a node reads the token when it starts"
-    assert all("auth-parameter" in cloud.needs(name) for name in SERVICES), "it would read the old one"
+    }
+    assert all("auth-parameter" in cloud.needs(name) for name in SERVICES)
 
 
 def trains_by(cloud: Cloud) -> str:
@@ -551,33 +547,33 @@ def trains_by(cloud: Cloud) -> str:
 
 def test_training_finds_its_gpus_and_its_bucket(stack: Cloud) -> None:
     head = environment(stack, HEAD_TASK)
-    assert "ray-on-ecs run --num-workers 2 image_classifier.py" in trains_by(stack), "one worker for each GPU"
-    assert head["RAY_ON_ECS_STORAGE_PATH"] == "s3://training-bucket/runs", "the task's role allows this prefix alone"
+    assert "ray-on-ecs run --num-workers 2 image_classifier.py" in trains_by(stack)
+    assert head["RAY_ON_ECS_STORAGE_PATH"] == "s3://training-bucket/runs"
     assert environment(stack, WORKER_TASK)["RAY_HEAD_HOST"] == "head.ray-on-ecs-ray-dev-c0ffee.internal"
 
 
-def test_a_larger_type_changes_every_number_that_follows_from_it(monkeypatch: pytest.MonkeyPatch, stack: Cloud) -> None:
+def test_larger_instance_type_changes_all_derived_sizes(monkeypatch: pytest.MonkeyPatch, stack: Cloud) -> None:
     cloud = deploy(monkeypatch, {"workerInstanceTypes": "g5.12xlarge", "workerCount": "4", "checkQuotas": "false"})
     worker = container(cloud, WORKER_TASK)
-    assert worker["resourceRequirements"] == [{"type": "GPU", "value": "4"}], "all four GPUs of each instance"
-    assert {"--num-cpus=48", "--num-gpus=4"} <= set(worker["command"]), "Ray offers what the instance has"
+    assert worker["resourceRequirements"] == [{"type": "GPU", "value": "4"}]
+    assert {"--num-cpus=48", "--num-gpus=4"} <= set(worker["command"])
     assert cloud.resources[WORKER_TASK].inputs["cpu"] == str(48 * 1024)
     assert cloud.resources["workers-template"].inputs["instanceType"] == "g5.12xlarge"
     assert cloud.resources["workers-group"].inputs["maxSize"] == 4
     assert cloud.resources["ray-workers-service"].inputs["desiredCount"] == 4
-    assert "--num-workers 16" in trains_by(cloud), "four instances with four GPUs each"
-    assert container(cloud, HEAD_TASK) == container(stack, HEAD_TASK), "the head would be restarted"
+    assert "--num-workers 16" in trains_by(cloud)
+    assert container(cloud, HEAD_TASK) == container(stack, HEAD_TASK)
 
 
 def test_a_stack_can_be_kept_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = deploy(monkeypatch, {"workerCount": "0"})
-    assert cloud.resources["workers-group"].inputs["maxSize"] == 0, "GPUs are the cost"
-    assert not cloud.of_type("aws:appautoscaling/target:Target"), "there is nothing to scale"
+    assert cloud.resources["workers-group"].inputs["maxSize"] == 0
+    assert not cloud.of_type("aws:appautoscaling/target:Target")
     service = cloud.resources["ray-workers-service"]
-    assert service.inputs["desiredCount"] == 0, "ECS would look for instances for ever"
-    assert service.ignore_changes == (), "workers that run would stay, as nothing stops them any more"
-    assert cloud.resources["head-group"].inputs["desiredCapacity"] == 1, "the head stays, with its runs and dashboard"
-    assert "--num-workers" not in trains_by(cloud), "0 workers are none that train"
+    assert service.inputs["desiredCount"] == 0
+    assert service.ignore_changes == ()
+    assert cloud.resources["head-group"].inputs["desiredCapacity"] == 1
+    assert "--num-workers" not in trains_by(cloud)
 
 
 ELASTIC = {"maxWorkers": "4"}
@@ -588,21 +584,21 @@ NETWORK = {"vpcId": "vpc-0a1b", "subnetIds": "subnet-0c2d"}
 @pytest.mark.parametrize(
     ("config", "most", "first"), [({}, 2, 2), (ELASTIC, 4, 2), (IDLE, 2, 2), ({**ELASTIC, "workerCount": "0"}, 4, 0)]
 )
-def test_nothing_of_the_program_holds_a_number_that_the_scaler_moves(
+def test_autoscaled_counts_are_not_reset(
     monkeypatch: pytest.MonkeyPatch, config: dict[str, str], most: int, first: int
 ) -> None:
     cloud = deploy(monkeypatch, config)
     service, group = cloud.resources["ray-workers-service"], cloud.resources["workers-group"]
     assert (service.inputs["desiredCount"], service.ignore_changes) == (first, ("desiredCount",))
-    assert "desiredCapacity" not in group.inputs, "ECS moves it"
+    assert "desiredCapacity" not in group.inputs
     assert group.inputs["maxSize"] == most
     assert cloud.resources["workers-scaling-target"].inputs["maxCapacity"] == most
-    assert cloud.resources["head-group"].inputs["desiredCapacity"] == 1, "the head stays"
+    assert cloud.resources["head-group"].inputs["desiredCapacity"] == 1
     workers = first or most
-    assert f"--num-workers {workers}" in trains_by(cloud), "a job requests as many"
+    assert f"--num-workers {workers}" in trains_by(cloud)
 
 
-def test_a_change_of_the_workers_leaves_the_head_running(monkeypatch: pytest.MonkeyPatch, stack: Cloud) -> None:
+def test_worker_changes_do_not_restart_the_head(monkeypatch: pytest.MonkeyPatch, stack: Cloud) -> None:
     for config in (ELASTIC, IDLE, {"workerCount": "5"}, {"workerInstanceTypes": "g6.2xlarge"}):
         cloud = deploy(monkeypatch, config)
         assert cloud.resources[HEAD_TASK].inputs == stack.resources[HEAD_TASK].inputs, (
@@ -612,43 +608,45 @@ def test_a_change_of_the_workers_leaves_the_head_running(monkeypatch: pytest.Mon
 
 def test_an_existing_network_holds_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = deploy(monkeypatch, NETWORK)
-    assert not cloud.of_type("awsx:ec2:Vpc"), "there is one"
-    assert cloud.resources["discovery-namespace"].inputs["vpc"] == "vpc-0a1b", "the name is found where the tasks are"
+    assert not cloud.of_type("awsx:ec2:Vpc")
+    assert cloud.resources["discovery-namespace"].inputs["vpc"] == "vpc-0a1b"
     for group in GROUPS:
         assert cloud.resources[group].inputs["vpcZoneIdentifiers"] == ["subnet-0c2d"]
     for service in SERVICES:
         assert cloud.resources[service].inputs["networkConfiguration"]["subnets"] == ["subnet-0c2d"]
 
 
-def test_costs_that_nobody_knows_are_exported_as_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_cost_is_exported_as_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cloud, "get_products", lambda *_, **__: {"PriceList": []})
-    assert deploy(monkeypatch).exports["estimated_hourly_usd"] == "unknown", "0 would be a lie"
+    assert deploy(monkeypatch).exports["estimated_hourly_usd"] == "unknown"
 
 
-def test_a_ready_image_is_used_and_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_image_skips_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = deploy(monkeypatch, {"imageUri": READY_IMAGE})
     built = [made.name for made in cloud.resources.values() if "ecr" in made.type or made.name.startswith("image")]
-    assert built == [], "no Docker is needed then"
+    assert built == []
     for task in (HEAD_TASK, WORKER_TASK):
-        assert container(cloud, task)["image"] == READY_IMAGE, "both kinds run the same image"
+        assert container(cloud, task)["image"] == READY_IMAGE
     assert cloud.exports["image_uri"] == READY_IMAGE
 
 
 def test_a_retained_bucket_stays_and_everything_else_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = deploy(monkeypatch, {"retainBucket": "true"})
     kept = {name for name, made in cloud.resources.items() if made.retain_on_delete}
-    assert "storage-bucket" in kept, "its runs are to outlive the stack"
+    assert "storage-bucket" in kept
     policies = {"head-instance-ecs", "workers-instance-ecs"}  # these go with their roles
-    assert all(name.startswith("storage-") for name in kept - policies), "anything else would be paid for by mistake"
+    assert all(name.startswith("storage-") for name in kept - policies)
 
 
 def test_another_partition_is_named_in_every_arn(monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = deploy(monkeypatch, {"dataBuckets": "my-data"}, partition="aws-us-gov")
     written: list[str] = []
     for policy in cloud.of_type("aws:iam/rolePolicy:RolePolicy"):
-        resources = [each["Resource"] for each in statements(policy.inputs["policy"])]
-        written += [each for each in resources if any(part in each for part in ("ecr", "my-data", ":task/"))]
-    assert len(written) == 8, "two images, two protections, two listings and reads of the data"
+        resources = [statement["Resource"] for statement in statements(policy.inputs["policy"])]
+        written += [
+            statement for statement in resources if any(part in statement for part in ("ecr", "my-data", ":task/"))
+        ]
+    assert len(written) == 8
     assert all(arn.startswith("arn:aws-us-gov:") for arn in written), written
 
 
@@ -658,9 +656,7 @@ def test_a_move_replaces_nothing_of_the_network(monkeypatch: pytest.MonkeyPatch)
         deploy(monkeypatch, {"availabilityZones": f"us-west-2{letter}"}, security_groups=up) for letter in "ab"
     )
     moved = {name for name, made in here.resources.items() if made.inputs != there.resources[name].inputs}
-    assert moved == {*GROUPS, *SERVICES, "network-tasks-group", "cluster-info-parameter"}, (
-        "the rest would end what runs, or refuse to go"
-    )
+    assert moved == {*GROUPS, *SERVICES, "network-tasks-group", "cluster-info-parameter"}
 
 
 def test_a_zone_that_is_asked_for_holds_everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -683,12 +679,12 @@ def test_a_zone_that_is_asked_for_holds_everything(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_preview_evaluates_with_nothing_known_yet(monkeypatch: pytest.MonkeyPatch, config: dict[str, str]) -> None:
-    monkeypatch.setattr(docker, "check", lambda *, is_up: None)  # whether one runs here is nothing to the program
+    monkeypatch.setattr(docker, "check", lambda *, is_up: None)  # independent of this machine's Docker
     preview = deploy(monkeypatch, config, preview=True)
     update = deploy(monkeypatch, config)
-    assert preview.resources.keys() == update.resources.keys(), "a preview that shows something else is none"
-    assert preview.exports.keys() == EXPORTS, "every output is announced"
-    assert preview.exports["head_instance_id"] is None, "the instance does not exist yet"
+    assert preview.resources.keys() == update.resources.keys()
+    assert preview.exports.keys() == EXPORTS
+    assert preview.exports["head_instance_id"] is None
 
 
 @pytest.mark.parametrize(
@@ -699,7 +695,7 @@ def test_a_preview_evaluates_with_nothing_known_yet(monkeypatch: pytest.MonkeyPa
         ("headInstanceType", "m99.large"),
         ("workerInstanceTypes", "m5.xlarge"),
         ("workerInstanceTypes", "p3dn.24xlarge"),
-        ("workerInstanceTypes", "p4d.24xlarge"),  # within the quota are 64 vCPUs
+        ("workerInstanceTypes", "p4d.24xlarge"),  # exceeds the default quota of 64 vCPUs
         ("workerCount", "-1"),
         ("minWorkers", "3"),
         ("maxWorkers", "1"),
@@ -718,17 +714,15 @@ def test_a_preview_evaluates_with_nothing_known_yet(monkeypatch: pytest.MonkeyPa
         ("logRetentionDays", "2"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_exists(
-    monkeypatch: pytest.MonkeyPatch, key: str, value: str
-) -> None:
+def test_invalid_settings_create_no_resources(monkeypatch: pytest.MonkeyPatch, key: str, value: str) -> None:
     cloud = Cloud(config={key: value})
     monkeypatch.chdir(ROOT)
     with pytest.raises(pulumi.RunError, match=f"^{key}: "):
         cloud.run(lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__"))
-    assert cloud.resources.keys() <= {CLUSTER}, "half a stack would be left to clean up"
+    assert cloud.resources.keys() <= {CLUSTER}
 
 
-# Where each kind of thing says which key it is encrypted with.
+# Property with the encryption key by resource type.
 ENCRYPTED = {
     "aws:cloudwatch/logGroup:LogGroup": "kmsKeyId",
     "aws:ssm/parameter:Parameter": "keyId",
@@ -739,28 +733,28 @@ ENCRYPTED = {
 }
 
 
-def test_a_key_of_ones_own_encrypts_all_that_is_kept(everything: Cloud) -> None:
+def test_kms_key_encrypts_all_stored_data(everything: Cloud) -> None:
     checked = [made for made in everything.resources.values() if made.type in ENCRYPTED]
     for made in checked:
-        if made.inputs.get("type") != "String":  # the facts of the workers are no secret
+        if made.inputs.get("type") != "String":  # ClusterInfo is not encrypted
             assert KEY in json.dumps(made.inputs[ENCRYPTED[made.type]]), f"{made.name} has another key"
-    assert {made.type for made in checked} == ENCRYPTED.keys(), "nothing was checked"
+    assert {made.type for made in checked} == ENCRYPTED.keys()
     for task in (HEAD_TASK, WORKER_TASK, CPU_WORKER_TASK):
         kind = task.removesuffix("-definition")
         for role in ("execution", "role"):
             document = everything.resources[f"{kind}-{role}-policy"].inputs["policy"]
-            assert KEY in document, f"{kind}'s {role} can't use it"
+            assert KEY in document, f"{kind} {role} can't use the key"
 
 
 def test_cpu_workers_are_workers_without_gpus(everything: Cloud) -> None:
     cpu_worker, worker = container(everything, CPU_WORKER_TASK), container(everything, WORKER_TASK)
-    assert cpu_worker["command"][:3] == ["ray-worker", "--num-cpus=8", "--num-gpus=0"], "all CPUs of a c6i.2xlarge"
+    assert cpu_worker["command"][:3] == ["ray-worker", "--num-cpus=8", "--num-gpus=0"]
     label = {"RAY_NODE_TYPE_NAME": "cpu-workers"}
     assert environment(everything, CPU_WORKER_TASK) == {**environment(everything, WORKER_TASK), **label}
     assert cpu_worker["image"] == worker["image"]
     assert environment(everything, HEAD_TASK)["CPU_WORKERS"] == "true"
     group = everything.resources["cpu-workers-group"].inputs
-    assert (group["minSize"], group["maxSize"]) == (0, 3), "ECS starts them for their tasks"
+    assert (group["minSize"], group["maxSize"]) == (0, 3)
     assert everything.resources["cpu-workers-scaling-target"].inputs["maxCapacity"] == 3
     association = everything.resources["ray-capacity-providers"].inputs["capacityProviders"]
     assert "ray-on-ecs-cpu-workers-capacity-provider" in association
@@ -771,22 +765,22 @@ def test_workers_may_go_where_the_head_is_not(everything: Cloud) -> None:
         return everything.resources[name].inputs["networkConfiguration"]["subnets"]
 
     here, there = "subnet-private-us-west-2c", "subnet-private-us-west-2a"
-    assert set(subnets("ray-workers-service")) >= {here, there}, "ECS would not place their tasks after a move"
+    assert set(subnets("ray-workers-service")) >= {here, there}
     assert subnets("ray-head-service") == subnets("ray-cpu-workers-service") == [here]
     facts = json.loads(everything.resources["cluster-info-parameter"].inputs["value"]["value"])
-    assert [each["subnet_id"] for each in facts["zones"]] == [here, there]
+    assert [item["subnet_id"] for item in facts["zones"]] == [here, there]
     policy = everything.resources["head-task-role-policy"].inputs["policy"]
-    moved = [each for each in statements(policy) if each["Action"] == [MOVE_GROUP]]
-    assert [each["Resource"].endswith(":ray-on-ecs-workers-group") for each in moved] == [True]
+    moved = [statement for statement in statements(policy) if statement["Action"] == [MOVE_GROUP]]
+    assert [statement["Resource"].endswith(":ray-on-ecs-workers-group") for statement in moved] == [True]
 
 
-def test_without_options_nobody_moves_workers(stack: Cloud) -> None:
+def test_zone_failover_requires_several_zones(stack: Cloud) -> None:
     assert "autoscaling:UpdateAutoScalingGroup" not in stack.resources["head-task-role-policy"].inputs["policy"]
     assert "CPU_WORKERS" not in environment(stack, HEAD_TASK)
     assert not [name for name in stack.resources if "cpu-worker" in name]
 
 
-def test_a_laptop_finds_the_alarms_by_their_prefix(everything: Cloud) -> None:
+def test_command_line_finds_alarms_by_prefix(everything: Cloud) -> None:
     prefix = aws.scaling_prefix(everything.exports["cluster_name"], "workers")
     names = [str(made.inputs.get("name", "")) for made in everything.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")]
     assert {name.removeprefix(prefix) for name in names if name.startswith(prefix)} == set(SCALERS)
@@ -806,8 +800,8 @@ def test_runs_are_counted_where_a_destroy_deletes_them(
     monkeypatch: pytest.MonkeyPatch, config: dict[str, str], is_up: bool, is_counted: bool
 ) -> None:
     up = [security_group()] if is_up else []
-    said: list[str] = []
-    monkeypatch.setattr(pulumi.log, "info", said.append)
+    messages: list[str] = []
+    monkeypatch.setattr(pulumi.log, "info", messages.append)
     calls = [token for token, _ in deploy(monkeypatch, config, runs=("first",), security_groups=up).calls]
     assert ("aws:s3/getObjects:getObjects" in calls) == is_counted
-    assert any("an update stops no run" in line for line in said) == is_up
+    assert any("an update does not stop runs" in line for line in messages) == is_up

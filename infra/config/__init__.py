@@ -1,6 +1,6 @@
-"""What is asked for, what AWS says to it, and what is refused: the only package that reads the stack's configuration.
+"""Stack configuration: settings, pre-flight checks against AWS, and the plan that follows from both.
 
-settings.py declares the keys, their defaults and what they mean. Components import nothing of this.
+Only this package reads the configuration, and components do not import it. settings.py declares the keys.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ T = TypeVar("T")
 def load(cluster_name: str) -> RayClusterArgs:
     """Read the stack's configuration as arguments of RayCluster.
 
-    It also checks what concerns this stack and this machine rather than the cluster, which may be in any program: the
-    account (`aws:allowedAccountIds`), and in a preview the Docker that is to build the image.
+    Two checks are here because a RayCluster in another program does not need them: the account
+    (`aws:allowedAccountIds`), and in a preview the Docker daemon that will build the image.
 
     Raises:
-        RunError: It cannot work.
+        RunError: The configuration is invalid.
     """
     settings = _in_one_line(Settings.load)
     check_account(ask_caller().account)
@@ -51,17 +51,17 @@ def load(cluster_name: str) -> RayClusterArgs:
 
 
 def read(args: RayClusterArgs) -> Arguments:
-    """Check the arguments of RayCluster without asking AWS, and end the program with one line if they cannot work."""
+    """Validate the arguments of RayCluster without calls to AWS; raises RunError."""
     return _in_one_line(lambda: arguments.read(args))
 
 
 def plan(args: Arguments, prefix: str, opts: pulumi.InvokeOptions) -> Plan:
-    """Ask AWS about them, as make_plan does, and end the program with one line if they cannot work."""
+    """Validate the arguments against AWS and plan the cluster; raises RunError."""
     return _in_one_line(lambda: make_plan(args.settings, prefix, args.network, opts))
 
 
 def _in_one_line(work: Callable[[], T]) -> T:
-    """Do what refuses settings, and end the program with that one line if it does."""
+    """Convert a SettingError to a RunError, which Pulumi prints without a traceback."""
     try:
         return work()
     except SettingError as error:

@@ -1,4 +1,4 @@
-"""Writer of Pulumi.yaml's keys, and docs/configuration.md's keys and outputs: `python -m infra.config --write`."""
+"""Generator of the keys in Pulumi.yaml, and of docs/configuration.md: `python -m infra.config --write`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from infra.config.settings import Settings, declared_default, key_of
 
 ROOT = Path(__file__).parents[2]
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", tuple: "list", dict: "pairs"}
-# How a string holds the types that Pulumi.yaml doesn't know.
-FORMS = {tuple: ", separated by commas", dict: ", as key=value, separated by commas"}
+# String form of the types that Pulumi.yaml does not have.
+FORMS = {tuple: " (comma-separated)", dict: " (key=value, comma-separated)"}
 
 
 def files() -> dict[Path, str]:
-    """Text that each file should have."""
+    """Generated text by file."""
     project, document = ROOT / "Pulumi.yaml", ROOT / "docs" / "configuration.md"
     keys = between_markers(document.read_text(), "keys", table())
     return {
@@ -32,14 +32,14 @@ def files() -> dict[Path, str]:
     }
 
 
-def between_markers(text: str, what: str, block: str) -> str:
-    """Replace the lines between those that say `begin of the keys` and `end of the keys`, or of what else there is."""
-    before, begin, _, end, after = re.split(f"(.*(?:begin|end) of the {what}.*\n)", text)
+def between_markers(text: str, part: str, block: str) -> str:
+    """Replace the lines between the markers `begin of the PART` and `end of the PART`."""
+    before, begin, _, end, after = re.split(f"(.*(?:begin|end) of the {part}.*\n)", text)
     return before + begin + block + end + after
 
 
 def config_block() -> str:
-    """Mapping `config` of Pulumi.yaml."""
+    """`config` section of Pulumi.yaml."""
     words, config = descriptions(), {}
     for name, default in _defaults().items():
         kind = TYPES[type(default)] if isinstance(default, int) else "string"
@@ -49,17 +49,17 @@ def config_block() -> str:
 
 
 def table() -> str:
-    """Table of docs/configuration.md."""
+    """Table of the keys in docs/configuration.md."""
     words, rows = descriptions(), "| key | type | default | description |\n|---|---|---|---|\n"
     for name, default in _defaults().items():
-        shown = json.dumps(as_declared(default)).strip('"')
-        code = f"`{shown}`" if shown else ""
+        literal = json.dumps(as_declared(default)).strip('"')
+        code = f"`{literal}`" if literal else ""
         rows += f"| `{key_of(name)}` | {TYPES[type(default)]} | {code} | {words[name]} |\n"
     return rows
 
 
 def outputs_table() -> str:
-    """Table of the outputs that the stack's program exports."""
+    """Table of the outputs that __main__.py exports."""
     words = _docstrings((ROOT / "infra" / "ray_cluster.py").read_text())
     exported = re.findall(r'pulumi\.export\("(\w+)"', (ROOT / "__main__.py").read_text())
     return "| output | description |\n|---|---|\n" + "".join(f"| `{name}` | {words[name]} |\n" for name in exported)
@@ -70,28 +70,26 @@ def _defaults() -> dict[str, Any]:
 
 
 def descriptions() -> dict[str, str]:
-    """Docstring below each field of RayClusterArgs, or of Settings, with keys for the names of fields."""
+    """Field docstrings of RayClusterArgs and Settings, which name other fields by their configuration keys."""
     words = {}
     for class_ in (RayClusterArgs, Settings):
         words |= _docstrings(inspect.getsource(class_))
-    return {
-        name: re.sub(r"[a-z]+(_[a-z]+)+", lambda word: key_of(word[0]), described) for name, described in words.items()
-    }
+    return {name: re.sub(r"[a-z]+(_[a-z]+)+", lambda field: key_of(field[0]), text) for name, text in words.items()}
 
 
 def _docstrings(source: str) -> dict[str, str]:
-    """Docstring below each annotated field, without its last full stop."""
+    """Docstrings of annotated fields, without the full stop."""
     by_field = {}
-    # Statements of a class are walked in their order.
-    for field, below in pairwise(ast.walk(ast.parse(source))):
-        match field, below:
+    # ast.walk visits the statements of a class in source order, so a field is followed by its docstring.
+    for field, docstring in pairwise(ast.walk(ast.parse(source))):
+        match field, docstring:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
                 by_field[name] = words.removesuffix(".")
     return by_field
 
 
 def as_declared(default: Any) -> Any:
-    """Convert a default to what Pulumi.yaml knows: fractions, lists and pairs are strings there."""
+    """Default as Pulumi.yaml holds it: fractions, lists and pairs are strings there."""
     if isinstance(default, dict):
         return ",".join(f"{key}={value}" for key, value in default.items())
     if isinstance(default, tuple):

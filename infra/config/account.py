@@ -1,8 +1,7 @@
-"""Questions to AWS about the settings, in one table, asked before anything is made.
+"""Pre-flight checks of existing resources: IAM policies, secrets, KMS key, buckets and images.
 
-A setting that names something which is absent or unfit is refused. Where AWS does not tell the caller, a warning names
-the permission that is missing, and the program goes on. Network, zones and instance types, whose answers shape the
-stack, are asked in location.py and plan.py.
+A setting that names an absent or unsuitable resource is refused. If the caller lacks the permission, a warning names
+it, and the program continues. Network, zones and instance types shape the plan: see location.py and plan.py.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from infra.definitions.user_data import ROOT_DEVICE
 from infra.errors import SettingError, error_reason
 from infra.references import known
 
-# How AWS's services and the AWS provider say that something is not there.
+# Error texts of AWS's services and the AWS provider for an absent resource.
 ABSENT = (
     "NoSuchEntity",
     "NotFound",
@@ -35,22 +34,22 @@ ABSENT = (
 )
 AUTO_SCALING_ROLE = "AWSServiceRoleForAutoScaling"
 REDIRECTED = ("MovedPermanently", "PermanentRedirect", "StatusCode: 301")
-# Problem and way out of an answer that is unfit; None of one that fits.
+# Problem and hint for an unsuitable resource, or None.
 Verdict = tuple[str, str] | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Question to AWS about what a setting names.
+    """Look-up of a resource that a setting names.
 
     Attributes:
-        key: The setting.
-        value: What it names.
-        action: IAM action that the answer needs.
-        ask: Function that asks by a provider; it raises where AWS has no answer.
-        judge: Function that judges the answer.
-        hint: Way out where it is absent.
-        is_warning: True if what is unfit works all the same.
+        key: Configuration key.
+        value: Name or ARN of the resource.
+        action: IAM action of the look-up.
+        ask: The call; raises an exception if the resource is absent or the caller lacks the permission.
+        judge: Verdict on the answer.
+        hint: Way out for an absent resource.
+        is_warning: True if an unsuitable resource still works.
     """
 
     key: str
@@ -58,20 +57,21 @@ class Question:
     action: str
     ask: Callable[[pulumi.InvokeOptions | None], Any]
     judge: Callable[[Any], Verdict] = lambda answer: None
-    hint: str = "give one of this account"
+    hint: str = "use one of this account"
     is_warning: bool = False
 
 
 def check(settings: Settings, region: str, account: str, opts: pulumi.InvokeOptions | None = None) -> None:
-    """Ask all questions, by the provider of `opts`. An Output is not there yet, so AWS isn't asked about it.
+    """Look up all resources that settings name; Outputs, whose resources do not exist yet, are skipped.
 
     Raises:
-        SettingError: A setting names what is absent, unfit, or in another region.
+        SettingError: A resource is absent, unsuitable, or in another region.
     """
     _check_regions(settings, region)
-    for question in [*_companys(settings), *_buckets(settings, region), *_images(settings, account)]:
+    for question in [*_account(settings), *_buckets(settings, region), *_images(settings, account)]:
         answer = _answer(question, opts)
-        if answer is not None and (verdict := question.judge(answer)):
+        verdict = None if answer is None else question.judge(answer)
+        if verdict:
             error = SettingError(question.key, question.value, *verdict)
             if not question.is_warning:
                 raise error
@@ -79,20 +79,24 @@ def check(settings: Settings, region: str, account: str, opts: pulumi.InvokeOpti
 
 
 def _check_regions(settings: Settings, region: str) -> None:
-    """Refuse ARNs and images whose own text names another region."""
-    secret, kms_key = known(settings.registry_secret_arn), known(settings.kms_key_arn)
-    of_jobs = [("jobSecrets", known(arn)) for arn in settings.job_secrets]
-    for key, arn in (("registrySecretArn", secret), ("kmsKeyArn", kms_key), *of_jobs):
-        if arn and (other := arn.split(":")[3]) != region:
-            raise SettingError(key, arn, f"is in {other}, and the stack in {region}", "give one of the stack's region")
+    """Refuse ARNs and ECR images of another region."""
+    arns = [
+        ("registrySecretArn", known(settings.registry_secret_arn)),
+        ("kmsKeyArn", known(settings.kms_key_arn)),
+        *(("jobSecrets", known(arn)) for arn in settings.job_secrets),
+    ]
+    for key, arn in arns:
+        other = arn.split(":")[3] if arn else region
+        if other != region:
+            raise SettingError(key, arn, f"is in {other}, but the stack is in {region}", f"use one in {region}")
     image = ECR_IMAGE.match(known(settings.image_uri))
     if image and not settings.nat_gateway and image["region"] != region:
-        problem = f"leaves no way to the image in {image['region']}: endpoints are of {region} alone"
-        raise SettingError("natGateway", "false", problem, f"give one in {region}, or leave natGateway at true")
+        problem = f"leaves the image in {image['region']} unreachable: VPC endpoints lead only to {region}"
+        raise SettingError("natGateway", "false", problem, f"use an image in {region}, or keep natGateway at true")
 
 
-def _companys(settings: Settings) -> Iterator[Question]:
-    """Questions about what a company gives for its account, and about the roles that AWS's services need in it."""
+def _account(settings: Settings) -> Iterator[Question]:
+    """Look-ups of IAM policies, secrets, the KMS key and the service-linked role that uses it."""
     boundary, secret = known(settings.permissions_boundary), known(settings.registry_secret_arn)
     key = known(settings.kms_key_arn)
     if boundary:
@@ -102,15 +106,15 @@ def _companys(settings: Settings) -> Iterator[Question]:
             action="iam:GetPolicy",
             ask=lambda opts: aws.iam.get_policy(arn=boundary, opts=opts),
         )
-    given = {"taskPolicyArns": settings.task_policy_arns, "instancePolicyArns": settings.instance_policy_arns}
-    for name, arns in given.items():
+    policies = {"taskPolicyArns": settings.task_policy_arns, "instancePolicyArns": settings.instance_policy_arns}
+    for name, arns in policies.items():
         for arn in filter(None, map(known, arns)):
             yield Question(
                 key=name,
                 value=arn,
                 action="iam:GetPolicy",
                 ask=lambda opts, arn=arn: aws.iam.get_policy(arn=arn, opts=opts),
-                hint="give policies of this account, or of AWS",
+                hint="use customer managed policies of this account, or AWS managed policies",
             )
     if secret:
         yield Question(
@@ -125,7 +129,7 @@ def _companys(settings: Settings) -> Iterator[Question]:
             value=arn,
             action="secretsmanager:DescribeSecret",
             ask=lambda opts, arn=arn: aws.secretsmanager.get_secret(arn=arn, opts=opts),
-            hint="give the ARN of one that exists, with the six characters at its end",
+            hint="use the complete ARN of an existing secret, with the six characters at its end",
         )
     if key:
         yield Question(
@@ -135,25 +139,28 @@ def _companys(settings: Settings) -> Iterator[Question]:
             ask=lambda opts: aws.kms.get_key(key_id=key, opts=opts),
             judge=_judge_key,
         )
-        # Auto Scaling encrypts the instances' disks with it.
+        # EC2 Auto Scaling encrypts the instances' disks through its service-linked role.
+        # https://docs.aws.amazon.com/autoscaling/ec2/userguide/key-policy-requirements-EBS-encryption.html
         yield Question(
             key="kmsKeyArn",
             value=key,
             action="iam:GetRole",
             ask=lambda opts: aws.iam.get_role(name=AUTO_SCALING_ROLE, opts=opts),
             hint=(
-                f"make the role {AUTO_SCALING_ROLE}: "
+                f"create the role {AUTO_SCALING_ROLE}: "
                 "`aws iam create-service-linked-role --aws-service-name autoscaling.amazonaws.com`"
             ),
         )
 
 
 def _buckets(settings: Settings, region: str) -> Iterator[Question]:
-    """Questions about buckets that exist."""
+    """Look-ups of existing S3 buckets."""
 
-    def judge(there: str) -> Verdict:
-        hint = f"give one in {region}, or expect to pay for each byte that passes between the regions"
-        return (f"is in {there}, and the stack in {region}", hint) if there != region else None
+    def judge(bucket_region: str) -> Verdict:
+        if bucket_region == region:
+            return None
+        hint = f"use one in {region}, or expect charges for data transfer between regions"
+        return f"is in {bucket_region}, but the stack is in {region}", hint
 
     if name := known(settings.bucket_name):
         yield Question(
@@ -162,7 +169,7 @@ def _buckets(settings: Settings, region: str) -> Iterator[Question]:
             action="s3:ListBucket",
             ask=lambda opts: _bucket_region(name, opts),
             judge=judge,
-            hint="give one that exists, or leave it empty for a bucket of the stack's own",
+            hint="use an existing bucket, or leave it empty to create one",
         )
     for source in filter(None, map(known, settings.data_buckets)):
         bucket = source.partition("/")[0]
@@ -172,23 +179,23 @@ def _buckets(settings: Settings, region: str) -> Iterator[Question]:
             action="s3:ListBucket",
             ask=lambda opts, bucket=bucket: _bucket_region(bucket, opts),
             judge=judge,
-            hint="give buckets that exist",
+            hint="use existing buckets",
             is_warning=True,
         )
 
 
 def _bucket_region(name: str, opts: pulumi.InvokeOptions | None) -> str:
-    """Ask for a bucket's region; S3 redirects a request of another region, and the provider takes that for an error."""
+    """Region of a bucket; S3 redirects requests from another region, which the provider reports as an error."""
     try:
         return aws.s3.get_bucket(bucket=name, opts=opts).bucket_region
     except Exception as error:
-        if any(each in str(error) for each in REDIRECTED):
+        if any(text in str(error) for text in REDIRECTED):
             return "another region"
         raise
 
 
 def _images(settings: Settings, account: str) -> Iterator[Question]:
-    """Questions about the training image in this account's ECR, and about machine images."""
+    """Look-ups of a training image in this account's ECR, and of AMIs."""
     image = ECR_IMAGE.match(known(settings.image_uri))
     if image and image["account"] == account:
         uri = known(settings.image_uri)
@@ -213,49 +220,49 @@ def _images(settings: Settings, account: str) -> Iterator[Question]:
                 key=key,
                 value=ami,
                 action="ec2:DescribeImages",
-                ask=lambda opts, ami=ami: _machine_image(ami, opts),
-                judge=lambda found: _judge_machine_image(found, settings.root_volume_gib),
-                hint="give one of this region that the account may use",
+                ask=lambda opts, ami=ami: _ami(ami, opts),
+                judge=lambda image: _judge_ami(image, settings.root_volume_gib),
+                hint="use an AMI of this region that the account can launch",
             )
 
 
-def _machine_image(ami_id: str, opts: pulumi.InvokeOptions | None) -> aws.ec2.GetAmiResult:
+def _ami(ami_id: str, opts: pulumi.InvokeOptions | None) -> aws.ec2.GetAmiResult:
     filters = [aws.ec2.GetAmiFilterArgs(name="image-id", values=[ami_id])]
+    # A deprecated AMI can still be launched by its ID.
     return aws.ec2.get_ami(filters=filters, include_deprecated=True, opts=opts)
 
 
-def _judge_machine_image(found: aws.ec2.GetAmiResult, root_volume_gib: int) -> Verdict:
-    """Refuse an image that the instances can't start from."""
-    if (found.architecture, found.root_device_name) != (ARCHITECTURE, ROOT_DEVICE):
-        problem = f"is for {found.architecture} with its root disk at {found.root_device_name}"
-        return problem, f"give one made from AWS's for ECS: {ARCHITECTURE}, {ROOT_DEVICE}"
-    disks = {each.device_name: int(each.ebs.get("volume_size") or 0) for each in found.block_device_mappings}
-    if (size := disks.get(ROOT_DEVICE, 0)) > root_volume_gib:
-        return (
-            f"has a root disk of {size} GiB, and rootVolumeGib is {root_volume_gib}",
-            f"raise rootVolumeGib to {size}",
-        )
+def _judge_ami(image: aws.ec2.GetAmiResult, root_volume_gib: int) -> Verdict:
+    """Verdict on an AMI: architecture, root device, and a root volume no larger than rootVolumeGib."""
+    if (image.architecture, image.root_device_name) != (ARCHITECTURE, ROOT_DEVICE):
+        problem = f"is for {image.architecture} with root device {image.root_device_name}"
+        return problem, f"use one derived from the Amazon ECS-optimized AMI: {ARCHITECTURE}, {ROOT_DEVICE}"
+    sizes = {disk.device_name: int(disk.ebs.get("volume_size") or 0) for disk in image.block_device_mappings}
+    size = sizes.get(ROOT_DEVICE, 0)
+    if size > root_volume_gib:
+        problem = f"has a root volume of {size} GiB, which must not exceed rootVolumeGib ({root_volume_gib})"
+        return problem, f"raise rootVolumeGib to {size}"
     return None
 
 
-def _judge_key(found: aws.kms.GetKeyResult) -> Verdict:
-    if found.enabled and found.key_spec == "SYMMETRIC_DEFAULT":
+def _judge_key(key: aws.kms.GetKeyResult) -> Verdict:
+    if key.enabled and key.key_spec == "SYMMETRIC_DEFAULT":
         return None
-    return f"is {found.key_state} and of type {found.key_spec}", "give an enabled, symmetric key"
+    return f"is {key.key_state} and of type {key.key_spec}", "use an enabled, symmetric key"
 
 
 def _answer(question: Question, opts: pulumi.InvokeOptions | None) -> Any:
-    """Return AWS's answer, or None where AWS does not tell the caller.
+    """AWS's answer, or None with a warning if the caller lacks the permission.
 
     Raises:
-        SettingError: It is absent.
+        SettingError: The resource is absent.
     """
     key, value = question.key, question.value
     try:
         return question.ask(opts)
-    except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
+    except Exception as error:  # The SDK raises a bare Exception for every error of the provider.
         reason = error_reason(error)
-        if any(each.lower() in reason.lower() for each in ABSENT):
+        if any(text.lower() in reason.lower() for text in ABSENT):
             raise SettingError(key, value, f"could not be found ({reason})", question.hint) from error
-        pulumi.log.warn(f"{key}: {value} can't be looked up with {question.action} ({reason}); going on")
+        pulumi.log.warn(f"{key}: {value} could not be looked up with {question.action} ({reason}); continuing")
         return None

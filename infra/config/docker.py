@@ -1,4 +1,4 @@
-"""Whether the image can be built here. A preview asks, as `pulumi up` would find out with half of the stack made."""
+"""Pre-flight check of the Docker daemon: without it, `pulumi up` would fail with half of the stack created."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ import pulumi
 SECONDS = 20
 SOCKET = Path("/var/run/docker.sock")
 HINT = (
-    "start it (`docker info` tells whether it runs), choose another one by DOCKER_HOST or `docker context use`, or "
-    "give imageUri, a ready image"
+    "start it (check with `docker info`), select another daemon with DOCKER_HOST or `docker context use`, or set "
+    "imageUri to an existing image"
 )
 
 
 def check(*, is_up: Callable[[], bool]) -> None:
-    """Ask Docker for its version, by its own context or DOCKER_HOST.
+    """Ask the Docker daemon for its version, through Docker's current context or DOCKER_HOST.
 
     Args:
-        is_up: Function that tells whether the stack is, with an image: then nothing has to be built unless the image
-            changes. It is called only if Docker does not answer.
+        is_up: True if the stack is up: its image exists, and is built again only when it changes. Called only if Docker
+            does not answer.
 
     Raises:
-        RunError: It does not answer, and the image has to be built.
+        RunError: Docker does not answer, and the image has to be built.
     """
     if problem := _problem():
         if not is_up():
-            raise pulumi.RunError(f"imageUri: is empty, so the image is to be built here, and {problem}; {HINT}")
-        pulumi.log.warn(f"{problem}; a change of the image could not be built here")
+            raise pulumi.RunError(f"imageUri: is empty, so the image is built locally, but {problem}; {HINT}")
+        pulumi.log.warn(f"{problem}; this machine could not build a changed image")
 
 
 def _problem() -> str | None:
     docker = shutil.which("docker")
-    if docker is None:  # the build needs a daemon and no command
-        found = os.environ.get("DOCKER_HOST") or SOCKET.exists()
-        return None if found else "there is no Docker"
+    if docker is None:  # the build needs only the daemon, not the command
+        has_daemon = os.environ.get("DOCKER_HOST") or SOCKET.exists()
+        return None if has_daemon else "Docker is not installed"
     try:
         command = [docker, "version", "--format", "{{.Server.Version}}"]
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        version = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         return f"Docker does not answer within {SECONDS} s"
-    if asked.returncode == 0:
+    if version.returncode == 0:
         return _missing_store()
-    said = asked.stderr.strip().splitlines() or ["no reason given"]
-    return f"Docker does not answer ({said[-1]})"
+    lines = version.stderr.strip().splitlines() or ["without a reason"]
+    return f"Docker does not answer ({lines[-1]})"
 
 
 def _missing_store() -> str | None:
-    """Find Docker's credential store if it is not installed: the build asks it for every registry."""
+    """Problem with Docker's credential store, which the build calls for every registry."""
     folder = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
     try:
         config = json.loads((folder / "config.json").read_text())

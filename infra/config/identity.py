@@ -1,8 +1,8 @@
 """Pre-flight checks of a stack that is up: its account, region, roles and network, and the state that owns it.
 
-A program can't read its stack's state, but for the outputs of its own resources. So these checks go by the keepers of a
-RandomId, which keep the values of the first `up`, also when the stack is renamed; and by the tags of what is up, which
-also tell of a stack of this name in another state.
+A Pulumi program can't read its stack's state, except for the outputs of its resources. So these checks use the keepers
+of a RandomId, which keep the values of the first `pulumi up` even if the stack is renamed, and the tags of deployed
+resources, which also reveal a stack of this name in another state.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ from infra.errors import SettingError, error_reason
 from infra.references import ExistingNetwork, Location
 from infra.tags import HEAD_ROLE, REGION_TAG, stack_tags
 
-# Pulumi puts a hyphen and seven hexadecimal digits behind a logical name.
+# Pulumi's auto-naming appends a hyphen and seven hexadecimal digits to a logical name.
+# https://www.pulumi.com/docs/iac/concepts/resources/names/
 RANDOM_END = "-[0-9a-f]{7}"
 DESTROY = "change it back, or `pulumi destroy` first"
 
 
 def identity(settings: Settings, location: Location, network: ExistingNetwork | None) -> dict[str, str]:
-    """Everything that can't change while a stack is up, without Outputs, which can't be compared."""
-    own_network = {} if network else {"vpcId": settings.vpc_id, "vpcCidr": "" if settings.vpc_id else settings.vpc_cidr}
-    return _known(
-        {
-            "account": location.account,
-            "region": location.region,
-            "rolePath": settings.role_path,
-            "permissionsBoundary": settings.permissions_boundary,
-            "bucketName": settings.bucket_name,
-            **own_network,
-            "zones": "" if location.existing else " ".join(location.zones),
-        }
-    )
+    """Values that can't change while a stack is up; Outputs, which can't be compared, are left out."""
+    values = {
+        "account": location.account,
+        "region": location.region,
+        "rolePath": settings.role_path,
+        "permissionsBoundary": settings.permissions_boundary,
+        "bucketName": settings.bucket_name,
+        "zones": "" if location.existing else " ".join(location.zones),
+    }
+    if not network:
+        values["vpcId"] = settings.vpc_id
+        # The CIDR block of an existing VPC is not the stack's.
+        values["vpcCidr"] = "" if settings.vpc_id else settings.vpc_cidr
+    return _known(values)
 
 
 def _known(values: Mapping[str, pulumi.Input[str]]) -> dict[str, str]:
@@ -45,18 +47,22 @@ def _known(values: Mapping[str, pulumi.Input[str]]) -> dict[str, str]:
 
 
 def check_roles(settings: Settings, caller: Caller, prefix: str, opts: pulumi.InvokeOptions | None = None) -> None:
-    """Refuse another region, role path or permissions boundary than those of a stack of this name that is up.
+    """Compare region, role path and permissions boundary with the head's role of a deployed stack.
+
+    IAM roles are global, so this also finds the stack in another region.
 
     Raises:
         RunError: The stack is up in another region.
         SettingError: The role path or the permissions boundary differs.
     """
     try:
-        found = aws.iam.get_roles(name_regex=f"^{re.escape(prefix)}-{HEAD_ROLE}{RANDOM_END}$", opts=opts)
-        roles = [aws.iam.get_role(name=each, opts=opts) for each in found.names]
-    except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
-        what = "can't be asked whether the stack is up in another region (iam:ListRoles and iam:GetRole"
-        pulumi.log.warn(f"aws:region: IAM {what}: {error_reason(error)}); going on")
+        names = aws.iam.get_roles(name_regex=f"^{re.escape(prefix)}-{HEAD_ROLE}{RANDOM_END}$", opts=opts).names
+        roles = [aws.iam.get_role(name=name, opts=opts) for name in names]
+    except Exception as error:  # The SDK raises a bare Exception for every error of the provider.
+        pulumi.log.warn(
+            f"aws:region: stacks in other regions could not be looked up (iam:ListRoles and iam:GetRole: "
+            f"{error_reason(error)}); continuing"
+        )
         return
     own = stack_tags()
     now = _known(
@@ -80,41 +86,41 @@ def check_state(
     now: Mapping[str, str],
     up: Remembered | None,
 ) -> pulumi.Output[str]:
-    """The cluster's name, once it is certain that this state has the stack that is up, and that the stack stays there.
+    """Name of the cluster, after a check that the state owns the deployed stack and that its identity is unchanged.
 
     Args:
-        cluster: The cluster's name; a state that has the stack knows it in a preview, too.
-        made_for: The identity at the first `up`.
-        now: The identity now.
-        up: The stack of this name that is up, or None.
+        cluster: Name of the cluster; known in a preview if the state owns the stack.
+        made_for: Identity at the first `pulumi up`.
+        now: Current identity.
+        up: Deployed stack of this name, or None.
 
     Raises:
-        RunError: When the output is awaited.
+        RunError: While Pulumi resolves the Output.
     """
 
     def check_owner(name: str) -> str:
         if up is None or name == up.cluster:
             return name
         raise pulumi.RunError(
-            f"stack: a stack of the name {up.stack} is up in this account and region, and this state does not have it "
-            f"(cluster {up.cluster}, security group {up.group_id}); use the state that made it (`pulumi login`), give "
-            "this stack another name, or delete what is left of a lost one (docs/updates.md)"
+            f"stack: a stack named {up.stack} is up in this account and region, but not in this state (cluster "
+            f"{up.cluster}, security group {up.group_id}); use the state that created it (`pulumi login`), rename this "
+            "stack, or delete orphaned resources (docs/updates.md)"
         )
 
-    def check_identity(known: tuple[str, Mapping[str, str]]) -> str:
-        name, was = known
+    def check_identity(name: str, was: Mapping[str, str]) -> str:
         try:
             _refuse_change(was, now)
         except SettingError as error:
             raise pulumi.RunError(str(error)) from error
         return name
 
+    # In a preview, an unknown name means that this state does not own the stack: the check must run for that, too.
     owned = cluster.apply(check_owner, run_with_unknowns=up is not None)
-    return pulumi.Output.all(owned, made_for).apply(lambda known: check_identity((known[0], known[1])))
+    return pulumi.Output.all(owned, made_for).apply(lambda values: check_identity(*values))
 
 
 def _refuse_change(was: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Refuse what would replace the stack, or take roles and network from under its instances.
+    """Refuse changes that would replace the stack, or the roles and network that its instances use.
 
     Raises:
         RunError: Account, region or zones differ.
@@ -124,26 +130,25 @@ def _refuse_change(was: Mapping[str, str], now: Mapping[str, str]) -> None:
     if "account" in changed:
         raise wrong_account(now["account"], was["account"])
     if "region" in changed:
-        there = was["region"]
+        region = was["region"]
         raise pulumi.RunError(
-            f"aws:region: {now['region']!r}, and this stack is up in {there}; `pulumi config set aws:region {there}`, "
-            "`pulumi destroy` it there first, or give this stack another name"
+            f"aws:region: {now['region']!r}, but this stack is up in {region}; `pulumi config set aws:region "
+            f"{region}`, `pulumi destroy` it there first, or rename this stack"
         )
     for key in ("rolePath", "permissionsBoundary"):
         if key in changed:
-            hint = f"{DESTROY}: instances and tasks run with these roles"
+            hint = f"{DESTROY}: instances and tasks use these roles"
             raise SettingError(key, now[key], f"differs from the stack's, {was[key] or 'none'}", hint)
     for key in ("vpcId", "vpcCidr"):
         if key in changed:
-            raise SettingError(
-                key, now[key], f"is another network than the stack's, {was[key] or 'its own VPC'}", DESTROY
-            )
+            network = was[key] or "the VPC that it created"
+            raise SettingError(key, now[key], f"differs from the stack's network, {network}", DESTROY)
     if "bucketName" in changed:
-        where = was["bucketName"] or "a bucket of its own"
-        hint = "change it back, or copy the runs, `pulumi destroy` and begin anew"
-        raise SettingError("bucketName", now["bucketName"], f"is another bucket than the stack's, {where}", hint)
+        bucket = was["bucketName"] or "the bucket that it created"
+        hint = "change it back, or copy the runs, `pulumi destroy` and deploy again"
+        raise SettingError("bucketName", now["bucketName"], f"differs from the stack's bucket, {bucket}", hint)
     if "zones" in changed:
         raise pulumi.RunError(
-            f"availabilityZones: the stack has subnets in {was['zones']}, in this order, and would get others, in "
-            f"{now['zones']}: its security group is not found by its tags. If the stack was renamed, rename it back"
+            f"availabilityZones: the stack has subnets in {was['zones']}, in this order, which would be replaced by "
+            f"{now['zones']}: its security group was not found by its tags. If the stack was renamed, rename it back"
         )

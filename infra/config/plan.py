@@ -1,6 +1,6 @@
-"""What follows from the settings once AWS has been asked: location, sizes and costs, held against quotas and limits.
+"""Cluster plan: location, task sizes, prices and quotas, from the settings and AWS's answers.
 
-What cannot work is refused here, in a preview, before anything exists.
+A cluster that cannot work is refused in a preview, before any resource exists.
 """
 
 from __future__ import annotations
@@ -23,18 +23,15 @@ from infra.references import ExistingNetwork, Location, NodeSpec, Scale, known
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Where the stack runs and what of.
+    """Location, nodes and scales of a cluster.
 
     Attributes:
-        location: Region and zones.
-        head: The head's node.
-        worker: A worker's node.
-        cpu_worker: A CPU worker's node, or None where there are no CPU workers.
-        scales: Number of GPU and CPU workers, by kind.
-        gpus: How many GPUs a job requests by default.
-        identity: Everything that can't change while the stack is up.
-        up: The stack as it is up, or None.
-        default_tags: Tags that the provider adds to what it makes.
+        cpu_worker: None without CPU workers.
+        scales: Number of workers by kind, "workers" or "cpu-workers".
+        gpus: Number of GPUs that a job requests by default.
+        identity: Values that can't change while the stack is up.
+        up: The deployed stack, None before the first `pulumi up`.
+        default_tags: Default tags of the AWS provider.
     """
 
     location: Location
@@ -49,20 +46,22 @@ class Plan:
 
     @property
     def region(self) -> str:
-        """Region of everything."""
+        """Region of the cluster."""
         return self.location.region
 
     @property
     def nodes(self) -> dict[str, NodeSpec]:
-        """The kinds of nodes."""
+        """Node specifications by kind, the head first."""
         nodes = {"head": self.head, "workers": self.worker}
-        return {**nodes, "cpu-workers": self.cpu_worker} if self.cpu_worker else nodes
+        if self.cpu_worker:
+            nodes["cpu-workers"] = self.cpu_worker
+        return nodes
 
     @property
     def hourly_usd(self) -> float | None:
-        """Cost of the instances an hour at most, in USD on demand, or None where AWS would not say.
+        """Maximum on-demand cost of the instances in USD per hour, None where a price is unknown.
 
-        Prices on spot change by the hour: an output with them would make every preview one with changes.
+        Spot prices change by the hour: an output with them would show a change in every preview.
         """
         return prices.estimate(*(replace(node, spot_count=0) for node in self.nodes.values()))
 
@@ -73,16 +72,17 @@ def make_plan(
     network: ExistingNetwork | None = None,
     opts: pulumi.InvokeOptions | None = None,
 ) -> Plan:
-    """Ask AWS about the settings.
+    """Plan a cluster: validate the settings against AWS, choose zones and size the tasks.
 
     Args:
-        settings: The settings.
-        prefix: What the names of the cluster's components begin with.
-        network: One that the same program makes, in place of the settings'.
-        opts: The provider to ask.
+        settings: The validated settings.
+        prefix: Name prefix of the cluster's components.
+        network: Network that the same program creates, in place of the settings'.
+        opts: AWS provider for the calls.
 
     Raises:
-        SettingError: They cannot work.
+        SettingError: A setting does not fit the account or region.
+        RunError: AWS can't be called, or the stack is up elsewhere.
     """
     caller = ask_caller(opts)
     region = caller.region
@@ -91,8 +91,8 @@ def make_plan(
     image_uri = known(settings.image_uri)
     if image_uri and "@" not in image_uri:
         pulumi.log.warn(
-            f"imageUri: the tag of {image_uri} may move, and then instances run different images; "
-            "repository@sha256:digest can't"
+            f"imageUri: the tag of {image_uri} is mutable, so instances may run different images; pin it with "
+            "repository@sha256:digest"
         )
     account.check(settings, region, caller.account, opts)
     location = locate(settings, caller, up, network, others, opts)
@@ -105,14 +105,16 @@ def make_plan(
     head, worker, *cpu_workers = nodes = prices.look_up(region, *nodes, spot=settings.max_hourly_usd > 0)
     prices.check(settings.max_hourly_usd, *nodes)
     _check_room(settings, location, sum(node.max_count for node in nodes))
-    gpus = settings.workers.default_job_count * worker.task.gpus
+    scales = {"workers": settings.workers}
+    if cpu_workers:
+        scales["cpu-workers"] = settings.cpu_workers
     return Plan(
         location=location,
         head=head,
         worker=worker,
         cpu_worker=next(iter(cpu_workers), None),
-        scales={"workers": settings.workers, **({"cpu-workers": settings.cpu_workers} if cpu_workers else {})},
-        gpus=gpus,
+        scales=scales,
+        gpus=settings.workers.default_job_count * worker.task.gpus,
         identity=identity.identity(settings, location, network),
         up=up,
         default_tags=aws.get_default_tags(opts=opts).tags,
@@ -120,37 +122,38 @@ def make_plan(
 
 
 def _check_room(settings: Settings, location: Location, nodes: int) -> None:
-    """Refuse a VPC with too few addresses: each node takes one for its instance and one for its task."""
+    """Refuse a VPC with too few addresses: in awsvpc mode a node takes one for its instance and one for its task.
+
+    https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-networking-awsvpc.html
+    """
     zones = len(location.zones)
     room = private_addresses(settings.vpc_cidr, zones)
     if not location.existing and room < 2 * nodes:
-        problem = (
-            f"has {room} addresses in the private subnet of each of {zones} zones, and {nodes} nodes take two each"
-        )
-        raise SettingError("vpcCidr", settings.vpc_cidr, problem, "give a larger one, such as 10.0.0.0/16")
+        problem = f"has {room} addresses per private subnet ({zones} zones), too few for {nodes} nodes with two each"
+        raise SettingError("vpcCidr", settings.vpc_cidr, problem, "use a larger CIDR block, e.g. 10.0.0.0/16")
 
 
 def get_instance_types(
     key: str, names: Sequence[str], region: str, opts: pulumi.InvokeOptions | None = None
 ) -> tuple[InstanceType, ...]:
-    """Ask EC2 for the facts of the types that stand under a configuration key."""
+    """EC2's description of the instance types in a configuration key."""
     return tuple(get_instance_type(key, name, region, opts) for name in names)
 
 
 def get_instance_type(key: str, name: str, region: str, opts: pulumi.InvokeOptions | None = None) -> InstanceType:
-    """Ask EC2 for the facts of the type that stands under a configuration key."""
+    """EC2's description of an instance type in a configuration key."""
     try:
-        found = aws.ec2.get_instance_type(instance_type=name, opts=opts)
-    except Exception as error:  # The SDK raises a bare Exception for whatever the provider answers.
+        described = aws.ec2.get_instance_type(instance_type=name, opts=opts)
+    except Exception as error:  # The SDK raises a bare Exception for every error of the provider.
         problem = f"could not be looked up in {region} ({error_reason(error)})"
-        raise SettingError(key, name, problem, "give an instance type that this region offers") from error
-    gpu = found.gpuses[0] if found.gpuses else None
+        raise SettingError(key, name, problem, "use an instance type that this region offers") from error
+    gpu = described.gpuses[0] if described.gpuses else None
     return InstanceType(
         name=name,
-        vcpus=found.default_vcpus,
-        memory_mib=found.memory_size,
-        architectures=tuple(found.supported_architectures),
-        gpus=sum(gpu.count for gpu in found.gpuses),
+        vcpus=described.default_vcpus,
+        memory_mib=described.memory_size,
+        architectures=tuple(described.supported_architectures),
+        gpus=sum(gpu.count for gpu in described.gpuses),
         gpu_name=gpu.name if gpu else "",
         gpu_memory_mib=gpu.memory_size if gpu else 0,
         gpu_manufacturer=gpu.manufacturer if gpu else "",
@@ -158,16 +161,14 @@ def get_instance_type(key: str, name: str, region: str, opts: pulumi.InvokeOptio
 
 
 def _newest_ami(key: str, opts: pulumi.InvokeOptions | None, *, gpu: bool) -> str:
-    """Ask for AWS's newest machine image for ECS."""
+    """ID of the latest Amazon ECS-optimized AMI, from its public SSM parameter."""
     name = ami_parameter(gpu=gpu)
     try:
-        # Not `value`: that one is a secret, and would hide the whole launch template in previews.
+        # `value` is a secret output, which would hide the whole launch template in previews.
         return aws.ssm.get_parameter(name=name, opts=opts).insecure_value
     except Exception as error:
-        problem = (
-            f"is empty, and AWS's newest image can't be asked for (ssm:GetParameter of {name}: {error_reason(error)})"
-        )
-        raise SettingError(key, "", problem, "let the caller ask, or give a machine image") from error
+        problem = f"is empty, and the latest AMI could not be read (ssm:GetParameter of {name}: {error_reason(error)})"
+        raise SettingError(key, "", problem, "grant the caller that action, or use an AMI ID") from error
 
 
 def _head(settings: Settings, location: Location, opts: pulumi.InvokeOptions | None) -> NodeSpec:
@@ -187,26 +188,26 @@ def _worker(settings: Settings, location: Location, opts: pulumi.InvokeOptions |
     key = "workerInstanceTypes"
     instances = get_instance_types(key, settings.worker_instance_types, location.region, opts)
     _compare_gpus(key, instances)
-    most = settings.workers.max_count
+    max_count = settings.workers.max_count
     return NodeSpec(
         key=key,
         instances=instances,
         task=worker_size(key, instances),
-        max_count=most,
+        max_count=max_count,
         zones=location.worker_zones,
         spread=settings.spread_zones,
-        spot_count=max(most - settings.on_demand_workers, 0) if settings.spot else 0,
+        spot_count=max(max_count - settings.on_demand_workers, 0) if settings.spot else 0,
         ami_id=settings.worker_ami_id or _newest_ami("workerAmiId", opts, gpu=True),
     )
 
 
 def _compare_gpus(key: str, instances: Sequence[InstanceType]) -> None:
-    """Point out types with other GPUs: a run on both has the speed of the slower, with the memory of the smaller."""
-    gpus = {each.name: f"{each.gpu_name} with {each.gpu_memory_mib // 1024} GiB" for each in instances}
+    """Warn about types with different GPUs: synchronous training is as fast as the slowest."""
+    gpus = {instance.name: f"{instance.gpu_name} with {instance.gpu_memory_mib // 1024} GiB" for instance in instances}
     if len(set(gpus.values())) > 1:
-        found = ", ".join(f"{name} has {gpu}" for name, gpu in gpus.items())
+        mixed = ", ".join(f"{name} has {gpu}" for name, gpu in gpus.items())
         pulumi.log.warn(
-            f"{key}: {found}; a run on both goes at the speed of the slower, with the memory of the smaller"
+            f"{key}: {mixed}; a run on both is as fast as the slower GPU, with the memory of the smaller one"
         )
 
 

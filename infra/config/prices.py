@@ -1,6 +1,6 @@
-"""What the stack's instances cost an hour, from AWS's public price list, and what EC2 asks for spot instances now.
+"""Instance prices: on demand from the AWS Price List API, on spot from EC2's price history.
 
-The list is served in a few regions alone, which is why boto3 asks: the AWS provider asks in the stack's own.
+The Price List API has endpoints in only a few regions, and the AWS provider calls the stack's region: hence boto3.
 https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html
 """
 
@@ -22,8 +22,8 @@ from infra.errors import SettingError
 from infra.references import NodeSpec, Price
 
 PRICE_LIST_REGION = "us-east-1"
-# On-demand Linux without licences, on shared hardware, neither a reservation that stands idle nor a block of capacity
-# that is paid for beforehand: one price a type.
+# Linux without licences, on demand, on shared tenancy; without unused reservations and capacity blocks, which have
+# prices of the same type: this leaves one price per type.
 PRODUCT = {
     "operatingSystem": "Linux",
     "tenancy": "Shared",
@@ -34,9 +34,9 @@ PRODUCT = {
 
 
 def look_up(region: str, *nodes: NodeSpec, spot: bool = True) -> list[NodeSpec]:
-    """The nodes with their prices, on demand and, where they have spot instances and `spot` is true, on spot.
+    """Nodes with their on-demand prices, and with spot prices if `spot` is true and they have Spot Instances.
 
-    Where a price on demand can't be asked for, or is not known, it says so once, and all are left as they are.
+    Without all on-demand prices, the nodes are returned unchanged, with one warning.
     """
     names = sorted({name for node in nodes for name in node.instance_types})
     try:
@@ -44,7 +44,7 @@ def look_up(region: str, *nodes: NodeSpec, spot: bool = True) -> list[NodeSpec]:
         on_demand = {name: hourly_usd(client, region, name) for name in names}
     except (BotoCoreError, ClientError, LookupError) as cause:
         pulumi.log.warn(
-            f"the price list (pricing:GetProducts) gave no estimate of the costs ({_line(cause)}); going on"
+            f"cost estimate is not available from the price list (pricing:GetProducts: {_line(cause)}); continuing"
         )
         return list(nodes)
     return [replace(node, prices=_prices(region, node, on_demand, spot=spot)) for node in nodes]
@@ -56,79 +56,82 @@ def _prices(region: str, node: NodeSpec, on_demand: Mapping[str, float], *, spot
         try:
             now = spot_usd(ec2(region), node.instance_types, node.zones)
         except (BotoCoreError, ClientError) as cause:
-            what = f"EC2 gave no spot prices (ec2:DescribeSpotPriceHistory: {_line(cause)})"
-            pulumi.log.warn(f"{what}; going on with those of on-demand instances")
+            pulumi.log.warn(
+                f"spot prices are not available (ec2:DescribeSpotPriceHistory: {_line(cause)}); using on-demand prices"
+            )
     return {name: Price(on_demand=on_demand[name], spot=now.get(name)) for name in node.instance_types}
 
 
 def estimate(*nodes: NodeSpec) -> float | None:
-    """USD an hour of all instances at most, None where a price is not known.
+    """Maximum USD per hour of all instances, None where a price is unknown.
 
-    Of several types the dearest counts, and of a spot instance whose price is not known the one on demand. Disks, NAT
-    gateway and traffic come on top.
+    Of several types the most expensive counts, and for an unknown spot price the on-demand price. Disks, NAT gateway
+    and traffic are not included.
     """
     total = 0.0
     for node in nodes:
         if node.prices is None:
             return None
         prices = node.prices.values()
-        total += node.on_demand_count * max(each.on_demand for each in prices)
-        total += node.spot_count * max(each.on_demand if each.spot is None else each.spot for each in prices)
+        total += node.on_demand_count * max(price.on_demand for price in prices)
+        total += node.spot_count * max(price.on_demand if price.spot is None else price.spot for price in prices)
     return round(total, 4)
 
 
 def check(limit: float, *nodes: NodeSpec) -> None:
-    """Refuse with a SettingError what would cost more than `limit` USD an hour; 0 disables the check."""
+    """Raise a SettingError if the nodes cost more than `limit` USD per hour; 0 disables the check."""
     estimated = estimate(*nodes)
     if not limit or (estimated is not None and estimated <= limit):
         return
     if estimated is None:
-        hint = "let the caller read the price list (pricing:GetProducts), or set it to 0 for no limit"
-        raise SettingError("maxHourlyUsd", limit, "can't be checked, as AWS gives no price", hint)
+        hint = "grant the caller pricing:GetProducts, or set it to 0 for no limit"
+        raise SettingError("maxHourlyUsd", limit, "can't be checked without prices", hint)
     instances = " and ".join(str(node) for node in nodes if node.max_count)
-    problem = f"is below the {estimated:g} USD an hour that {instances} cost"
-    hint = "raise it, or give fewer (workerCount, maxWorkers, cpuWorkerCount, maxCpuWorkers) or smaller instances"
+    problem = f"is below the {estimated:g} USD per hour of {instances}"
+    hint = "raise it, or use fewer (workerCount, maxWorkers, cpuWorkerCount, maxCpuWorkers) or smaller instances"
     raise SettingError("maxHourlyUsd", limit, problem, hint)
 
 
 def ec2(region: str) -> Any:
-    """Client of EC2, with the same credentials."""
+    """EC2 client, with the credentials of the price list's."""
     return _client("ec2", region)
 
 
 def spot_usd(client: Any, instance_types: Collection[str], zones: Collection[str]) -> dict[str, float]:
-    """The present price of a spot instance of each type, in the dearest of the zones; EC2 knows none for some."""
+    """Current spot price by instance type, in the most expensive zone; types without one are left out."""
     answer = client.describe_spot_price_history(
         InstanceTypes=list(instance_types),
         ProductDescriptions=["Linux/UNIX"],
         Filters=[{"Name": "availability-zone", "Values": list(zones)}],
-        # The prices that hold now, whenever they last changed.
+        # With a start of now, EC2 returns the current prices, whenever they last changed.
         StartTime=datetime.now(UTC),
     )
     prices: dict[str, float] = {}
-    for each in answer["SpotPriceHistory"]:
-        prices[each["InstanceType"]] = max(float(each["SpotPrice"]), prices.get(each["InstanceType"], 0.0))
+    for entry in answer["SpotPriceHistory"]:
+        instance_type = entry["InstanceType"]
+        prices[instance_type] = max(float(entry["SpotPrice"]), prices.get(instance_type, 0.0))
     return prices
 
 
 def price_list() -> Any:
-    """Client of the price list, with the credentials of the environment or of the stack's `aws:profile`."""
+    """Price List client, with the credentials of the environment or of the stack's `aws:profile`."""
     return _client("pricing", PRICE_LIST_REGION)
 
 
 def hourly_usd(prices: Any, region: str, instance_type: str) -> float:
-    """Price of one instance; LookupError where the list has none, or several."""
-    wanted = {**PRODUCT, "instanceType": instance_type, "regionCode": region}
-    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
+    """On-demand price of an instance type in USD; LookupError unless the list has exactly one."""
+    product = {**PRODUCT, "instanceType": instance_type, "regionCode": region}
+    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in product.items()]
     products = prices.get_products(ServiceCode="AmazonEC2", Filters=filters)["PriceList"]
-    found = {price for product in products if (price := _on_demand(json.loads(product)))}
-    if len(found) != 1:
-        raise LookupError(f"{len(found)} prices of {instance_type} in {region}")
-    return found.pop()
+    # 0 is a product that is not sold on demand.
+    distinct = {_on_demand(json.loads(product)) for product in products} - {0}
+    if len(distinct) != 1:
+        raise LookupError(f"{len(distinct)} prices of {instance_type} in {region}")
+    return distinct.pop()
 
 
 def _on_demand(product: dict[str, Any]) -> float:
-    """The one dimension of the one offer that an on-demand product has; 0 where it can't be had on demand."""
+    """Price in the single dimension of a product's on-demand offer, 0 without an offer."""
     offers = product["terms"].get("OnDemand", {}).values()
     dimensions = (dimension for offer in offers for dimension in offer["priceDimensions"].values())
     return sum(float(dimension["pricePerUnit"]["USD"]) for dimension in dimensions)
@@ -136,8 +139,9 @@ def _on_demand(product: dict[str, Any]) -> float:
 
 def _client(service: str, region: str) -> Any:
     session = boto3.Session(profile_name=aws.config.profile)
-    impatient = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
-    return session.client(service, region_name=region, config=impatient)
+    # Prices are optional, so a preview without internet access must not wait for boto3's default retries.
+    config = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
+    return session.client(service, region_name=region, config=config)
 
 
 def _line(cause: Exception) -> str:

@@ -1,10 +1,10 @@
-"""The settings of a cluster, each declared once, with its default and rule: the keys of the stack's configuration.
+"""Stack configuration keys, each declared once with its default and its validation rule.
 
-Most are arguments of RayCluster, too, and arguments.py says what they mean. `python -m infra.config --write` writes
-Pulumi.yaml and docs/configuration.md. What only AWS can answer, such as whether a zone offers an instance type, is
-asked in plan.py.
+Most are also arguments of RayCluster, and arguments.py has their descriptions. `python -m infra.config --write` writes
+Pulumi.yaml and docs/configuration.md. Checks that need an answer from AWS, such as instance type offerings, are in
+plan.py.
 
-The annotations hold the rules: this module can't postpone annotations.
+`from __future__ import annotations` would turn the rules, which are in the annotations, into strings.
 """
 
 from collections.abc import Mapping
@@ -18,48 +18,48 @@ from infra.config import validation
 from infra.errors import SettingError
 from infra.references import AccountRules, Alerts, Scale
 
-# Namespaces of keys that are not a project's.
+# Namespaces of keys that belong to providers and to Pulumi instead of a project.
 PROVIDERS = ("aws", "awsx", "pulumi")
 # Problem and hint for a value of the wrong type.
 WRONG_TYPE = {
-    bool: ("is neither true nor false", "give one of the two"),
-    int: ("is not a whole number", "give one, such as {}"),
-    float: ("is not a number", "give one, such as {}"),
+    bool: ("is not a boolean", "use true or false"),
+    int: ("is not an integer", "use one, e.g. {}"),
+    float: ("is not a number", "use one, e.g. {}"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All settings, complete and checked: an annotation has the rule for its value. An Input may be an Output.
+    """Complete, validated settings; the annotation of a field has its rule. An Input may be an Output.
 
-    Pulumi.yaml takes strings and numbers alone. So the keys of both groups of workers, which are arguments of
-    NodeGroupArgs, are flat here, and 0 is None there.
+    Pulumi.yaml takes only strings and numbers. So the keys of both worker groups, which are arguments of NodeGroupArgs,
+    are flat here, and 0 stands for None there.
     """
 
     head_instance_type: Annotated[str, validation.instance_type] = "m5.xlarge"
     worker_instance_types: Annotated[tuple[str, ...], validation.instance_types] = ("g5.xlarge",)
-    """EC2 types of the Ray workers, x86_64 with NVIDIA GPUs (T4 or later), the preferred one first."""
+    """EC2 instance types of the GPU workers (x86_64, NVIDIA T4 or later), in order of preference."""
     head_ami_id: Annotated[str, validation.ami_id] = ""
     worker_ami_id: Annotated[str, validation.ami_id] = ""
     worker_count: int = 2
-    """Number of GPU instances that the cluster begins with, one Ray worker on each; a job's default request."""
+    """Initial number of GPU workers, one per instance; also a job's default request."""
     min_workers: int = 0
-    """Number of GPU instances that the idle stop leaves running."""
+    """Minimum number of GPU workers, kept by the idle scale-in."""
     max_workers: int | None = None
-    """Most GPU instances that jobs may request, at least worker_count; 0 is worker_count."""
+    """Maximum number of GPU workers that jobs may request, at least worker_count; 0 means worker_count."""
     idle_timeout_minutes: Annotated[int, validation.idle_timeout_minutes] = 30
     spot: bool = False
     on_demand_workers: Annotated[int, validation.on_demand_workers] = 0
     cpu_worker_instance_types: Annotated[tuple[str, ...], validation.optional_instance_types] = ()
-    """EC2 types of the CPU workers (none by default), which prepare data, such as c6i.2xlarge."""
+    """EC2 instance types of the CPU workers for data preprocessing, e.g. c6i.2xlarge; empty for no CPU workers."""
     cpu_worker_count: int = 0
-    """Number of CPU workers that the cluster begins with, one on each instance of cpu_worker_instance_types."""
+    """Initial number of CPU workers, one per instance of cpu_worker_instance_types."""
     min_cpu_workers: int = 0
-    """Number of CPU workers that the idle stop leaves running."""
+    """Minimum number of CPU workers, kept by the idle scale-in."""
     max_cpu_workers: int | None = None
-    """Most CPU workers that jobs may request, at least cpu_worker_count; 0 is cpu_worker_count."""
-    redeploy_workers: Annotated[str, validation.any_word] = ""
-    rotate_token: Annotated[str, validation.any_word] = ""
+    """Maximum number of CPU workers that jobs may request, at least cpu_worker_count; 0 means cpu_worker_count."""
+    redeploy_workers: Annotated[str, validation.trigger] = ""
+    rotate_token: Annotated[str, validation.trigger] = ""
     vpc_cidr: Annotated[str, validation.vpc_cidr] = "10.0.0.0/16"
     vpc_id: Annotated[str, validation.vpc_id] = ""
     subnet_ids: Annotated[tuple[str, ...], validation.subnet_ids] = ()
@@ -87,7 +87,7 @@ class Settings:
     kms_key_arn: Annotated[pulumi.Input[str], validation.kms_key_arn] = ""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work, with a SettingError: first by the rule of each field, then by those of several."""
+        """Validate each field, then the combinations of several; raises SettingError."""
         for setting in fields(self):
             value = _without_outputs(getattr(self, setting.name))
             for rule in getattr(setting.type, "__metadata__", ()):
@@ -104,17 +104,17 @@ class Settings:
 
     @property
     def workers(self) -> Scale:
-        """Number of workers by workerCount, minWorkers, maxWorkers and idleTimeoutMinutes."""
+        """Number of GPU workers, from workerCount, minWorkers, maxWorkers and idleTimeoutMinutes."""
         return _scale(self.worker_count, self.min_workers, self.max_workers, self.idle_timeout_minutes)
 
     @property
     def cpu_workers(self) -> Scale:
-        """Number of CPU workers by cpuWorkerCount, minCpuWorkers, maxCpuWorkers and idleTimeoutMinutes."""
+        """Number of CPU workers, from cpuWorkerCount, minCpuWorkers, maxCpuWorkers and idleTimeoutMinutes."""
         return _scale(self.cpu_worker_count, self.min_cpu_workers, self.max_cpu_workers, self.idle_timeout_minutes)
 
     @property
     def rules(self) -> AccountRules:
-        """The account's rules: permissionsBoundary, rolePath, kmsKeyArn, and the policies of tasks and instances."""
+        """IAM and KMS settings of the account, shared by all components."""
         return AccountRules(
             permissions_boundary=self.permissions_boundary,
             role_path=self.role_path,
@@ -125,33 +125,36 @@ class Settings:
 
     @property
     def alerts(self) -> Alerts:
-        """What alertEmail and monthlyBudgetUsd describe together."""
+        """Recipient of alarms and the budget."""
         return Alerts(email=self.alert_email, monthly_usd=self.monthly_budget_usd)
 
     @classmethod
     def load(cls) -> Self:
-        """Read the stack's configuration; a key that is not set has its default."""
+        """Read the stack's configuration; an unset key has its default."""
+        defaults = vars(cls())
         values = {}
-        for name, default in vars(cls()).items():
+        for name, default in defaults.items():
             value = _read(key_of(name), declared_default(default))
-            values[name] = None if default is None and value == 0 else value
-        _refuse_unknown_keys([key_of(name) for name in values])
-        return cls(**{name: value for name, value in values.items() if value is not None})
+            is_unset = value is None or (default is None and value == 0)
+            if not is_unset:
+                values[name] = value
+        _refuse_unknown_keys([key_of(name) for name in defaults])
+        return cls(**values)
 
 
 def declared_default(default: Any) -> Any:
-    """A default as Pulumi.yaml has it, which can't leave an integer out."""
+    """Default in Pulumi.yaml, where every integer key has one."""
     return 0 if default is None else default
 
 
 def key_of(field_name: str) -> str:
-    """Return the configuration key of a field of Settings."""
+    """Configuration key of a field of Settings, in camel case."""
     first, *rest = field_name.split("_")
     return first + "".join(word.title() for word in rest)
 
 
 def _without_outputs(value: Any) -> Any:
-    """The part of a value that rules can judge."""
+    """Part of a value that is known while Pulumi plans."""
     match value:
         case pulumi.Output():
             return ""
@@ -162,18 +165,19 @@ def _without_outputs(value: Any) -> Any:
     return value
 
 
-def _scale(count: int, fewest: int, most: int | None, idle_minutes: int) -> Scale:
+def _scale(count: int, min_count: int, max_count: int | None, idle_minutes: int) -> Scale:
     return Scale(
         initial_count=count,
-        min_count=fewest,
-        max_count=count if most is None else most,
-        default_job_count=count or most or 0,
+        min_count=min_count,
+        max_count=count if max_count is None else max_count,
+        # A cluster that starts without workers can still grow to max_count for a job.
+        default_job_count=count or max_count or 0,
         idle_minutes=idle_minutes,
     )
 
 
 def _read(key: str, default: Any) -> Any:
-    """Value of a key, of its default's type; None if it is not set."""
+    """Value of a key, converted to the type of its default; None if it is not set."""
     config = pulumi.Config()
     getters = {bool: config.get_bool, int: config.get_int, float: config.get_float}
     try:
@@ -183,35 +187,35 @@ def _read(key: str, default: Any) -> Any:
         raise SettingError(key, error.value, problem, hint.format(default)) from error
     if not isinstance(value, str):
         return value
-    parts = [each.strip() for each in value.split(",") if each.strip()]
+    parts = [part.strip() for part in value.split(",") if part.strip()]
     match default:
         case tuple():
             return tuple(parts)
         case dict():
-            return dict(_pair(key, each) for each in parts)
+            return dict(_pair(key, part) for part in parts)
     return value.strip()
 
 
 def _pair(key: str, text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise SettingError(key, text, "has no =", "give key=value, several with commas between them")
+        raise SettingError(key, text, "is not key=value", "use key=value pairs, separated by commas")
     return name.strip(), value.strip()
 
 
 def _refuse_unknown_keys(known: list[str]) -> None:
-    """Refuse an unknown key, and a known one of another project, with a RunError: Pulumi ignores both silently."""
+    """Refuse unknown keys and known keys of another project, both of which Pulumi ignores silently.
+
+    Raises:
+        RunError: The configuration has such a key.
+    """
     project = pulumi.get_project()
     for name in pulumi.runtime.get_config_env():
         namespace, _, key = name.rpartition(":")
         if namespace not in (project, *PROVIDERS) and key in known:
-            raise pulumi.RunError(
-                f"{name}: is a setting of this project, {project}, under another name; rename it to {project}:{key}"
-            )
+            raise pulumi.RunError(f"{name}: belongs to another project; rename it to {project}:{key}")
         if namespace == project and key not in known:
             nearest = get_close_matches(key, sorted(known), n=1)
-            hint = f"did you mean {nearest[0]}?" if nearest else "Pulumi.yaml lists them all."
-            # Without its value, which may be a secret.
-            raise pulumi.RunError(
-                f"{key}: is not a setting of this project; {hint} Remove it: `pulumi config rm {key}`"
-            )
+            hint = f"did you mean {nearest[0]!r}?" if nearest else "Pulumi.yaml lists all keys."
+            # The value is left out, since it may be a secret.
+            raise pulumi.RunError(f"{key}: unknown configuration key; {hint} Remove it: `pulumi config rm {key}`")

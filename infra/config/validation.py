@@ -1,7 +1,7 @@
-"""What each value of the stack's configuration must be, as far as it can be told without asking AWS.
+"""Validation rules for configuration values that need no call to AWS.
 
-Every rule is a function that raises SettingError. Those of one value take its key and the value, and settings.py names
-each at its field; those of several come last.
+A rule of one value takes the key and the value and raises SettingError; settings.py attaches it to the field. Rules of
+several values come last.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pulumi
 
@@ -20,358 +20,350 @@ from infra.tags import TAG_PREFIX
 
 SMALLEST_ROOT_VOLUME_GIB = 50
 LARGEST_ROOT_VOLUME_GIB = 16384
-# The only periods that CloudWatch Logs takes.
+# CloudWatch Logs accepts only these retention periods.
 # https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_PutRetentionPolicy.html
 RETENTION_DAYS = (
     1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653,
 )  # fmt: skip
-# Docker's own bridge on every instance: addresses of a VPC in this range are never reached from there.
+# Docker's default bridge on every instance: instances can't reach VPC addresses in this range.
 DOCKER_BRIDGE = ipaddress.IPv4Network("172.17.0.0/16")
-# RFC 1918, and the range of RFC 6598, which AWS takes for VPCs as well.
+# RFC 1918, and RFC 6598, which AWS also accepts for VPCs.
 PRIVATE_RANGES = tuple(
-    ipaddress.IPv4Network(each) for each in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
+    ipaddress.IPv4Network(cidr) for cidr in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 )
-# A tag or a digest is wanted: a name alone is more often a mistake than Docker Hub's image of that name.
+# A bare name is more often a mistake than Docker Hub's `latest` of that name, so a tag or a digest is required.
 TAG, DIGEST = r":\w[\w.-]{0,127}", r"@sha256:[0-9a-f]{64}"
 IMAGE = rf"([\w.-]+(:\d+)?/)?[a-z0-9][a-z0-9._/-]*({TAG}|({TAG})?{DIGEST})"
-# A worker takes up to ten minutes to start, most of them for the image; a shorter idle time would stop it before that.
+# A worker takes up to ten minutes to start, most of it the image pull; a shorter idle time would stop it before that.
 SHORTEST_IDLE_MINUTES = 15
+# A CloudWatch alarm evaluates at most one day.
+# https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricAlarm.html
+LONGEST_IDLE_MINUTES = 24 * 60
 ARN = "arn:aws[a-z-]*"
 POLICY_ARN = rf"{ARN}:iam::(aws|\d{{12}}):policy/[\w+=,.@/-]+"
 SECRET_ARN = rf"{ARN}:secretsmanager:[a-z0-9-]+:\d{{12}}:secret:[\w/+=.@-]+"
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
-MOST_POLICIES = 10
+MAX_POLICIES = 10
 BUCKET = "[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
 # Tags by which the program finds its stack, and ECS its instances.
 OWN_TAGS = {"name", "amazonecsmanaged"}
 TAG_TEXT = r"[\w .:/=+\-@]{{{},{}}}"
-OWN_NETWORK = "or leave it empty for a network of the stack's own"
-# Our roles' names begin at the end of it.
+# IAM's limit for a path; role names do not count against it.
 LONGEST_ROLE_PATH = 512
-# An alarm looks back a day at most.
-# https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricAlarm.html
-LONGEST_IDLE_MINUTES = 24 * 60
+NEW_NETWORK = "or leave it empty to create a network"
+
+Rule = Callable[[str, str], None]
+ListRule = Callable[[str, Sequence[str]], None]
 
 
-def instance_type(key: str, value: str) -> None:
-    """A family and a size."""
-    if not re.fullmatch(r"[a-z][a-z0-9-]*\.[a-z0-9-]+", value):
-        raise SettingError(key, value, "is not an EC2 instance type", "give a family and a size, such as g5.xlarge")
+def matching(pattern: str, kind: str, hint: str, *, required: bool = False) -> Rule:
+    """Rule for a string: it matches the pattern, or is empty unless it is required."""
+
+    def check(key: str, value: str) -> None:
+        if (value or required) and not re.fullmatch(pattern, value):
+            raise SettingError(key, value, f"is not {kind}", hint)
+
+    return check
+
+
+def unique(rule: Rule) -> ListRule:
+    """Rule for a list: each element passes `rule`, without duplicates."""
+
+    def check(key: str, values: Sequence[str]) -> None:
+        for value in values:
+            rule(key, value)
+        for value in values:
+            if values.count(value) > 1:
+                raise SettingError(key, ",".join(values), f"contains {value} twice", "list each value once")
+
+    return check
+
+
+instance_type = matching(
+    r"[a-z][a-z0-9-]*\.[a-z0-9-]+",
+    "an EC2 instance type",
+    "use a family and a size, e.g. g5.xlarge",
+    required=True,
+)
+optional_instance_types = unique(instance_type)
+ami_id = matching(
+    r"ami-([0-9a-f]{8}|[0-9a-f]{17})",
+    "an AMI ID",
+    "use one like ami-0123456789abcdef0, or leave it empty for the latest Amazon ECS-optimized AMI",
+)
+# The value is compared with the last deployment's, so any text without blanks serves.
+trigger = matching(
+    r"[\w.:-]*",
+    "a single word",
+    "use another word than at the last `pulumi up`, e.g. today's date, or leave it empty",
+)
+vpc_id = matching("vpc-[0-9a-f]+", "a VPC ID", f"use one like vpc-0123456789abcdef0, {NEW_NETWORK}")
+subnet_ids = unique(
+    matching("subnet-[0-9a-f]+", "a subnet ID", f"use one like subnet-0123456789abcdef0, {NEW_NETWORK}", required=True)
+)
+availability_zones = unique(
+    matching(
+        "[a-z]+(-[a-z0-9]+)+",
+        "an availability zone",
+        "use names like us-west-2a, separated by commas, or leave it empty to have one chosen",
+        required=True,
+    )
+)
+# https://pkg.go.dev/github.com/distribution/reference
+image_uri = matching(
+    IMAGE,
+    "an image reference",
+    "use registry/repository:tag or registry/repository@sha256:digest, or leave it empty to build docker/",
+)
+registry_secret_arn = matching(
+    SECRET_ARN,
+    "a Secrets Manager ARN",
+    'use a secret that contains {"username": "...", "password": "..."}, or leave it empty',
+)
+job_secrets = unique(
+    matching(
+        SECRET_ARN,
+        "a Secrets Manager ARN",
+        "use the ARNs that `aws secretsmanager list-secrets` shows, separated by commas",
+        required=True,
+    )
+)
+alert_email = matching(
+    r"[^@\s,;<>]+@[^@\s,;<>.]+(\.[^@\s,;<>.]+)+",
+    "a valid email address",
+    "use one address, e.g. team@example.com, or leave it empty",
+)
+permissions_boundary = matching(
+    POLICY_ARN,
+    "an IAM policy ARN",
+    "use one like arn:aws:iam::123456789012:policy/boundary, or leave it empty",
+)
+# A KMS alias can move to another key, and data that is already encrypted does not follow it.
+kms_key_arn = matching(
+    rf"{ARN}:kms:[a-z0-9-]+:\d{{12}}:key/[\w-]+",
+    "a KMS key ARN",
+    "use one like arn:aws:kms:us-west-2:123456789012:key/…, not an alias, or leave it empty for AWS keys",
+)
 
 
 def instance_types(key: str, values: Sequence[str]) -> None:
-    """One type or more, none of them twice."""
+    """At least one EC2 instance type, without duplicates."""
     optional_instance_types(key, values or ("",))
 
 
-def optional_instance_types(key: str, values: Sequence[str]) -> None:
-    """Types, none of them twice, or nothing."""
-    for value in values:
-        instance_type(key, value)
-    _once(key, values)
-
-
-def ami_id(key: str, value: str) -> None:
-    """ID of a machine image, or nothing."""
-    if value and not re.fullmatch(r"ami-([0-9a-f]{8}|[0-9a-f]{17})", value):
-        hint = "give one such as ami-0123456789abcdef0, or leave it empty for AWS's newest one for ECS"
-        raise SettingError(key, value, "is not an ID of a machine image", hint)
-
-
 def idle_timeout_minutes(key: str, value: int) -> None:
-    """Off, or longer than a worker needs to start."""
+    """0 to disable the scale-in, or longer than a worker takes to start."""
     if value and not SHORTEST_IDLE_MINUTES <= value <= LONGEST_IDLE_MINUTES:
-        problem = f"is outside {SHORTEST_IDLE_MINUTES} (starting a worker takes ten) to {LONGEST_IDLE_MINUTES} (a day)"
-        raise SettingError(key, value, problem, "give minutes, such as 60, or 0 to never stop")
+        problem = (
+            f"must be {SHORTEST_IDLE_MINUTES} (a worker takes ten minutes to start) to {LONGEST_IDLE_MINUTES} (a day)"
+        )
+        raise SettingError(key, value, problem, "use minutes, e.g. 60, or 0 to disable the scale-in")
 
 
 def on_demand_workers(key: str, value: int) -> None:
-    """A number, or 0."""
+    """A number of workers, not negative."""
     if value < 0:
-        raise SettingError(key, value, "is below 0", "give a number of workers, or 0 for none")
-
-
-def any_word(key: str, value: str) -> None:
-    """A word, or nothing."""
-    if not re.fullmatch(r"[\w.:-]*", value):
-        hint = "give another one than at the last `pulumi up`, such as today's date, or leave it empty"
-        raise SettingError(key, value, "is not a single word", hint)
+        raise SettingError(key, value, "must not be negative", "use a number of workers, or 0")
 
 
 def vpc_cidr(key: str, value: str) -> None:
-    """A private IPv4 network with room for a cluster, apart from what instances use inside."""
-    hint = "give a private IPv4 network of /16 to /24, such as 10.0.0.0/16"
+    """A private IPv4 CIDR block with room for a cluster, apart from Docker's bridge."""
+    hint = "use a private IPv4 CIDR block of /16 to /24, e.g. 10.0.0.0/16"
     try:
         network = ipaddress.IPv4Network(value)
     except ValueError as error:
-        raise SettingError(key, value, f"is not an IPv4 network ({error})", hint) from error
+        raise SettingError(key, value, f"is not an IPv4 CIDR block ({error})", hint) from error
     if not 16 <= network.prefixlen <= 24:
-        problem = "is outside /16 (AWS's largest VPC) to /24 (the smallest with room for a cluster)"
+        problem = "must be /16 (the largest VPC) to /24 (the smallest with room for a cluster)"
         raise SettingError(key, value, problem, hint)
     if not any(network.subnet_of(private) for private in PRIVATE_RANGES):
-        problem = f"is public; private are {', '.join(map(str, PRIVATE_RANGES))}"
+        problem = f"is public; private ranges are {', '.join(map(str, PRIVATE_RANGES))}"
         raise SettingError(key, value, problem, hint)
     if network.overlaps(DOCKER_BRIDGE):
         raise SettingError(key, value, f"overlaps Docker's bridge {DOCKER_BRIDGE} on every instance", hint)
 
 
-def vpc_id(key: str, value: str) -> None:
-    """ID of a VPC, or nothing."""
-    if value and not re.fullmatch("vpc-[0-9a-f]+", value):
-        raise SettingError(
-            key, value, "is not an ID of a VPC", f"give one such as vpc-0123456789abcdef0, {OWN_NETWORK}"
-        )
-
-
-def subnet_ids(key: str, values: Sequence[str]) -> None:
-    """IDs of subnets, none of them twice, or nothing."""
-    for value in values:
-        if not re.fullmatch("subnet-[0-9a-f]+", value):
-            hint = f"give one such as subnet-0123456789abcdef0, {OWN_NETWORK}"
-            raise SettingError(key, value, "is not an ID of a subnet", hint)
-    _once(key, values)
-
-
-def availability_zones(key: str, values: Sequence[str]) -> None:
-    """Names of zones, or none."""
-    for value in values:
-        if not re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", value):
-            hint = "give one such as us-west-2a, several with commas between them, or leave it empty to have one chosen"
-            raise SettingError(key, value, "is not a name of an availability zone", hint)
-    _once(key, values)
-
-
-def image_uri(key: str, value: str) -> None:
-    """An image's address with its registry, and a tag or a digest, or nothing.
-
-    https://pkg.go.dev/github.com/distribution/reference
-    """
-    if value and not re.fullmatch(IMAGE, value):
-        hint = "give registry/repository:tag or registry/repository@sha256:digest, or leave it empty to build docker/"
-        raise SettingError(key, value, "is not an image reference", hint)
-
-
-def registry_secret_arn(key: str, value: str) -> None:
-    """ARN of a secret, or nothing."""
-    if value and not re.fullmatch(SECRET_ARN, value):
-        hint = 'give one with {"username": "...", "password": "..."} in it, or leave it empty'
-        raise SettingError(key, value, "is not an ARN of a secret in Secrets Manager", hint)
-
-
-def job_secrets(key: str, values: tuple[str, ...]) -> None:
-    """ARNs of secrets."""
-    for value in values:
-        if not re.fullmatch(SECRET_ARN, value):
-            hint = "give one as aws secretsmanager list-secrets shows it, several with commas between them"
-            raise SettingError(key, value, "is not an ARN of a secret in Secrets Manager", hint)
-    _once(key, values)
-
-
 def bucket_name(key: str, value: str) -> None:
-    """Bucket by S3's rules, or nothing."""
-    _general_purpose(key, value)
-    if value and not re.fullmatch(BUCKET, value):
-        raise SettingError(key, value, "is not a name of a bucket", "give one without s3:// and a prefix")
-
-
-def _general_purpose(key: str, bucket: str) -> None:
-    if bucket.endswith("--x-s3"):
-        problem = "is a directory bucket, to which tasks would need another permission"
-        raise SettingError(key, bucket, problem, "give a general purpose bucket")
-
-
-def object_version_days(key: str, value: int) -> None:
-    """Number of days, or 0."""
-    if not 0 <= value <= 3650:
-        raise SettingError(key, value, "is outside 0 to 3650", "give a number of days, or 0 to keep no versions")
-
-
-def data_buckets(key: str, values: tuple[str, ...]) -> None:
-    """Buckets by S3's rules, each with a prefix or without.
+    """Name of an S3 general purpose bucket, or empty.
 
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
     """
+    _general_purpose(key, value)
+    if value and not re.fullmatch(BUCKET, value):
+        raise SettingError(key, value, "is not an S3 bucket name", "use the name without s3:// and a prefix")
+
+
+def data_buckets(key: str, values: Sequence[str]) -> None:
+    """S3 general purpose buckets, each with or without a prefix."""
     for value in values:
         name, _, prefix = value.partition("/")
         _general_purpose(key, name)
         if not re.fullmatch(BUCKET, name) or re.search(r"[*?\s]|//|^/|\$\{", prefix):
-            hint = "give bucket or bucket/prefix, without s3:// and wildcards, several with commas between them"
-            raise SettingError(key, value, "names no bucket", hint)
+            hint = "use bucket or bucket/prefix, without s3:// and wildcards, separated by commas"
+            raise SettingError(key, value, "is not an S3 bucket", hint)
+
+
+def _general_purpose(key: str, bucket: str) -> None:
+    # Directory buckets (S3 Express One Zone) need s3express:CreateSession, which the task roles don't have.
+    # https://docs.aws.amazon.com/AmazonS3/latest/userguide/s3-express-security-iam.html
+    if bucket.endswith("--x-s3"):
+        problem = "is a directory bucket, which needs other IAM permissions"
+        raise SettingError(key, bucket, problem, "use a general purpose bucket")
+
+
+def object_version_days(key: str, value: int) -> None:
+    """Days that S3 keeps noncurrent versions; 0 disables versioning."""
+    if not 0 <= value <= 3650:
+        raise SettingError(key, value, "must be 0 to 3650", "use a number of days, or 0 to keep no versions")
 
 
 def root_volume_gib(key: str, value: int) -> None:
-    """Room for the machine image and the training image."""
+    """Room for the AMI and the training image, within the limits of gp3."""
     if not SMALLEST_ROOT_VOLUME_GIB <= value <= LARGEST_ROOT_VOLUME_GIB:
-        problem = (
-            f"is outside {SMALLEST_ROOT_VOLUME_GIB} (machine image and training image) to {LARGEST_ROOT_VOLUME_GIB}"
-        )
-        raise SettingError(key, value, problem, "give the size of the root disk in GiB, such as 100")
+        problem = f"must be {SMALLEST_ROOT_VOLUME_GIB} (AMI and training image) to {LARGEST_ROOT_VOLUME_GIB}"
+        raise SettingError(key, value, problem, "use the size of the root volume in GiB, e.g. 100")
 
 
 def log_retention_days(key: str, value: int) -> None:
-    """One of CloudWatch's periods."""
+    """A retention period of CloudWatch Logs."""
     if value not in RETENTION_DAYS:
-        hint = f"give one of {', '.join(map(str, RETENTION_DAYS))}"
-        raise SettingError(key, value, "is not a period that CloudWatch Logs keeps logs for", hint)
+        hint = f"use one of {', '.join(map(str, RETENTION_DAYS))}"
+        raise SettingError(key, value, "is not a retention period of CloudWatch Logs", hint)
 
 
 def max_hourly_usd(key: str, value: float) -> None:
-    """A limit in dollars, or 0 for none."""
+    """Maximum cost in USD, or 0 for no limit."""
     if value < 0 or not math.isfinite(value):
-        raise SettingError(key, value, "is not an amount of dollars", "give one, such as 5.5, or 0 for no limit")
-
-
-def alert_email(key: str, value: str) -> None:
-    """One address, or nothing."""
-    if value and not re.fullmatch(r"[^@\s,;<>]+@[^@\s,;<>.]+(\.[^@\s,;<>.]+)+", value):
-        hint = "give one address, such as team@example.com, or leave it empty"
-        raise SettingError(key, value, "is not an e-mail address", hint)
+        raise SettingError(key, value, "is not an amount in USD", "use one, e.g. 5.5, or 0 for no limit")
 
 
 def monthly_budget_usd(key: str, value: int) -> None:
-    """What AWS Budgets takes as a limit."""
+    """A limit that AWS Budgets accepts."""
     if value < 1:
-        raise SettingError(key, value, "is below 1", "give whole dollars a month, such as 500")
+        raise SettingError(key, value, "must be at least 1", "use whole USD per month, e.g. 500")
 
 
 def tags(key: str, values: Mapping[str, str]) -> None:
-    """By AWS's rules, and none of the stack's own.
+    """Tags that every AWS service accepts, apart from the stack's own.
 
     https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html
     """
-    hint = "give key=value of letters, digits, blanks and _.:/=+-@, several with commas between them"
+    hint = "use key=value of letters, digits, spaces and _.:/=+-@, separated by commas"
     folded = [name.lower() for name in values]
     for name, value in values.items():
+        tag = f"{name}={value}"
         if folded.count(name.lower()) > 1:
-            problem = "has a key that differs from another's in case alone, which IAM takes for the same"
-            raise SettingError(key, f"{name}={value}", problem, "give each key once")
+            # https://docs.aws.amazon.com/IAM/latest/UserGuide/id_tags.html
+            problem = "has a key that differs only in case from another, and IAM ignores case"
+            raise SettingError(key, tag, problem, "use each key once")
         if name.lower() in OWN_TAGS or name.lower().startswith(TAG_PREFIX):
-            raise SettingError(key, f"{name}={value}", f"has a key that the stack needs ({name})", "give another key")
+            raise SettingError(key, tag, f"uses a reserved key of this stack ({name})", "use another key")
         if not re.fullmatch(TAG_TEXT.format(1, 128), name) or not re.fullmatch(TAG_TEXT.format(0, 256), value):
-            raise SettingError(key, f"{name}={value}", "is not a tag that all of AWS's services take", hint)
+            raise SettingError(key, tag, "is not a valid tag for all AWS services", hint)
         if name.lower().startswith("aws:"):
-            raise SettingError(key, f"{name}={value}", "begins with aws:, which AWS keeps to itself", hint)
+            raise SettingError(key, tag, "uses the prefix aws:, which AWS reserves", hint)
 
 
-def policy_arns(key: str, values: tuple[str, ...]) -> None:
-    """ARNs of policies, as many as a role takes by default."""
-    for value in values:
-        if not re.fullmatch(POLICY_ARN, value):
-            hint = "give one such as arn:aws:iam::123456789012:policy/read-features, several with commas between them"
-            raise SettingError(key, value, "is not an ARN of an IAM policy", hint)
-    _once(key, values)
-    if len(values) > MOST_POLICIES:
-        raise SettingError(
-            key, ",".join(values), f"is more than {MOST_POLICIES} policies", "give policies that allow more"
-        )
-
-
-def permissions_boundary(key: str, value: str) -> None:
-    """ARN of a policy, or nothing."""
-    if value and not re.fullmatch(POLICY_ARN, value):
-        hint = "give one such as arn:aws:iam::123456789012:policy/boundary, or leave it empty"
-        raise SettingError(key, value, "is not an ARN of an IAM policy", hint)
+def policy_arns(key: str, values: Sequence[str]) -> None:
+    """ARNs of IAM policies, at most as many as a role takes by default."""
+    hint = "use ARNs like arn:aws:iam::123456789012:policy/read-features, separated by commas"
+    unique(matching(POLICY_ARN, "an IAM policy ARN", hint, required=True))(key, values)
+    if len(values) > MAX_POLICIES:
+        problem = f"has more than the {MAX_POLICIES} managed policies that a role takes"
+        raise SettingError(key, ",".join(values), problem, "combine policies")
 
 
 def role_path(key: str, value: str) -> None:
-    """A path with a slash at both ends.
+    """An IAM path, with a slash at both ends.
 
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html
     """
     if not re.fullmatch(r"/([!-.0-~]+/)*", value) or len(value) > LONGEST_ROLE_PATH:
-        hint = "give one such as /teams/ml/, or leave it at /"
-        raise SettingError(key, value, "is not an IAM path", hint)
+        raise SettingError(key, value, "is not an IAM path", "use one like /teams/ml/, or keep /")
 
 
-def kms_key_arn(key: str, value: str) -> None:
-    """ARN of a key, or nothing; aliases can be given to another key, which what is encrypted would not follow."""
-    if value and not re.fullmatch(rf"{ARN}:kms:[a-z0-9-]+:\d{{12}}:key/[\w-]+", value):
-        hint = "give one such as arn:aws:kms:us-west-2:123456789012:key/…, no alias, or leave it empty for AWS's keys"
-        raise SettingError(key, value, "is not an ARN of a KMS key", hint)
-
-
-def _once(key: str, values: Sequence[str]) -> None:
-    for value in values:
-        if values.count(value) > 1:
-            raise SettingError(key, ",".join(values), f"names {value} twice", "give each once")
-
-
-def counts(kind: str, count: int, fewest: int, most: int | None) -> None:
-    """0 <= fewest <= count <= most, where `most` of None, or 0 in Pulumi.yaml, stands for `count`."""
-    keys = {"count": f"{kind[0].lower()}{kind[1:]}Count", "min": f"min{kind}s", "max": f"max{kind}s"}
+def counts(kind: str, count: int, min_count: int, max_count: int | None) -> None:
+    """0 <= min_count <= count <= max_count; a max_count of None (0 in Pulumi.yaml) stands for `count`."""
+    count_key, min_key, max_key = f"{kind[0].lower()}{kind[1:]}Count", f"min{kind}s", f"max{kind}s"
     if count < 0:
-        instances, stack = ("GPU instances", "the stack") if kind == "Worker" else ("CPU instances", "the workers")
-        hint = f"give the number of {instances}, or 0 to keep {stack} without any"
-        raise SettingError(keys["count"], count, "is below 0", hint)
-    if fewest < 0:
-        hint = f"give the number of instances that the idle stop leaves, or `pulumi config rm {keys['min']}` for 0"
-        raise SettingError(keys["min"], fewest, "is below 0", hint)
-    if most is not None and most < 0:
-        raise SettingError(keys["max"], most, "is below 0", "give a number of instances")
-    if most is not None and fewest > most:
-        hint = f"give {most} or less, or raise {keys['max']}"
-        raise SettingError(keys["min"], fewest, f"is above {keys['max']}, which is {most}", hint)
-    if fewest > count:
-        hint = f"give {count} or less, or raise {keys['count']}"
-        raise SettingError(keys["min"], fewest, f"is above {keys['count']}, which is {count}", hint)
-    if most is not None and most < count:
-        problem = f"is below {keys['count']}, which is {count}"
-        raise SettingError(keys["max"], most, problem, f"give {count} or more")
+        instances = "GPU" if kind == "Worker" else "CPU"
+        raise SettingError(
+            count_key, count, "must not be negative", f"use a number of {instances} instances, 0 for none"
+        )
+    if min_count < 0:
+        hint = f"use the number of instances that the scale-in keeps, or `pulumi config rm {min_key}` for 0"
+        raise SettingError(min_key, min_count, "must not be negative", hint)
+    if max_count is not None and max_count < 0:
+        raise SettingError(max_key, max_count, "must not be negative", "use a number of instances")
+    if max_count is not None and min_count > max_count:
+        problem = f"must not exceed {max_key} ({max_count})"
+        raise SettingError(min_key, min_count, problem, f"lower it, or raise {max_key}")
+    if min_count > count:
+        problem = f"must not exceed {count_key} ({count})"
+        raise SettingError(min_key, min_count, problem, f"lower it, or raise {count_key}")
+    if max_count is not None and max_count < count:
+        problem = f"must be at least {count_key} ({count})"
+        raise SettingError(max_key, max_count, problem, f"raise it, or lower {count_key}")
 
 
-def on_demand(value: int, most: int, *, spot: bool) -> None:
-    """So many of the workers, where the others are spot instances."""
+def on_demand(value: int, max_count: int, *, spot: bool) -> None:
+    """On-demand base capacity, which only Spot Instances leave room for."""
     if value and not spot:
-        hint = "give spot, too, or leave it at 0: without spot all workers are on-demand instances"
-        raise SettingError("onDemandWorkers", value, "comes without spot", hint)
-    if most and value > most:
-        raise SettingError("onDemandWorkers", value, f"is more than all {most} workers", f"give {most} or less")
+        hint = "set spot to true, or leave it at 0: without spot all workers run on demand"
+        raise SettingError("onDemandWorkers", value, "requires spot", hint)
+    if max_count and value > max_count:
+        problem = f"must not exceed the maximum of {max_count} workers"
+        raise SettingError("onDemandWorkers", value, problem, f"use {max_count} or less, or raise maxWorkers")
 
 
-def cpu_workers(instance_types: Sequence[str], most: int) -> None:
-    """CPU workers have a type."""
-    if most and not instance_types:
-        hint = "give one, such as c6i.2xlarge, or set cpuWorkerCount and maxCpuWorkers to 0"
-        raise SettingError("cpuWorkerInstanceTypes", "", f"is empty, and there are up to {most} CPU workers", hint)
+def cpu_workers(instance_types: Sequence[str], max_count: int) -> None:
+    """CPU workers require an instance type."""
+    if max_count and not instance_types:
+        hint = "use a type, e.g. c6i.2xlarge, or set cpuWorkerCount and maxCpuWorkers to 0"
+        raise SettingError("cpuWorkerInstanceTypes", "", f"is required for up to {max_count} CPU workers", hint)
 
 
 def existing_network(vpc_id: str, subnet_ids: Sequence[str]) -> None:
-    """A VPC and subnets of it, or neither."""
-    if bool(vpc_id) != bool(subnet_ids):
-        key, value, other = ("vpcId", vpc_id, "subnetIds") if vpc_id else ("subnetIds", ",".join(subnet_ids), "vpcId")
-        raise SettingError(key, value, f"comes without {other}", f"give {other}, too, or leave both empty")
+    """A VPC with subnets, or neither."""
+    if vpc_id and not subnet_ids:
+        raise SettingError("vpcId", vpc_id, "requires subnetIds", "set subnetIds, or leave both empty")
+    if subnet_ids and not vpc_id:
+        raise SettingError("subnetIds", ",".join(subnet_ids), "requires vpcId", "set vpcId, or leave both empty")
 
 
 def spread_zones(value: bool, zones: int) -> None:
-    """Over several zones."""
+    """A job spans zones only where there are several."""
     if value and zones < 2:
-        hint = "give several by comma (availabilityZones, or subnetIds for an existing VPC)"
-        raise SettingError("spreadZones", "true", "has one zone to spread workers over", hint)
+        hint = "list several, separated by commas (availabilityZones, or subnetIds for an existing VPC)"
+        raise SettingError("spreadZones", "true", "requires at least two availability zones", hint)
 
 
 def nat_gateway(value: bool, vpc_id: str, image_uri: pulumi.Input[str]) -> None:
-    """Without one, what nodes call has to have an endpoint in the VPC."""
+    """Without a NAT gateway, nodes reach only services with a VPC endpoint."""
     if value:
         return
     if vpc_id:
-        hint = "give it its endpoints yourself (docs/accounts.md), and leave this at true"
-        raise SettingError("natGateway", "false", f"is of a VPC of the stack's own, and vpcId is {vpc_id}", hint)
+        hint = "keep true, and create the VPC's endpoints yourself (docs/stack.md)"
+        raise SettingError("natGateway", "false", f"cannot be combined with vpcId ({vpc_id})", hint)
     if known(image_uri) and not ECR_IMAGE.match(known(image_uri)):
-        hint = "give one in ECR, or leave it empty to build docker/"
-        raise SettingError("natGateway", "false", f"leaves no way to the registry of imageUri, {image_uri}", hint)
+        problem = f"leaves the registry of imageUri ({image_uri}) unreachable"
+        raise SettingError("natGateway", "false", problem, "use an image in ECR, or leave imageUri empty")
 
 
 def existing_bucket(name: pulumi.Input[str], retain: bool, version_days: int) -> None:
-    """Settings of the stack's own bucket, which an existing one does not take."""
-    for key, value, unset in (("retainBucket", retain, "false"), ("objectVersionDays", version_days, "0")):
+    """Settings of the stack's bucket, which is not created with `bucketName`."""
+    for key, value, default in (("retainBucket", retain, "false"), ("objectVersionDays", version_days, "0")):
         if name and value:
-            problem = f"is of a bucket of the stack's own, and bucketName is {known(name) or 'an Output'}"
-            raise SettingError(key, str(value).lower(), problem, f"give {unset}: an existing bucket is not changed")
+            problem = f"cannot be combined with bucketName ({known(name) or 'an Output'})"
+            hint = f"set {default}: the stack does not change an existing bucket"
+            raise SettingError(key, str(value).lower(), problem, hint)
 
 
 def registry_secret(value: pulumi.Input[str], image_uri: pulumi.Input[str]) -> None:
-    """For a registry that asks for a password, and is not ECR."""
-    if value and (not image_uri or ECR_IMAGE.match(known(image_uri))):
-        which = f"imageUri is {image_uri}, in ECR" if image_uri else "imageUri is empty"
-        hint = "give imageUri in the registry that it is for, or leave it empty: ECR asks for no password"
-        raise SettingError("registrySecretArn", known(value), f"is of no use, as {which}", hint)
+    """Registry credentials, which need an image outside ECR."""
+    if value and not image_uri:
+        raise SettingError("registrySecretArn", known(value), "requires imageUri", "set imageUri, or leave both empty")
+    if value and ECR_IMAGE.match(known(image_uri)):
+        problem = f"cannot be combined with an image in ECR ({image_uri})"
+        hint = "leave it empty: the execution role pulls from ECR without a password"
+        raise SettingError("registrySecretArn", known(value), problem, hint)

@@ -1,1 +1,1 @@
-"""Pure data and arithmetic: container definitions, policies, commands, sizes, metrics. Nothing here imports Pulumi."""
+"""Container definitions, policies, commands, sizes and metrics, as pure functions without Pulumi."""

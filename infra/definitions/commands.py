@@ -1,6 +1,6 @@
-"""Session documents, and the commands that the stack exports, each one shell line ready to paste.
+"""Session Manager documents, and the shell commands that the stack exports.
 
-All of them go through AWS Systems Manager: nothing of the stack listens to the internet.
+All access goes through AWS Systems Manager: the stack accepts no connection from the internet.
 https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-schema.html
 """
 
@@ -12,18 +12,18 @@ from typing import Any
 from ray_on_ecs.contract import DASHBOARD_PORT, HEAD_CONTAINER, NOTEBOOK_PORT
 
 Document = dict[str, Any]
-# A shell in the head's container, for `ray status` or `ray job list`.
+# Shell in the head's container, for `ray status` or `ray job list`.
 SHELL = f"sudo docker exec -it $({HEAD_CONTAINER}) bash"
-# The name of the head in the VPC, or the address of a node.
+# Private DNS name of the head, or address of a node.
 HOST = r"^[A-Za-z0-9.-]{3,253}$"
 LOCAL_PORT = r"^[0-9]{1,5}$"
 
 
 def train(gpus: int) -> str:
-    """Submit the image classifier of the image's working directory as soon as the head is well, and follow its log.
+    """Shell command that submits the packaged image classifier once the head is healthy, and streams its log.
 
-    The job outlives a dropped connection, and the same command with the name of its run follows it again. It waits for
-    a worker on each of the stack's GPUs, as instances that still pull the image are not in the cluster yet.
+    The job survives a dropped session, and the same command with the run's name follows it again. It waits for a worker
+    on each GPU, since instances that are still pulling the image have not joined the cluster.
     """
     workers = f" --num-workers {gpus}" if gpus else ""
     wait = f'while c=$({HEAD_CONTAINER}); [ -z "$c" ]; do echo waiting for the Ray head to start; sleep 10; done'
@@ -31,7 +31,7 @@ def train(gpus: int) -> str:
 
 
 def interactive(description: str, command: str) -> Document:
-    """Document of a session that runs one command with a terminal, and takes no other."""
+    """Session document for one fixed, interactive command."""
     return {
         "schemaVersion": "1.0",
         "description": description,
@@ -41,16 +41,16 @@ def interactive(description: str, command: str) -> Document:
 
 
 def forwarding() -> Document:
-    """Document of a session that forwards the port of Ray's dashboard or of Jupyter, on the head or on a node."""
+    """Session document that forwards the port of the Ray dashboard or of Jupyter, on the head or a node."""
     ports = "|".join(str(port) for port in (DASHBOARD_PORT, NOTEBOOK_PORT))
     return {
         "schemaVersion": "1.0",
-        "description": "Port of Ray's dashboard or of Jupyter",
+        "description": "Port forwarding to the Ray dashboard or Jupyter",
         "sessionType": "Port",
         "parameters": {
-            "host": _parameter("Name of the head, or address of a node", HOST),
-            "portNumber": _parameter("Port there", f"^({ports})$"),
-            "localPortNumber": _parameter("Port here; 0 is a free one", LOCAL_PORT),
+            "host": _parameter("DNS name of the head, or address of a node", HOST),
+            "portNumber": _parameter("Remote port", f"^({ports})$"),
+            "localPortNumber": _parameter("Local port; 0 selects a free port", LOCAL_PORT),
         },
         "properties": {
             "type": "LocalPortForwarding",
@@ -62,12 +62,12 @@ def forwarding() -> Document:
 
 
 def session(region: str, instance_id: str, document: str) -> str:
-    """Start a session of a document without parameters."""
+    """Shell command that starts a session with a document without parameters."""
     return f"aws ssm start-session --region {region} --target {instance_id} --document-name {document}"
 
 
 def dashboard(region: str, instance_id: str, head_host: str, document: str) -> str:
-    """Forward Ray's dashboard to the same port here, through the instance to the address of the head's task."""
+    """Shell command that forwards the Ray dashboard to the same local port, through the head's instance to its task."""
     port = str(DASHBOARD_PORT)
     parameters = {"host": [head_host], "portNumber": [port], "localPortNumber": [port]}
     quoted = f"'{json.dumps(parameters, separators=(',', ':'))}'"
@@ -75,7 +75,7 @@ def dashboard(region: str, instance_id: str, head_host: str, document: str) -> s
 
 
 def token(region: str, parameter_name: str) -> str:
-    """Print Ray's token, which the dashboard asks for."""
+    """Shell command that prints the Ray token, for the dashboard's login."""
     return (
         f"aws ssm get-parameter --region {region} --name {parameter_name} --with-decryption"
         " --query Parameter.Value --output text"

@@ -1,7 +1,6 @@
-"""Container definitions of the Ray head and the Ray workers, as ECS takes them, in a fixed order.
+"""ECS container definitions of the Ray head, workers and CPU workers, in a fixed order.
 
-The image's own commands do the rest: `ray-head` and `ray-worker` start Ray on its ports, `ray-health` asks whether it
-lives. Pure functions: they become JSON only in the task definition.
+The image's commands do the rest: `ray-head` and `ray-worker` start Ray, and `ray-health` is the health check.
 https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ContainerDefinition.html
 """
 
@@ -31,20 +30,21 @@ from ray_on_ecs.contract import (
 WORKER = "ray-worker"
 CPU_WORKER = "ray-cpu-worker"
 
-# ECS sends SIGKILL this long after SIGTERM. Ray drains in that time, and a job can save a last checkpoint: Ray's limit
-# lies below that of ECS. The head has nothing to drain, but its jobs have 45 s (`ray_on_ecs.node.head`).
+# ECS sends SIGKILL this long after SIGTERM (stopTimeout). In the meantime Ray drains the node and a job can save a last
+# checkpoint, so Ray's limit is below the stop timeout. The head does not drain, but its jobs have 45 s
+# (`ray_on_ecs.node.head`).
 WORKER_STOP_SECONDS, WORKER_DRAIN_SECONDS = 120, 90
 HEAD_STOP_SECONDS, HEAD_DRAIN_SECONDS = 90, 5
 
-# All that a container writes: Ray's temporary files and spilled objects, and what libraries keep at home. Each task has
-# its own, which ECS removes with it.
+# The root filesystem is read-only, so Ray's temporary and spilled files and the libraries' caches go to volumes, which
+# ECS deletes with the task.
 TASK_VOLUMES = {"tmp": "/tmp", "home": "/home/ray"}
-# What the head alone keeps, on its instance: the next head there takes up the jobs and the workers of the last one.
+# State of the head on its instance, from which the next head there recovers jobs and workers.
 STATE_VOLUME, STATE_DIR = "ray-head-state", "/var/lib/ray"
-# What the instance says of itself, for the labels of its Ray node.
+# Description of the instance, for the labels of its Ray node.
 INSTANCE_VOLUME, INSTANCE_MOUNT = "instance", "/run/instance"
 USER = "1000:1000"
-# What the containers set themselves, and ECS in them.
+# Environment variables that the containers or ECS set, so users can't.
 OWN_VARIABLES = {
     "AWS_DEFAULT_REGION",
     "AWS_EC2_METADATA_DISABLED",
@@ -71,7 +71,7 @@ Container = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerDefaults:
-    """What the containers of head and workers share."""
+    """Values that the container definitions of all nodes share."""
 
     image: str
     log_group: str
@@ -91,25 +91,26 @@ def head(
     cluster_info_parameter: str,
     cpu_workers: bool = False,
 ) -> Container:
-    """Define the head: it schedules and runs the job's driver, so it offers Ray no CPU and no GPU.
+    """Container of the head, which runs the scheduler and the jobs' drivers, and offers Ray no CPUs or GPUs.
 
-    It publishes what Ray is short of, and the job how it goes, to one CloudWatch namespace.
+    The head publishes Ray's resource demand, and jobs their training metrics, to one CloudWatch namespace.
     """
-    of_cpu_workers = {CPU_WORKERS_VARIABLE: "true"} if cpu_workers else {}
+    environment = {
+        CLOUDWATCH_NAMESPACE_VARIABLE: metrics_namespace,
+        HEAD_STATE_VARIABLE: STATE_DIR,
+        "RAY_ON_ECS_CLOUDWATCH_NAMESPACE": metrics_namespace,
+        "RAY_ON_ECS_STORAGE_PATH": f"s3://{bucket}/{RUNS_PREFIX}",
+        "RAY_ON_ECS_WORKER_TIMEOUT": str(WORKER_TIMEOUT),
+        CLUSTER_INFO_VARIABLE: cluster_info_parameter,
+    }
+    if cpu_workers:
+        environment[CPU_WORKERS_VARIABLE] = "true"
     return _container(
         HEAD,
         common,
         command="ray-head",
         flags=["--num-cpus=0", "--num-gpus=0"],
-        environment={
-            CLOUDWATCH_NAMESPACE_VARIABLE: metrics_namespace,
-            HEAD_STATE_VARIABLE: STATE_DIR,
-            "RAY_ON_ECS_CLOUDWATCH_NAMESPACE": metrics_namespace,
-            "RAY_ON_ECS_STORAGE_PATH": f"s3://{bucket}/{RUNS_PREFIX}",
-            "RAY_ON_ECS_WORKER_TIMEOUT": str(WORKER_TIMEOUT),
-            CLUSTER_INFO_VARIABLE: cluster_info_parameter,
-            **of_cpu_workers,
-        },
+        environment=environment,
         volumes={**TASK_VOLUMES, STATE_VOLUME: STATE_DIR},
         health_check="head",
         stop_seconds=HEAD_STOP_SECONDS,
@@ -118,12 +119,12 @@ def head(
 
 
 def worker(common: ContainerDefaults, *, head_host: str) -> Container:
-    """Define a worker: it offers Ray the whole instance and finds the head by its DNS name."""
+    """Container of a worker, which offers Ray all CPUs and GPUs and finds the head by its DNS name."""
     return _joining(WORKER, common, head_host, [f"--num-cpus={common.size.vcpus}", f"--num-gpus={common.size.gpus}"])
 
 
 def cpu_worker(common: ContainerDefaults, *, head_host: str) -> Container:
-    """Define a CPU worker: a worker that offers its CPUs alone, under a label by which pipelines choose it."""
+    """Container of a CPU worker, which offers Ray only CPUs, with a node label for Ray Data pipelines."""
     flags = [f"--num-cpus={common.size.vcpus}", "--num-gpus=0"]
     return _joining(CPU_WORKER, common, head_host, flags, {NODE_GROUP_VARIABLE: CPU_WORKERS})
 
@@ -162,17 +163,28 @@ def _container(
     stop_seconds: int,
     drain_seconds: int,
 ) -> Container:
-    """Put together what both kinds share."""
+    """Container definition with the parts that all nodes share."""
     size = common.size
     variables = {**common.environment, **_environment(common, drain_seconds), **environment}
+    mounts = [{"sourceVolume": volume, "containerPath": path} for volume, path in volumes.items()]
+    read_only = [
+        {"sourceVolume": volume, "containerPath": path, "readOnly": True} for volume, path in (reads or {}).items()
+    ]
+    credentials, gpus = {}, {}
+    if common.registry_secret_arn:
+        credentials = {"repositoryCredentials": {"credentialsParameter": common.registry_secret_arn}}
+    if size.gpus:
+        # ECS expects the number as a string, and uses the NVIDIA runtime only for containers with GPUs.
+        # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/ecs-gpu.html
+        gpus = {"resourceRequirements": [{"type": "GPU", "value": str(size.gpus)}]}
     return {
         "name": name,
         "image": common.image,
         "essential": True,
-        **_credentials(common.registry_secret_arn),
+        **credentials,
         "command": [command, *flags, f"--object-store-memory={size.object_store_bytes}"],
-        # The task's whole memory, said again: the task's own limit is on a cgroup that the container can't see, and Ray
-        # would announce the instance's memory and watch that for the job to outgrow.
+        # The same value as the task's memory: the task's limit is on a parent cgroup that the container can't see, so
+        # Ray would use the instance's memory for scheduling and its out-of-memory monitor.
         "memory": size.memory_mib,
         "environment": [{"name": key, "value": variables[key]} for key in sorted(variables)],
         "secrets": [{"name": "RAY_AUTH_TOKEN", "valueFrom": common.token_arn}],
@@ -180,32 +192,23 @@ def _container(
         "stopTimeout": stop_seconds,
         "user": USER,
         "readonlyRootFilesystem": True,
-        "mountPoints": [
-            *({"sourceVolume": volume, "containerPath": path} for volume, path in volumes.items()),
-            *(
-                {"sourceVolume": volume, "containerPath": path, "readOnly": True}
-                for volume, path in (reads or {}).items()
-            ),
-        ],
+        "mountPoints": [*mounts, *read_only],
         "linuxParameters": {
             "initProcessEnabled": True,
-            # Without it Docker gives /dev/shm 64 MiB, and both Ray's object store and data loaders live there.
+            # Docker's default for /dev/shm is 64 MiB, which Ray's object store and data loaders exceed.
             "sharedMemorySize": size.shared_memory_mib,
             "capabilities": {"drop": ["ALL"]},
         },
         "ulimits": [{"name": "nofile", "softLimit": 65536, "hardLimit": 65536}],
-        **_gpus(size.gpus),
+        **gpus,
         "logConfiguration": _logs(common.log_group, common.region),
     }
 
 
-def _credentials(secret_arn: str) -> dict[str, Any]:
-    return {"repositoryCredentials": {"credentialsParameter": secret_arn}} if secret_arn else {}
-
-
 def _environment(common: ContainerDefaults, drain_seconds: int) -> dict[str, str]:
     return {
-        # The instance metadata service is out of a task's reach: nothing else tells the region, and asking only waits.
+        # Tasks have no access to the instance metadata service, so the region must be set here, and SDKs must not wait
+        # for its answer.
         "AWS_REGION": common.region,
         "AWS_DEFAULT_REGION": common.region,
         "AWS_EC2_METADATA_DISABLED": "true",
@@ -216,19 +219,17 @@ def _environment(common: ContainerDefaults, drain_seconds: int) -> dict[str, str
     }
 
 
-def _gpus(count: int) -> dict[str, Any]:
-    # ECS takes the number as a string, and hands the NVIDIA runtime only to containers that ask for GPUs.
-    return {"resourceRequirements": [{"type": "GPU", "value": str(count)}]} if count else {}
-
-
 def _health_check(kind: str, gpus: int) -> dict[str, Any]:
-    # Five minutes of grace, the longest that ECS gives: a worker may wait for the head's address to appear. GPUs that
-    # no process has open take the driver seconds to wake.
+    command = ["CMD", "ray-health", kind]
+    if gpus:
+        command.append(f"--num-gpus={gpus}")
     return {
-        "command": ["CMD", "ray-health", kind, *([f"--num-gpus={gpus}"] if gpus else [])],
+        "command": command,
         "interval": 30,
+        # Without persistence mode, the NVIDIA driver takes seconds to initialize GPUs that no process has open.
         "timeout": 60 if gpus else 10,
         "retries": 5,
+        # ECS's maximum: a worker may have to wait for the head's DNS record.
         "startPeriod": 300,
     }
 
@@ -238,7 +239,8 @@ def _logs(log_group: str, region: str) -> dict[str, Any]:
         "awslogs-group": log_group,
         "awslogs-region": region,
         "awslogs-stream-prefix": "ray",
-        # Not the account's default: a rank that prints must not wait for CloudWatch Logs.
+        # In blocking mode, a rank that prints would wait for CloudWatch Logs.
+        # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/using_awslogs.html
         "mode": "non-blocking",
         "max-buffer-size": "25m",
     }

@@ -1,6 +1,6 @@
-"""The body of the stack's CloudWatch dashboard, as data.
+"""CloudWatch dashboard body.
 
-Graphs go by cluster, service and the stack's own namespace, never by instance: instances come and go.
+Its metrics have the dimensions cluster and service or the cluster's namespace, and not instance IDs, which change.
 https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/CloudWatch-Dashboard-Body-Structure.html
 """
 
@@ -17,17 +17,20 @@ Lines = list[list[Any]]
 
 
 def body(*, region: str, namespace: str, cluster: str, services: dict[str, str]) -> dict[str, Any]:
-    """The dashboard of one stack: a row for the job, one for the GPUs and one for ECS, and the CPU workers' CPUs.
+    """Dashboard with a row each for training, GPUs and ECS, and with the CPUs of CPU workers.
 
-    `services` are the names of the ECS services of "head", "workers" and, if there are any, "cpu-workers".
+    `services` has the names of the ECS services by kind: "head", "workers" and "cpu-workers".
     """
-    graphs = {**_of_the_job(namespace), **_of_the_gpus(namespace), **_of_ecs(cluster, services)}
+    graphs = {**_training(namespace), **_gpus(namespace), **_ecs(cluster, services)}
     if "cpu-workers" in services:
-        graphs |= _of_the_cpu_workers(namespace)
+        graphs["CPUs of the CPU workers"] = [
+            _own(namespace, "CPUs", "in the cluster"),
+            _own(namespace, "CPUsRequested", "requested by jobs", "Maximum"),
+        ]
     return {"widgets": [_graph(index, title, lines, region) for index, (title, lines) in enumerate(graphs.items())]}
 
 
-def _of_the_job(namespace: str) -> dict[str, Lines]:
+def _training(namespace: str) -> dict[str, Lines]:
     return {
         "Loss": [_own(namespace, "TrainLoss", "train"), _own(namespace, "TestLoss", "test")],
         "Test accuracy": [_own(namespace, "TestAccuracy", "test accuracy")],
@@ -35,7 +38,7 @@ def _of_the_job(namespace: str) -> dict[str, Lines]:
     }
 
 
-def _of_the_gpus(namespace: str) -> dict[str, Lines]:
+def _gpus(namespace: str) -> dict[str, Lines]:
     return {
         "GPU use": [
             _own(namespace, "GPUUtilization", "mean"),
@@ -53,32 +56,19 @@ def _of_the_gpus(namespace: str) -> dict[str, Lines]:
     }
 
 
-def _of_the_cpu_workers(namespace: str) -> dict[str, Lines]:
-    return {
-        "CPUs of the CPU workers": [
-            _own(namespace, "CPUs", "in the cluster"),
-            _own(namespace, "CPUsRequested", "requested by jobs", "Maximum"),
-        ],
-    }
-
-
-def _of_ecs(cluster: str, services: dict[str, str]) -> dict[str, Lines]:
-    return {
-        "Tasks": [
-            of_service(f"{kind}TaskCount", cluster, service).line(f"{name}, {label}")
-            for name, service in services.items()
-            for kind, label in (("Running", "running"), ("Desired", "wanted"))
-        ],
-        "CPU and memory": [
-            of_service(f"{kind}Utilization", cluster, service, namespace=ECS).line(f"{name}, {kind}")
-            for name, service in services.items()
-            for kind in ("CPU", "Memory")
-        ],
-        "Network of the workers": [
-            of_service(f"Network{way}Bytes", cluster, services["workers"]).line(label)
-            for way, label in (("Rx", "received"), ("Tx", "sent"))
-        ],
-    }
+def _ecs(cluster: str, services: dict[str, str]) -> dict[str, Lines]:
+    tasks, utilization = [], []
+    for name, service in services.items():
+        for kind, label in (("Running", "running"), ("Desired", "wanted")):
+            tasks.append(of_service(f"{kind}TaskCount", cluster, service).line(f"{name}, {label}"))
+        for kind in ("CPU", "Memory"):
+            metric = of_service(f"{kind}Utilization", cluster, service, namespace=ECS)
+            utilization.append(metric.line(f"{name}, {kind}"))
+    network = [
+        of_service("NetworkRxBytes", cluster, services["workers"]).line("received"),
+        of_service("NetworkTxBytes", cluster, services["workers"]).line("sent"),
+    ]
+    return {"Tasks": tasks, "CPU and memory": utilization, "Network of the workers": network}
 
 
 def _own(namespace: str, name: str, label: str, stat: str = "Average") -> list[Any]:

@@ -1,7 +1,7 @@
-"""CloudWatch's metrics of the stack, as alarms and graphs take them.
+"""CloudWatch metrics of the stack, for alarms and dashboard.
 
-ECS's and EC2's own go by the names of service and group. The stack's own, which the head and the training job publish
-each minute, have a namespace for each cluster and need no dimension.
+Metrics of ECS and EC2 Auto Scaling have the service or group as dimension. Metrics that the head and the training job
+publish each minute are in one namespace per cluster, without dimensions.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-# A name, or Pulumi's promise of one.
+# A string, or a Pulumi Output of one.
 Name = Any
 
 CONTAINER_INSIGHTS = "ECS/ContainerInsights"
@@ -19,7 +19,7 @@ AUTO_SCALING = "AWS/AutoScaling"
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A metric, and the statistic of it that is looked at."""
+    """CloudWatch metric with a statistic."""
 
     namespace: Name
     name: str
@@ -27,7 +27,7 @@ class Metric:
     dimensions: dict[str, Name] = field(default_factory=dict)
 
     def line(self, label: str) -> list[Any]:
-        """The metric as a dashboard's graph takes it."""
+        """Metric in the array form of a dashboard widget."""
         dimensions = [part for pair in self.dimensions.items() for part in pair]
         return [self.namespace, self.name, *dimensions, {"label": label, "stat": self.stat}]
 
@@ -39,6 +39,6 @@ def of_service(
     stat: str = "Average",
     namespace: str = CONTAINER_INSIGHTS,
 ) -> Metric:
-    """A metric that ECS publishes for one service; none of Container Insights' is there without a running task."""
+    """ECS metric of one service; Container Insights publishes none without a running task."""
     dimensions = {"ClusterName": cluster, "ServiceName": service}
     return Metric(namespace=namespace, name=name, stat=stat, dimensions=dimensions)

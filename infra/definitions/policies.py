@@ -1,18 +1,31 @@
-"""IAM and bucket policies, as documents in a fixed order.
-
-Pure functions: every document is data that a test can read, and becomes JSON only where a resource takes it.
-"""
+"""IAM, bucket and endpoint policy documents, in a fixed order."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
-Policy = dict[str, Any]
 
-# What the agent of Session Manager calls, in place of SSH and an open port. AmazonSSMManagedInstanceCore, AWS's own
-# policy, would also let every user with a session read all parameters of the account.
+class Statement(TypedDict):
+    """Statement of a policy document."""
+
+    Effect: str
+    Principal: NotRequired[str | dict[str, str]]
+    Action: str | list[str]
+    Resource: NotRequired[str | list[str]]
+    Condition: NotRequired[dict[str, Any]]
+
+
+class Policy(TypedDict):
+    """Policy document."""
+
+    Version: str
+    Statement: list[Statement]
+
+
+# Actions of Session Manager's agent, which replace SSH and an open port. AWS's AmazonSSMManagedInstanceCore would also
+# let every user with a session read all parameters of the account.
 # https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-create-iam-instance-profile.html
 SESSION_MANAGER = (
     "ssmmessages:CreateControlChannel",
@@ -20,34 +33,34 @@ SESSION_MANAGER = (
     "ssmmessages:OpenControlChannel",
     "ssmmessages:OpenDataChannel",
 )
-# What a job that waits for workers asks, to say why there are none, and does, where they may go to another zone.
+# A job that waits for workers reads the launch failures of their Auto Scaling group.
 LOOK_AT_GROUPS = ("autoscaling:DescribeAutoScalingGroups", "autoscaling:DescribeScalingActivities")
 SPOT_PRICES = "ec2:DescribeSpotPriceHistory"
-# A worker whose GPUs fail has its instance replaced.
+# A worker whose GPUs fail marks its instance unhealthy, so that Auto Scaling replaces it.
 LOOK_AT_INSTANCE = ("autoscaling:DescribeAutoScalingInstances", "autoscaling:DescribeAutoScalingGroups")
 MARK_UNHEALTHY = "autoscaling:SetInstanceHealth"
-# ECS's agent calls it with the role of the task that asks for protection.
+# The ECS agent calls it with the task role of the protected task.
+# https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-scale-in-protection-endpoint.html
 PROTECT_TASK = "ecs:UpdateTaskProtection"
+# Zone failover.
 MOVE_GROUP, END_INSTANCE = "autoscaling:UpdateAutoScalingGroup", "autoscaling:TerminateInstanceInAutoScalingGroup"
-# The secrets of runs, by their names.
+# Secrets of runs in SSM Parameter Store.
 READ_PARAMETERS = "ssm:GetParameters"
 PUT_PARAMETER, DELETE_PARAMETERS = "ssm:PutParameter", "ssm:DeleteParameters"
-# Actions that IAM can't restrict to a resource, and what holds them instead.
+# Actions without resource-level permissions, and the reason why each is acceptable.
 # https://docs.aws.amazon.com/service-authorization/latest/reference/
 WILDCARD_ACTIONS = {
-    "ecr:GetAuthorizationToken": "a registry's token is not tied to a repository; the pull itself is",
-    "cloudwatch:PutMetricData": "metrics are no resources; the condition names the stack's own namespace",
-    SPOT_PRICES: "prices of spot instances name no resource, and are public",
+    "ecr:GetAuthorizationToken": "the token is for the whole registry; the pull is restricted to a repository",
+    "cloudwatch:PutMetricData": "metrics are not resources; a condition restricts the namespace",
+    SPOT_PRICES: "spot prices are public and have no resource",
     **dict.fromkeys(
-        (*LOOK_AT_GROUPS, *LOOK_AT_INSTANCE),
-        "describing Auto Scaling groups names no resource in IAM; nothing is changed",
+        (*LOOK_AT_GROUPS, *LOOK_AT_INSTANCE), "Describe actions of Auto Scaling are read-only, without resources"
     ),
-    **dict.fromkeys(SESSION_MANAGER, "Session Manager names no resource; an agent answers for its own instance alone"),
-    "ecs:DiscoverPollEndpoint": "the address of ECS itself; nothing is read or changed",
+    **dict.fromkeys(SESSION_MANAGER, "Session Manager has no resources; an agent answers only for its instance"),
+    "ecs:DiscoverPollEndpoint": "returns the address of ECS, reads and changes nothing",
 }
-# What the ECS agent calls: of a cluster, and of an instance in it. AWS's own policy for it,
-# AmazonEC2ContainerServiceforEC2Role, allows the same in every cluster of the account, and all of ECR and CloudWatch
-# Logs, which the execution role has here.
+# Actions of the ECS agent on its cluster and its instance. AWS's AmazonEC2ContainerServiceforEC2Role allows them in
+# every cluster of the account, and all of ECR and CloudWatch Logs, which only the execution role has here.
 # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonelasticcontainerservice.html
 AGENT_OF_CLUSTER = (
     "ecs:RegisterContainerInstance",
@@ -57,8 +70,8 @@ AGENT_OF_CLUSTER = (
     "ecs:SubmitTaskStateChange",
 )
 AGENT_OF_INSTANCE = ("ecs:Poll", "ecs:StartTelemetrySession", "ecs:UpdateContainerInstancesState")
-# AWS's buckets that instances read without the account's credentials: image layers, packages of Amazon Linux, and what
-# Systems Manager brings for its agent and for patches.
+# AWS's buckets that instances read without the account's credentials: image layers, Amazon Linux packages, and files of
+# Systems Manager for its agent and patches.
 # https://docs.aws.amazon.com/AmazonECR/latest/userguide/vpc-endpoints.html#ecr-minimum-s3-perms
 # https://docs.aws.amazon.com/linux/al2023/ug/live-patching.html
 # https://docs.aws.amazon.com/systems-manager/latest/userguide/ssm-agent-minimum-s3-permissions.html
@@ -69,8 +82,8 @@ BUCKETS_OF_AWS = (
     "aws-ssm-{region}",
     "patch-baseline-snapshot-{region}",
 )
-# 123456789012.dkr.ecr.us-west-2.amazonaws.com/name, ECR's newer 123456789012.dkr-ecr.us-west-2.on.aws/name, and their
-# likes in other partitions and with FIPS.
+# 123456789012.dkr.ecr.us-west-2.amazonaws.com/name, the dual-stack 123456789012.dkr-ecr.us-west-2.on.aws/name, and both
+# forms in other partitions and with FIPS.
 ECR_IMAGE = re.compile(
     r"(?P<account>\d{12})\.dkr[.-]ecr(-fips)?\.(?P<region>[a-z0-9-]+)"
     r"\.(amazonaws\.(com|com\.cn|eu)|on\.aws|on\.amazonwebservices\.(com\.cn|eu))/(?P<name>[^:@]+)"
@@ -78,13 +91,15 @@ ECR_IMAGE = re.compile(
 
 
 def assumed_by(service: str, **conditions: dict[str, str]) -> Policy:
-    """Trust policy of a role that one AWS service takes on, such as ecs-tasks.amazonaws.com."""
-    statement = {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
-    return _policy({**statement, "Condition": conditions} if conditions else statement)
+    """Trust policy of a role for one AWS service, e.g. ecs-tasks.amazonaws.com."""
+    statement: Statement = {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
+    if conditions:
+        statement["Condition"] = conditions
+    return _policy(statement)
 
 
 def assumed_by_tasks(*, partition: str, region: str, account: str) -> Policy:
-    """Trust policy of a task role: ECS takes it on for tasks of this account and region alone.
+    """Trust policy of a task role: ECS assumes it only for tasks of this account and region.
 
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-iam-roles.html
     """
@@ -97,18 +112,18 @@ def assumed_by_tasks(*, partition: str, region: str, account: str) -> Policy:
 
 
 def ecs_agent(cluster_arn: str) -> Policy:
-    """Policy of the ECS agent of an instance: it joins this cluster and reports to it."""
+    """Policy of the ECS agent, which registers its instance with this cluster and reports its tasks."""
     instances = cluster_arn.partition(":cluster/")[0] + ":container-instance/*"
-    of_cluster = {"ArnEquals": {"ecs:cluster": cluster_arn}}
+    in_cluster = {"ArnEquals": {"ecs:cluster": cluster_arn}}
     return _policy(
         _allow(list(AGENT_OF_CLUSTER), cluster_arn),
-        {**_allow(list(AGENT_OF_INSTANCE), instances), "Condition": of_cluster},
+        {**_allow(list(AGENT_OF_INSTANCE), instances), "Condition": in_cluster},
         _allow(["ecs:DiscoverPollEndpoint"], "*"),
     )
 
 
 def session_manager(*, partition: str, region: str, account: str) -> Policy:
-    """What an instance may do so that Session Manager reaches it."""
+    """Policy of an instance for sessions with Session Manager."""
     instances = f"arn:{partition}:ec2:{region}:{account}:instance/*"
     return _policy(_allow(["ssm:UpdateInstanceInformation"], instances), _allow(list(SESSION_MANAGER), "*"))
 
@@ -122,10 +137,10 @@ def execution(
     registry_secret_arn: str = "",
     kms_key_arn: str = "",
 ) -> Policy:
-    """What the ECS agent may do to start a task: pull its image, write its logs, read Ray's token.
+    """Policy of an execution role: pull the image, write logs, read the Ray token.
 
-    The token is encrypted with the key that AWS manages for SSM, whose own policy lets the account's principals decrypt
-    through SSM, so kms:Decrypt is needed for a key of one's own alone.
+    By default the token is encrypted with the AWS managed key for SSM, whose key policy lets the account's principals
+    decrypt through SSM. So kms:Decrypt is required only for a customer managed key.
     """
     secret = [_allow(["secretsmanager:GetSecretValue"], registry_secret_arn)] if registry_secret_arn else []
     return _policy(
@@ -152,44 +167,53 @@ def training(
     job_secrets: Sequence[str] = (),
     kms_key_arn: str = "",
 ) -> Policy:
-    """Policy of a task: read and write the stack's bucket, and whatever else is given.
+    """Policy of a task role: read and write the stack's bucket, and use the given resources.
 
-    The whole bucket, since one cluster is one trust domain: a Ray program may keep its checkpoints where it likes.
-    That is the cluster's tasks, of which it protects its own from scale-in; a namespace for its metrics; the parameter
-    with what the workers are and cost, and with it a look at their Auto Scaling group; that group itself, to move it to
-    another zone; the group of the task's own instance, to have an instance replaced; other buckets to read from, each
-    as `bucket` or `bucket/prefix`; the SSM parameters with the secrets of runs; and secrets of Secrets Manager.
+    The whole bucket, since a cluster is one trust domain and a Ray program may store checkpoints anywhere in it.
 
-    Two calls carry no prefix: HeadBucket, and S3's own check whether a missing key may be told as 404 instead of 403.
-    PyArrow needs both, so the condition holds only where a prefix is given.
-    https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadObject.html
+    Args:
+        partition: AWS partition of the data buckets.
+        bucket_arn: The stack's bucket.
+        tasks_arn: The cluster's tasks; a task protects itself from scale-in.
+        metrics_namespace: CloudWatch namespace to publish to.
+        parameter_arn: Parameter of ClusterInfo; it comes with read access to Auto Scaling groups and spot prices.
+        group_arn: The workers' Auto Scaling group, which zone failover moves.
+        own_group_arn: Auto Scaling group of the task's instance, which the task can have replaced.
+        data_buckets: Buckets to read, each as `bucket` or `bucket/prefix`.
+        secrets_arn: SSM parameters with the secrets of runs.
+        writes_secrets: True to create and delete these parameters as well.
+        job_secrets: Secrets Manager secrets to read.
+        kms_key_arn: Customer managed key, if there is one.
     """
-    objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
-    data = [statement for each in data_buckets for statement in _read(partition, each)]
-    protect = [_allow([PROTECT_TASK], tasks_arn)] if tasks_arn else []
-    workers = (
-        [_allow(["ssm:GetParameter"], parameter_arn), _allow([*LOOK_AT_GROUPS, SPOT_PRICES], "*")]
-        if parameter_arn
-        else []
-    )
-    move = _move(group_arn) if group_arn else []
-    replace = [_allow(list(LOOK_AT_INSTANCE), "*"), _allow([MARK_UNHEALTHY], own_group_arn)] if own_group_arn else []
-    return _policy(
+    statements: list[Statement] = [
         _listing(bucket_arn, ""),
-        _allow(objects, f"{bucket_arn}/*"),
+        _allow(["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"], f"{bucket_arn}/*"),
         *_use_key(kms_key_arn, ["kms:Decrypt", "kms:GenerateDataKey"], "s3"),
-        *data,
-        *protect,
-        *workers,
-        *move,
-        *replace,
-        *_secrets(secrets_arn, job_secrets, kms_key_arn, writes=writes_secrets),
-        *_publish(metrics_namespace),
-    )
+    ]
+    for source in data_buckets:
+        statements += _read(partition, source)
+    if tasks_arn:
+        statements.append(_allow([PROTECT_TASK], tasks_arn))
+    if parameter_arn:
+        statements.append(_allow(["ssm:GetParameter"], parameter_arn))
+        statements.append(_allow([*LOOK_AT_GROUPS, SPOT_PRICES], "*"))
+    if group_arn:
+        # Without the right to resize the group, whose size is its cost.
+        without_size = {"Null": {"autoscaling:MaxSize": "true", "autoscaling:MinSize": "true"}}
+        statements.append({**_allow([MOVE_GROUP], group_arn), "Condition": without_size})
+        statements.append(_allow([END_INSTANCE], group_arn))
+    if own_group_arn:
+        statements.append(_allow(list(LOOK_AT_INSTANCE), "*"))
+        statements.append(_allow([MARK_UNHEALTHY], own_group_arn))
+    statements += _secrets(secrets_arn, job_secrets, kms_key_arn, writes=writes_secrets)
+    if metrics_namespace is not None:
+        in_namespace = {"StringEquals": {"cloudwatch:namespace": metrics_namespace}}
+        statements.append({**_allow(["cloudwatch:PutMetricData"], "*"), "Condition": in_namespace})
+    return _policy(*statements)
 
 
 def tls_only(*, bucket_arn: str) -> Policy:
-    """Bucket policy that refuses every request that is not encrypted on its way."""
+    """Bucket policy that denies requests without TLS."""
     return _policy(
         {
             "Effect": "Deny",
@@ -202,26 +226,26 @@ def tls_only(*, bucket_arn: str) -> Policy:
 
 
 def open_endpoint() -> Policy:
-    """Policy that VPC endpoints have by default."""
+    """Default policy of VPC endpoints: full access."""
     return _policy({"Effect": "Allow", "Principal": "*", "Action": "*", "Resource": "*"})
 
 
 def endpoint(account: str) -> Policy:
-    """Policy of a VPC endpoint: principals of this account alone, so that nothing leaves under other credentials."""
-    return _policy(_of_account(account))
+    """Policy of a VPC endpoint for principals of this account, so that no data leaves with other credentials."""
+    return _policy(_own_account(account))
 
 
 def s3_endpoint(*, partition: str, region: str, account: str) -> Policy:
-    """The same for S3, and what instances read of AWS's own buckets.
+    """Policy of the S3 endpoint for principals of this account, and for anonymous reads of AWS's buckets.
 
-    Buckets of other accounts stay open to this account's roles, as far as those are allowed to use them.
+    Buckets of other accounts remain accessible to this account's roles, as far as their policies allow.
     """
-    buckets = [f"arn:{partition}:s3:::{each.format(region=region)}/*" for each in BUCKETS_OF_AWS]
-    of_aws = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": buckets}
-    return _policy(_of_account(account), of_aws)
+    buckets = [f"arn:{partition}:s3:::{name.format(region=region)}/*" for name in BUCKETS_OF_AWS]
+    read: Statement = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": buckets}
+    return _policy(_own_account(account), read)
 
 
-def _of_account(account: str) -> dict[str, Any]:
+def _own_account(account: str) -> Statement:
     return {
         "Effect": "Allow",
         "Principal": "*",
@@ -231,62 +255,54 @@ def _of_account(account: str) -> dict[str, Any]:
     }
 
 
-def _move(group_arn: str) -> list[dict[str, Any]]:
-    """Statements that let a group be moved to another zone, but not resized: its size is what it costs."""
-    of_size = {"Null": {"autoscaling:MaxSize": "true", "autoscaling:MinSize": "true"}}
-    return [{**_allow([MOVE_GROUP], group_arn), "Condition": of_size}, _allow([END_INSTANCE], group_arn)]
+def _secrets(parameters_arn: str | None, secret_arns: Sequence[str], key_arn: str, *, writes: bool) -> list[Statement]:
+    """Statements to read the secrets of runs, and with `writes` to create and delete those in SSM.
 
-
-def _secrets(
-    parameters_arn: str | None, of_manager: Sequence[str], key_arn: str, *, writes: bool
-) -> list[dict[str, Any]]:
-    """Statements that let the secrets of runs be read, and in SSM also be written.
-
-    A parameter is encrypted with the key that AWS manages for SSM, as the token is: see `execution`.
+    The parameters are encrypted with the AWS managed key for SSM, like the token: see `execution`.
     """
-    actions = [READ_PARAMETERS, *([PUT_PARAMETER, DELETE_PARAMETERS] if writes else [])]
-    parameters = [_allow(actions, parameters_arn)] if parameters_arn else []
-    if not of_manager:
-        return parameters
-    read = [_allow(["secretsmanager:GetSecretValue"], each) for each in of_manager]
-    return [*parameters, *read, *_use_key(key_arn, ["kms:Decrypt"], "secretsmanager")]
+    statements: list[Statement] = []
+    if parameters_arn:
+        actions = [READ_PARAMETERS, PUT_PARAMETER, DELETE_PARAMETERS] if writes else [READ_PARAMETERS]
+        statements.append(_allow(actions, parameters_arn))
+    for secret_arn in secret_arns:
+        statements.append(_allow(["secretsmanager:GetSecretValue"], secret_arn))
+    if secret_arns:
+        statements += _use_key(key_arn, ["kms:Decrypt"], "secretsmanager")
+    return statements
 
 
-def _use_key(key_arn: str, actions: list[str], *services: str) -> list[dict[str, Any]]:
-    """The statement that lets a KMS key be used through these services of its region alone."""
+def _use_key(key_arn: str, actions: list[str], *services: str) -> list[Statement]:
+    """Statement to use a KMS key only through these services in its region."""
     if not key_arn:
         return []
     region = key_arn.split(":")[3]
-    through = {"StringLike": {"kms:ViaService": [f"{service}.{region}.amazonaws.*" for service in services]}}
-    return [{**_allow(actions, key_arn), "Condition": through}]
+    via_service = {"StringLike": {"kms:ViaService": [f"{service}.{region}.amazonaws.*" for service in services]}}
+    return [{**_allow(actions, key_arn), "Condition": via_service}]
 
 
-def _read(partition: str, source: str) -> list[dict[str, Any]]:
-    """Statements that let a bucket be read, or what is below a prefix of it."""
+def _read(partition: str, source: str) -> list[Statement]:
+    """Statements to read a bucket, or a prefix of it."""
     bucket, _, prefix = source.strip("/").partition("/")
     arn = f"arn:{partition}:s3:::{bucket}"
     objects = [f"{arn}/{prefix}", f"{arn}/{prefix}/*"] if prefix else [f"{arn}/*"]
-    return [_listing(arn, prefix), *(_allow(["s3:GetObject"], each) for each in objects)]
+    return [_listing(arn, prefix), *(_allow(["s3:GetObject"], object_arn) for object_arn in objects)]
 
 
-def _listing(bucket_arn: str, prefix: str) -> dict[str, Any]:
-    """The statement that lets a bucket be listed, below a prefix if there is one."""
+def _listing(bucket_arn: str, prefix: str) -> Statement:
+    """Statement to list a bucket, or a prefix of it.
+
+    Two requests have no prefix: HeadBucket, and S3's check whether it may answer 404 instead of 403 for a missing key.
+    PyArrow needs both, hence StringLikeIfExists.
+    https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadObject.html
+    """
     listing = _allow(["s3:ListBucket"], bucket_arn)
     if prefix:
         listing["Condition"] = {"StringLikeIfExists": {"s3:prefix": [prefix, f"{prefix}/*"]}}
     return listing
 
 
-def _publish(metrics_namespace: str | None) -> list[dict[str, Any]]:
-    """The statement that lets metrics be put into one CloudWatch namespace."""
-    if metrics_namespace is None:
-        return []
-    put = _allow(["cloudwatch:PutMetricData"], "*")
-    return [{**put, "Condition": {"StringEquals": {"cloudwatch:namespace": metrics_namespace}}}]
-
-
-def _pull(partition: str, image_uri: str) -> list[dict[str, Any]]:
-    """Statements that let an image be pulled from a private ECR repository; other registries take none."""
+def _pull(partition: str, image_uri: str) -> list[Statement]:
+    """Statements to pull an image from a private ECR repository; other registries need none."""
     image = ECR_IMAGE.match(image_uri)
     if image is None:
         return []
@@ -297,9 +313,9 @@ def _pull(partition: str, image_uri: str) -> list[dict[str, Any]]:
     ]
 
 
-def _allow(actions: list[str], resource: str) -> dict[str, Any]:
+def _allow(actions: list[str], resource: str) -> Statement:
     return {"Effect": "Allow", "Action": actions, "Resource": resource}
 
 
-def _policy(*statements: dict[str, Any]) -> Policy:
+def _policy(*statements: Statement) -> Policy:
     return {"Version": "2012-10-17", "Statement": list(statements)}

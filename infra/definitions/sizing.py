@@ -1,7 +1,6 @@
-"""What one task may take of its instance: CPU, memory, GPUs, shared memory and Ray's object store.
+"""Task sizes: CPU, memory, GPUs, shared memory and Ray's object store, from the instance type.
 
-Pure arithmetic on the facts of an instance type; plan.py asks EC2 for them. One task fills one instance, so every
-number follows from the instance type.
+One task fills one instance, so every number follows from EC2's description of the type, which plan.py looks up.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from infra.errors import SettingError
 
 MIB = 2**20
-# The image is built for this architecture alone.
+# Platform of the training image.
 ARCHITECTURE = "x86_64"
 SMALLEST_HEAD_MIB = 8192
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task_definition_parameters_ec2.html
@@ -24,7 +23,7 @@ GPUS_TOO_OLD = ("GRID K520", "K80", "M60", "V100")
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceType:
-    """The facts of an EC2 instance type that decide what runs on it."""
+    """Attributes of an EC2 instance type that determine the task size."""
 
     name: str
     vcpus: int
@@ -38,7 +37,7 @@ class InstanceType:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSize:
-    """What one task takes; the rest is derived, so that the numbers cannot contradict each other."""
+    """Size of one task; shared memory and object store are derived from its memory."""
 
     vcpus: int
     memory_mib: int
@@ -46,42 +45,40 @@ class TaskSize:
 
     @property
     def cpu_units(self) -> int:
-        """ECS's unit, 1024 to a vCPU."""
+        """CPU units of ECS, 1024 per vCPU."""
         return self.vcpus * 1024
 
     @property
     def shared_memory_mib(self) -> int:
-        """Size of /dev/shm, which counts against the task's memory: Ray's object store and data loaders' batches."""
+        """Size of /dev/shm, which counts against the task's memory: Ray's object store and batches of data loaders."""
         return self.memory_mib * 30 // 100
 
     @property
     def object_store_bytes(self) -> int:
-        """Size of Ray's object store, which lies in /dev/shm and leaves a third of that to data loaders."""
+        """Size of Ray's object store in /dev/shm, of which a third is left to data loaders."""
         return self.memory_mib * 20 // 100 * MIB
 
 
 def head_size(key: str, instances: Sequence[InstanceType]) -> TaskSize:
-    """Size of the head's task; SettingError, which names `key`, where a type cannot carry it."""
+    """Size of the head's task; SettingError for `key` if a type is unsuitable."""
     for instance in instances:
         if instance.memory_mib < SMALLEST_HEAD_MIB:
-            problem = (
-                f"has {instance.memory_mib} MiB of memory, less than the {SMALLEST_HEAD_MIB} that Ray's head needs"
-            )
-            raise SettingError(key, instance.name, problem, "give a larger type, such as m5.xlarge")
+            problem = f"has {instance.memory_mib} MiB of memory, but the head needs {SMALLEST_HEAD_MIB}"
+            raise SettingError(key, instance.name, problem, "use a larger type, e.g. m5.xlarge")
     return cpu_worker_size(key, instances)
 
 
 def cpu_worker_size(key: str, instances: Sequence[InstanceType]) -> TaskSize:
-    """Size of a CPU worker's task; SettingError where the image does not run on a type."""
+    """Size of a CPU worker's task; SettingError for `key` if a type is unsuitable."""
     for instance in instances:
         _check_architecture(key, instance)
     return _fits_all(instances, gpus=0)
 
 
 def worker_size(key: str, instances: Sequence[InstanceType]) -> TaskSize:
-    """Size of one worker's task, with every GPU of the instance; SettingError where PyTorch cannot use a type.
+    """Size of a GPU worker's task, with all GPUs of the instance; SettingError for `key` if a type is unsuitable.
 
-    One task definition serves all types, and ECS gives a task the number of GPUs that this says.
+    All types share one task definition, which has a fixed number of GPUs.
     """
     for instance in instances:
         _check_architecture(key, instance)
@@ -89,21 +86,22 @@ def worker_size(key: str, instances: Sequence[InstanceType]) -> TaskSize:
     first, *others = instances
     for other in others:
         if other.gpus != first.gpus:
-            problem = f"has {other.gpus} GPU{'s' if other.gpus > 1 else ''}, and {first.name} has {first.gpus}"
-            raise SettingError(key, other.name, problem, "give types with as many GPUs each")
+            problem = f"has {other.gpus} GPU{'s' if other.gpus > 1 else ''}, but {first.name} has {first.gpus}"
+            raise SettingError(key, other.name, problem, "use types with the same number of GPUs")
     return _fits_all(instances, gpus=first.gpus)
 
 
 def _fits_all(instances: Sequence[InstanceType], *, gpus: int) -> TaskSize:
-    memory_mib = min(task_memory_mib(each.memory_mib) for each in instances)
-    return TaskSize(vcpus=min(MOST_VCPUS, *(each.vcpus for each in instances)), memory_mib=memory_mib, gpus=gpus)
+    memory_mib = min(task_memory_mib(instance.memory_mib) for instance in instances)
+    vcpus = min(MOST_VCPUS, *(instance.vcpus for instance in instances))
+    return TaskSize(vcpus=vcpus, memory_mib=memory_mib, gpus=gpus)
 
 
 def task_memory_mib(nominal_mib: int) -> int:
-    """Memory that a task can ask for on an instance of this nominal size.
+    """Memory that a task can request on an instance with this nominal memory.
 
-    ECS places a task on what the kernel reports, some 3 % below the nominal size, less what the agent holds back: a
-    task that asks for more is never placed, and the service waits without an error.
+    ECS places tasks by the memory that the kernel reports, some 3 % below the nominal size, minus ECS_RESERVED_MEMORY.
+    A task that requests more is never placed, and its service waits without an error.
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/memory-management.html
     """
     usable = nominal_mib - 1024 - nominal_mib * 5 // 100
@@ -112,17 +110,16 @@ def task_memory_mib(nominal_mib: int) -> int:
 
 def _check_architecture(key: str, instance: InstanceType) -> None:
     if ARCHITECTURE not in instance.architectures:
-        problem = f"runs {', '.join(instance.architectures)} and the image is built for {ARCHITECTURE}"
-        raise SettingError(key, instance.name, problem, "give an Intel or AMD type")
+        problem = f"is {', '.join(instance.architectures)}, but the image is built for {ARCHITECTURE}"
+        raise SettingError(key, instance.name, problem, "use an Intel or AMD type")
 
 
 def _check_gpus(key: str, instance: InstanceType) -> None:
-    hint = "give a type with NVIDIA GPUs, such as g5.xlarge (1 GPU) or g5.12xlarge (4 GPUs)"
-    if instance.gpus == 0:
-        raise SettingError(key, instance.name, "has no whole GPU", hint)
+    hint = "use a type with NVIDIA GPUs, e.g. g5.xlarge (1 GPU) or g5.12xlarge (4 GPUs)"
+    if instance.gpus == 0:  # also for a fraction of a GPU
+        raise SettingError(key, instance.name, "does not have a whole GPU", hint)
     if instance.gpu_manufacturer != "NVIDIA":
-        raise SettingError(
-            key, instance.name, f"has GPUs of {instance.gpu_manufacturer}, which CUDA does not run on", hint
-        )
+        problem = f"has {instance.gpu_manufacturer} GPUs, which do not support CUDA"
+        raise SettingError(key, instance.name, problem, hint)
     if instance.gpu_name in GPUS_TOO_OLD:
         raise SettingError(key, instance.name, f"has {instance.gpu_name} GPUs, too old for PyTorch's CUDA 13", hint)

@@ -1,10 +1,10 @@
-"""What an instance starts with: AWS's machine image for ECS, and the configuration of the ECS agent on it."""
+"""User data of the instances: configuration of the ECS agent, and the parameter of the ECS-optimized AMI."""
 
 from __future__ import annotations
 
-# The root disk's name on AWS's machine images for ECS.
+# Root device of Amazon ECS-optimized AMIs.
 ROOT_DEVICE = "/dev/xvda"
-# Where the instance leaves what it is, for its task: that can't ask the metadata service.
+# The instance writes its type, zone, market and ID here, since tasks have no access to the metadata service.
 INSTANCE_DIR, INSTANCE_FILE = "/var/lib/ray-on-ecs", "instance.json"
 DESCRIBE_INSTANCE = f"""
 metadata=http://169.254.169.254/latest
@@ -19,28 +19,28 @@ AMI_PARAMETER = "/aws/service/ecs/optimized-ami/amazon-linux-2023/{variant}recom
 
 
 def ami_parameter(*, gpu: bool) -> str:
-    """Public parameter with the ID of AWS's ECS-optimized image; the GPU one brings the NVIDIA driver and runtime."""
+    """Public SSM parameter with the latest ECS-optimized AMI; the GPU variant has the NVIDIA driver and runtime."""
     return AMI_PARAMETER.format(variant="gpu/" if gpu else "")
 
 
 def user_data(cluster_name: str) -> str:
-    """Script of an instance's first start, which configures the ECS agent.
+    """User data script, which configures the ECS agent at the first boot.
 
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/ecs-agent-config.html
     """
     agent = {
         "ECS_CLUSTER": cluster_name,
         "ECS_ENABLE_TASK_IAM_ROLE": "true",
-        # Tasks get their own role's credentials from the agent and have no business with the instance's.
+        # Tasks get the credentials of their task role from the agent, and must not get the instance role's.
         "ECS_AWSVPC_BLOCK_IMDS": "true",
-        # The image is large and named by its digest: one pull an instance. Unlike prefer-cached, this setting leaves
-        # the agent to clean up the images of earlier builds.
+        # The image is large and referenced by digest, so one pull per instance is enough. Unlike `prefer-cached`, this
+        # setting lets the agent delete images of earlier builds.
         "ECS_IMAGE_PULL_BEHAVIOR": "once",
-        # What a stopped task leaves, its volumes with Ray's files among it, is kept for three hours otherwise.
+        # By default the agent keeps a stopped task's containers and volumes, with Ray's files, for three hours.
         "ECS_ENGINE_TASK_CLEANUP_WAIT_DURATION": "10m",
         "ECS_RESERVED_MEMORY": "256",
-        # A spot instance that EC2 reclaims has its tasks stopped at once, with the two minutes of the notice; elsewhere
-        # this does nothing.
+        # At a Spot interruption notice, the agent stops the tasks at once, which leaves them the two minutes of the
+        # notice. Without effect on on-demand instances.
         "ECS_ENABLE_SPOT_INSTANCE_DRAINING": "true",
     }
     lines = [f"{key}={value}" for key, value in agent.items()]

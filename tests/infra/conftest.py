@@ -1,4 +1,4 @@
-"""What the tests of the components share."""
+"""Shared fixtures of the component tests."""
 
 import pulumi
 import pytest
@@ -14,7 +14,7 @@ def cloud() -> Cloud:
 
 @pytest.fixture
 def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the engine is told to warn of."""
+    """Logged warnings."""
     told: list[str] = []
     monkeypatch.setattr(pulumi.log, "warn", told.append)
     return told

@@ -1,4 +1,4 @@
-"""An AWS account for tests: it records what the program registers and answers as the real providers do.
+"""Fake AWS account: records registered resources and answers like the real providers.
 
 The facts of instance types are EC2's own, as moto carries them.
 """
@@ -29,7 +29,7 @@ from infra.definitions.sizing import InstanceType, TaskSize
 from infra.references import NodeSpec, Price
 
 PROJECT, STACK, REGION, ACCOUNT = "ray-on-ecs", "dev", "us-west-2", "123456789012"
-# The logical name of the cluster that __main__.py makes.
+# Logical name of the cluster in __main__.py.
 CLUSTER = "ray-on-ecs"
 REGISTRY = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
 DIGEST = "sha256:" + "a" * 64
@@ -42,7 +42,7 @@ _LOOP = asyncio.new_event_loop()
 
 @dataclass(frozen=True)
 class Registered:
-    """What the engine was asked to create."""
+    """Registered resource."""
 
     type: str
     name: str
@@ -59,7 +59,7 @@ class Registered:
 
 @dataclass
 class Cloud(mocks.Mocks):
-    """One account: what it offers, what was created in it, and what the stack exported."""
+    """AWS account with its offers, registered resources and the stack's outputs."""
 
     stack: str = STACK
     project: str = PROJECT
@@ -104,7 +104,7 @@ class Cloud(mocks.Mocks):
         config = {"aws:allowedAccountIds": json.dumps([ACCOUNT]), **config}
         pulumi.runtime.set_all_config(config)
         monitor = _Recorder(self)
-        pulumi.runtime.settings.ROOT.set(None)  # that of an earlier program, which may have another name
+        pulumi.runtime.settings.ROOT.set(None)  # root of an earlier program
         pulumi.runtime.set_mocks(self, project=self.project, stack=self.stack, preview=self.preview, monitor=monitor)
         results = []
 
@@ -122,7 +122,7 @@ class Cloud(mocks.Mocks):
         """Answer as the price list does; one that cannot be reached has no prices at all."""
         if self.prices is None:
             raise EndpointConnectionError(endpoint_url="https://api.pricing.us-east-1.amazonaws.com/")
-        wanted = {each["Field"]: each["Value"] for each in Filters}
+        wanted = {item["Field"]: item["Value"] for item in Filters}
         price = self.prices.get(wanted["instanceType"])
         return {"PriceList": [] if price is None else [on_demand(price)]}
 
@@ -130,7 +130,7 @@ class Cloud(mocks.Mocks):
         """Answer as EC2 does, with a price in each zone."""
         if self.spot_prices is None:
             raise EndpointConnectionError(endpoint_url=f"https://ec2.{REGION}.amazonaws.com/")
-        [zones] = [each["Values"] for each in asked["Filters"] if each["Name"] == "availability-zone"]
+        [zones] = [item["Values"] for item in asked["Filters"] if item["Name"] == "availability-zone"]
         return {
             "SpotPriceHistory": [
                 {"InstanceType": name, "AvailabilityZone": zone, "SpotPrice": str(self.spot_prices[name])}
@@ -158,16 +158,16 @@ class Cloud(mocks.Mocks):
 
     def needs(self, name: str) -> set[str]:
         """Names of everything that is created before a resource, and destroyed after it."""
-        found: set[str] = set()
+        names: set[str] = set()
         todo = [name]
         while todo:
-            new = (self.resources[todo.pop()].dependencies & self.resources.keys()) - found  # without awsx's children
-            found |= new
+            new = (self.resources[todo.pop()].dependencies & self.resources.keys()) - names  # without awsx's children
+            names |= new
             todo.extend(new)
-        return found
+        return names
 
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str, dict[str, Any]]:
-        """Answer with the outputs of a created resource; a preview knows its inputs alone."""
+        """Answer with the outputs of a created resource; a preview knows only its inputs."""
         if args.typ.startswith("awsx:"):
             return f"{args.name}-id", {} if self.preview else _AWSX_OUTPUTS[args.typ](args.inputs)
         if self.preview:
@@ -190,9 +190,9 @@ class Cloud(mocks.Mocks):
                 return {}, [("", f"NotFoundException: {asked[3:]} can't be found")]
             case "getVpcEndpointService":
                 [one_of] = args.args["filters"]
-                return {"serviceName": next(each for each in one_of["values"] if each.startswith("cn."))}, []
+                return {"serviceName": next(item for item in one_of["values"] if item.startswith("cn."))}, []
             case "getRouteTable":
-                return {"routes": [{"cidrBlock": each} for each in self.routes]}, []
+                return {"routes": [{"cidrBlock": item} for item in self.routes]}, []
             case "getBucket":
                 if self.bucket_region != self.region:
                     redirected = "api error MovedPermanently: Moved Permanently"
@@ -248,15 +248,15 @@ class Cloud(mocks.Mocks):
                 return {"id": args.args["id"], **subnet, **self.subnet}, []
             case "getSecurityGroups":
                 return {
-                    "ids": [f"sg-{number}" for number, each in enumerate(self.security_groups) if _fits(each, args)]
+                    "ids": [f"sg-{number}" for number, item in enumerate(self.security_groups) if _fits(item, args)]
                 }, []
             case "getRoles":
-                names = [each["name"] for each in self.roles if re.search(args.args["nameRegex"], each["name"])]
+                names = [item["name"] for item in self.roles if re.search(args.args["nameRegex"], item["name"])]
                 return {"names": names}, []
             case "getRole":
                 if args.args["name"] == AUTO_SCALING_ROLE:
                     return {"path": "/aws-service-role/"}, []
-                [role] = [each for each in self.roles if each["name"] == args.args["name"]]
+                [role] = [item for item in self.roles if item["name"] == args.args["name"]]
                 return {"path": "/", "permissionsBoundary": "", **role}, []
             case "getSecurityGroup":
                 return self.security_groups[int(args.args["id"].removeprefix("sg-"))], []
@@ -296,12 +296,12 @@ class Cloud(mocks.Mocks):
 
 
 def _fits(group: dict[str, Any], args: mocks.MockCallArgs) -> bool:
-    """Whether EC2 finds a security group by these filters."""
+    """True if a security group matches EC2 filters."""
     tags: dict[str, str] = group["tags"]
     values = {"tag-key": list(tags), **{f"tag:{key}": [value] for key, value in tags.items()}}
     return all(
-        any(fnmatch(value, pattern) for value in values.get(each["name"], ()) for pattern in each["values"])
-        for each in args.args["filters"]
+        any(fnmatch(value, pattern) for value in values.get(item["name"], ()) for pattern in item["values"])
+        for item in args.args["filters"]
     )
 
 
@@ -316,15 +316,15 @@ class _Recorder(mocks.MockMonitor):
 
     def RegisterResource(self, request: Any) -> Any:
         self._transform(request)
-        for each in _route_tables(request):
-            self.resources[each["urn"]] = mocks.MockMonitor.ResourceRegistration(each["urn"], each["id"], {})
+        for item in _route_tables(request):
+            self.resources[item["urn"]] = mocks.MockMonitor.ResourceRegistration(item["urn"], item["id"], {})
         response = super().RegisterResource(request)
         if request.type == "pulumi:pulumi:Stack":
             return response
         name = self._short(request.name)
-        assert name not in self._cloud.resources, f"two resources are called {name}"
+        assert name not in self._cloud.resources, f"duplicate resource name {name}"
         for child in _children_of_awsx(request):
-            assert child not in self._children, f"awsx calls two resources {child}"
+            assert child not in self._children, f"duplicate awsx child {child}"
             self._children.add(child)
         self._cloud.resources[name] = Registered(
             type=request.type,
@@ -387,7 +387,7 @@ def head_role(*, stack: str = STACK, region: str = REGION, project: str = PROJEC
 
 
 def instance_type(name: str, vcpus: int = 4, gpus: int = 0) -> InstanceType:
-    """Facts of a type that is as good as any."""
+    """Instance type with valid defaults."""
     return InstanceType(name=name, vcpus=vcpus, memory_mib=16384, architectures=("x86_64",), gpus=gpus)
 
 
@@ -402,7 +402,7 @@ def node_spec(
     zones: tuple[str, ...] = ("us-west-2b",),
     **more: Any,
 ) -> NodeSpec:
-    """So many instances of a type."""
+    """Node specification with a number of instances of a type."""
     return NodeSpec(
         key=key,
         instances=(instance_type(name, vcpus, gpus),),
@@ -415,7 +415,7 @@ def node_spec(
 
 
 def on_demand(price: float) -> str:
-    """A product of the price list that costs so much an hour."""
+    """Product of the price list with an hourly price."""
     dimension = {"unit": "Hrs", "pricePerUnit": {"USD": f"{price:.10f}"}}
     return json.dumps(
         {"terms": {"OnDemand": {"SKU.JRTCKXETXF": {"priceDimensions": {"SKU.JRTCKXETXF.6YS6": dimension}}}}}
@@ -444,11 +444,11 @@ def _route_tables(request: Any) -> list[dict[str, str]]:
 
 def _children_of_awsx(request: Any) -> list[str]:
     """Names of the children that awsx does not derive from the component's name."""
-    given = rpc.deserialize_properties(request.object)
+    properties = rpc.deserialize_properties(request.object)
     if request.type == "awsx:ec2:Vpc":
-        return [each["serviceName"] for each in given.get("vpcEndpointSpecs", [])]
+        return [item["serviceName"] for item in properties.get("vpcEndpointSpecs", [])]
     if request.type == "awsx:ecr:Image":
-        return [f"{given.get('imageName') or given['dockerfile']}-container"]
+        return [f"{properties.get('imageName') or properties['dockerfile']}-container"]
     return []
 
 

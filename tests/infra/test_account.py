@@ -1,4 +1,4 @@
-"""Questions to AWS about the settings: what is absent or unfit is refused, and a denied answer stops nothing."""
+"""Pre-flight checks of existing resources: absent, unsuitable, or not readable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECRET = f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:registry"
 REGISTRY = {"image_uri": "registry.example/ray@sha256:" + "a" * 64}
 ECR = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/ray"
 
-# Each row of the table: a setting, its value, what else it needs, and the function that asks.
+# Setting, its value, other required settings, and the AWS function that is called.
 ROWS: list[tuple[str, Any, dict[str, Any], str]] = [
     ("permissions_boundary", f"arn:aws:iam::{ACCOUNT}:policy/boundary", {}, "getPolicy"),
     ("task_policy_arns", (f"arn:aws:iam::{ACCOUNT}:policy/read-features",), {}, "getPolicy"),
@@ -37,29 +37,29 @@ ROWS: list[tuple[str, Any, dict[str, Any], str]] = [
     ("head_ami_id", AMI, {}, "getAmi"),
     ("worker_ami_id", AMI, {}, "getAmi"),
 ]
-# Unfit answers, and the line that says so.
+# Settings, unsuitable answers, and the error message.
 UNFIT = [
     (
         {"kms_key_arn": KEY},
         {"key": {"enabled": False, "keyState": "PendingDeletion"}},
         "is PendingDeletion and of type",
     ),
-    ({"kms_key_arn": KEY}, {"key": {"keySpec": "RSA_2048"}}, "is Enabled and of type RSA_2048; give an enabled, symm"),
-    ({"bucket_name": "runs"}, {"bucket_region": "eu-west-1"}, "is in another region, and the stack in us-west-2; "),
+    ({"kms_key_arn": KEY}, {"key": {"keySpec": "RSA_2048"}}, "is Enabled and of type RSA_2048; use an enabled, symm"),
+    ({"bucket_name": "runs"}, {"bucket_region": "eu-west-1"}, "is in another region, but the stack is in us-west-2; "),
     (
         {"worker_ami_id": AMI},
         {"amis": {AMI: {**GOOD_AMI, "architecture": "arm64"}}},
-        "is for arm64 with its root disk at /dev/xvda; give one made from AWS's for ECS",
+        "is for arm64 with root device /dev/xvda; use one derived from the Amazon ECS-optimized AMI",
     ),
     (
         {"head_ami_id": AMI},
         {"amis": {AMI: {**GOOD_AMI, "rootDeviceName": "/dev/sda1"}}},
-        "is for x86_64 with its root disk at /dev/sda1; ",
+        "is for x86_64 with root device /dev/sda1; ",
     ),
     (
         {"worker_ami_id": AMI},
         {"amis": {AMI: {**GOOD_AMI, "blockDeviceMappings": [LARGE]}}},
-        "has a root disk of 200 GiB, and rootVolumeGib is 100; raise rootVolumeGib to 200",
+        "has a root volume of 200 GiB, which must not exceed rootVolumeGib (100); raise rootVolumeGib to 200",
     ),
 ]
 
@@ -71,30 +71,30 @@ def check(cloud: Cloud, **settings: Any) -> None:
 
 
 @pytest.mark.parametrize(("field", "value", "more", "function"), ROWS)
-def test_what_a_setting_names_is_asked_about(
+def test_absent_resources_are_refused(
     cloud: Cloud, warnings: list[str], field: str, value: Any, more: dict[str, Any], function: str
 ) -> None:
-    given, named = {**more, field: value}, value[0] if isinstance(value, tuple) else str(value).lower()
-    check(cloud, **given)
+    values, named = {**more, field: value}, value[0] if isinstance(value, tuple) else str(value).lower()
+    check(cloud, **values)
     assert any(token.endswith(f":{function}") for token, _ in cloud.calls)
     assert not warnings
     cloud.silent = (function,)
-    check(cloud, **given)
+    check(cloud, **values)
     [line] = warnings
     assert re.fullmatch(
-        rf"{key_of(field)}: {named} can't be looked up with \w+:\w+ \(.*AccessDenied.*\); going on", line
+        rf"{key_of(field)}: {named} could not be looked up with \w+:\w+ \(.*AccessDenied.*\); continuing", line
     )
     cloud.silent, cloud.absent = (), (function,)
     with pytest.raises(SettingError) as refused:
-        check(cloud, **given)
+        check(cloud, **values)
     message = str(refused.value)
     assert message.startswith(f"{key_of(field)}: '{named}' could not be found (")
-    assert re.search(r"\); (give|push|make) ", message), "the line names the way out"
+    assert re.search(r"\); (use|push|create) ", message)
     assert "\n" not in message
 
 
 @pytest.mark.parametrize(("settings", "answers", "line"), UNFIT)
-def test_what_is_there_and_unfit_is_refused(
+def test_unsuitable_resources_are_refused(
     cloud: Cloud, settings: dict[str, Any], answers: dict[str, Any], line: str
 ) -> None:
     vars(cloud).update(answers)
@@ -104,29 +104,29 @@ def test_what_is_there_and_unfit_is_refused(
     assert str(refused.value).startswith(f"{key_of(field)}: '{value}' {line}")
 
 
-def test_data_of_another_region_is_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
+def test_data_bucket_of_another_region_is_warned_about(cloud: Cloud, warnings: list[str]) -> None:
     cloud.bucket_region = "eu-west-1"
     check(cloud, data_buckets=("my-data",))
     [line] = warnings
-    assert line.startswith("dataBuckets: 'my-data' is in another region, and the stack in us-west-2; ")
-    assert "pay for each byte" in line
+    assert line.startswith("dataBuckets: 'my-data' is in another region, but the stack is in us-west-2; ")
+    assert "charges for data transfer" in line
 
 
-def test_an_image_of_another_account_is_not_asked_for(cloud: Cloud) -> None:
+def test_images_of_other_accounts_are_not_looked_up(cloud: Cloud) -> None:
     check(cloud, image_uri=f"{ECR}:v1".replace(ACCOUNT, "210987654321"))
-    assert not cloud.calls, "its owner would have to let the caller ask"
+    assert not cloud.calls
 
 
-def test_an_image_is_asked_for_by_its_digest_or_its_tag(cloud: Cloud) -> None:
+def test_ecr_image_lookup_by_digest_or_tag(cloud: Cloud) -> None:
     for uri in (f"{ECR}:v1", f"{ECR}@{DIGEST}", f"{ECR}:v1@{DIGEST}"):
         check(cloud, image_uri=uri)
     asked = [arguments for _, arguments in cloud.calls]
-    assert [(each.get("imageTag"), each.get("imageDigest")) for each in asked] == [
+    assert [(item.get("imageTag"), item.get("imageDigest")) for item in asked] == [
         ("v1", None),
         (None, DIGEST),
         (None, DIGEST),
     ]
-    assert {each["repositoryName"] for each in asked} == {"team/ray"}
+    assert {item["repositoryName"] for item in asked} == {"team/ray"}
 
 
 @pytest.mark.parametrize(
@@ -138,6 +138,6 @@ def test_an_image_is_asked_for_by_its_digest_or_its_tag(cloud: Cloud) -> None:
     ],
     ids=["registry", "key", "job"],
 )
-def test_what_belongs_to_another_region_is_refused(cloud: Cloud, settings: dict[str, Any]) -> None:
-    with pytest.raises(SettingError, match="is in eu-west-1, and the stack in us-west-2; "):
+def test_resources_of_another_region_are_refused(cloud: Cloud, settings: dict[str, Any]) -> None:
+    with pytest.raises(SettingError, match="is in eu-west-1, but the stack is in us-west-2; "):
         check(cloud, **settings)

@@ -1,4 +1,4 @@
-"""The ECS cluster, its logs, and what is associated with it afterwards."""
+"""ECS cluster, log groups and capacity provider association."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ def cluster(cloud: Cloud, providers: tuple[str, ...] = ()) -> Cluster:
 
 def test_logs_do_not_pile_up_for_ever(cloud: Cloud) -> None:
     cluster(cloud)
-    assert cloud.resources["ray-logs"].inputs["retentionInDays"] == 30, "CloudWatch keeps them for ever otherwise"
+    assert cloud.resources["ray-logs"].inputs["retentionInDays"] == 30
 
 
 def test_the_cluster_says_its_names(cloud: Cloud) -> None:
     made = cluster(cloud)
-    assert cloud.value(made.ref.name) == "ray-on-ecs-ray-dev-c0ffee", "instances join by name"
-    assert cloud.value(made.ref.arn) == ECS_CLUSTER, "services are created by ARN"
-    assert cloud.value(made.logs.name) == "ray-on-ecs-ray-logs", "containers write by name"
-    assert cloud.value(made.logs.arn).endswith(":ray-on-ecs-ray-logs"), "policies allow by ARN"
+    assert cloud.value(made.ref.name) == "ray-on-ecs-ray-dev-c0ffee"
+    assert cloud.value(made.ref.arn) == ECS_CLUSTER
+    assert cloud.value(made.logs.name) == "ray-on-ecs-ray-logs"
+    assert cloud.value(made.logs.arn).endswith(":ray-on-ecs-ray-logs")
 
 
-def test_the_cluster_keeps_its_name_when_the_stack_is_renamed() -> None:
+def test_cluster_name_survives_a_stack_rename() -> None:
     made = {}
     for stack in ("dev", "prod"):
         cloud = Cloud(stack=stack)
         cluster(cloud)
         made[stack] = cloud.resources["ray-suffix"]
     assert made["dev"].name == made["prod"].name
-    assert [each.inputs["prefix"] for each in made.values()] == ["dev-", "prod-"], "people read the stack's name in it"
-    assert made["prod"].ignore_changes == ("prefix", "keepers"), "another prefix would replace the cluster"
+    assert [resource.inputs["prefix"] for resource in made.values()] == ["dev-", "prod-"]
+    assert made["prod"].ignore_changes == ("prefix", "keepers")
 
 
 @pytest.mark.parametrize(
@@ -63,20 +63,16 @@ def test_the_name_fits_a_dns_label(stack: str, name: str) -> None:
 def test_tasks_are_counted(cloud: Cloud) -> None:
     cluster(cloud)
     settings = cloud.resources["ray-cluster"].inputs["settings"]
-    assert settings == [{"name": "containerInsights", "value": "enabled"}], "alarms and scaling read these numbers"
+    assert settings == [{"name": "containerInsights", "value": "enabled"}]
 
 
-def test_the_log_group_that_container_insights_would_make_is_the_stacks(cloud: Cloud) -> None:
+def test_container_insights_log_group_belongs_to_the_stack(cloud: Cloud) -> None:
     cluster(cloud)
     insights = cloud.resources["ray-insights"].inputs
-    assert insights["name"] == "/aws/ecs/containerinsights/ray-on-ecs-ray-dev-c0ffee/performance", (
-        "ECS looks for this name"
-    )
+    assert insights["name"] == "/aws/ecs/containerinsights/ray-on-ecs-ray-dev-c0ffee/performance"
     assert insights["retentionInDays"] == 30
-    assert "ray-suffix" in cloud.needs("ray-insights"), "one that comes back would be in the way of the next `up`"
-    assert "ray-insights" in cloud.resources["ray-cluster"].dependencies, (
-        "destroyed before the cluster, it would be made anew by what the cluster still writes, and stay"
-    )
+    assert "ray-suffix" in cloud.needs("ray-insights")
+    assert "ray-insights" in cloud.resources["ray-cluster"].dependencies
 
 
 def test_capacity_providers_are_associated_by_name(cloud: Cloud) -> None:
@@ -85,11 +81,11 @@ def test_capacity_providers_are_associated_by_name(cloud: Cloud) -> None:
     assert association.inputs == {
         "clusterName": "ray-on-ecs-ray-dev-c0ffee",
         "capacityProviders": ["head", "workers"],
-    }, "by ARN ECS finds no instance in them"
-    assert association.parent == "ray", "it belongs to the cluster"
-    assert "ray-cluster" in association.dependencies, "the cluster has to exist first"
+    }
+    assert association.parent == "ray"
+    assert "ray-cluster" in association.dependencies
 
 
 def test_a_cluster_without_association_has_none(cloud: Cloud) -> None:
     cluster(cloud)
-    assert cloud.of_type("aws:ecs/clusterCapacityProviders:ClusterCapacityProviders") == [], "providers come later"
+    assert cloud.of_type("aws:ecs/clusterCapacityProviders:ClusterCapacityProviders") == []

@@ -1,4 +1,4 @@
-"""The parameter with what the workers are: in the clear, and there whether or not AWS has said a price."""
+"""ClusterInfo parameter, with and without prices."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def facts(cloud: Cloud, worker: NodeSpec, head: NodeSpec = HEAD) -> Any:
     )
     made = cloud.run(lambda: ClusterInfo("cluster-info", args))
     parameter = cloud.resources["cluster-info-parameter"].inputs
-    assert parameter["type"] == "String", "no key is needed to read it"
+    assert parameter["type"] == "String"
     assert cloud.value(made.parameter.name) == "cluster-info-parameter"
-    return json.loads(parameter["value"]["value"])  # the SDK makes a secret of any parameter's value
+    return json.loads(parameter["value"]["value"])  # the SDK marks every parameter's value as secret
 
 
 @pytest.mark.parametrize("usd", [1.006, None])
-def test_runs_find_the_price_or_that_there_is_none(cloud: Cloud, usd: float | None) -> None:
+def test_cluster_info_has_prices_or_none(cloud: Cloud, usd: float | None) -> None:
     prices = facts(cloud, node_spec("g5.xlarge", gpus=1, usd=usd))["prices"]
     assert prices == ({"g5.xlarge": 1.006} if usd else None)
 
 
 def test_runs_find_where_the_workers_may_go(cloud: Cloud) -> None:
-    found = facts(cloud, node_spec("g5.xlarge", gpus=1, zones=("us-west-2b", "us-west-2a"), spot_count=2))
-    assert found == {
+    document = facts(cloud, node_spec("g5.xlarge", gpus=1, zones=("us-west-2b", "us-west-2a"), spot_count=2))
+    assert document == {
         "group": "workers-group",
         "types": ["g5.xlarge"],
         "gpus": 1,
@@ -53,7 +53,7 @@ def test_runs_find_where_the_workers_may_go(cloud: Cloud) -> None:
         "prices": None,
         "head_usd": 0.192,
         "scaling": {"workers": {"min": 2, "max": 2, "idle_minutes": 0}},
-    }, "in the order of preference"
+    }
 
 
 def test_a_single_worker_has_no_placement_group_anywhere(cloud: Cloud) -> None:
@@ -74,14 +74,14 @@ def test_a_run_on_cpu_workers_finds_their_price(cloud: Cloud) -> None:
         placement_groups={},
     )
     cloud.run(lambda: ClusterInfo("cluster-info", args))
-    found = json.loads(cloud.resources["cluster-info-parameter"].inputs["value"]["value"])
-    assert found["prices"].keys() == {"g5.xlarge", "c6i.2xlarge"}
-    assert found["types"] == ["g5.xlarge"], "what its job waits for"
-    assert found["scaling"] == {
+    document = json.loads(cloud.resources["cluster-info-parameter"].inputs["value"]["value"])
+    assert document["prices"].keys() == {"g5.xlarge", "c6i.2xlarge"}
+    assert document["types"] == ["g5.xlarge"]
+    assert document["scaling"] == {
         "workers": {"min": 0, "max": 4, "idle_minutes": 60},
         "cpu-workers": {"min": 2, "max": 2, "idle_minutes": 0},
-    }, "a laptop says by it what stops by itself"
+    }
 
 
-def test_a_head_of_unknown_price_is_said_to_be_one(cloud: Cloud) -> None:
+def test_unknown_head_price_is_none(cloud: Cloud) -> None:
     assert facts(cloud, node_spec("g5.xlarge", gpus=1), head=node_spec("m5.xlarge", 1))["head_usd"] is None

@@ -1,4 +1,4 @@
-"""The exported commands: one shell line each, which a shell takes apart as meant."""
+"""Exported shell commands and session documents."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ import pytest
 from infra.definitions import commands
 
 
-def test_the_train_command_submits_the_job_in_the_heads_container() -> None:
-    assert commands.train(2).endswith("sudo docker exec -it $c ray-on-ecs run --num-workers 2 image_classifier.py"), (
-        "a job that is submitted to Ray outlives the session, and waits for the GPUs that the stack has"
-    )
+def test_train_command_submits_in_the_head_container() -> None:
+    assert commands.train(2).endswith("sudo docker exec -it $c ray-on-ecs run --num-workers 2 image_classifier.py")
 
 
-def test_a_session_is_one_of_this_region_instance_and_document() -> None:
+def test_session_command_names_region_instance_and_document() -> None:
     assert shlex.split(commands.session("us-west-2", "i-1", "train-1a2b3c4")) == [
         *("aws", "ssm", "start-session", "--region", "us-west-2", "--target", "i-1"),
         *("--document-name", "train-1a2b3c4"),
-    ], "another default region or target would reach nothing"
+    ]
 
 
-def test_the_train_command_waits_for_a_head_that_still_pulls_its_image(tmp_path: Path) -> None:
+def test_train_command_waits_for_the_head(tmp_path: Path) -> None:
     script = commands.train(2)
     stubs = {
         "docker": 'echo "docker $*" >>calls; [ "$1" = exec ] || [ ! -e slept ] || echo 0af1',
@@ -39,24 +37,24 @@ def test_the_train_command_waits_for_a_head_that_still_pulls_its_image(tmp_path:
         (tmp_path / name).chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(["sh", "-c", script], cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True)
-    assert done.stdout == "waiting for the Ray head to start\n", "someone who waits is told for what"
+    assert done.stdout == "waiting for the Ray head to start\n"
     *looks, last = (tmp_path / "calls").read_text().splitlines()
     find = "docker ps -qf label=com.amazonaws.ecs.container-name=ray-head -f health=healthy"
-    assert looks == [find, find], "an empty ID would make docker look for a container named ray"
+    assert looks == [find, find]
     assert last == "docker exec -it 0af1 ray-on-ecs run --num-workers 2 image_classifier.py"
 
 
-def test_without_gpus_the_job_keeps_its_own_number_of_workers() -> None:
-    assert "--num-workers" not in commands.train(0), "0 workers are none that train"
+def test_train_command_without_gpus_sets_no_workers() -> None:
+    assert "--num-workers" not in commands.train(0)
 
 
-def test_a_document_runs_one_command_and_takes_no_other() -> None:
+def test_interactive_document_has_a_fixed_command() -> None:
     document = commands.interactive("Shell", commands.SHELL)
     find = "sudo docker ps -qf label=com.amazonaws.ecs.container-name=ray-head -f health=healthy"
     assert document["properties"] == {
         "linux": {"commands": f"sudo docker exec -it $({find}) bash", "runAsElevated": False}
     }
-    assert "parameters" not in document, "a caller who may type a command is root on the instance"
+    assert "parameters" not in document
     assert (document["schemaVersion"], document["sessionType"]) == ("1.0", "InteractiveCommands")
 
 
@@ -75,33 +73,31 @@ def test_a_document_runs_one_command_and_takes_no_other() -> None:
         ("localPortNumber", "8265; reboot", False),
     ],
 )
-def test_only_ports_of_the_dashboard_and_of_jupyter_are_forwarded(parameter: str, value: str, is_allowed: bool) -> None:
+def test_forwarding_is_limited_to_dashboard_and_jupyter(parameter: str, value: str, is_allowed: bool) -> None:
     document = commands.forwarding()
     assert bool(re.search(document["parameters"][parameter]["allowedPattern"], value)) == is_allowed
     assert document["properties"][parameter] == f"{{{{ {parameter} }}}}"
     assert (document["sessionType"], document["properties"]["type"]) == ("Port", "LocalPortForwarding")
 
 
-def test_the_dashboard_command_forwards_its_port_from_the_heads_own_address() -> None:
+def test_dashboard_command_forwards_the_head_port() -> None:
     words = shlex.split(commands.dashboard("us-west-2", "i-1", "head.x.internal", "forward-1a2b3c4"))
     assert words[words.index("--document-name") + 1] == "forward-1a2b3c4"
     parameters = json.loads(words[words.index("--parameters") + 1])
-    assert parameters == {"host": ["head.x.internal"], "portNumber": ["8265"], "localPortNumber": ["8265"]}, (
-        "the port is open on the task's network interface, not on the instance's"
-    )
+    assert parameters == {"host": ["head.x.internal"], "portNumber": ["8265"], "localPortNumber": ["8265"]}
     assert all(
         re.search(commands.forwarding()["parameters"][name]["allowedPattern"], value)
         for name, [value] in parameters.items()
     )
 
 
-def test_the_token_command_reads_the_parameter_in_the_clear() -> None:
+def test_token_command_decrypts_the_parameter() -> None:
     assert shlex.split(commands.token("us-west-2", "auth-1")) == [
         *("aws", "ssm", "get-parameter", "--region", "us-west-2", "--name", "auth-1", "--with-decryption"),
         *("--query", "Parameter.Value", "--output", "text"),
-    ], "without decryption the dashboard would be given ciphertext"
+    ]
 
 
 def test_every_command_is_one_line() -> None:
     made = [commands.session("r", "i", "d"), commands.dashboard("r", "i", "h", "d"), commands.token("r", "p")]
-    assert all("\n" not in command for command in made), "a line break ends the command when it is pasted"
+    assert all("\n" not in command for command in made)

@@ -1,4 +1,4 @@
-"""Container definitions: what the image and ECS agree on."""
+"""Container definitions, as agreed between image and ECS."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def environment(container: containers.Container) -> dict[str, str]:
 
 
 def test_the_head_offers_ray_neither_cpus_nor_gpus() -> None:
-    assert head()["command"] == ["ray-head", "--num-cpus=0", "--num-gpus=0", f"--object-store-memory={200 * 2**20}"], (
-        "training on the head would starve Ray's control plane"
-    )
+    assert head()["command"] == ["ray-head", "--num-cpus=0", "--num-gpus=0", f"--object-store-memory={200 * 2**20}"]
 
 
 def test_a_worker_offers_ray_all_of_its_instance() -> None:
@@ -52,14 +50,14 @@ def test_a_worker_offers_ray_all_of_its_instance() -> None:
         "--num-cpus=4",
         "--num-gpus=4",
         f"--object-store-memory={200 * 2**20}",
-    ], "left to itself Ray counts the host's memory, not the task's"
+    ]
 
 
-def test_the_containers_have_the_names_that_the_commands_look_for() -> None:
-    assert (head()["name"], worker()["name"]) == ("ray-head", "ray-worker"), "train_command finds the head by its name"
+def test_container_names_match_the_commands() -> None:
+    assert (head()["name"], worker()["name"]) == ("ray-head", "ray-worker")
 
 
-def test_the_head_knows_where_runs_go_and_nothing_of_the_workers() -> None:
+def test_head_environment_has_storage_but_no_workers() -> None:
     assert environment(head()) == {
         "AWS_DEFAULT_REGION": "us-west-2",
         "AWS_EC2_METADATA_DISABLED": "true",
@@ -74,7 +72,7 @@ def test_the_head_knows_where_runs_go_and_nothing_of_the_workers() -> None:
         "RAY_ON_ECS_STORAGE_PATH": "s3://runs-bucket/runs",
         "RAY_ON_ECS_WORKER_TIMEOUT": "1800",
         "CLUSTER_INFO": "facts",
-    }, "`python -m ray_on_ecs.run` takes its default from here, and a change of workerCount must not restart the head"
+    }
 
 
 def test_a_worker_finds_the_head_by_name() -> None:
@@ -88,10 +86,10 @@ def test_a_worker_finds_the_head_by_name() -> None:
         "RAY_HEAD_HOST": "head.x.internal",
         "RAY_USAGE_STATS_ENABLED": "0",
         "SECRETS_PREFIX": "/ray-on-ecs/ray/runs",
-    }, "an address would be stale after the head's first restart"
+    }
 
 
-def test_variables_of_users_do_not_replace_the_containers_own() -> None:
+def test_user_variables_do_not_override_container_variables() -> None:
     common = containers.ContainerDefaults(
         **COMMON, size=TaskSize(vcpus=4, memory_mib=1000, gpus=0), environment={"HF_HOME": "/tmp/hf"}
     )
@@ -99,44 +97,40 @@ def test_variables_of_users_do_not_replace_the_containers_own() -> None:
     names = {"RAY_AUTH_TOKEN"}
     for container in (head(cpu_workers=True), worker(), cpu_worker):
         names |= environment(container).keys()
-    assert names - {"HF_HOME"} == containers.OWN_VARIABLES, "these are refused"
+    assert names - {"HF_HOME"} == containers.OWN_VARIABLES
     assert environment(cpu_worker)["HF_HOME"] == "/tmp/hf"
 
 
 def test_the_environment_stands_in_a_fixed_order() -> None:
     for container in (head(), worker()):
         names = [entry["name"] for entry in container["environment"]]
-        assert names == sorted(names), "another order reads as a change and restarts the tasks"
+        assert names == sorted(names)
 
 
 def test_the_token_comes_as_a_secret() -> None:
     for container in (head(), worker()):
-        assert container["secrets"] == [{"name": "RAY_AUTH_TOKEN", "valueFrom": COMMON["token_arn"]}], (
-            "as a plain value it would stand in the task definition for all to read"
-        )
-        assert "RAY_AUTH_TOKEN" not in environment(container), "ECS refuses a name that stands in both"
+        assert container["secrets"] == [{"name": "RAY_AUTH_TOKEN", "valueFrom": COMMON["token_arn"]}]
+        assert "RAY_AUTH_TOKEN" not in environment(container)
 
 
 def test_ray_stops_draining_before_ecs_kills_it() -> None:
     for container in (head(), worker()):
         drain = int(environment(container)["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
-        assert drain < container["stopTimeout"], "SIGKILL in the middle of a checkpoint loses it"
-    assert (head()["stopTimeout"], worker()["stopTimeout"]) == (90, 120), "a job of the head has 45 s"
+        assert drain < container["stopTimeout"]
+    assert (head()["stopTimeout"], worker()["stopTimeout"]) == (90, 120)
 
 
 def test_only_a_worker_asks_for_gpus() -> None:
-    assert worker(gpus=4)["resourceRequirements"] == [{"type": "GPU", "value": "4"}], "ECS takes the number as a string"
-    assert "resourceRequirements" not in head(), "no GPU instance is there for the head"
+    assert worker(gpus=4)["resourceRequirements"] == [{"type": "GPU", "value": "4"}]
+    assert "resourceRequirements" not in head()
 
 
-def test_both_have_an_init_process_and_shared_memory_and_open_files() -> None:
+def test_containers_have_init_shared_memory_and_ulimits() -> None:
     for container in (head(), worker()):
         parameters = container["linuxParameters"]
-        assert parameters["initProcessEnabled"], "Ray leaves zombies behind"
-        assert parameters["sharedMemorySize"] == 300, "Docker's 64 MiB end in bus errors"
-        assert container["ulimits"] == [{"name": "nofile", "softLimit": 65536, "hardLimit": 65536}], (
-            "Ray opens a file and a socket for each of its many parts"
-        )
+        assert parameters["initProcessEnabled"]
+        assert parameters["sharedMemorySize"] == 300
+        assert container["ulimits"] == [{"name": "nofile", "softLimit": 65536, "hardLimit": 65536}]
 
 
 def test_each_is_asked_for_its_own_health() -> None:
@@ -158,19 +152,19 @@ def test_logs_go_to_the_stacks_group() -> None:
                 "mode": "non-blocking",
                 "max-buffer-size": "25m",
             },
-        }, "what is written elsewhere goes with the instance, and a slow CloudWatch would stop a rank that prints"
+        }
 
 
 def test_the_containers_limit_is_the_tasks_memory() -> None:
     for container in (head(), worker()):
-        assert container["memory"] == 1000, "Ray would announce the memory of the instance, and outgrow the task"
+        assert container["memory"] == 1000
 
 
 def test_nothing_can_be_gained_inside_a_container() -> None:
     for container in (head(), worker()):
-        assert container["user"] == "1000:1000", "root in a container is root for the kernel"
-        assert container["linuxParameters"]["capabilities"] == {"drop": ["ALL"]}, "Ray needs none"
-        assert container["readonlyRootFilesystem"], "what a job writes into the image outlives it"
+        assert container["user"] == "1000:1000"
+        assert container["linuxParameters"]["capabilities"] == {"drop": ["ALL"]}
+        assert container["readonlyRootFilesystem"]
 
 
 def mounts(container: containers.Container) -> dict[str, str]:
@@ -178,15 +172,15 @@ def mounts(container: containers.Container) -> dict[str, str]:
     return {mount["sourceVolume"]: mount["containerPath"] for mount in container["mountPoints"]}
 
 
-def test_all_that_is_written_lies_on_a_volume_of_the_task() -> None:
+def test_writable_paths_are_task_volumes() -> None:
     written = {name: path for name, path in mounts(worker()).items() if name not in read_only(worker())}
     assert written == containers.TASK_VOLUMES == {"tmp": "/tmp", "home": "/home/ray"}
 
 
 def test_the_head_alone_keeps_its_state() -> None:
     assert mounts(head()) == {**containers.TASK_VOLUMES, "ray-head-state": "/var/lib/ray"}
-    assert environment(head())["RAY_HEAD_STATE"] == mounts(head())["ray-head-state"], "it would be kept nowhere"
-    assert "RAY_HEAD_STATE" not in environment(worker()), "a worker has no state"
+    assert environment(head())["RAY_HEAD_STATE"] == mounts(head())["ray-head-state"]
+    assert "RAY_HEAD_STATE" not in environment(worker())
 
 
 def read_only(container: containers.Container) -> set[str]:
@@ -194,11 +188,11 @@ def read_only(container: containers.Container) -> set[str]:
     return {mount["sourceVolume"] for mount in container["mountPoints"] if mount.get("readOnly")}
 
 
-def test_a_node_reads_what_its_instance_says_of_itself() -> None:
+def test_worker_mounts_the_instance_description() -> None:
     for container in (worker(), cpu_worker()):
-        assert read_only(container) == {"instance"}, "the instance's disk is not the task's"
+        assert read_only(container) == {"instance"}
         folder = mounts(container)["instance"]
-        assert environment(container)["INSTANCE_FILE"] == f"{folder}/{INSTANCE_FILE}", "its labels would be missing"
+        assert environment(container)["INSTANCE_FILE"] == f"{folder}/{INSTANCE_FILE}"
 
 
 def cpu_worker() -> containers.Container:
@@ -211,21 +205,19 @@ def test_a_cpu_worker_is_a_worker_without_gpus() -> None:
     made, other = cpu_worker(), worker()
     assert made["command"][:3] == ["ray-worker", "--num-cpus=8", "--num-gpus=0"]
     assert "resourceRequirements" not in made
-    assert environment(made) == {**environment(other), "RAY_NODE_TYPE_NAME": "cpu-workers"}, (
-        "pipelines ask for the label"
-    )
-    assert made["name"] == "ray-cpu-worker", "logs tell it from a worker"
+    assert environment(made) == {**environment(other), "RAY_NODE_TYPE_NAME": "cpu-workers"}
+    assert made["name"] == "ray-cpu-worker"
 
 
-def test_the_head_is_told_whether_there_are_cpu_workers() -> None:
+def test_head_environment_announces_cpu_workers() -> None:
     size = TaskSize(vcpus=4, memory_mib=1000, gpus=0)
-    given = {"bucket": "runs-bucket", "metrics_namespace": "ray/dev", "cluster_info_parameter": "facts"}
-    made = containers.head(containers.ContainerDefaults(**COMMON, size=size), **given, cpu_workers=True)
-    assert environment(made)["CPU_WORKERS"] == "true", "work for CPUs would start GPUs"
+    names = {"bucket": "runs-bucket", "metrics_namespace": "ray/dev", "cluster_info_parameter": "facts"}
+    made = containers.head(containers.ContainerDefaults(**COMMON, size=size), **names, cpu_workers=True)
+    assert environment(made)["CPU_WORKERS"] == "true"
     assert "CPU_WORKERS" not in environment(head())
 
 
-def test_a_private_registry_gets_its_password_from_a_secret() -> None:
+def test_private_registry_credentials_come_from_a_secret() -> None:
     secret = "arn:aws:secretsmanager:us-west-2:123456789012:secret:registry"
     common = containers.ContainerDefaults(
         **COMMON, size=TaskSize(vcpus=4, memory_mib=1000, gpus=0), registry_secret_arn=secret
@@ -233,4 +225,4 @@ def test_a_private_registry_gets_its_password_from_a_secret() -> None:
     assert containers.cpu_worker(common, head_host="head.x.internal")["repositoryCredentials"] == {
         "credentialsParameter": secret
     }
-    assert "repositoryCredentials" not in worker(), "ECR needs none"
+    assert "repositoryCredentials" not in worker()

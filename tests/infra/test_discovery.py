@@ -1,4 +1,4 @@
-"""The head's name: private, short-lived in caches, and gone without a fuss."""
+"""Service discovery of the head: private DNS name and TTL."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ def discovery(cloud: Cloud) -> Discovery:
     return cloud.run(lambda: Discovery("discovery", DiscoveryArgs(namespace="ray-c0ffee", vpc_id="vpc-1")))
 
 
-def test_the_head_is_found_under_a_name_of_the_stack(cloud: Cloud) -> None:
+def test_head_dns_name_is_in_the_stack_namespace(cloud: Cloud) -> None:
     made = discovery(cloud)
-    assert cloud.value(made.head_host) == "head.ray-c0ffee.internal", "two stacks in a VPC have two names"
-    assert cloud.value(made.registry_arn).endswith(":discovery-head"), "the head's service registers here"
+    assert cloud.value(made.head_host) == "head.ray-c0ffee.internal"
+    assert cloud.value(made.registry_arn).endswith(":discovery-head")
 
 
 def test_the_name_exists_in_the_stacks_network_alone(cloud: Cloud) -> None:
     discovery(cloud)
-    assert cloud.resources["discovery-namespace"].inputs["vpc"] == "vpc-1", "nobody else has to find the head"
+    assert cloud.resources["discovery-namespace"].inputs["vpc"] == "vpc-1"
 
 
 def test_the_record_leads_to_a_new_head_within_seconds(cloud: Cloud) -> None:
@@ -29,9 +29,9 @@ def test_the_record_leads_to_a_new_head_within_seconds(cloud: Cloud) -> None:
         "namespaceId": "discovery-namespace-id",
         "dnsRecords": [{"type": "A", "ttl": 10.0}],
         "routingPolicy": "MULTIVALUE",
-    }, "workers that restart would dial the old head for as long as the record lives"
+    }
 
 
 def test_a_late_registration_does_not_block_the_deletion(cloud: Cloud) -> None:
     discovery(cloud)
-    assert cloud.resources["discovery-head"].inputs["forceDestroy"] is True, "ECS takes addresses out late"
+    assert cloud.resources["discovery-head"].inputs["forceDestroy"] is True

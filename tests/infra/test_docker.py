@@ -1,4 +1,4 @@
-"""Whether Docker can build the image: one line if not, before anything exists."""
+"""Pre-flight check of the Docker daemon."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_docker_that_answers_passes(no_docker: Path) -> None:
     docker.check(is_up=lambda: False)
 
 
-def test_one_that_does_not_run_is_told_with_what_it_says(no_docker: Path) -> None:
+def test_stopped_docker_is_reported_with_its_message(no_docker: Path) -> None:
     install(no_docker, "echo; echo 'Cannot connect to the Docker daemon at unix:///run/d.sock.' >&2; exit 1")
     with pytest.raises(pulumi.RunError, match=r"^imageUri: is empty, .* \(Cannot connect") as refused:
         docker.check(is_up=lambda: False)
@@ -41,20 +41,18 @@ def test_one_that_does_not_run_is_told_with_what_it_says(no_docker: Path) -> Non
 
 def test_a_stack_that_is_up_is_only_warned(no_docker: Path, warnings: list[str]) -> None:
     docker.check(is_up=lambda: True)
-    assert warnings == ["there is no Docker; a change of the image could not be built here"]
+    assert warnings == ["Docker is not installed; this machine could not build a changed image"]
 
 
-def test_one_that_hangs_is_not_waited_for(no_docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_docker_times_out(no_docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(no_docker, "exec /bin/sleep 60")
     monkeypatch.setattr(docker, "SECONDS", 0.1)
     with pytest.raises(pulumi.RunError, match=r"does not answer within 0\.1 s"):
         docker.check(is_up=lambda: False)
 
 
-def test_a_daemon_without_the_command_passes_and_nothing_at_all_does_not(
-    no_docker: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(pulumi.RunError, match="there is no Docker"):
+def test_docker_daemon_without_command_is_accepted(no_docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(pulumi.RunError, match="Docker is not installed"):
         docker.check(is_up=lambda: False)
     monkeypatch.setenv("DOCKER_HOST", "tcp://build.example:2376")
     docker.check(is_up=lambda: False)
@@ -63,7 +61,7 @@ def test_a_daemon_without_the_command_passes_and_nothing_at_all_does_not(
     docker.check(is_up=lambda: False)
 
 
-def test_a_credential_store_that_is_not_installed_is_named(no_docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credential_store_is_named(no_docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(no_docker, "echo 29.1.0")
     monkeypatch.setenv("DOCKER_CONFIG", str(no_docker))
     (no_docker / "config.json").write_text('{"credsStore": "desktop"}')

@@ -1,4 +1,4 @@
-"""Identity of a stack that is up: its account, its region, its roles, its state."""
+"""Identity checks of a deployed stack: account, region, roles and state."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def test_another_region_is_refused(cloud: Cloud) -> None:
     with pytest.raises(pulumi.RunError) as refused:
         roles(cloud)
     assert str(refused.value) == (
-        "aws:region: 'us-west-2', and this stack is up in eu-west-1; `pulumi config set aws:region eu-west-1`, "
-        "`pulumi destroy` it there first, or give this stack another name"
+        "aws:region: 'us-west-2', but this stack is up in eu-west-1; `pulumi config set aws:region eu-west-1`, "
+        "`pulumi destroy` it there first, or rename this stack"
     )
 
 
@@ -132,7 +132,7 @@ def test_a_caller_without_iam_rights_is_warned(cloud: Cloud, warnings: list[str]
     cloud.silent = ("getRoles",)
     roles(cloud)
     assert "(iam:ListRoles and iam:GetRole: " in warnings[0]
-    assert warnings[0].endswith("; going on")
+    assert warnings[0].endswith("; continuing")
 
 
 def state(cloud: Cloud, **settings: Any) -> str | None:
@@ -140,8 +140,8 @@ def state(cloud: Cloud, **settings: Any) -> str | None:
 
     def program() -> pulumi.Output[str]:
         up, others = remember(CLUSTER)
-        given = Settings(**settings)
-        now = identity(given, locate(given, ask_caller(), up, None, others), None)
+        current = Settings(**settings)
+        now = identity(current, locate(current, ask_caller(), up, None, others), None)
         cluster = Cluster(f"{CLUSTER}-ray", ClusterArgs(made_for=now, log_retention_days=30))
         return check_state(cluster.name, cluster.made_for, now, up)
 
@@ -149,7 +149,7 @@ def state(cloud: Cloud, **settings: Any) -> str | None:
 
 
 def test_the_state_that_has_the_stack_passes(cloud: Cloud) -> None:
-    assert state(Cloud()) == "ray-on-ecs-ray-dev-c0ffee", "nothing is up yet"
+    assert state(Cloud()) == "ray-on-ecs-ray-dev-c0ffee"
     cloud.security_groups = [security_group()]
     assert state(cloud) == "ray-on-ecs-ray-dev-c0ffee"
 
@@ -158,7 +158,7 @@ def test_the_state_that_has_the_stack_passes(cloud: Cloud) -> None:
 def test_a_renamed_stack_passes(change: dict[str, Any]) -> None:
     zones: dict[str, Any] = {"zone": "us-west-2a", "zones": "us-west-2a us-west-2c"}
     cloud = Cloud(**change, security_groups=[security_group(**zones)], kept={"zones": zones["zones"]})
-    assert state(cloud) == "ray-on-ecs-ray-dev-c0ffee", "the tags still have the old name"
+    assert state(cloud) == "ray-on-ecs-ray-dev-c0ffee"
 
 
 @pytest.mark.parametrize(("preview", "cluster"), [(True, "ray-on-ecs-ray-dev-c0ffee"), (False, "ray-of-another")])
@@ -167,8 +167,8 @@ def test_another_state_is_refused(preview: bool, cluster: str) -> None:
     with pytest.raises(pulumi.RunError) as refused:
         state(cloud)
     assert str(refused.value).startswith(
-        "stack: a stack of the name dev is up in this account and region, and this state does not have it (cluster "
-        f"{cluster}, security group sg-of-vpc-0a1b); use the state that made it (`pulumi login`), "
+        "stack: a stack named dev is up in this account and region, but not in this state (cluster "
+        f"{cluster}, security group sg-of-vpc-0a1b); use the state that created it (`pulumi login`), "
     )
 
 
@@ -176,18 +176,18 @@ def test_another_state_is_refused(preview: bool, cluster: str) -> None:
     ("kept", "line"),
     [
         ({"account": OTHER}, f"aws:allowedAccountIds: the stack is in account {OTHER}, and these credentials are of"),
-        ({"region": "eu-west-1"}, "aws:region: 'us-west-2', and this stack is up in eu-west-1; "),
+        ({"region": "eu-west-1"}, "aws:region: 'us-west-2', but this stack is up in eu-west-1; "),
         (
             {"rolePath": "/teams/"},
             "rolePath: '/' differs from the stack's, /teams/; change it back, or `pulumi destroy`",
         ),
         ({"permissionsBoundary": BOUNDARY}, "permissionsBoundary: '' differs from the stack's, arn:aws:iam::"),
-        ({"vpcId": "vpc-0b"}, "vpcId: '' is another network than the stack's, vpc-0b; change it back, or"),
+        ({"vpcId": "vpc-0b"}, "vpcId: '' differs from the stack's network, vpc-0b; change it back, or"),
         (
             {"bucketName": "company-runs"},
-            "bucketName: '' is another bucket than the stack's, company-runs; change it back, or copy the runs",
+            "bucketName: '' differs from the stack's bucket, company-runs; change it back, or copy the runs",
         ),
-        ({"vpcCidr": "10.1.0.0/16"}, "vpcCidr: '10.0.0.0/16' is another network than the stack's, 10.1.0.0/16; "),
+        ({"vpcCidr": "10.1.0.0/16"}, "vpcCidr: '10.0.0.0/16' differs from the stack's network, 10.1.0.0/16; "),
         (
             {"zones": "us-west-2c us-west-2b"},
             "availabilityZones: the stack has subnets in us-west-2c us-west-2b, in this",

@@ -1,4 +1,4 @@
-"""What is shown and who is told."""
+"""CloudWatch dashboard, alarms and budget."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def monitoring(cloud: Cloud, email: str = "") -> Cloud:
     """Monitoring with valid defaults."""
 
     def program() -> None:
-        cluster, head, workers = (pulumi.Output.from_input(each) for each in ("ray", *SERVICES.values()))
+        cluster, head, workers = (pulumi.Output.from_input(item) for item in ("ray", *SERVICES.values()))
         args = MonitoringArgs(
             region=REGION,
             services={
@@ -61,42 +61,42 @@ def test_graphs_go_by_service_and_never_by_instance() -> None:
     for title, graph in lines().items():
         for namespace, _, *dimensions, _ in graph:
             if namespace == "ray-on-ecs/ray":
-                assert dimensions == [], f"{title}: the namespace is the stack's"
+                assert dimensions == [], title
             else:
-                assert dimensions[:3] == ["ClusterName", "ray", "ServiceName"], f"{title}: instances come and go"
+                assert dimensions[:3] == ["ClusterName", "ray", "ServiceName"], title
 
 
 def test_graphs_lie_side_by_side() -> None:
     places = {(widget["x"], widget["y"]) for widget in BODY["widgets"]}
-    assert len(places) == len(BODY["widgets"]) == 9, "one would cover another"
-    assert max(widget["x"] + widget["width"] for widget in BODY["widgets"]) == 24, "the grid has 24 columns"
+    assert len(places) == len(BODY["widgets"]) == 9
+    assert max(widget["x"] + widget["width"] for widget in BODY["widgets"]) == 24
 
 
 def test_the_dashboard_is_deployed_as_it_is_tested(cloud: Cloud) -> None:
     made = monitoring(cloud).resources["monitoring-dashboard"].inputs
     assert json.loads(made["dashboardBody"]) == BODY
-    assert made["dashboardName"] == "ray", "the cluster's name, which no other stack has"
+    assert made["dashboardName"] == "ray"
 
 
 def test_a_silent_head_raises_the_alarm(cloud: Cloud) -> None:
     alarm = monitoring(cloud).resources["monitoring-head-alarm"].inputs
-    assert (alarm["namespace"], alarm["metricName"]) == ("ray-on-ecs/ray", "GPUs"), "the head publishes it each minute"
-    assert (alarm["comparisonOperator"], alarm["threshold"]) == ("LessThanThreshold", 0), "no value is a reason"
-    assert alarm["treatMissingData"] == "breaching", "a missing value is"
-    assert alarm["period"] * alarm["evaluationPeriods"] == 15 * 60, "an instance and its image take some minutes"
+    assert (alarm["namespace"], alarm["metricName"]) == ("ray-on-ecs/ray", "GPUs")
+    assert (alarm["comparisonOperator"], alarm["threshold"]) == ("LessThanThreshold", 0)
+    assert alarm["treatMissingData"] == "breaching"
+    assert alarm["period"] * alarm["evaluationPeriods"] == 15 * 60
 
 
-def test_gpus_that_idle_are_told_while_there_are_any(cloud: Cloud) -> None:
+def test_idle_gpus_alarm(cloud: Cloud) -> None:
     alarm = monitoring(cloud).resources["monitoring-gpus-alarm"].inputs
     assert (alarm["namespace"], alarm["metricName"]) == ("ray-on-ecs/ray", "GPUUtilization")
-    assert (alarm["statistic"], alarm["threshold"]) == ("Maximum", 5), "the busiest of them does nothing"
+    assert (alarm["statistic"], alarm["threshold"]) == ("Maximum", 5)
     assert alarm["period"] * alarm["evaluationPeriods"] == 30 * 60
-    assert alarm["treatMissingData"] == "notBreaching", "no GPUs cost nothing"
+    assert alarm["treatMissingData"] == "notBreaching"
 
 
 def test_without_an_address_nobody_is_written_to(cloud: Cloud) -> None:
-    made = {each.type for each in monitoring(cloud).resources.values()}
-    assert not made & {"aws:sns/topic:Topic", "aws:budgets/budget:Budget"}, "what nobody reads is one thing too many"
+    made = {resource.type for resource in monitoring(cloud).resources.values()}
+    assert not made & {"aws:sns/topic:Topic", "aws:budgets/budget:Budget"}
 
 
 def test_alarms_and_costs_reach_the_address(cloud: Cloud) -> None:
@@ -106,17 +106,17 @@ def test_alarms_and_costs_reach_the_address(cloud: Cloud) -> None:
     alarms = cloud.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
     assert len(alarms) == 2
     for alarm in alarms:
-        assert alarm.inputs["alarmActions"] == [subscription["topic"]], f"{alarm.name} tells nobody"
+        assert alarm.inputs["alarmActions"] == [subscription["topic"]], alarm.name
     budget = cloud.resources["monitoring-budget"].inputs
     assert (budget["limitAmount"], budget["limitUnit"], budget["timeUnit"]) == ("500", "USD", "MONTHLY")
-    told = {(each["notificationType"], each["threshold"]) for each in budget["notifications"]}
-    assert told == {("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100)}, "before, at and ahead of the limit"
-    assert all(each["subscriberEmailAddresses"] == ["team@example.com"] for each in budget["notifications"])
+    told = {(item["notificationType"], item["threshold"]) for item in budget["notifications"]}
+    assert told == {("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100)}
+    assert all(item["subscriberEmailAddresses"] == ["team@example.com"] for item in budget["notifications"])
 
 
 def test_cpu_workers_have_a_graph_of_their_own() -> None:
     services = {**SERVICES, "cpu-workers": "ray-cpu-workers"}
     body = dashboard.body(region=REGION, namespace="ray-on-ecs/ray", cluster="ray", services=services)
     assert [widget["properties"]["title"] for widget in body["widgets"][9:]] == ["CPUs of the CPU workers"]
-    tasks = next(each for each in body["widgets"] if each["properties"]["title"] == "Tasks")["properties"]["metrics"]
+    tasks = next(item for item in body["widgets"] if item["properties"]["title"] == "Tasks")["properties"]["metrics"]
     assert {line[5] for line in tasks} == {"ray-head", "ray-workers", "ray-cpu-workers"}

@@ -1,4 +1,4 @@
-"""The network: one way out, no way in, and DNS that answers."""
+"""VPC, endpoints and security groups."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def network(
     return cloud.run(lambda: Network("network", args))
 
 
-def test_the_vpc_has_subnets_in_every_zone_and_a_single_nat_gateway(cloud: Cloud) -> None:
+def test_vpc_has_zonal_subnets_and_one_nat_gateway(cloud: Cloud) -> None:
     network(cloud)
     vpc = cloud.resources["network-vpc"].inputs
     assert vpc == {
@@ -58,10 +58,10 @@ def test_the_vpc_has_subnets_in_every_zone_and_a_single_nat_gateway(cloud: Cloud
         "enableDnsHostnames": True,
         "enableDnsSupport": True,
         "tags": SHARED_TAGS,
-    }, "a second NAT gateway costs money, and without DNS host names the workers never find the head"
+    }
 
 
-def test_s3_is_reached_by_a_gateway_endpoint_from_every_subnet(cloud: Cloud) -> None:
+def test_s3_gateway_endpoint_serves_every_route_table(cloud: Cloud) -> None:
     network(cloud)
     assert cloud.resources["network-s3"].inputs == {
         "vpcId": "vpc-1",
@@ -70,20 +70,18 @@ def test_s3_is_reached_by_a_gateway_endpoint_from_every_subnet(cloud: Cloud) -> 
         "routeTableIds": [f"rtb-{zone}" for zone in ZONES],
         "policy": json.dumps(policies.open_endpoint()),
         "tags": {"Name": "dev-network-s3", **SHARED_TAGS},
-    }, "the NAT gateway charges for every gigabyte"
+    }
 
 
 @pytest.mark.parametrize("vpc_cidr", ["10.0.0.0/16", "192.168.4.0/24"])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 6])
-def test_the_subnets_of_all_zones_fit_into_the_smallest_and_the_largest_vpc(
-    cloud: Cloud, vpc_cidr: str, count: int
-) -> None:
+def test_subnets_fit_the_smallest_and_largest_vpc(cloud: Cloud, vpc_cidr: str, count: int) -> None:
     network(cloud, vpc_cidr, zones=("us-west-2b", *(f"us-west-2{letter}" for letter in "acdef"[: count - 1])))
     private, public = (int(spec["cidrMask"]) for spec in cloud.resources["network-vpc"].inputs["subnetSpecs"])
-    # awsx cuts the VPC into equal blocks, one for each zone, whose number it rounds up to a power of 2.
+    # awsx divides the VPC into equal blocks, one per zone; it rounds their number up to a power of 2.
     block = ipaddress.ip_network(vpc_cidr).prefixlen + (count - 1).bit_length()
-    assert private > block, "half of the block at most"
-    assert block < public == 28, "AWS's smallest subnet"
+    assert private > block
+    assert block < public == 28
 
 
 TASKS, INSTANCES, ENDPOINTS = (f"network-{kind}-group-id" for kind in ("tasks", "instances", "endpoints"))
@@ -91,22 +89,20 @@ TASKS, INSTANCES, ENDPOINTS = (f"network-{kind}-group-id" for kind in ("tasks", 
 
 def admitted(cloud: Cloud) -> dict[tuple[str, str], set[int | None]]:
     """The ports by which the members of one group reach another; None is all of them."""
-    found: dict[tuple[str, str], set[int | None]] = {}
-    for each in cloud.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"):
-        rule = each.inputs
-        assert rule.keys().isdisjoint({"cidrIpv4", "cidrIpv6", "prefixListId"}), "no address may enter"
+    ports: dict[tuple[str, str], set[int | None]] = {}
+    for resource in cloud.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"):
+        rule = resource.inputs
+        assert rule.keys().isdisjoint({"cidrIpv4", "cidrIpv6", "prefixListId"})
         assert rule["ipProtocol"] == ("tcp" if "fromPort" in rule else "-1")
         assert rule.get("fromPort") == rule.get("toPort")
         pair = rule["referencedSecurityGroupId"], rule["securityGroupId"]
-        found.setdefault(pair, set()).add(rule.get("fromPort"))
-    return found
+        ports.setdefault(pair, set()).add(rule.get("fromPort"))
+    return ports
 
 
 def test_tasks_reach_tasks_and_instances_two_ports_of_tasks(cloud: Cloud) -> None:
     network(cloud)
-    assert admitted(cloud) == {(TASKS, TASKS): {None}, (INSTANCES, TASKS): {8265, 8888}}, (
-        "NCCL picks its own ports, Session Manager forwards two, and anything else would open Ray or the host"
-    )
+    assert admitted(cloud) == {(TASKS, TASKS): {None}, (INSTANCES, TASKS): {8265, 8888}}
 
 
 def test_instances_forward_what_the_session_document_allows(cloud: Cloud) -> None:
@@ -118,17 +114,23 @@ def test_instances_forward_what_the_session_document_allows(cloud: Cloud) -> Non
 def test_ec2_takes_the_descriptions(cloud: Cloud) -> None:
     """https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreateSecurityGroup.html."""
     network(cloud, nat_gateway=False)
-    made = [each for each in cloud.resources.values() if "securityGroup" in each.type and "description" in each.inputs]
-    assert len(made) == 5, "three groups and two rules"
-    for each in made:
-        assert re.fullmatch(r"[a-zA-Z0-9. _\-:/()#,@\[\]+=&;{}!$*]{1,255}", each.inputs["description"]), each.name
+    made = [
+        resource
+        for resource in cloud.resources.values()
+        if "securityGroup" in resource.type and "description" in resource.inputs
+    ]
+    assert len(made) == 5
+    for resource in made:
+        assert re.fullmatch(r"[a-zA-Z0-9. _\-:/()#,@\[\]+=&;{}!$*]{1,255}", resource.inputs["description"]), (
+            resource.name
+        )
 
 
 def test_the_default_group_of_the_vpc_is_closed(cloud: Cloud) -> None:
     network(cloud)
     default = cloud.resources["network-default-group"].inputs
     assert default["vpcId"] == "vpc-1"
-    assert default.keys().isdisjoint({"ingress", "egress"}), "what is started without a group would be in this one"
+    assert default.keys().isdisjoint({"ingress", "egress"})
 
 
 def test_everything_may_be_reached_from_inside(cloud: Cloud) -> None:
@@ -136,33 +138,29 @@ def test_everything_may_be_reached_from_inside(cloud: Cloud) -> None:
     for kind in ("tasks", "instances"):
         egress = cloud.resources[f"network-{kind}-egress"].inputs
         assert egress["securityGroupId"] == f"network-{kind}-group-id"
-        assert egress["cidrIpv4"] == "0.0.0.0/0", "images, data sets and AWS's own services lie outside"
-        assert egress["ipProtocol"] == "-1", "DNS and HTTPS both have to pass"
+        assert egress["cidrIpv4"] == "0.0.0.0/0"
+        assert egress["ipProtocol"] == "-1"
 
 
-def test_the_subnet_that_is_handed_out_is_the_private_one(cloud: Cloud) -> None:
+def test_network_exposes_private_subnets(cloud: Cloud) -> None:
     made = network(cloud)
-    assert cloud.value(made.ref.subnets["us-west-2b"]) == "subnet-private-us-west-2b", (
-        "in the public subnet an instance has no route out"
-    )
-    assert cloud.value(made.vpc_id) == "vpc-1", "the DNS namespace belongs to this VPC"
+    assert cloud.value(made.ref.subnets["us-west-2b"]) == "subnet-private-us-west-2b"
+    assert cloud.value(made.vpc_id) == "vpc-1"
     assert cloud.value(made.ref.tasks_group_id) == TASKS
     assert cloud.value(made.ref.instances_group_id) == INSTANCES
 
 
-def test_of_an_existing_network_nothing_is_made_or_changed(cloud: Cloud) -> None:
+def test_existing_network_is_not_changed(cloud: Cloud) -> None:
     made = network(cloud, existing=EXISTING)
     assert cloud.value(made.vpc_id) == "vpc-0a1b"
     assert made.ref.subnets == {"us-west-2b": "subnet-0c2d"}
-    types = {each.type.rpartition(":")[2] for each in cloud.resources.values()}
-    assert types == {"Network", "SecurityGroup", "SecurityGroupIngressRule", "SecurityGroupEgressRule"}, (
-        "others live there, too: its routes, endpoints and default group are theirs"
-    )
+    types = {resource.type.rpartition(":")[2] for resource in cloud.resources.values()}
+    assert types == {"Network", "SecurityGroup", "SecurityGroupIngressRule", "SecurityGroupEgressRule"}
     groups = cloud.of_type("aws:ec2/securityGroup:SecurityGroup")
-    assert [each.inputs["vpcId"] for each in groups] == ["vpc-0a1b"] * 2
+    assert [resource.inputs["vpcId"] for resource in groups] == ["vpc-0a1b"] * 2
 
 
-def test_the_security_group_of_the_tasks_remembers_where_the_stack_is(cloud: Cloud) -> None:
+def test_task_security_group_tags_hold_cluster_and_zones(cloud: Cloud) -> None:
     network(cloud)
     assert cloud.resources["network-tasks-group"].inputs["tags"] == {
         "Name": "dev-network-tasks-group",
@@ -177,43 +175,44 @@ def test_of_an_existing_network_it_remembers_no_zones(cloud: Cloud) -> None:
     network(cloud, existing=EXISTING)
     tags = cloud.resources["network-tasks-group"].inputs["tags"]
     assert tags["ray-on-ecs:zone"] == "us-west-2b"
-    assert "ray-on-ecs:zones" not in tags, "there are no subnets of the stack's own to move to"
+    assert "ray-on-ecs:zones" not in tags
 
 
-def test_without_a_nat_gateway_every_service_has_an_address_in_the_nodes_zones(cloud: Cloud) -> None:
+def test_interface_endpoints_cover_the_worker_zones(cloud: Cloud) -> None:
     network(cloud, worker_zones=("us-west-2b", "us-west-2a"), nat_gateway=False)
     with_gateway = Cloud()
     network(with_gateway)
-    vpc, other = (each.resources["network-vpc"].inputs for each in (cloud, with_gateway))
+    vpc, other = (item.resources["network-vpc"].inputs for item in (cloud, with_gateway))
     assert vpc["natGateways"] == {"strategy": "None"}
-    assert vpc["subnetSpecs"] == other["subnetSpecs"], "a stack that is up keeps its subnets"
+    assert vpc["subnetSpecs"] == other["subnetSpecs"]
     made = cloud.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")
-    endpoints = [each for each in made if each.inputs["vpcEndpointType"] == "Interface"]
-    assert len(endpoints) == len(made) - 1, "S3 has a gateway endpoint in any case"
-    assert {each.inputs["serviceName"] for each in endpoints} == {
+    endpoints = [resource for resource in made if resource.inputs["vpcEndpointType"] == "Interface"]
+    assert len(endpoints) == len(made) - 1
+    assert {resource.inputs["serviceName"] for resource in endpoints} == {
         f"com.amazonaws.us-west-2.{service}" for service in INTERFACE_ENDPOINTS
     }
-    for each in endpoints:
-        assert each.inputs["privateDnsEnabled"] is True, "agents call the services by their usual names"
-        assert each.inputs["securityGroupIds"] == [ENDPOINTS]
-        assert each.inputs["subnetIds"] == ["subnet-private-us-west-2b", "subnet-private-us-west-2a"]
-    assert len(with_gateway.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")) == 1, "they cost more than the gateway"
+    for resource in endpoints:
+        assert resource.inputs["privateDnsEnabled"] is True
+        assert resource.inputs["securityGroupIds"] == [ENDPOINTS]
+        assert resource.inputs["subnetIds"] == ["subnet-private-us-west-2b", "subnet-private-us-west-2a"]
+    assert len(with_gateway.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")) == 1
 
 
-def test_jobs_without_a_nat_gateway_reach_secrets_manager_if_they_may_read_it(cloud: Cloud) -> None:
+def test_job_secrets_add_a_secrets_manager_endpoint(cloud: Cloud) -> None:
     network(cloud, nat_gateway=False, reads_secrets=True)
-    made = {each.inputs["serviceName"] for each in endpoints(cloud)}
+    made = {resource.inputs["serviceName"] for resource in endpoints(cloud)}
     assert {f"com.amazonaws.us-west-2.{service}" for service in ("ssm", "secretsmanager")} <= made
 
 
-def test_endpoints_without_a_way_to_the_internet_are_for_this_account(cloud: Cloud) -> None:
+def test_endpoint_policies_restrict_to_the_account(cloud: Cloud) -> None:
     network(cloud, nat_gateway=False)
     made = {
-        each.inputs["serviceName"].removeprefix("com.amazonaws.us-west-2."): each.inputs for each in endpoints(cloud)
+        resource.inputs["serviceName"].removeprefix("com.amazonaws.us-west-2."): resource.inputs
+        for resource in endpoints(cloud)
     }
     limited = {service for service, inputs in made.items() if "policy" in inputs}
     assert made.keys() - limited == WITHOUT_POLICY
-    assert {"s3", "logs", "ssm"} < limited, "what could take data elsewhere"
+    assert {"s3", "logs", "ssm"} < limited
     for service in limited:
         first, *_ = json.loads(made[service]["policy"])["Statement"]
         assert first["Condition"] == {"StringEquals": {"aws:PrincipalAccount": ACCOUNT}}
@@ -226,16 +225,16 @@ def endpoints(cloud: Cloud) -> list[Registered]:
 
 def test_endpoints_admit_https_from_tasks_and_instances(cloud: Cloud) -> None:
     network(cloud, nat_gateway=False)
-    found = admitted(cloud)
-    assert found[TASKS, ENDPOINTS] == found[INSTANCES, ENDPOINTS] == {443}
-    assert ENDPOINTS not in {source for source, _ in found}, "an endpoint calls nothing"
+    ports = admitted(cloud)
+    assert ports[TASKS, ENDPOINTS] == ports[INSTANCES, ENDPOINTS] == {443}
+    assert ENDPOINTS not in {source for source, _ in ports}
 
 
-def test_another_partition_is_asked_for_the_names_of_endpoints(cloud: Cloud) -> None:
+def test_other_partitions_look_up_endpoint_services(cloud: Cloud) -> None:
     location = Location(partition="aws-cn", account=ACCOUNT, region=REGION, worker_zones=ZONES[:1], zones=ZONES)
     args = NetworkArgs(vpc_cidr="10.0.0.0/16", location=location, cluster_name="ray", nat_gateway=False)
     cloud.run(lambda: Network("network", args))
-    made = [each.inputs["serviceName"] for each in cloud.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")]
+    made = [resource.inputs["serviceName"] for resource in cloud.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")]
     assert {*made} == {
         f"com.amazonaws.{REGION}.s3",
         *(f"cn.com.amazonaws.{REGION}.{service}" for service in INTERFACE_ENDPOINTS),

@@ -1,4 +1,4 @@
-"""The scaler: which alarm rings when, and what number it sets."""
+"""Scaling alarms and policies, with a simulation of CloudWatch's metric math."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def value(cloud: Cloud, kind: str, **metrics: float | None) -> float | None:
     alarm = cloud.resources[f"scaling-{kind}-alarm"].inputs
     result = next(query for query in alarm["metricQueries"] if query.get("returnData"))
     used = {query["id"] for query in alarm["metricQueries"]} - {"result"}
-    assert metrics.keys() <= used, "the alarm looks at other metrics"
+    assert metrics.keys() <= used
     expression = result["expression"].replace("&&", "and").replace("||", "or")
     return evaluate(parse(expression), {"REPEAT": None, **dict.fromkeys(used), **metrics})
 
@@ -73,7 +73,7 @@ OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "IF": lambda condition, yes, no: None if condition is None else yes if condition else no,
     "FILL": lambda value, filling: filling if value is None else value,  # REPEAT: without an earlier value
-    "MAX": lambda values: max((each for each in values if each is not None), default=None),
+    "MAX": lambda values: max((item for item in values if item is not None), default=None),
     "CEIL": lambda value: None if value is None else math.ceil(value),
 }
 
@@ -82,7 +82,7 @@ def evaluate(node: ast.AST, known: dict[str, Any]) -> Any:
     """The value of an expression; None where a metric is missing that it can't do without."""
 
     def each(*nodes: ast.AST) -> list[Any]:
-        return [evaluate(each, known) for each in nodes]
+        return [evaluate(item, known) for item in nodes]
 
     match node:
         case ast.Constant():
@@ -103,15 +103,15 @@ def evaluate(node: ast.AST, known: dict[str, Any]) -> Any:
 
 
 def rings(cloud: Cloud, kind: str, **metrics: float | None) -> bool:
-    """Whether a minute with these values counts towards an alarm."""
-    found = value(cloud, kind, **metrics)
-    return found is not None and found > cloud.resources[f"scaling-{kind}-alarm"].inputs["threshold"]
+    """True if a minute with these values breaches an alarm's threshold."""
+    result = value(cloud, kind, **metrics)
+    return result is not None and result > cloud.resources[f"scaling-{kind}-alarm"].inputs["threshold"]
 
 
 def number(cloud: Cloud, kind: str, above_threshold: float) -> int:
     """The number of workers that a policy sets for a value so far above its alarm's threshold."""
     policy = cloud.resources[f"scaling-{kind}-policy"].inputs["stepScalingPolicyConfiguration"]
-    assert policy["adjustmentType"] == "ExactCapacity", "the same number again changes nothing while instances start"
+    assert policy["adjustmentType"] == "ExactCapacity"
     steps = policy["stepAdjustments"]
     fits = [
         step["scalingAdjustment"]
@@ -119,7 +119,7 @@ def number(cloud: Cloud, kind: str, above_threshold: float) -> int:
         if float(step.get("metricIntervalLowerBound", "-inf")) <= above_threshold
         and above_threshold < float(step.get("metricIntervalUpperBound", "inf"))
     ]
-    assert len(fits) == 1, "AWS refuses steps that overlap or leave a gap"
+    assert len(fits) == 1
     return int(fits[0])
 
 
@@ -141,41 +141,41 @@ def test_the_number_stays_within_its_bounds(cloud: Cloud, count: Scale, bounds: 
 )
 def test_one_alarm_scales_out_and_one_in(cloud: Cloud, count: Scale, alarms: set[str]) -> None:
     made = scaling(cloud, count).of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
-    assert {each.name for each in made} == {f"scaling-{kind}-alarm" for kind in alarms}
-    assert {each.inputs["name"] for each in made} == {f"ray-workers-{kind}" for kind in alarms}, "status finds them"
+    assert {resource.name for resource in made} == {f"scaling-{kind}-alarm" for kind in alarms}
+    assert {resource.inputs["name"] for resource in made} == {f"ray-workers-{kind}" for kind in alarms}
 
 
-def test_a_job_that_waits_gets_workers_and_one_that_runs_is_left_alone(cloud: Cloud) -> None:
+def test_scale_out_only_for_waiting_jobs(cloud: Cloud) -> None:
     scaling(cloud, scale())
-    assert rings(cloud, "short", requested=2, available=0, tasks=0), "a job's workers are started"
-    assert rings(cloud, "short", requested=4, available=2, tasks=2), "a second job's, too"
-    assert not rings(cloud, "short", requested=2, available=2, tasks=2), "what is there is enough"
-    assert not rings(cloud, "short", requested=0, available=2, tasks=2), "it never takes any away"
-    assert not rings(cloud, "short", requested=9, available=4, tasks=4), "there can't be more than maxWorkers"
+    assert rings(cloud, "short", requested=2, available=0, tasks=0)
+    assert rings(cloud, "short", requested=4, available=2, tasks=2)
+    assert not rings(cloud, "short", requested=2, available=2, tasks=2)
+    assert not rings(cloud, "short", requested=0, available=2, tasks=2)
+    assert not rings(cloud, "short", requested=9, available=4, tasks=4)
     alarm = cloud.resources["scaling-short-alarm"].inputs
-    assert alarm["evaluationPeriods"] == 1, "somebody waits"
-    assert alarm["treatMissingData"] == "notBreaching", "a head that is gone wants none"
+    assert alarm["evaluationPeriods"] == 1
+    assert alarm["treatMissingData"] == "notBreaching"
 
 
 def test_a_smaller_wish_takes_no_running_worker_away(cloud: Cloud) -> None:
     scaling(cloud, scale(most=8), gpus=4)
-    found = value(cloud, "short", requested=12, available=8, tasks=4)
-    assert found is not None
-    assert number(cloud, "short", found) == 4, "one of the four may be the one that works, and has joined a moment ago"
-    assert value(cloud, "short", requested=12, available=0, tasks=0) == 12, "no instance is there yet"
-    assert value(cloud, "short", available=8, tasks=4) is None, "a metric that is late decides nothing"
+    result = value(cloud, "short", requested=12, available=8, tasks=4)
+    assert result is not None
+    assert number(cloud, "short", result) == 4
+    assert value(cloud, "short", requested=12, available=0, tasks=0) == 12
+    assert value(cloud, "short", available=8, tasks=4) is None
 
 
 def test_from_zero_a_job_for_one_worker_gets_one(cloud: Cloud) -> None:
     scaling(cloud, scale())
-    found = value(cloud, "short", requested=1, available=0)
-    assert found is not None
-    assert number(cloud, "short", found) == 1, "ECS has started two instances, and a second task would keep the other"
+    result = value(cloud, "short", requested=1, available=0)
+    assert result is not None
+    assert number(cloud, "short", result) == 1
 
 
 @pytest.mark.parametrize("gpus", [1, 4, 8])
 @pytest.mark.parametrize(("fewest", "most"), [(0, 1), (0, 4), (2, 4), (0, 20), (3, 20)])
-def test_as_many_workers_are_started_as_hold_the_gpus(cloud: Cloud, gpus: int, fewest: int, most: int) -> None:
+def test_requested_gpus_round_up_to_nodes(cloud: Cloud, gpus: int, fewest: int, most: int) -> None:
     scaling(cloud, scale(fewest, fewest, most), gpus)
     for wanted in range(1, gpus * most + 5):
         needed = -(-wanted // gpus)
@@ -183,13 +183,13 @@ def test_as_many_workers_are_started_as_hold_the_gpus(cloud: Cloud, gpus: int, f
 
 
 @pytest.mark.parametrize("most", [21, 40, 64, 100])
-def test_many_workers_share_the_steps_that_a_policy_may_have(most: int) -> None:
+def test_policies_have_at_most_twenty_steps(most: int) -> None:
     for steps in (
         scale_out_steps(units=8, min_count=0, max_count=most),
         scale_in_steps(min_count=0, max_count=most)[1],
     ):
-        assert len(steps) <= MAX_STEPS, "AWS refuses more"
-        assert max(step.scaling_adjustment for step in steps) == most, "no more than maxWorkers"  # ty: ignore
+        assert len(steps) <= MAX_STEPS
+        assert max(step.scaling_adjustment for step in steps) == most  # ty: ignore
 
 
 ALIVE = {"head": 1, "used": 0, "nodes": 0, "requested": 0, "available": 2, "instances": 2}
@@ -200,9 +200,9 @@ def idle_number(cloud: Cloud, minute: Mapping[str, float | None]) -> int | None:
     """The number of workers that the idle alarm sets in such a minute, or None where it is silent."""
     if not rings(cloud, "idle", **minute):
         return None
-    found = value(cloud, "idle", **minute)
-    assert found is not None
-    return number(cloud, "idle", found)
+    result = value(cloud, "idle", **minute)
+    assert result is not None
+    return number(cloud, "idle", result)
 
 
 @pytest.mark.parametrize(
@@ -269,11 +269,11 @@ def test_only_idle_workers_count_as_idle(cloud: Cloud, minute: dict[str, float |
 def test_nodes_in_part_use_stay(cloud: Cloud, nodes: int, requested: int, left: int | None) -> None:
     scaling(cloud, scale(), gpus=4)
     minute = {**BUSY, "nodes": nodes, "used": requested * bool(nodes), "requested": requested, "available": 8}
-    assert idle_number(cloud, minute) == left, "a run on two GPUs may have one of each instance"
+    assert idle_number(cloud, minute) == left
 
 
 @pytest.mark.parametrize(("fewest", "most"), [(0, 1), (0, 4), (2, 4), (0, 19), (0, 20), (3, 64), (0, 100)])
-def test_a_scale_in_stops_no_needed_node_and_starts_none(cloud: Cloud, fewest: int, most: int) -> None:
+def test_scale_in_keeps_needed_nodes_and_starts_none(cloud: Cloud, fewest: int, most: int) -> None:
     scaling(cloud, scale(fewest, fewest, most))
     stride = scale_in_steps(min_count=fewest, max_count=most)[0]
     for instances in {*range(0, most, -(-most // 8)), most, most + 2}:  # `up` may have lowered maxWorkers a moment ago
@@ -295,24 +295,24 @@ def test_expressions_are_of_a_length_that_cloudwatch_takes(cloud: Cloud) -> None
         assert all(len(query.get("expression", "")) <= 2048 for query in queries)
 
 
-def test_the_number_follows_nodes_that_a_job_took_while_it_was_lowered(cloud: Cloud) -> None:
+def test_scale_in_keeps_nodes_that_became_busy(cloud: Cloud) -> None:
     scaling(cloud, scale(), gpus=4)
     minute = {"requested": 8, "available": 8, "tasks": 2, "nodes": 2}
-    found = value(cloud, "short", **minute, desired=1)
-    assert found is not None
-    assert number(cloud, "short", found) == 2, "ECS renews no protection beyond the desired count"
+    result = value(cloud, "short", **minute, desired=1)
+    assert result is not None
+    assert number(cloud, "short", result) == 2
     assert not rings(cloud, "short", **minute, desired=2)
-    assert not rings(cloud, "short", **minute), "the metric is late"
-    assert rings(cloud, "short", requested=12, available=8, tasks=2), "and a job that waits gets its workers"
+    assert not rings(cloud, "short", **minute)
+    assert rings(cloud, "short", requested=12, available=8, tasks=2)
 
 
 def test_the_idle_time_is_that_of_the_setting(cloud: Cloud) -> None:
     scaling(cloud, scale(fewest=1, idle=45))
     alarm = cloud.resources["scaling-idle-alarm"].inputs
     assert (alarm["evaluationPeriods"], alarm["metricQueries"][1]["metric"]["period"]) == (45, 60)
-    assert "datapointsToAlarm" not in alarm, "every one of these minutes has to be idle"
-    assert number(cloud, "idle", 1) == 1, "minWorkers stay"
-    assert not rings(cloud, "idle", **{**ALIVE, "instances": 1}), "and the alarm is silent"
+    assert "datapointsToAlarm" not in alarm
+    assert number(cloud, "idle", 1) == 1
+    assert not rings(cloud, "idle", **{**ALIVE, "instances": 1})
 
 
 @pytest.mark.parametrize(
@@ -341,20 +341,18 @@ def test_the_idle_alarm_counts_what_is_billed(cloud: Cloud) -> None:
     scaling(cloud, scale())
     queries = {query["id"]: query for query in cloud.resources["scaling-idle-alarm"].inputs["metricQueries"]}
     instances: dict[str, Any] = queries["instances"]["metric"]
-    assert (instances["namespace"], instances["metricName"]) == ("AWS/AutoScaling", "GroupInServiceInstances"), (
-        "ECS counts no task where none comes to run, and the instances would stay"
-    )
-    assert instances["dimensions"] == {"AutoScalingGroupName": "workers-group"}, "by name, not by instance"
+    assert (instances["namespace"], instances["metricName"]) == ("AWS/AutoScaling", "GroupInServiceInstances")
+    assert instances["dimensions"] == {"AutoScalingGroupName": "workers-group"}
     head: dict[str, Any] = queries["head"]["metric"]
     assert (head["metricName"], head["dimensions"]["ServiceName"]) == ("RunningTaskCount", "ray-head")
 
 
-def test_each_alarm_moves_the_service_through_its_own_policy(cloud: Cloud) -> None:
+def test_each_alarm_triggers_its_policy(cloud: Cloud) -> None:
     scaling(cloud, scale(fewest=1))
     for kind in ("short", "idle"):
         actions = cloud.resources[f"scaling-{kind}-alarm"].inputs["alarmActions"]
         assert [action.rpartition(":")[2] for action in actions] == [f"scaling-{kind}-policy"]
-        assert "scaling-target" in cloud.needs(f"scaling-{kind}-policy"), "AWS refuses a policy without its target"
+        assert "scaling-target" in cloud.needs(f"scaling-{kind}-policy")
 
 
 def test_cpu_workers_go_by_cpus(cloud: Cloud) -> None:
@@ -363,18 +361,18 @@ def test_cpu_workers_go_by_cpus(cloud: Cloud) -> None:
     metrics = {query["id"]: query["metric"]["metricName"] for query in alarm["metricQueries"] if "metric" in query}
     assert (metrics["requested"], metrics["available"]) == ("CPUsRequested", "CPUs")
     assert metrics["nodes"] == "CPUNodesInUse"
-    assert alarm["alarmDescription"] == "Jobs of the Ray cluster wait for CPUs"
-    found = value(cloud, "short", requested=9, available=0, tasks=0)
-    assert found is not None
-    assert number(cloud, "short", found) == 2, "the ninth CPU is on a second CPU worker"
+    assert alarm["alarmDescription"] == "Ray jobs wait for CPUs (scale out)"
+    result = value(cloud, "short", requested=9, available=0, tasks=0)
+    assert result is not None
+    assert number(cloud, "short", result) == 2
 
 
-def test_idle_cpu_workers_stop_during_a_run_on_gpus(cloud: Cloud) -> None:
+def test_idle_cpu_workers_stop_during_gpu_run(cloud: Cloud) -> None:
     scaling(cloud, scale(), gpus=0, kind="cpu-workers", vcpus=8)
     assert rings(cloud, "idle", **ALIVE)
     assert idle_number(cloud, {**BUSY, "requested": 8}) == 1
-    assert idle_number(cloud, {**BUSY, "requested": 9}) is None, "the ninth CPU is on a second one"
-    assert not rings(cloud, "idle", head=1, instances=2), "a silent head may have a run"
+    assert idle_number(cloud, {**BUSY, "requested": 9}) is None
+    assert not rings(cloud, "idle", head=1, instances=2)
     alarm = cloud.resources["scaling-idle-alarm"].inputs
     assert "progress" not in {query["id"] for query in alarm["metricQueries"]}
 
@@ -409,23 +407,23 @@ class Clock:
         for kind in self._breaches:
             alarm = self.cloud.resources[f"scaling-{kind}-alarm"].inputs
             used = {query["id"] for query in alarm["metricQueries"]}
-            now = {name: each for name, each in metrics.items() if name in used}
-            found = value(self.cloud, kind, **now)
+            now = {name: item for name, item in metrics.items() if name in used}
+            result = value(self.cloud, kind, **now)
             self._breaches[kind] = self._breaches[kind] + 1 if rings(self.cloud, kind, **now) else 0
-            if found is not None and self._breaches[kind] >= alarm["evaluationPeriods"]:
-                chosen.append(number(self.cloud, kind, found - alarm["threshold"]))
+            if result is not None and self._breaches[kind] >= alarm["evaluationPeriods"]:
+                chosen.append(number(self.cloud, kind, result - alarm["threshold"]))
         self.desired = max(chosen, default=self.desired)
 
 
 def test_workers_follow_their_use(cloud: Cloud) -> None:
     clock = Clock(scaling(cloud, scale(initial=2)), desired=2)
-    assert clock.run(29) == 2, "the stack begins with workerCount"
-    assert clock.run(5) == 0, "after `up` without a run"
+    assert clock.run(29) == 2
+    assert clock.run(5) == 0
     assert clock.run(60) == 0
-    assert clock.run(2, requested=1) == 1, "a pending placement group of one GPU starts one"
+    assert clock.run(2, requested=1) == 1
     assert clock.run(8, requested=1) == 1
-    assert clock.run(300, used=1, requested=1) == 1, "a Ray program without progress is use"
-    assert clock.run(29) == 1, "the next one often follows soon"
+    assert clock.run(300, used=1, requested=1) == 1
+    assert clock.run(29) == 1
     assert clock.run(5) == 0
 
 
@@ -433,29 +431,29 @@ def test_a_run_outlives_its_heads_metrics(cloud: Cloud) -> None:
     clock = Clock(scaling(cloud, scale(initial=2)), desired=2)
     clock.run(20, used=2, requested=2, progress=1)
     assert clock.run(300, silent=True, progress=1) == 2
-    assert clock.run(300, silent=True) == 2, "nor does CloudWatch get the run's own"
+    assert clock.run(300, silent=True) == 2
     assert clock.run(300, silent=True, progress=1, head=0) == 2
-    assert clock.run(40, silent=True, head=0) == 0, "a dead head has no run"
+    assert clock.run(40, silent=True, head=0) == 0
 
 
 def test_a_gang_gets_its_last_instance(cloud: Cloud) -> None:
     clock = Clock(scaling(cloud, scale(initial=3, most=4)), desired=3)
     clock.run(20)
-    assert clock.run(10, requested=4) == 4, "3 of 4 are there"
+    assert clock.run(10, requested=4) == 4
     assert clock.run(60, used=4, requested=4) == 4
 
 
-def test_a_small_run_after_a_large_one_keeps_one_worker(cloud: Cloud) -> None:
+def test_small_run_after_large_keeps_one_worker(cloud: Cloud) -> None:
     clock = Clock(scaling(cloud, scale(initial=4)), desired=4)
     assert clock.run(60, used=4, requested=4, progress=1) == 4
     assert clock.run(29, used=1, requested=1, progress=1) == 4
-    assert clock.run(5, used=1, requested=1, progress=1) == 1, "the idle ones are stopped beside the one that works"
+    assert clock.run(5, used=1, requested=1, progress=1) == 1
     assert clock.run(60, used=1, requested=1, progress=1) == 1
     assert clock.run(5, used=1, requested=3, progress=1) == 3
     assert clock.run(5, used=3, requested=3, progress=1) == 3
 
 
-def test_a_run_that_begins_while_workers_are_stopped_gets_them_back(cloud: Cloud) -> None:
+def test_run_during_scale_in_restores_workers(cloud: Cloud) -> None:
     clock = Clock(scaling(cloud, scale(initial=4)), desired=4)
     assert clock.run(31, used=1, requested=1) == 1
     # Of the three that were to be stopped, all protect their tasks.
@@ -463,12 +461,12 @@ def test_a_run_that_begins_while_workers_are_stopped_gets_them_back(cloud: Cloud
     assert clock.run(60, used=4, requested=4, available=4, tasks=4) == 4
 
 
-def test_a_run_that_starts_its_workers_again_keeps_them(cloud: Cloud) -> None:
+def test_run_that_restarts_its_workers_keeps_them(cloud: Cloud) -> None:
     clock = Clock(scaling(cloud, scale(initial=3, most=4)), desired=3)
     assert clock.run(40, used=2, requested=2, progress=1) == 2
     for _ in range(10):
-        assert clock.run(1, progress=1) == 2, "between two attempts"
-        assert clock.run(2, requested=2) == 2, "the next one waits for its workers"
+        assert clock.run(1, progress=1) == 2
+        assert clock.run(2, requested=2) == 2
         assert clock.run(2, used=2, requested=2, progress=1) == 2
 
 

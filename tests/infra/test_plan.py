@@ -1,4 +1,4 @@
-"""What follows from the settings and AWS's answers, and what is refused before anything exists."""
+"""Cluster plan from settings and AWS's answers, and refused settings."""
 
 from __future__ import annotations
 
@@ -21,68 +21,64 @@ def plan(cloud: Cloud, **settings: Any) -> Plan:
     return cloud.run(lambda: make_plan(Settings(**settings), PREFIX))
 
 
-def test_the_defaults_give_two_gpus_in_one_of_three_zones(cloud: Cloud) -> None:
+def test_default_plan_has_two_gpus_in_one_zone(cloud: Cloud) -> None:
     made = plan(cloud)
     assert made.location.region == REGION
-    assert sorted(made.location.zones) == ["us-west-2a", "us-west-2b", "us-west-2c"], (
-        "local zones lack NAT gateways, so a zone is a region and a letter"
-    )
-    assert made.location.zones[0] == made.location.zone, "awsx puts the NAT gateway into the first"
+    assert sorted(made.location.zones) == ["us-west-2a", "us-west-2b", "us-west-2c"]
+    assert made.location.zones[0] == made.location.zone
     assert (made.head.instance_types, made.head.max_count) == (("m5.xlarge",), 1)
     assert made.head.prices == {"m5.xlarge": Price(on_demand=0.192)}
     assert made.head.task == TaskSize(vcpus=4, memory_mib=14336, gpus=0)
     assert (made.worker.instance_types, made.worker.max_count) == (("g5.xlarge",), 2)
-    assert made.worker.prices == {"g5.xlarge": Price(on_demand=1.006)}, "the price of spot is not asked for"
+    assert made.worker.prices == {"g5.xlarge": Price(on_demand=1.006)}
     assert made.cpu_worker is None
     assert made.worker.task == TaskSize(vcpus=4, memory_mib=14336, gpus=1)
     assert made.gpus == 2
     assert made.hourly_usd == pytest.approx(0.192 + 2 * 1.006)
 
 
-def test_gpus_are_counted_over_all_workers_of_a_job(cloud: Cloud) -> None:
+def test_train_command_requests_all_gpus(cloud: Cloud) -> None:
     made = plan(cloud, worker_instance_types=("g5.12xlarge",), worker_count=4, check_quotas=False)
-    assert (made.worker.task.gpus, made.gpus) == (4, 16), "the training job starts one worker on each"
-    assert plan(cloud, max_workers=8).gpus == 2, "a job that wants more says so"
+    assert (made.worker.task.gpus, made.gpus) == (4, 16)
+    assert plan(cloud, max_workers=8).gpus == 2
 
 
 @pytest.mark.parametrize(("settings", "workers"), [({}, 2), ({"max_workers": 5}, 5), ({"worker_count": 0}, 0)])
-def test_the_estimate_is_for_all_workers_that_there_may_be(
-    cloud: Cloud, settings: dict[str, int], workers: int
-) -> None:
+def test_estimate_counts_the_maximum_of_workers(cloud: Cloud, settings: dict[str, int], workers: int) -> None:
     assert plan(cloud, **settings).hourly_usd == pytest.approx(0.192 + workers * 1.006)
 
 
-def test_head_and_workers_of_one_type_are_all_paid_for(cloud: Cloud) -> None:
+def test_estimate_adds_head_and_workers_of_one_type(cloud: Cloud) -> None:
     assert plan(cloud, head_instance_type="g5.xlarge").hourly_usd == pytest.approx(3 * 1.006)
 
 
-def test_what_costs_more_than_the_limit_is_refused(cloud: Cloud) -> None:
+def test_cost_above_the_limit_is_refused(cloud: Cloud) -> None:
     with pytest.raises(SettingError) as refused:
         plan(cloud, max_hourly_usd=2.2)
     assert str(refused.value) == (
-        "maxHourlyUsd: 2.2 is below the 2.204 USD an hour that 1 x m5.xlarge and 2 x g5.xlarge cost; "
-        "raise it, or give fewer (workerCount, maxWorkers, cpuWorkerCount, maxCpuWorkers) or smaller instances"
+        "maxHourlyUsd: 2.2 is below the 2.204 USD per hour of 1 x m5.xlarge and 2 x g5.xlarge; "
+        "raise it, or use fewer (workerCount, maxWorkers, cpuWorkerCount, maxCpuWorkers) or smaller instances"
     )
-    assert plan(cloud, max_hourly_usd=2.21).hourly_usd == pytest.approx(2.204), "a limit that is kept stops nothing"
+    assert plan(cloud, max_hourly_usd=2.21).hourly_usd == pytest.approx(2.204)
 
 
 def test_without_prices_there_is_no_estimate(cloud: Cloud, warnings: list[str]) -> None:
     cloud.prices = None
-    assert plan(cloud).hourly_usd is None, "a network without internet must not stop anybody"
+    assert plan(cloud).hourly_usd is None
     [line] = warnings
     assert "price list" in line
 
 
 def test_a_limit_that_cannot_be_checked_is_refused(cloud: Cloud, warnings: list[str]) -> None:
     cloud.prices = None
-    with pytest.raises(SettingError, match=r"^maxHourlyUsd: 5\.0 can't be checked, as AWS gives no price; "):
+    with pytest.raises(SettingError, match=r"^maxHourlyUsd: 5\.0 can't be checked without prices; "):
         plan(cloud, max_hourly_usd=5.0)
     [line] = warnings
-    assert "pricing:GetProducts" in line, "which says why"
+    assert "pricing:GetProducts" in line
 
 
 @pytest.mark.parametrize(("workers", "fits"), [(12, True), (13, False)])
-def test_a_network_without_addresses_for_all_nodes_is_refused(cloud: Cloud, workers: int, fits: bool) -> None:
+def test_vpc_with_too_few_addresses_is_refused(cloud: Cloud, workers: int, fits: bool) -> None:
     settings = {"vpc_cidr": "10.0.0.0/24", "worker_count": workers, "check_quotas": False}
     if fits:
         plan(cloud, **settings)
@@ -90,39 +86,39 @@ def test_a_network_without_addresses_for_all_nodes_is_refused(cloud: Cloud, work
     with pytest.raises(SettingError) as refused:
         plan(cloud, **settings)
     assert str(refused.value) == (
-        "vpcCidr: '10.0.0.0/24' has 27 addresses in the private subnet of each of 3 zones, and 14 nodes take two each; "
-        "give a larger one, such as 10.0.0.0/16"
+        "vpcCidr: '10.0.0.0/24' has 27 addresses per private subnet (3 zones), too few for 14 nodes with two each; "
+        "use a larger CIDR block, e.g. 10.0.0.0/16"
     )
 
 
-def test_more_vcpus_than_the_quota_are_refused_with_every_way_out(cloud: Cloud) -> None:
+def test_vcpus_beyond_the_quota_are_refused(cloud: Cloud) -> None:
     with pytest.raises(SettingError) as refused:
         plan(cloud, worker_instance_types=("g5.12xlarge",), worker_count=4)
     assert str(refused.value) == (
-        "workerInstanceTypes: 'g5.12xlarge' needs 192 vCPUs for 4 x g5.12xlarge, and the quota 'Running On-Demand G "
-        "and VT instances' of this account in us-west-2 is 64; ask for more under Service Quotas (L-DB2E81BA), give "
+        "workerInstanceTypes: 'g5.12xlarge' needs 192 vCPUs for 4 x g5.12xlarge, but the quota 'Running On-Demand G "
+        "and VT instances' in us-west-2 is 64; request an increase in Service Quotas (L-DB2E81BA), use "
         "fewer (workerCount, maxWorkers, cpuWorkerCount, maxCpuWorkers) or smaller instances, or set checkQuotas to "
-        "false to go on"
+        "false"
     )
 
 
-def test_quotas_that_are_not_to_be_checked_are_not_asked_for(cloud: Cloud) -> None:
+def test_check_quotas_false_reads_no_quotas(cloud: Cloud) -> None:
     plan(cloud, worker_instance_types=("p4d.24xlarge",), check_quotas=False)
     assert not [token for token, _ in cloud.calls if token.endswith(":getServiceQuota")]
 
 
-def test_a_type_that_ec2_does_not_describe_is_refused_with_its_cause(cloud: Cloud) -> None:
+def test_unknown_instance_type_is_refused_with_cause(cloud: Cloud) -> None:
     with pytest.raises(SettingError) as refused:
         cloud.run(lambda: get_instance_type("workerInstanceTypes", "g99.huge", REGION))
     message = str(refused.value)
-    assert message.startswith("workerInstanceTypes: 'g99.huge' could not be looked up in us-west-2 ("), "what and where"
-    assert "g99.huge does not exist" in message, "the cause may as well be a missing permission"
-    assert "\n" not in message, "the provider's answer has many lines, and the first one says it"
+    assert message.startswith("workerInstanceTypes: 'g99.huge' could not be looked up in us-west-2 (")
+    assert "g99.huge does not exist" in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(
     ("worker", "rule"),
-    [("p3dn.24xlarge", "V100"), ("g5g.xlarge", "arm64"), ("m5.xlarge", "no whole GPU"), ("g6f.large", "no whole GPU")],
+    [("p3dn.24xlarge", "V100"), ("g5g.xlarge", "arm64"), ("m5.xlarge", "whole GPU"), ("g6f.large", "whole GPU")],
 )
 def test_a_worker_type_without_usable_gpus_is_refused(cloud: Cloud, worker: str, rule: str) -> None:
     with pytest.raises(SettingError, match=rule):
@@ -141,7 +137,7 @@ def test_a_worker_type_without_usable_gpus_is_refused(cloud: Cloud, worker: str,
     ],
 )
 def test_the_cause_is_the_line_that_says_why(answer: str, line: str) -> None:
-    assert error_reason(ValueError(answer)) == line, "the provider's first line may only count its errors"
+    assert error_reason(ValueError(answer)) == line
 
 
 AMI = "ami-0123456789abcdef0"
@@ -149,10 +145,10 @@ AMI = "ami-0123456789abcdef0"
 
 def test_a_tag_that_may_move_is_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
     plan(cloud, image_uri="public.example/ray@sha256:" + "a" * 64)
-    assert not warnings, "a digest is one image"
+    assert not warnings
     plan(cloud, image_uri="public.example/ray:latest")
     [line] = warnings
-    assert line.startswith("imageUri: the tag of public.example/ray:latest may move")
+    assert line.startswith("imageUri: the tag of public.example/ray:latest is mutable")
 
 
 def test_a_new_stack_needs_room_for_its_network_and_one_that_has_it_does_not(cloud: Cloud) -> None:
@@ -160,25 +156,25 @@ def test_a_new_stack_needs_room_for_its_network_and_one_that_has_it_does_not(clo
     with pytest.raises(SettingError, match="VPCs per Region"):
         plan(cloud)
     cloud.own_vpcs = 1
-    assert plan(cloud).head.max_count == 1, "one that failed half-way has its own already"
+    assert plan(cloud).head.max_count == 1
 
 
-def test_a_limit_counts_spot_instances_at_what_ec2_asks_now(cloud: Cloud, warnings: list[str]) -> None:
+def test_cost_limit_uses_current_spot_prices(cloud: Cloud, warnings: list[str]) -> None:
     made = plan(cloud, spot=True)
     assert (made.worker.spot_count, made.worker.on_demand_count) == (2, 0)
-    assert made.hourly_usd == pytest.approx(0.192 + 2 * 1.006), "an output that changes by the hour is in every preview"
-    assert plan(cloud, spot=True, max_hourly_usd=1.0), "0.192 and twice 0.4"
-    with pytest.raises(SettingError, match=r"^maxHourlyUsd: 1\.0 is below the 1\.598 USD an hour that"):
+    assert made.hourly_usd == pytest.approx(0.192 + 2 * 1.006)
+    assert plan(cloud, spot=True, max_hourly_usd=1.0)
+    with pytest.raises(SettingError, match=r"^maxHourlyUsd: 1\.0 is below the 1\.598 USD per hour of"):
         plan(cloud, spot=True, on_demand_workers=1, max_hourly_usd=1.0)
     cloud.spot_prices = None
-    with pytest.raises(SettingError, match=r"^maxHourlyUsd: 1\.0 is below the 2\.204 USD an hour that"):
+    with pytest.raises(SettingError, match=r"^maxHourlyUsd: 1\.0 is below the 2\.204 USD per hour of"):
         plan(cloud, spot=True, max_hourly_usd=1.0)
     assert "ec2:DescribeSpotPriceHistory" in warnings[0]
 
 
 def test_spot_has_quotas_of_its_own(cloud: Cloud) -> None:
     cloud.quotas = {"L-DB2E81BA": 0.0}
-    assert plan(cloud, spot=True), "nothing is started on demand"
+    assert plan(cloud, spot=True)
     cloud.quotas = {"L-3819A6DF": 7.0}
     with pytest.raises(
         SettingError, match=r"8 vCPUs for 2 x g5\.xlarge \(2 on spot\), .*Service Quotas \(L-3819A6DF\)"
@@ -189,7 +185,7 @@ def test_spot_has_quotas_of_its_own(cloud: Cloud) -> None:
 CPU_WORKERS: dict[str, Any] = {"cpu_worker_instance_types": ("c6i.2xlarge",)}
 
 
-def test_cpu_workers_are_planned_and_paid_for_like_the_rest(cloud: Cloud) -> None:
+def test_cpu_workers_count_in_plan_cost_and_quota(cloud: Cloud) -> None:
     assert cloud.prices is not None
     cloud.prices["c6i.2xlarge"] = 0.34
     made = plan(cloud, **CPU_WORKERS, max_cpu_workers=3, cpu_worker_count=1)
@@ -203,15 +199,15 @@ def test_cpu_workers_are_planned_and_paid_for_like_the_rest(cloud: Cloud) -> Non
         plan(cloud, **CPU_WORKERS, cpu_worker_count=3)
 
 
-def test_without_a_nat_gateway_no_address_is_needed_and_no_image_of_another_region_reached(cloud: Cloud) -> None:
+def test_nat_gateway_off_requires_a_regional_image(cloud: Cloud) -> None:
     cloud.quotas, cloud.addresses = {"L-0263D0A3": 5.0}, 5
-    assert plan(cloud, nat_gateway=False), "there is none to give it to"
+    assert plan(cloud, nat_gateway=False)
     uri = f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com/ray@sha256:" + "a" * 64
-    with pytest.raises(SettingError, match=r"^natGateway: 'false' leaves no way to the image in eu-west-1"):
+    with pytest.raises(SettingError, match=r"^natGateway: 'false' leaves the image in eu-west-1"):
         plan(cloud, nat_gateway=False, image_uri=uri)
 
 
-def test_types_with_other_gpus_are_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
+def test_types_with_different_gpus_are_warned_about(cloud: Cloud, warnings: list[str]) -> None:
     cloud.prices = {"m5.xlarge": 0.2, "g5.xlarge": 1.0, "g5.2xlarge": 1.2, "g4dn.xlarge": 0.5}
     plan(cloud, worker_instance_types=("g5.xlarge", "g5.2xlarge"))
     assert not warnings
@@ -222,7 +218,7 @@ def test_types_with_other_gpus_are_pointed_out(cloud: Cloud, warnings: list[str]
     )
 
 
-def test_who_may_not_ask_for_the_newest_machine_image_gives_one(cloud: Cloud) -> None:
+def test_missing_ami_permission_requires_an_ami(cloud: Cloud) -> None:
     cloud.silent = ("getParameter",)
     with pytest.raises(SettingError, match=r"^headAmiId: '' is empty, .* \(ssm:GetParameter of /aws/.* AccessDenied"):
         plan(cloud)

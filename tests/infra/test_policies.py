@@ -1,4 +1,4 @@
-"""IAM documents: exactly the actions and resources that the work needs."""
+"""IAM policies: exact actions and resources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKEN = "arn:aws:ssm:us-west-2:123456789012:parameter/auth"
 ECR_URI = "123456789012.dkr.ecr.us-west-2.amazonaws.com/team/training"
 
 
-def execution(image_uri: str) -> list[dict]:
+def execution(image_uri: str) -> list[policies.Statement]:
     """Statements of the execution policy for an image."""
     return policies.execution(partition="aws", image_uri=image_uri, log_group_arn=LOGS, token_arn=TOKEN)["Statement"]
 
@@ -25,7 +25,7 @@ def test_only_the_named_service_takes_on_a_role() -> None:
         "Statement": [
             {"Effect": "Allow", "Principal": {"Service": "ecs-tasks.amazonaws.com"}, "Action": "sts:AssumeRole"}
         ],
-    }, "a wider principal would hand the role's rights on"
+    }
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_only_the_named_service_takes_on_a_role() -> None:
         "123456789012.dkr.ecr.us-west-2.amazonaws.com.cn/team/training",
     ],
 )
-def test_a_task_starts_with_its_own_image_logs_and_token(uri: str) -> None:
+def test_execution_role_covers_image_logs_and_token(uri: str) -> None:
     assert execution(uri) == [
         {"Effect": "Allow", "Action": ["ecr:GetAuthorizationToken"], "Resource": "*"},
         {
@@ -50,13 +50,13 @@ def test_a_task_starts_with_its_own_image_logs_and_token(uri: str) -> None:
         },
         {"Effect": "Allow", "Action": ["logs:CreateLogStream", "logs:PutLogEvents"], "Resource": f"{LOGS}:*"},
         {"Effect": "Allow", "Action": ["ssm:GetParameters"], "Resource": TOKEN},
-    ], "the agent needs these four and no other repository, log group or parameter"
+    ]
 
 
 @pytest.mark.parametrize("uri", ["public.ecr.aws/team/training:1", "docker.io/team/training:1", "python:3.11"])
-def test_an_image_from_elsewhere_takes_no_rights_in_ecr(uri: str) -> None:
+def test_images_outside_ecr_need_no_ecr_permissions(uri: str) -> None:
     actions = [action for statement in execution(uri) for action in statement["Action"]]
-    assert not any(action.startswith("ecr:") for action in actions), "a right that nothing uses is one too many"
+    assert not any(action.startswith("ecr:") for action in actions)
 
 
 def test_an_agent_reports_to_its_own_cluster_alone() -> None:
@@ -75,13 +75,11 @@ def test_tasks_use_the_whole_bucket_of_the_stack() -> None:
         "Effect": "Allow",
         "Action": ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
         "Resource": f"{BUCKET}/*",
-    }, "a Ray program may keep its checkpoints at any prefix"
-    assert listing == {"Effect": "Allow", "Action": ["s3:ListBucket"], "Resource": BUCKET}, (
-        "PyArrow's HeadBucket names no prefix, and a missing key has to be told as 404"
-    )
+    }
+    assert listing == {"Effect": "Allow", "Action": ["s3:ListBucket"], "Resource": BUCKET}
 
 
-def test_training_reads_the_buckets_that_it_is_given_and_writes_none_of_them() -> None:
+def test_data_buckets_are_read_only() -> None:
     policy = policies.training(
         partition="aws", bucket_arn="arn:aws:s3:::runs", data_buckets=("my-data", "other/images")
     )
@@ -90,21 +88,21 @@ def test_training_reads_the_buckets_that_it_is_given_and_writes_none_of_them() -
     assert (get_all["Action"], get_all["Resource"]) == (["s3:GetObject"], "arn:aws:s3:::my-data/*")
     assert list_some["Resource"] == "arn:aws:s3:::other"
     assert list_some["Condition"] == {"StringLikeIfExists": {"s3:prefix": ["images", "images/*"]}}
-    assert [(each["Action"], each["Resource"]) for each in get_some] == [
+    assert [(statement["Action"], statement["Resource"]) for statement in get_some] == [
         (["s3:GetObject"], "arn:aws:s3:::other/images"),
         (["s3:GetObject"], "arn:aws:s3:::other/images/*"),
     ]
 
 
-def test_only_who_has_to_publishes_metrics_and_into_one_namespace() -> None:
+def test_only_the_head_publishes_metrics_to_one_namespace() -> None:
     *_, publish = policies.training(partition="aws", bucket_arn=BUCKET, metrics_namespace="ray-on-ecs/dev")["Statement"]
     assert publish == {
         "Effect": "Allow",
         "Action": ["cloudwatch:PutMetricData"],
         "Resource": "*",
         "Condition": {"StringEquals": {"cloudwatch:namespace": "ray-on-ecs/dev"}},
-    }, "another stack's scaling hangs on its metrics"
-    assert len(policies.training(partition="aws", bucket_arn=BUCKET)["Statement"]) == 2, "a worker publishes nothing"
+    }
+    assert len(policies.training(partition="aws", bucket_arn=BUCKET)["Statement"]) == 2
 
 
 def test_a_task_protects_tasks_of_its_cluster_alone() -> None:
@@ -116,11 +114,11 @@ def test_a_task_protects_tasks_of_its_cluster_alone() -> None:
 def test_only_who_waits_for_workers_looks_at_them() -> None:
     facts = TOKEN.replace("auth", "facts")
     *_, read, look = policies.training(partition="aws", bucket_arn=BUCKET, parameter_arn=facts)["Statement"]
-    assert read == {"Effect": "Allow", "Action": ["ssm:GetParameter"], "Resource": facts}, "and no other parameter"
+    assert read == {"Effect": "Allow", "Action": ["ssm:GetParameter"], "Resource": facts}
     assert look == {"Effect": "Allow", "Action": [*policies.LOOK_AT_GROUPS, policies.SPOT_PRICES], "Resource": "*"}
 
 
-def test_a_worker_may_have_an_instance_of_its_group_replaced() -> None:
+def test_worker_role_can_replace_instances_of_its_group() -> None:
     group = "arn:aws:autoscaling:us-west-2:123456789012:autoScalingGroup:1:autoScalingGroupName/workers"
     *_, look, mark = policies.training(partition="aws", bucket_arn=BUCKET, own_group_arn=group)["Statement"]
     assert look["Resource"] == "*"
@@ -131,10 +129,8 @@ def test_a_worker_may_have_an_instance_of_its_group_replaced() -> None:
 def test_only_workers_that_may_move_are_moved() -> None:
     group = "arn:aws:autoscaling:us-west-2:123456789012:autoScalingGroup:1:autoScalingGroupName/workers"
     *_, move, end = policies.training(partition="aws", bucket_arn=BUCKET, group_arn=group)["Statement"]
-    assert (move["Action"], move["Resource"]) == ([policies.MOVE_GROUP], group), "and no other group"
-    assert move["Condition"] == {"Null": {"autoscaling:MaxSize": "true", "autoscaling:MinSize": "true"}}, (
-        "a job could start more instances than the stack may cost"
-    )
+    assert (move["Action"], move["Resource"]) == ([policies.MOVE_GROUP], group)
+    assert move["Condition"] == {"Null": {"autoscaling:MaxSize": "true", "autoscaling:MinSize": "true"}}
     assert (end["Action"], end["Resource"]) == ([policies.END_INSTANCE], group)
 
 
@@ -142,49 +138,54 @@ def test_endpoints_are_for_principals_of_the_account() -> None:
     """A condition on the resource's account would close AWS's own resources and data buckets of other accounts."""
     (allow,) = policies.endpoint("123456789012")["Statement"]
     assert allow["Condition"] == {"StringEquals": {"aws:PrincipalAccount": "123456789012"}}
-    given = {"partition": "aws-cn", "region": "cn-north-1", "account": "123456789012"}
-    own, of_aws = policies.s3_endpoint(**given)["Statement"]
+    arguments = {"partition": "aws-cn", "region": "cn-north-1", "account": "123456789012"}
+    own, of_aws = policies.s3_endpoint(**arguments)["Statement"]
     assert own == allow
-    assert of_aws["Action"] == "s3:GetObject", "nothing is written there"
+    assert of_aws["Action"] == "s3:GetObject"
     layers, *_ = of_aws["Resource"]
-    assert layers == "arn:aws-cn:s3:::prod-cn-north-1-starport-layer-bucket/*", "no image would be pulled"
-    assert all("cn-north-1" in each for each in of_aws["Resource"])
+    assert layers == "arn:aws-cn:s3:::prod-cn-north-1-starport-layer-bucket/*"
+    assert all("cn-north-1" in item for item in of_aws["Resource"])
 
 
 KEY = "arn:aws:kms:us-west-2:123456789012:key/1"
 SECRET = "arn:aws:secretsmanager:us-west-2:123456789012:secret:registry"
 
 
-def test_a_key_of_ones_own_is_used_through_the_services_that_need_it() -> None:
+def test_kms_key_is_used_only_via_services() -> None:
     _, _, use = policies.training(partition="aws", bucket_arn=BUCKET, kms_key_arn=KEY)["Statement"]
     assert (use["Action"], use["Resource"]) == (["kms:Decrypt", "kms:GenerateDataKey"], KEY)
-    assert use["Condition"] == {"StringLike": {"kms:ViaService": ["s3.us-west-2.amazonaws.*"]}}, "and by no other"
+    assert use["Condition"] == {"StringLike": {"kms:ViaService": ["s3.us-west-2.amazonaws.*"]}}
 
 
 def test_a_registrys_password_is_read_by_who_pulls() -> None:
-    given = {"partition": "aws", "image_uri": "registry.example/ray:1", "log_group_arn": LOGS, "token_arn": TOKEN}
-    *_, secret, use = policies.execution(**given, registry_secret_arn=SECRET, kms_key_arn=KEY)["Statement"]
+    arguments = {"partition": "aws", "image_uri": "registry.example/ray:1", "log_group_arn": LOGS, "token_arn": TOKEN}
+    *_, secret, use = policies.execution(**arguments, registry_secret_arn=SECRET, kms_key_arn=KEY)["Statement"]
     assert secret == {"Effect": "Allow", "Action": ["secretsmanager:GetSecretValue"], "Resource": SECRET}
-    assert use["Action"] == ["kms:Decrypt"], "nothing is encrypted here"
-    assert [each.split(".")[0] for each in use["Condition"]["StringLike"]["kms:ViaService"]] == [
+    assert use["Action"] == ["kms:Decrypt"]
+    assert [item.split(".")[0] for item in use["Condition"]["StringLike"]["kms:ViaService"]] == [
         "ssm",
         "secretsmanager",
     ]
 
 
-def test_secrets_of_runs_are_read_by_their_cluster_and_written_by_its_head() -> None:
+def test_run_secrets_are_written_only_by_the_head() -> None:
     secrets = "arn:aws:ssm:us-west-2:123456789012:parameter/ray-on-ecs/ray/runs/*"
-    given: Any = {"partition": "aws", "bucket_arn": BUCKET, "secrets_arn": secrets}
-    *_, read = policies.training(**given)["Statement"]
+    arguments: Any = {"partition": "aws", "bucket_arn": BUCKET, "secrets_arn": secrets}
+    *_, read = policies.training(**arguments)["Statement"]
     assert read == {"Effect": "Allow", "Action": ["ssm:GetParameters"], "Resource": secrets}
-    *_, write = policies.training(**given, writes_secrets=True)["Statement"]
+    *_, write = policies.training(**arguments, writes_secrets=True)["Statement"]
     assert write == {**read, "Action": ["ssm:GetParameters", "ssm:PutParameter", "ssm:DeleteParameters"]}
 
 
 def test_jobs_read_the_secrets_that_are_named() -> None:
-    given: Any = {"partition": "aws", "bucket_arn": BUCKET, "job_secrets": (SECRET, f"{SECRET}-2"), "kms_key_arn": KEY}
-    *_, first, second, use = policies.training(**given)["Statement"]
-    assert [(each["Action"], each["Resource"]) for each in (first, second)] == [
+    arguments: Any = {
+        "partition": "aws",
+        "bucket_arn": BUCKET,
+        "job_secrets": (SECRET, f"{SECRET}-2"),
+        "kms_key_arn": KEY,
+    }
+    *_, first, second, use = policies.training(**arguments)["Statement"]
+    assert [(statement["Action"], statement["Resource"]) for statement in (first, second)] == [
         (["secretsmanager:GetSecretValue"], SECRET),
         (["secretsmanager:GetSecretValue"], f"{SECRET}-2"),
     ]
@@ -196,8 +197,8 @@ def test_every_action_without_a_resource_says_why() -> None:
     assert all(len(reason.split()) >= 8 for reason in policies.WILDCARD_ACTIONS.values()), "a reason, not a word"
 
 
-def test_the_bucket_refuses_what_is_not_encrypted_on_its_way() -> None:
+def test_bucket_policy_denies_requests_without_tls() -> None:
     (deny,) = policies.tls_only(bucket_arn=BUCKET)["Statement"]
-    assert (deny["Effect"], deny["Principal"], deny["Action"]) == ("Deny", "*", "s3:*"), "nobody is exempt"
-    assert deny["Resource"] == [BUCKET, f"{BUCKET}/*"], "the bucket and everything in it"
-    assert deny["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}, "TLS requests pass"
+    assert (deny["Effect"], deny["Principal"], deny["Action"]) == ("Deny", "*", "s3:*")
+    assert deny["Resource"] == [BUCKET, f"{BUCKET}/*"]
+    assert deny["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}

@@ -1,4 +1,4 @@
-"""The price list: what is asked, how its answer is read, and what an answer that is none means."""
+"""Price List queries, their answers, and missing prices."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def answering(*products: str) -> Any:
     return client
 
 
-def test_the_price_is_that_of_linux_on_demand_on_shared_hardware() -> None:
+def test_price_filters_select_on_demand_linux() -> None:
     assert prices.hourly_usd(answering(on_demand(1.006)), REGION, "g5.xlarge") == 1.006
 
 
-def test_what_cannot_be_had_on_demand_has_no_price_here() -> None:
+def test_products_without_on_demand_offer_have_no_price() -> None:
     assert prices.hourly_usd(answering(RESERVED_ONLY, on_demand(1.006)), REGION, "g5.xlarge") == 1.006
 
 
@@ -57,29 +57,29 @@ def test_no_price_or_two_are_no_estimate(
     products: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, warnings: list[str]
 ) -> None:
     monkeypatch.setattr(prices, "price_list", lambda: answering(*products))
-    assert prices.look_up(REGION, WORKER) == [WORKER], "a wrong number would be worse than none"
+    assert prices.look_up(REGION, WORKER) == [WORKER]
     assert "prices of g5.xlarge in us-west-2" in warnings[0]
 
 
 def test_missing_credentials_are_no_traceback(monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody-has-this-profile")
     assert prices.look_up(REGION, WORKER) == [WORKER]
-    assert "nobody-has-this-profile" in warnings[0], "the line says why"
+    assert "nobody-has-this-profile" in warnings[0]
 
 
 def test_the_list_is_asked_where_it_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
     client = prices.price_list()
-    assert client.meta.endpoint_url == "https://api.pricing.us-east-1.amazonaws.com", "us-west-2 has no price list"
+    assert client.meta.endpoint_url == "https://api.pricing.us-east-1.amazonaws.com"
 
 
 @pytest.mark.parametrize(("usd", "limit"), [(None, 0.0), (2.5, 0.0), (2.5, 5.0)])
-def test_no_estimate_no_limit_and_a_limit_that_is_just_kept_pass(usd: float | None, limit: float) -> None:
+def test_cost_limit_accepts_equal_and_disabled(usd: float | None, limit: float) -> None:
     prices.check(limit, node_spec(usd=usd))
 
 
-def test_a_spot_instance_costs_what_ec2_asks_now_in_the_dearest_zone() -> None:
+def test_spot_price_is_highest_current_price_of_zones() -> None:
     client = boto3.client("ec2", region_name=REGION, aws_access_key_id="x", aws_secret_access_key="x")
     stub = Stubber(client)
     history = [
@@ -94,12 +94,12 @@ def test_a_spot_instance_costs_what_ec2_asks_now_in_the_dearest_zone() -> None:
     }
     stub.add_response("describe_spot_price_history", {"SpotPriceHistory": history}, asked)
     with stub:
-        found = prices.spot_usd(client, asked["InstanceTypes"], ("a", "b"))
-    assert found == {"g5.xlarge": 0.41, "g6.xlarge": 0.3}, "of the third EC2 says nothing"
+        spot_prices = prices.spot_usd(client, asked["InstanceTypes"], ("a", "b"))
+    assert spot_prices == {"g5.xlarge": 0.41, "g6.xlarge": 0.3}
 
 
-def test_the_estimate_takes_the_dearest_type_and_each_market_at_its_price() -> None:
+def test_estimate_uses_highest_price_per_market() -> None:
     two = {"g5.xlarge": Price(on_demand=1.0, spot=0.4), "g6.xlarge": Price(on_demand=0.8, spot=None)}
     node = replace(node_spec(count=3, spot_count=2), prices=two)
-    assert prices.estimate(node) == 1.0 + 2 * 0.8, "a spot price that nobody knows is at most the one on demand"
-    assert prices.estimate(node, node_spec()) is None, "half of an estimate is none"
+    assert prices.estimate(node) == 1.0 + 2 * 0.8
+    assert prices.estimate(node, node_spec()) is None

@@ -1,4 +1,4 @@
-"""The account's quotas: what is held against which, and what happens where they can't be read."""
+"""Service quotas checks, and quotas that can't be read."""
 
 from __future__ import annotations
 
@@ -39,43 +39,41 @@ def test_one_vcpu_too_many_is_refused(cloud: Cloud) -> None:
         check(cloud, HEAD, workers())
 
 
-def test_a_new_account_without_gpus_is_told_before_anything_exists(cloud: Cloud) -> None:
+def test_account_without_gpu_quota_is_refused(cloud: Cloud) -> None:
     cloud.quotas = {G: 0.0}
     with pytest.raises(SettingError, match=r"^workerInstanceTypes: "):
         check(cloud, HEAD, workers())
 
 
-def test_a_head_of_the_workers_family_counts_with_them(cloud: Cloud) -> None:
+def test_head_of_worker_family_shares_the_quota(cloud: Cloud) -> None:
     cloud.quotas = {G: 8.0}
     head = node_spec("g5.xlarge", 1, key="headInstanceType")
     with pytest.raises(SettingError, match=r"12 vCPUs for 1 x g5\.xlarge and 2 x g5\.xlarge") as refused:
         check(cloud, head, workers())
-    assert str(refused.value).startswith("workerInstanceTypes"), "the larger part is where there is something to save"
+    assert str(refused.value).startswith("workerInstanceTypes")
 
 
 def test_no_workers_need_no_quota(cloud: Cloud) -> None:
     cloud.quotas = {G: 0.0}
     check(cloud, HEAD, workers(count=0))
-    assert [args["quotaCode"] for _, args in cloud.calls] == [STANDARD], "what is not started is not asked about"
+    assert [args["quotaCode"] for _, args in cloud.calls] == [STANDARD]
 
 
-def test_a_caller_who_may_not_ask_is_told_once_and_goes_on(cloud: Cloud, warnings: list[str]) -> None:
+def test_unreadable_quotas_are_warned_about_once(cloud: Cloud, warnings: list[str]) -> None:
     cloud.silent = ("getServiceQuota",)
     check(cloud, HEAD, workers())
     [line] = warnings
-    assert line.startswith("quotas in us-west-2 could not be read with servicequotas:GetServiceQuota: "), (
-        "one line is enough, and reading quotas is no condition for training"
-    )
-    assert "AccessDenied" in line, "credentials may have expired as well"
+    assert line.startswith("quotas in us-west-2 could not be read with servicequotas:GetServiceQuota: ")
+    assert "AccessDenied" in line
 
 
 @pytest.mark.parametrize(
     ("vpcs", "addresses", "what"), [(5, 4, "5 of 5 VPCs per Region"), (4, 5, "5 of 5 EC2-VPC Elastic IPs")]
 )
-def test_a_network_needs_room_for_a_vpc_and_an_address(vpcs: int, addresses: int, what: str) -> None:
-    quota = dict.fromkeys((each.code for each in quotas.NETWORK_QUOTAS), 5.0)
+def test_vpc_and_elastic_ip_quotas_are_checked(vpcs: int, addresses: int, what: str) -> None:
+    quota = dict.fromkeys((item.code for item in quotas.NETWORK_QUOTAS), 5.0)
     full, room = Cloud(quotas=quota, vpcs=vpcs, addresses=addresses), Cloud(quotas=quota, vpcs=4, addresses=4)
-    with pytest.raises(SettingError, match=f"vpcId: '' is empty, .*us-west-2 has {what}; .*give an existing network"):
+    with pytest.raises(SettingError, match=f"vpcId: '' is empty, .*us-west-2 has {what}; .*use an existing network"):
         full.run(lambda: quotas.check(REGION, HEAD, new_network=True))
     room.run(lambda: quotas.check(REGION, HEAD, new_network=True))
     check(full, HEAD)  # in a network that exists
@@ -96,7 +94,7 @@ def test_every_gpu_type_of_nvidia_has_a_quota() -> None:
     for name, facts in instance_types().items():
         gpus = facts.get("GpuInfo", {}).get("Gpus", [])
         if gpus and gpus[0]["Manufacturer"] == "NVIDIA":
-            assert quota_of(name) in quotas.QUOTAS[:2], f"{name} would go unchecked"
+            assert quota_of(name) in quotas.QUOTAS[:2], f"no quota for {name}"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +102,7 @@ def test_every_gpu_type_of_nvidia_has_a_quota() -> None:
     [("g4dn.xlarge", SPOT_G), ("gr6.4xlarge", SPOT_G), ("p4d.24xlarge", SPOT_P), ("p5en.48xlarge", SPOT_P5),
      ("c7i.xlarge", SPOT_STANDARD)],
 )  # fmt: skip
-def test_a_spot_instance_counts_against_a_quota_of_its_own(instance_type: str, code: str) -> None:
+def test_spot_counts_against_the_spot_quota(instance_type: str, code: str) -> None:
     quota = quota_of(instance_type, spot=True)
     assert quota is not None
     assert quota.code == code

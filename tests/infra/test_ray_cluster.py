@@ -1,4 +1,4 @@
-"""The cluster as a component: in programs of others, two in one, and in other languages."""
+"""RayCluster component in other programs, twice in one program, and from other languages."""
 
 from __future__ import annotations
 
@@ -35,12 +35,16 @@ def test_two_in_one_program_do_not_collide(cloud: Cloud) -> None:
 
     cloud.run(program)  # refuses two resources of one name and type
     parts = [made for made in cloud.resources.values() if made.type.startswith("aws")]
-    of = {name: [each for each in parts if each.name.startswith(f"{name}-")] for name in ("vision", "language")}
-    assert len(of["vision"]) == len(of["language"]) == len(parts) / 2, "one would take the other's"
-    tagged = [each for each in of["vision"] if isinstance(each.inputs.get("tags"), dict)]
-    assert {each.inputs["tags"]["team"] for each in tagged} == {"vision"}, "each has its own tags"
+    of = {
+        name: [resource for resource in parts if resource.name.startswith(f"{name}-")]
+        for name in ("vision", "language")
+    }
+    assert len(of["vision"]) == len(of["language"]) == len(parts) / 2
+    tagged = [resource for resource in of["vision"] if isinstance(resource.inputs.get("tags"), dict)]
+    assert {resource.inputs["tags"]["team"] for resource in tagged} == {"vision"}
     hosts = [
-        each.inputs["name"] for each in cloud.of_type("aws:servicediscovery/privateDnsNamespace:PrivateDnsNamespace")
+        resource.inputs["name"]
+        for resource in cloud.of_type("aws:servicediscovery/privateDnsNamespace:PrivateDnsNamespace")
     ]
     assert hosts == ["vision-ray-dev-c0ffee.internal", "language-ray-dev-c0ffee.internal"]
 
@@ -61,27 +65,27 @@ def given_network(zones: list[str]) -> RayClusterArgs:
     }
 
 
-def test_a_network_of_the_same_program_is_asked_nothing(cloud: Cloud) -> None:
+def test_network_in_same_program_is_not_looked_up(cloud: Cloud) -> None:
     cloud.run(lambda: RayCluster("vision", given_network(["us-west-2a", "us-west-2b"])))
     asked = {token.rpartition(":")[2] for token, _ in cloud.calls}
-    assert asked.isdisjoint({"getVpc", "getSubnet"}), "it is not there yet"
+    assert asked.isdisjoint({"getVpc", "getSubnet"})
     assert cloud.resources["vision-workers-group"].inputs["vpcZoneIdentifiers"] == ["subnet-a"]
     assert cloud.resources["vision-network-tasks-group"].inputs["vpcId"] == "vpc-new"
-    assert not cloud.of_type("awsx:ec2:Vpc"), "there is one"
+    assert not cloud.of_type("awsx:ec2:Vpc")
 
 
 @pytest.mark.parametrize(
     ("zones", "line"),
     [
-        (["us-west-2a"], "availability_zones: us-west-2a for 2 subnet_ids of a VPC that the same program makes; give"),
-        (["us-west-2a", "us-west-2z"], "subnetIds: 'us-west-2z' lies in us-west-2z, which does not offer"),
+        (["us-west-2a"], "availability_zones: us-west-2a for 2 subnet_ids of a VPC that the same program creates; set"),
+        (["us-west-2a", "us-west-2z"], "subnetIds: 'us-west-2z' is in us-west-2z, which does not offer"),
     ],
 )
-def test_zones_that_do_not_fit_the_subnets_are_refused(cloud: Cloud, zones: list[str], line: str) -> None:
+def test_zones_must_match_the_subnets(cloud: Cloud, zones: list[str], line: str) -> None:
     with pytest.raises(pulumi.RunError) as refused:
         cloud.run(lambda: RayCluster("vision", given_network(zones)))
     assert str(refused.value).startswith(line)
-    assert cloud.resources.keys() <= {"vision"}, "no part is made"
+    assert cloud.resources.keys() <= {"vision"}
 
 
 def with_subnets(subnets: Any) -> Any:
@@ -92,55 +96,61 @@ def with_subnets(subnets: Any) -> Any:
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (lambda: {"worker_count": 2}, "worker_count: is not an argument of RayCluster; see RayClusterArgs"),
-        (lambda: {"workers": {"count": 2}}, "workers.count: is not an argument of RayCluster; see NodeGroupArgs"),
-        (lambda: {"workers": later({})}, "workers: is an Output, and has to be known while Pulumi plans; give a value"),
+        (lambda: {"worker_count": 2}, "worker_count: unknown argument of RayCluster; see RayClusterArgs"),
+        (lambda: {"workers": {"count": 2}}, "workers.count: unknown argument of RayCluster; see NodeGroupArgs"),
+        (
+            lambda: {"workers": later({})},
+            "workers: must be known while Pulumi plans, and is an Output; use a plain value",
+        ),
         (
             lambda: {"cpu_workers": {"instance_types": [later("c6i.large")]}},
-            "cpu_workers.instance_types: holds an Output, and has to be known while Pulumi plans",
+            "cpu_workers.instance_types: must be known while Pulumi plans, and contains an Output",
         ),
-        (lambda: {"role_path": later("/ml/")}, "role_path: is an Output, and has to be known while Pulumi plans; give"),
-        (lambda: {"tags": later({})}, "tags: is an Output, and has to be known while Pulumi plans; only its elements"),
-        (lambda: {"environment": {"AWS_REGION": "x"}}, "environment: 'AWS_REGION' is set by the containers themselves"),
-        (lambda: with_subnets(pulumi.Output.from_input(["subnet-a"])), "subnet_ids: is an Output, and has"),
+        (lambda: {"role_path": later("/ml/")}, "role_path: must be known while Pulumi plans, and is an Output; use"),
+        (lambda: {"tags": later({})}, "tags: must be known while Pulumi plans, and is an Output; only its elements"),
+        (
+            lambda: {"environment": {"AWS_REGION": "x"}},
+            "environment: 'AWS_REGION' is reserved for the cluster's containers",
+        ),
+        (lambda: with_subnets(pulumi.Output.from_input(["subnet-a"])), "subnet_ids: must be known while"),
         (
             lambda: {**given_network(["us-west-2a", "us-west-2b"]), "nat_gateway": False},
-            "nat_gateway: False is of a VPC",
+            "nat_gateway: False cannot be combined with vpc_id",
         ),
-        (lambda: {"workers": 2}, "workers: 2 is not a dictionary; give one, such as"),
-        (lambda: {"workers": {"initial_count": "2"}}, "workers.initial_count: '2' is not a whole number; give one"),
-        (lambda: {"workers": {"initial_count": 1.5}}, "workers.initial_count: 1.5 is not a whole number; give one"),
+        (lambda: {"workers": 2}, "workers: 2 is not a dictionary; use one, e.g."),
+        (lambda: {"workers": {"initial_count": "2"}}, "workers.initial_count: '2' is not an integer; use one"),
+        (lambda: {"workers": {"initial_count": 1.5}}, "workers.initial_count: 1.5 is not an integer; use one"),
         (lambda: {"workers": {"instance_types": "g5.xlarge"}}, "workers.instance_types: 'g5.xlarge' is not a list; "),
-        (lambda: {"root_volume_gib": "100"}, "root_volume_gib: '100' is not a whole number; give one"),
-        (lambda: {"root_volume_gib": True}, "root_volume_gib: True is not a whole number; give one"),
-        (lambda: {"max_hourly_usd": "5"}, "max_hourly_usd: '5' is not a number; give one, such as 5.5"),
-        (lambda: {"head_instance_type": 5}, "head_instance_type: 5 is not a string; give one in quotes"),
-        (lambda: {"kms_key_arn": 5}, "kms_key_arn: 5 is not a string; give one in quotes"),
-        (lambda: {"spot": "yes"}, "spot: 'yes' is neither True nor False; give one of the two"),
-        (lambda: {"spot": 1}, "spot: 1 is neither True nor False; give one of the two"),
-        (lambda: {"environment": ["A=1"]}, "environment: ['A=1'] is not a dictionary; give one"),
-        (lambda: {"environment": {"A": 1}}, "environment.A: 1 is not a string; give one in quotes"),
-        (lambda: {"environment": {1: "A"}}, "environment: 1 is not a string; give one in quotes"),
-        (lambda: {"tags": ["a=b"]}, "tags: ['a=b'] is not a dictionary; give one"),
-        (lambda: {"data_buckets": [later("one"), None]}, "data_buckets[1]: None is not a string; give one in quotes"),
-        (lambda: {"workers": {"initial_count": -1}}, "workerCount: -1 is below 0"),
-        (lambda: {"workers": {"max_count": 0}}, "maxWorkers: 0 is below workerCount, which is 2; give 2 or more"),
+        (lambda: {"root_volume_gib": "100"}, "root_volume_gib: '100' is not an integer; use one"),
+        (lambda: {"root_volume_gib": True}, "root_volume_gib: True is not an integer; use one"),
+        (lambda: {"max_hourly_usd": "5"}, "max_hourly_usd: '5' is not a number; use one, e.g. 5.5"),
+        (lambda: {"head_instance_type": 5}, "head_instance_type: 5 is not a string; use one in quotes"),
+        (lambda: {"kms_key_arn": 5}, "kms_key_arn: 5 is not a string; use one in quotes"),
+        (lambda: {"spot": "yes"}, "spot: 'yes' is not a boolean; use True or False"),
+        (lambda: {"spot": 1}, "spot: 1 is not a boolean; use True or False"),
+        (lambda: {"environment": ["A=1"]}, "environment: ['A=1'] is not a dictionary; use one"),
+        (lambda: {"environment": {"A": 1}}, "environment.A: 1 is not a string; use one in quotes"),
+        (lambda: {"environment": {1: "A"}}, "environment: 1 is not a string; use one in quotes"),
+        (lambda: {"tags": ["a=b"]}, "tags: ['a=b'] is not a dictionary; use one"),
+        (lambda: {"data_buckets": [later("one"), None]}, "data_buckets[1]: None is not a string; use one in quotes"),
+        (lambda: {"workers": {"initial_count": -1}}, "workerCount: -1 must not be negative"),
+        (lambda: {"workers": {"max_count": 0}}, "maxWorkers: 0 must be at least workerCount (2); raise it"),
     ],
 )
-def test_arguments_that_cannot_work_are_refused_in_one_line(cloud: Cloud, args: Any, line: str) -> None:
+def test_invalid_arguments_are_refused(cloud: Cloud, args: Any, line: str) -> None:
     with pytest.raises(pulumi.RunError) as refused:
         cloud.run(lambda: RayCluster("vision", args()))
     assert str(refused.value).startswith(line)
-    assert cloud.resources.keys() <= {"vision"}, "no part is made"
+    assert cloud.resources.keys() <= {"vision"}
 
 
-def test_a_subnet_of_the_same_program_in_a_vpc_that_is_there_is_enough(cloud: Cloud) -> None:
+def test_new_subnet_in_existing_vpc(cloud: Cloud) -> None:
     args = with_subnets([pulumi.Output.from_input("subnet-new")])
     cloud.run(lambda: RayCluster("vision", {**args, "vpc_id": "vpc-0a1b"}))
     assert cloud.resources["vision-workers-group"].inputs["vpcZoneIdentifiers"] == ["subnet-new"]
 
 
-def test_two_default_clusters_in_one_program_have_other_names_throughout(cloud: Cloud) -> None:
+def test_two_clusters_in_one_program_have_distinct_names(cloud: Cloud) -> None:
     def program() -> None:
         RayCluster("vision", {})
         RayCluster("speech", {})
@@ -151,9 +161,9 @@ def test_two_default_clusters_in_one_program_have_other_names_throughout(cloud: 
     assert len(cloud.of_type("awsx:ec2:Vpc")) == 2
 
 
-def test_the_host_maps_arguments_and_outputs_of_other_languages(cloud: Cloud) -> None:
+def test_provider_host_maps_other_languages(cloud: Cloud) -> None:
     host = ComponentProvider([RayCluster], "ray-on-ecs")
-    workers = {"minCount": 0.0, "maxCount": 4.0, "initialCount": 2.0}  # Pulumi hands integers over as floats
+    workers = {"minCount": 0.0, "maxCount": 4.0, "initialCount": 2.0}  # Pulumi passes integers as floats
     inputs: dict[str, Any] = {"imageUri": IMAGE, "workers": workers, "maxHourlyUsd": 99.0, "tags": {"costCenter": "42"}}
     state = cloud.run(lambda: host.construct("vision", "ray-on-ecs:index:RayCluster", inputs).state)
     assert "--num-workers 2 " in cloud.resources["vision-sessions-train"].inputs["content"]
@@ -163,14 +173,12 @@ def test_the_host_maps_arguments_and_outputs_of_other_languages(cloud: Cloud) ->
     assert cloud.value(state["imageUri"]) == IMAGE
 
 
-def test_the_providers_default_tags_reach_what_it_leaves_out(cloud: Cloud) -> None:
+def test_default_tags_reach_groups_and_launch_templates(cloud: Cloud) -> None:
     cloud.default_tags = {"team": "vision", "ray-on-ecs:stack": "theirs"}
     cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE}))
     group = [(tag["key"], tag["value"]) for tag in cloud.resources["vision-workers-group"].inputs["tags"]]
-    assert ("team", "vision") in group, "the AWS provider leaves groups out"
-    assert [value for key, value in group if key == "ray-on-ecs:stack"] == ["dev"], (
-        "of two tags of one key AWS refuses one"
-    )
+    assert ("team", "vision") in group
+    assert [value for key, value in group if key == "ray-on-ecs:stack"] == ["dev"]
     [instance, *_] = cloud.resources["vision-workers-template"].inputs["tagSpecifications"]
     assert instance["tags"] == {
         "Name": "dev-vision-workers-instance",
@@ -178,7 +186,7 @@ def test_the_providers_default_tags_reach_what_it_leaves_out(cloud: Cloud) -> No
         "ray-on-ecs:stack": "dev",
         "team": "vision",
     }
-    assert "team" not in cloud.resources["vision-storage-bucket"].inputs["tags"], "the provider adds them itself"
+    assert "team" not in cloud.resources["vision-storage-bucket"].inputs["tags"]
 
 
 @pytest.mark.parametrize("as_mapping", [False, True])
@@ -194,20 +202,20 @@ def test_everything_goes_through_an_explicit_provider(cloud: Cloud, as_mapping: 
 
     cloud.run(program)
     [provider] = cloud.providers
-    assert "::ireland::" in provider, "the default provider may be of another account"
+    assert "::ireland::" in provider
     parts = [part for part in cloud.resources.values() if part.type.startswith("aws:")]
     assert {part.provider for part in parts} == {provider}
     for token in ("awsx:ec2:Vpc", "awsx:ecr:Image"):
         [part] = cloud.of_type(token)
-        assert part.providers == {"aws": provider}, "awsx's children get it from the component"
+        assert part.providers == {"aws": provider}
     [definition] = json.loads(cloud.resources["vision-worker-task-definition"].inputs["containerDefinitions"])
     assert {"name": "AWS_REGION", "value": "eu-west-1"} in definition["environment"]
     assert cloud.value(made["cluster"].connection)["region"] == "eu-west-1"
 
 
-def test_a_provider_that_is_not_configured_yet_is_refused(cloud: Cloud) -> None:
-    cloud.account = ""  # the engine answers a preview's questions without values then
-    with pytest.raises(pulumi.RunError, match=r"^provider: the AWS provider has a configuration that is known only "):
+def test_provider_with_unknown_configuration_is_refused(cloud: Cloud) -> None:
+    cloud.account = ""  # the engine's answer in a preview of an unconfigured provider
+    with pytest.raises(pulumi.RunError, match=r"^provider: the AWS provider's configuration must be known while "):
         cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE}))
 
 
@@ -256,7 +264,7 @@ def test_a_preview_with_unknown_outputs_evaluates(cloud: Cloud) -> None:
     assert "vision-ray-head-service" in cloud.resources
 
 
-def test_programs_get_at_network_and_roles_and_task_definitions(cloud: Cloud) -> None:
+def test_network_roles_and_task_definitions_are_outputs(cloud: Cloud) -> None:
     cpu_workers: NodeGroupArgs = {"instance_types": ["c6i.large"], "initial_count": 1, "max_count": None}
     cluster = cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE, "cpu_workers": cpu_workers}))
     assert cloud.value(cluster.vpc_id) == "vpc-1"
@@ -271,19 +279,19 @@ def test_programs_get_at_network_and_roles_and_task_definitions(cloud: Cloud) ->
     }
 
 
-def test_the_example_makes_a_vpc_and_a_cluster_in_it(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_vpc_example_creates_vpc_and_cluster(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = ROOT / "examples" / "own_vpc"
     exported: dict[str, Any] = {}
     monkeypatch.setattr(pulumi, "export", exported.__setitem__)
     monkeypatch.chdir(folder)
     cloud.run(lambda: runpy.run_path(str(folder / "__main__.py")) and None)
     vpc = cloud.resources["company"].inputs
-    assert vpc["vpcEndpointStrategy"] == "Auto", "S3's endpoint would be attached to no route table"
+    assert vpc["vpcEndpointStrategy"] == "Auto"
     assert vpc["availabilityZoneNames"] == ["us-west-2a", "us-west-2b"]
     group = cloud.resources["vision-workers-group"].inputs
     assert group["vpcZoneIdentifiers"] == ["subnet-private-us-west-2a"]
     build = cloud.resources["vision-image-build"].inputs
-    assert (folder / build["dockerfile"]).is_file(), "awsx builds from the program's folder"
+    assert (folder / build["dockerfile"]).is_file()
     assert cloud.value(exported["bucket"]) == "training-bucket"
 
 
@@ -297,12 +305,12 @@ def test_the_example_takes_the_zones_that_there_are(cloud: Cloud, monkeypatch: p
 
 @pytest.fixture(scope="module")
 def schema() -> Generator[dict[str, Any]]:
-    """What the hosted component tells Pulumi of itself."""
+    """Schema of the hosted component."""
     command = [sys.executable, str(ROOT / "component" / "__main__.py"), "127.0.0.1:1"]
     with subprocess.Popen(command, cwd=ROOT / "component", stdout=subprocess.PIPE, text=True) as host:
         try:
             assert host.stdout is not None
-            port = int(host.stdout.readline())  # the engine, too, reads it there
+            port = int(host.stdout.readline())  # like the engine
             with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
                 answer = provider_pb2_grpc.ResourceProviderStub(channel).GetSchema(provider_pb2.GetSchemaRequest())
             yield json.loads(answer.schema)
@@ -315,8 +323,8 @@ def test_other_languages_are_offered_the_cluster(schema: dict[str, Any]) -> None
     [(token, component)] = schema["resources"].items()
     assert token == "ray-on-ecs:index:RayCluster"
     assert component["isComponent"] is True
-    assert not component.get("requiredInputs"), "every argument has a default"
-    assert all(each.get("description") for each in component["inputProperties"].values()), "people read these"
+    assert not component.get("requiredInputs")
+    assert all(item.get("description") for item in component["inputProperties"].values())
 
 
 def test_what_aws_is_asked_while_planning_is_plain(schema: dict[str, Any]) -> None:
@@ -331,7 +339,7 @@ def test_what_aws_is_asked_while_planning_is_plain(schema: dict[str, Any]) -> No
     assert {name for name, argument in inputs.items() if not is_plain(argument)} == {
         *("vpcId", "subnetIds", "imageUri", "registrySecretArn", "bucketName", "dataBuckets", "jobSecrets", "tags"),
         *("permissionsBoundary", "taskPolicyArns", "instancePolicyArns", "kmsKeyArn", "environment"),
-    }, "an Input is known too late to be asked about"
+    }
     assert inputs["workers"]["$ref"] == inputs["cpuWorkers"]["$ref"] == "#/types/ray-on-ecs:index:NodeGroupArgs"
     group = schema["types"]["ray-on-ecs:index:NodeGroupArgs"]
     assert group["properties"].keys() == {"instanceTypes", "initialCount", "minCount", "maxCount"}
@@ -345,4 +353,4 @@ def test_its_outputs_are_the_stacks(schema: dict[str, Any]) -> None:
     assert outputs["subnetIds"]["items"]["type"] == "string"
     assert outputs["taskRoleArns"]["additionalProperties"]["type"] == "string"
     assert outputs["connection"]["additionalProperties"]["$ref"] == "pulumi.json#/Any"
-    assert all(each.get("description") for each in outputs.values())
+    assert all(item.get("description") for item in outputs.values())

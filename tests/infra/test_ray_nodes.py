@@ -1,4 +1,4 @@
-"""The head and the workers: roles, task definitions and services, alike but for what makes them differ."""
+"""Roles, task definitions and services of head and workers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def cluster() -> ResourceRef:
 
 
 def tasks() -> TaskDefaults:
-    """What both kinds have in common, with valid defaults."""
+    """Task defaults with valid values."""
     return TaskDefaults(
         cluster=cluster(),
         location=Location(
@@ -58,7 +58,7 @@ def tasks() -> TaskDefaults:
 
 
 def service(name: str, task: RayTask, after: Sequence[pulumi.Resource], **args: Any) -> RayService:
-    """A service with valid defaults, in a network of its own."""
+    """Service with valid defaults, in a separate network."""
     network = pulumi.CustomResource("test:index:Network", f"{name}-network", {})
     subnets = {"us-west-2a": known("subnet-private"), "us-west-2b": known("subnet-other")}
     ref = NetworkRef(subnets=subnets, tasks_group_id=known("sg-1"), instances_group_id=known("sg-2"), network=network)
@@ -81,7 +81,7 @@ def workers_group() -> ResourceRef:
 
 
 def common(size: TaskSize) -> containers.ContainerDefaults:
-    """What the containers share, as `node` has it."""
+    """Container defaults as `node` has them."""
     prefix = "/ray-on-ecs/ray-cluster/runs"
     return containers.ContainerDefaults(
         image=IMAGE, log_group="ray-logs", region=REGION, token_arn=TOKEN, secrets_prefix=prefix, size=size
@@ -109,23 +109,23 @@ def nodes(cloud: Cloud) -> Cloud:
 
 def test_the_head_runs_its_container(nodes: Cloud) -> None:
     (container,) = json.loads(nodes.resources["ray-head-task-definition"].inputs["containerDefinitions"])
-    given: dict[str, Any] = {
+    names: dict[str, Any] = {
         "bucket": "training-bucket",
         "metrics_namespace": NAMESPACE,
         "cluster_info_parameter": "cluster-info",
     }
-    expected = containers.head(common(HEAD_SIZE), **given)
-    assert container == expected, "what is tested as data is what is deployed"
+    expected = containers.head(common(HEAD_SIZE), **names)
+    assert container == expected
 
 
 def test_a_worker_runs_its_container(nodes: Cloud) -> None:
     (container,) = json.loads(nodes.resources["ray-worker-task-definition"].inputs["containerDefinitions"])
     expected = containers.worker(common(WORKER_SIZE), head_host="head.x.internal")
-    assert container == expected, "what is tested as data is what is deployed"
+    assert container == expected
 
 
 @pytest.mark.parametrize("kind", TASKS)
-def test_a_task_has_the_volumes_that_its_container_mounts(nodes: Cloud, kind: str) -> None:
+def test_task_volumes_match_container_mounts(nodes: Cloud, kind: str) -> None:
     task = nodes.resources[f"{kind}-task-definition"].inputs
     (container,) = json.loads(task["containerDefinitions"])
     assert [volume["name"] for volume in task["volumes"]] == [
@@ -136,69 +136,61 @@ def test_a_task_has_the_volumes_that_its_container_mounts(nodes: Cloud, kind: st
 def test_only_the_heads_state_outlives_its_task(nodes: Cloud) -> None:
     *others, state = nodes.resources["ray-head-task-definition"].inputs["volumes"]
     shared = {"scope": "shared", "autoprovision": True, "driver": "local"}
-    assert state == {"name": "ray-head-state", "dockerVolumeConfiguration": shared}, (
-        "on the instance's disk, which the next task there finds and `destroy` leaves nothing of"
-    )
+    assert state == {"name": "ray-head-state", "dockerVolumeConfiguration": shared}
     *of_worker, instance = nodes.resources["ray-worker-task-definition"].inputs["volumes"]
-    assert others == of_worker == [{"name": "tmp"}, {"name": "home"}], "what a job writes goes with the task"
-    assert instance == {"name": "instance", "hostPath": INSTANCE_DIR}, "which the instance has written"
+    assert others == of_worker == [{"name": "tmp"}, {"name": "home"}]
+    assert instance == {"name": "instance", "hostPath": INSTANCE_DIR}
 
 
 @pytest.mark.parametrize(("kind", "size"), [("ray-head", HEAD_SIZE), ("ray-worker", WORKER_SIZE)], ids=TASKS)
-def test_a_task_has_its_own_network_interface_and_its_instances_size(nodes: Cloud, kind: str, size: TaskSize) -> None:
+def test_task_uses_awsvpc_and_the_instance_size(nodes: Cloud, kind: str, size: TaskSize) -> None:
     task = nodes.resources[f"{kind}-task-definition"].inputs
-    assert task["networkMode"] == "awsvpc", "DNS leads to the task, and Ray's ports cannot clash"
-    assert task["requiresCompatibilities"] == ["EC2"], "Fargate has no GPUs"
-    assert (task["cpu"], task["memory"]) == (str(size.cpu_units), str(size.memory_mib)), "ECS takes both as strings"
+    assert task["networkMode"] == "awsvpc"
+    assert task["requiresCompatibilities"] == ["EC2"]
+    assert (task["cpu"], task["memory"]) == (str(size.cpu_units), str(size.memory_mib))
     assert task["runtimePlatform"] == {"cpuArchitecture": "X86_64", "operatingSystemFamily": "LINUX"}
-    assert task["family"] in ("ray-cluster-head", "ray-cluster-workers"), (
-        "two stacks of an account count their own revisions"
-    )
+    assert task["family"] in ("ray-cluster-head", "ray-cluster-workers")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_service_fits_into_its_fixed_capacity_and_goes_when_told(nodes: Cloud, kind: str) -> None:
+def test_service_replaces_tasks_in_place_and_force_deletes(nodes: Cloud, kind: str) -> None:
     service = nodes.resources[f"{kind}-service"]
-    assert service.inputs["deploymentMinimumHealthyPercent"] == 0, "the new task fits only when the old one is gone"
-    assert service.inputs["deploymentMaximumPercent"] == 100, "two heads behind one name would part the workers"
-    assert service.inputs["availabilityZoneRebalancing"] == "DISABLED", "ECS refuses it at a maximum of 100 %"
-    assert service.inputs["waitForSteadyState"] is False, "`up` would wait for the image to be pulled"
-    assert service.inputs["forceDelete"] is True, "`destroy` would wait for a job to end"
-    assert service.delete_timeout == "30m", "tasks may drain for minutes, and 20 have proven short"
-    assert service.inputs["propagateTags"] == "SERVICE", "tasks carry the stack's tags"
+    assert service.inputs["deploymentMinimumHealthyPercent"] == 0
+    assert service.inputs["deploymentMaximumPercent"] == 100
+    assert service.inputs["availabilityZoneRebalancing"] == "DISABLED"
+    assert service.inputs["waitForSteadyState"] is False
+    assert service.inputs["forceDelete"] is True
+    assert service.delete_timeout == "30m"
+    assert service.inputs["propagateTags"] == "SERVICE"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_service_runs_privately_on_its_own_instances(nodes: Cloud, kind: str) -> None:
     service = nodes.resources[f"{kind}-service"].inputs
-    assert service["capacityProviderStrategies"] == [{"capacityProvider": f"{kind}-provider", "weight": 1.0}], (
-        "a head on a GPU instance would keep a worker out"
-    )
-    assert "launchType" not in service, "ECS refuses both a launch type and a strategy"
+    assert service["capacityProviderStrategies"] == [{"capacityProvider": f"{kind}-provider", "weight": 1.0}]
+    assert "launchType" not in service
     assert service["networkConfiguration"] == {
         "subnets": ["subnet-private"],
         "securityGroups": ["sg-1"],
         "assignPublicIp": False,
-    }, "nothing of Ray may be reached from the internet"
+    }
 
 
-def test_there_is_one_head_and_as_many_workers_as_asked_for(nodes: Cloud) -> None:
+def test_one_head_and_the_requested_workers(nodes: Cloud) -> None:
     counts = {kind: nodes.resources[f"{kind}-service"].inputs["desiredCount"] for kind in KINDS}
-    assert counts == {"ray-head": 1, "ray-workers": 2}, "one worker for each GPU instance"
+    assert counts == {"ray-head": 1, "ray-workers": 2}
 
 
 def test_only_the_head_has_a_name(nodes: Cloud) -> None:
     assert nodes.resources["ray-head-service"].inputs["serviceRegistries"] == {"registryArn": "arn:registry"}
-    assert "serviceRegistries" not in nodes.resources["ray-workers-service"].inputs, (
-        "a worker under the head's name would be taken for it"
-    )
+    assert "serviceRegistries" not in nodes.resources["ray-workers-service"].inputs
 
 
 @pytest.mark.parametrize("kind", TASKS)
-def test_each_kind_has_roles_of_its_own_with_no_more_than_it_needs(nodes: Cloud, kind: str) -> None:
+def test_task_roles_per_kind_have_least_privilege(nodes: Cloud, kind: str) -> None:
     task = nodes.resources[f"{kind}-task-definition"].inputs
-    assert task["executionRoleArn"].endswith(f"-{kind}-task-execution"), "the agent starts the task with this one"
-    assert task["taskRoleArn"].endswith(f"-{kind}-task-role"), "the training code has this one"
+    assert task["executionRoleArn"].endswith(f"-{kind}-task-execution")
+    assert task["taskRoleArn"].endswith(f"-{kind}-task-role")
     execution = nodes.resources[f"{kind}-task-execution-policy"].inputs
     assert json.loads(execution["policy"]) == policies.execution(
         partition="aws", image_uri=IMAGE, log_group_arn=LOGS, token_arn=TOKEN
@@ -219,34 +211,32 @@ def test_each_kind_has_roles_of_its_own_with_no_more_than_it_needs(nodes: Cloud,
     assert json.loads(training["policy"]) == expected
     trusted = json.loads(nodes.resources[f"{kind}-task-role"].inputs["assumeRolePolicy"])
     of_tasks = policies.assumed_by_tasks(partition="aws", region=REGION, account=ACCOUNT)
-    assert trusted == of_tasks, "only tasks of this account take it on"
+    assert trusted == of_tasks
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_service_is_created_last_and_destroyed_first(nodes: Cloud, kind: str) -> None:
     direct = nodes.resources[f"{kind}-service"].dependencies
-    rights = {f"{each}-{policy}" for each in TASKS for policy in ("task-execution-policy", "task-role-policy")}
-    assert {"association", f"{kind}-network", *rights} <= direct, "a service that outlives its roles hangs in DRAINING"
+    rights = {f"{item}-{policy}" for item in TASKS for policy in ("task-execution-policy", "task-role-policy")}
+    assert {"association", f"{kind}-network", *rights} <= direct
 
 
-def test_an_autoscaled_service_begins_with_a_number_and_is_left_to_the_scaler(cloud: Cloud) -> None:
+def test_autoscaled_service_ignores_desired_count(cloud: Cloud) -> None:
     def program() -> None:
         worker = RayTask("ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal", workers_group()))
         service("ray-workers", worker, [], count=0, autoscaled=True)
 
     cloud.run(program)
     made = cloud.resources["ray-workers-service"]
-    assert made.inputs["desiredCount"] == 0, "no job wants more yet"
+    assert made.inputs["desiredCount"] == 0
     breaker = made.inputs["deploymentCircuitBreaker"]
-    assert breaker == {"enable": True, "rollback": False}, (
-        "tasks that fail for ever would keep the scaler from stopping"
-    )
-    assert made.ignore_changes == ("desiredCount",), "`pulumi up --refresh` would take a job's workers away"
+    assert breaker == {"enable": True, "rollback": False}
+    assert made.ignore_changes == ("desiredCount",)
 
 
 def test_a_fixed_number_is_held(nodes: Cloud) -> None:
-    assert nodes.resources["ray-workers-service"].ignore_changes == (), "a change of workerCount has to arrive"
-    assert nodes.resources["ray-head-service"].ignore_changes == (), "there is one head, always"
+    assert nodes.resources["ray-workers-service"].ignore_changes == ()
+    assert nodes.resources["ray-head-service"].ignore_changes == ()
 
 
 @pytest.mark.parametrize(
@@ -263,6 +253,4 @@ def test_a_word_deploys_again_what_ecs_has_given_up(
 
     cloud.run(program)
     made = cloud.resources["ray-workers-service"].inputs
-    assert (made.get("forceNewDeployment"), made.get("triggers")) == (forced, triggers), (
-        "forced without need, every change of the number would end what runs"
-    )
+    assert (made.get("forceNewDeployment"), made.get("triggers")) == (forced, triggers)

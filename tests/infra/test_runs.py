@@ -1,4 +1,4 @@
-"""The program says how many runs a destroy would delete, and goes on where S3 does not answer."""
+"""Preview messages about the runs of a stack."""
 
 import pulumi
 import pytest
@@ -23,13 +23,13 @@ def announced(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ],
     ids=["one", "two and the code", "a whole answer"],
 )
-def test_the_runs_that_a_destroy_would_delete_are_counted(
+def test_runs_that_destroy_deletes_are_counted(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], number: str
 ) -> None:
     cloud.runs = names
     assert announced(cloud, monkeypatch) == [
-        f"training-bucket keeps {number}: pulumi destroy deletes them, unless pulumi config set retainBucket true and "
-        "pulumi up come first"
+        f"training-bucket contains {number}, which `pulumi destroy` deletes; to keep them, run `pulumi config set "
+        "retainBucket true` and `pulumi up` first"
     ]
 
 
@@ -37,6 +37,6 @@ def test_an_empty_bucket_is_not_mentioned(cloud: Cloud, monkeypatch: pytest.Monk
     assert not announced(cloud, monkeypatch)
 
 
-def test_a_bucket_that_may_not_be_listed_stops_no_preview(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preview_tolerates_an_unlistable_bucket(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     cloud.silent = ("getObjects",)
     assert not announced(cloud, monkeypatch)

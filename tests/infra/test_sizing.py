@@ -1,4 +1,4 @@
-"""Task sizes: known values for common types, and properties that hold for all of EC2's."""
+"""Task sizes: examples, and properties of all EC2 instance types."""
 
 from __future__ import annotations
 
@@ -40,81 +40,81 @@ def nominal_sizes() -> list[int]:
 
 def test_a_worker_takes_its_whole_instance() -> None:
     size = worker_size(WORKER, [G5_XLARGE])
-    assert size == TaskSize(vcpus=4, memory_mib=14336, gpus=1), "what is left over is paid for and idle"
-    assert size.cpu_units == 4096, "ECS counts 1024 to a vCPU"
-    assert size.shared_memory_mib == 4300, "30 % of the task's memory"
-    assert size.object_store_bytes == 2867 * MIB, "20 % of the task's memory, in bytes"
+    assert size == TaskSize(vcpus=4, memory_mib=14336, gpus=1)
+    assert size.cpu_units == 4096
+    assert size.shared_memory_mib == 4300
+    assert size.object_store_bytes == 2867 * MIB
 
 
 def test_a_worker_with_four_gpus_asks_for_four() -> None:
     size = worker_size(WORKER, [replace(G5_XLARGE, name="g5.12xlarge", vcpus=48, memory_mib=196608, gpus=4)])
-    assert (size.gpus, size.vcpus) == (4, 48), "the task's numbers follow from the type alone"
+    assert (size.gpus, size.vcpus) == (4, 48)
 
 
-def test_a_head_takes_no_gpu_even_where_its_type_has_one() -> None:
-    assert head_size(HEAD, [G5_XLARGE]).gpus == 0, "the head's image has no driver, and ECS would find no such instance"
+def test_head_takes_no_gpu_of_its_type() -> None:
+    assert head_size(HEAD, [G5_XLARGE]).gpus == 0
 
 
 @pytest.mark.parametrize(("nominal", "most"), [(16384, 14541), (8192, 7168)])
 def test_a_task_leaves_room_for_kernel_and_agent(nominal: int, most: int) -> None:
     memory = task_memory_mib(nominal)
-    assert memory <= most, "a task that asks for more is never placed"
-    assert memory % 256 == 0, "the numbers stay readable"
+    assert memory <= most
+    assert memory % 256 == 0
 
 
-def test_on_every_type_of_ec2_the_task_fits_with_room_for_the_agent() -> None:
+def test_task_memory_leaves_room_for_the_agent() -> None:
     for nominal in nominal_sizes():
         memory = task_memory_mib(nominal)
         kernel, agent = nominal * 3 // 100, 256
-        assert 0 < memory <= nominal - kernel - agent, f"{nominal} MiB: the task would never be placed"
-        assert memory >= nominal * 75 // 100, f"{nominal} MiB: memory is paid for and left idle"
+        assert 0 < memory <= nominal - kernel - agent, f"{nominal} MiB: task too large to be placed"
+        assert memory >= nominal * 75 // 100, f"{nominal} MiB: unused memory"
 
 
-def test_on_every_type_of_ec2_the_object_store_fits_into_shared_memory() -> None:
+def test_object_store_fits_into_shared_memory() -> None:
     for nominal in nominal_sizes():
         size = TaskSize(vcpus=1, memory_mib=task_memory_mib(nominal), gpus=0)
-        assert size.object_store_bytes < size.shared_memory_mib * MIB, "Ray would fall back to the disk"
-        assert size.shared_memory_mib < size.memory_mib // 2, "/dev/shm counts against the task's memory"
+        assert size.object_store_bytes < size.shared_memory_mib * MIB
+        assert size.shared_memory_mib < size.memory_mib // 2
 
 
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"gpus": 0, "gpu_name": "", "gpu_manufacturer": ""}, "has no whole GPU"),
-        ({"gpu_manufacturer": "AMD", "gpu_name": "Radeon Pro V520"}, "has GPUs of AMD"),
+        ({"gpus": 0, "gpu_name": "", "gpu_manufacturer": ""}, "does not have a whole GPU"),
+        ({"gpu_manufacturer": "AMD", "gpu_name": "Radeon Pro V520"}, "has AMD GPUs"),
         ({"gpu_name": "V100"}, "too old for PyTorch's CUDA 13"),
         ({"gpu_name": "K80"}, "too old for PyTorch's CUDA 13"),
         ({"gpu_name": "M60"}, "too old for PyTorch's CUDA 13"),
-        ({"architectures": ("arm64",)}, "runs arm64 and the image is built for x86_64"),
+        ({"architectures": ("arm64",)}, "is arm64, but the image is built for x86_64"),
     ],
 )
-def test_a_worker_type_that_pytorch_cannot_use_is_refused(change: dict, rule: str) -> None:
+def test_unsupported_worker_types_are_refused(change: dict, rule: str) -> None:
     with pytest.raises(SettingError, match=rule) as refused:
         worker_size(WORKER, [replace(G5_XLARGE, **change)])
-    assert str(refused.value).startswith("workerInstanceTypes: 'g5.xlarge' "), "the line names key and value"
+    assert str(refused.value).startswith("workerInstanceTypes: 'g5.xlarge' ")
 
 
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"memory_mib": 4096}, "has 4096 MiB of memory, less than the 8192"),
-        ({"architectures": ("arm64",)}, "runs arm64 and the image is built for x86_64"),
+        ({"memory_mib": 4096}, "has 4096 MiB of memory, but the head needs 8192"),
+        ({"architectures": ("arm64",)}, "is arm64, but the image is built for x86_64"),
     ],
 )
-def test_a_head_type_that_cannot_carry_ray_is_refused(change: dict, rule: str) -> None:
+def test_unsuitable_head_types_are_refused(change: dict, rule: str) -> None:
     with pytest.raises(SettingError, match=rule) as refused:
         head_size(HEAD, [replace(M5_XLARGE, **change)])
-    assert str(refused.value).startswith("headInstanceType: 'm5.xlarge' "), "the line names key and value"
+    assert str(refused.value).startswith("headInstanceType: 'm5.xlarge' ")
 
 
 def gpu_types() -> dict[str, InstanceType]:
     """Every type of EC2's with NVIDIA GPUs that the image runs on."""
-    found = {}
+    types = {}
     for name, facts in instance_types().items():
         gpus = facts.get("GpuInfo", {}).get("Gpus", [])
         architectures = tuple(facts["ProcessorInfo"]["SupportedArchitectures"])
         if gpus and gpus[0]["Manufacturer"] == "NVIDIA" and gpus[0]["Count"] and "x86_64" in architectures:
-            found[name] = InstanceType(
+            types[name] = InstanceType(
                 name=name,
                 vcpus=facts["VCpuInfo"]["DefaultVCpus"],
                 memory_mib=facts["MemoryInfo"]["SizeInMiB"],
@@ -123,22 +123,22 @@ def gpu_types() -> dict[str, InstanceType]:
                 gpu_name=gpus[0]["Name"],
                 gpu_manufacturer="NVIDIA",
             )
-    return found
+    return types
 
 
 @pytest.mark.parametrize("family", ["g4dn", "g5", "g6", "g6e", "p4d", "p5", "p5en"])
 def test_every_size_of_every_gpu_family_carries_a_worker_with_room_for_the_agent(family: str) -> None:
-    types = [each for name, each in gpu_types().items() if name.split(".")[0] == family]
-    assert types, f"EC2's catalogue has no {family} any more"
+    types = [item for name, item in gpu_types().items() if name.split(".")[0] == family]
+    assert types, f"catalogue without {family}"
     for instance in types:
         size = worker_size(WORKER, [instance])
-        assert size.gpus == instance.gpus, f"{instance.name}: a GPU is paid for and idle"
-        assert size.cpu_units == 1024 * instance.vcpus, f"{instance.name}: so is a CPU"
-        assert size.memory_mib <= instance.memory_mib * 97 // 100 - 256, f"{instance.name}: the task is never placed"
-        assert size.memory_mib >= instance.memory_mib * 3 // 4, f"{instance.name}: memory is left idle"
+        assert size.gpus == instance.gpus, instance.name
+        assert size.cpu_units == 1024 * instance.vcpus, instance.name
+        assert size.memory_mib <= instance.memory_mib * 97 // 100 - 256, f"{instance.name}: task too large to be placed"
+        assert size.memory_mib >= instance.memory_mib * 3 // 4, f"{instance.name}: unused memory"
 
 
-def test_the_whole_catalogue_is_sized_or_refused_in_one_line() -> None:
+def test_every_instance_type_is_sized_or_refused() -> None:
     too_old = {name: instance for name, instance in gpu_types().items() if instance.gpu_name in GPUS_TOO_OLD}
     for instance in too_old.values():
         with pytest.raises(SettingError, match="too old"):
@@ -146,19 +146,17 @@ def test_the_whole_catalogue_is_sized_or_refused_in_one_line() -> None:
     sized = {name: worker_size(WORKER, [instance]) for name, instance in gpu_types().items() if name not in too_old}
     for name, size in sized.items():
         assert 0 < size.object_store_bytes < size.shared_memory_mib * MIB < size.memory_mib * MIB, name
-    assert len(sized) > 40, "the catalogue has moved, and nothing was checked"
+    assert len(sized) > 40
 
 
 @pytest.mark.parametrize("gpu", ["T4", "A10G", "L4", "L40S", "A100", "H100", "H200", "B200", "RTX PRO Server 6000"])
 def test_every_gpu_since_turing_is_taken(gpu: str) -> None:
-    assert worker_size(WORKER, [replace(G5_XLARGE, gpu_name=gpu)]).gpus == 1, (
-        "a newer GPU than this list must work as well"
-    )
+    assert worker_size(WORKER, [replace(G5_XLARGE, gpu_name=gpu)]).gpus == 1
 
 
 def test_one_task_fits_on_every_type() -> None:
     larger = replace(G5_XLARGE, name="g6.2xlarge", vcpus=8, memory_mib=32768)
-    assert worker_size(WORKER, [larger, G5_XLARGE]) == worker_size(WORKER, [G5_XLARGE]), "ECS has one task for all"
+    assert worker_size(WORKER, [larger, G5_XLARGE]) == worker_size(WORKER, [G5_XLARGE])
 
 
 def test_types_with_unlike_numbers_of_gpus_are_refused() -> None:
@@ -166,18 +164,18 @@ def test_types_with_unlike_numbers_of_gpus_are_refused() -> None:
     with pytest.raises(SettingError) as refused:
         worker_size(WORKER, [G5_XLARGE, four])
     assert str(refused.value) == (
-        "workerInstanceTypes: 'g5.12xlarge' has 4 GPUs, and g5.xlarge has 1; give types with as many GPUs each"
-    ), "GPUs that no task asks for would be paid for"
+        "workerInstanceTypes: 'g5.12xlarge' has 4 GPUs, but g5.xlarge has 1; use types with the same number of GPUs"
+    )
 
 
-def test_a_cpu_worker_takes_any_type_that_the_image_runs_on() -> None:
+def test_cpu_worker_accepts_any_x86_type() -> None:
     small = replace(M5_XLARGE, name="c6i.large", vcpus=2, memory_mib=4096)
     assert cpu_worker_size("cpuWorkerInstanceTypes", [small, M5_XLARGE]) == TaskSize(vcpus=2, memory_mib=2816, gpus=0)
     with pytest.raises(SettingError, match="arm64"):
         cpu_worker_size("cpuWorkerInstanceTypes", [replace(small, architectures=("arm64",))])
 
 
-def test_a_task_takes_at_most_as_many_cpus_as_ecs_allows() -> None:
+def test_task_cpus_respect_the_ecs_maximum() -> None:
     largest = replace(G5_XLARGE, gpus=0, vcpus=448)
     size = cpu_worker_size("cpuWorkerInstanceTypes", [largest])
-    assert (size.vcpus, size.cpu_units) == (192, 196608), "Ray would be told of CPUs that the task does not get"
+    assert (size.vcpus, size.cpu_units) == (192, 196608)

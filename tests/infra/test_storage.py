@@ -1,4 +1,4 @@
-"""The bucket: private, encrypted, and gone with the stack unless it is to stay."""
+"""S3 bucket: private, encrypted, and deleted with the stack or retained."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ def storage(cloud: Cloud, retain: bool = False) -> Storage:
     return cloud.run(lambda: Storage("storage", StorageArgs(retain=retain)))
 
 
-def test_the_bucket_is_emptied_and_deleted_with_the_stack(cloud: Cloud) -> None:
+def test_bucket_is_force_destroyed(cloud: Cloud) -> None:
     storage(cloud)
     bucket = cloud.resources["storage-bucket"]
-    assert bucket.inputs["forceDestroy"] is True, "`destroy` fails on a bucket that is not empty"
-    assert not bucket.retain_on_delete, "a bucket that stays is paid for"
+    assert bucket.inputs["forceDestroy"] is True
+    assert not bucket.retain_on_delete
 
 
-def test_a_retained_bucket_outlives_the_stack_with_all_that_protects_it(cloud: Cloud) -> None:
+def test_retained_bucket_keeps_its_settings(cloud: Cloud) -> None:
     storage(cloud, retain=True)
-    assert cloud.resources["storage-bucket"].inputs["forceDestroy"] is False, "nothing may empty what is to stay"
+    assert cloud.resources["storage-bucket"].inputs["forceDestroy"] is False
     for name in ("storage-bucket", *PROTECTION):
-        assert cloud.resources[name].retain_on_delete, f"{name}: the bucket would stay without its protection"
+        assert cloud.resources[name].retain_on_delete, name
 
 
 def test_nothing_in_the_bucket_can_be_public(cloud: Cloud) -> None:
     storage(cloud)
     block = cloud.resources["storage-public-access-block"].inputs
     switches = ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
-    assert all(block[switch] is True for switch in switches), "each of the four closes another door"
+    assert all(block[switch] is True for switch in switches)
 
 
 def test_the_bucket_alone_decides_who_owns_its_objects(cloud: Cloud) -> None:
     storage(cloud)
     rule = cloud.resources["storage-ownership"].inputs["rule"]
-    assert rule == {"objectOwnership": "BucketOwnerEnforced"}, "ACLs would go around the policies"
+    assert rule == {"objectOwnership": "BucketOwnerEnforced"}
 
 
 def test_objects_are_encrypted_at_rest(cloud: Cloud) -> None:
@@ -60,9 +60,9 @@ def test_requests_without_tls_are_refused(cloud: Cloud) -> None:
     storage(cloud)
     tls_only = cloud.resources["storage-tls-only"]
     (statement,) = json.loads(tls_only.inputs["policy"])["Statement"]
-    assert statement["Effect"] == "Deny", "checkpoints would cross the network in the clear"
+    assert statement["Effect"] == "Deny"
     assert statement["Resource"] == ["arn:aws:s3:::training-bucket", "arn:aws:s3:::training-bucket/*"]
-    assert "storage-public-access-block" in tls_only.dependencies, "S3 refuses both changes at the same moment"
+    assert "storage-public-access-block" in tls_only.dependencies
 
 
 def test_parts_of_broken_uploads_expire(cloud: Cloud) -> None:
@@ -73,14 +73,14 @@ def test_parts_of_broken_uploads_expire(cloud: Cloud) -> None:
         "status": "Enabled",
         "filter": {"prefix": ""},
         "abortIncompleteMultipartUpload": {"daysAfterInitiation": 3.0},
-    }, "a job that dies in a checkpoint leaves parts that are invisible and charged for"
+    }
 
 
 @pytest.mark.parametrize(("days", "expected"), [(0, 1), (30, 30)])
 def test_old_versions_expire(cloud: Cloud, days: int, expected: int) -> None:
     cloud.run(lambda: Storage("storage", StorageArgs(version_days=days)))
     _, rule = cloud.resources["storage-lifecycle"].inputs["rules"]
-    assert rule["noncurrentVersionExpiration"] == {"noncurrentDays": expected}, "versions of an earlier setting go, too"
+    assert rule["noncurrentVersionExpiration"] == {"noncurrentDays": expected}
     assert rule["expiration"] == {"expiredObjectDeleteMarker": True}
     assert ("storage-versions" in cloud.resources) == (days > 0)
     if days:
@@ -97,4 +97,4 @@ def test_an_existing_bucket_is_used_and_not_changed(cloud: Cloud) -> None:
 @pytest.mark.parametrize("name", PROTECTION)
 def test_every_setting_is_one_of_this_bucket(cloud: Cloud, name: str) -> None:
     storage(cloud)
-    assert cloud.resources[name].inputs["bucket"] == "training-bucket", "another bucket would be changed"
+    assert cloud.resources[name].inputs["bucket"] == "training-bucket"

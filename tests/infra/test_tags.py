@@ -1,4 +1,4 @@
-"""The beginning of all names: whose they are, in characters and lengths that every service of AWS takes."""
+"""Name prefixes in the characters and lengths that AWS accepts."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def test_a_prefix_is_read_as_project_and_stack(project: str, stack: str, pattern
 @pytest.mark.parametrize(
     ("one", "other"), [("dev", "Dev"), ("a.b", "a-b"), (f"{'long-' * 12}a", f"{'long-' * 12}b"), ("dev-", "dev")]
 )
-def test_stacks_with_like_names_have_prefixes_of_their_own(one: str, other: str) -> None:
+def test_similar_names_have_distinct_prefixes(one: str, other: str) -> None:
     first, second = (name_prefix(f"ray-on-ecs-{stack}") for stack in (one, other))
-    assert first != second, "in one network they would answer for each other"
+    assert first != second
 
 
 @pytest.mark.parametrize("name", ["amazon-reviews", "aws-jobs", "ecs", "amzn", "ssm-test"])
-def test_a_name_that_aws_keeps_to_itself_begins_with_another_word(name: str) -> None:
+def test_reserved_name_prefixes_are_avoided(name: str) -> None:
     assert name_prefix(name).startswith("ray-")

@@ -1,4 +1,4 @@
-"""What an instance starts with."""
+"""User data of the instances."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from infra.definitions.user_data import INSTANCE_DIR, INSTANCE_FILE, ami_paramet
 from tests.serving import serving
 
 
-def test_the_agent_joins_the_cluster_and_keeps_tasks_from_the_instances_role() -> None:
+def test_agent_joins_cluster_and_blocks_imds() -> None:
     assert user_data("ray-cluster").splitlines()[:10] == [
         "#!/bin/bash",
         "cat >> /etc/ecs/ecs.config <<'EOF'",
@@ -25,7 +25,7 @@ def test_the_agent_joins_the_cluster_and_keeps_tasks_from_the_instances_role() -
         "ECS_RESERVED_MEMORY=256",
         "ECS_ENABLE_SPOT_INSTANCE_DRAINING=true",
         "EOF",
-    ], "an instance that joins no cluster is paid for and does nothing"
+    ]
 
 
 METADATA = {
@@ -62,8 +62,8 @@ def test_the_instance_says_what_it_is(tmp_path: Path) -> None:
         script = user_data("ray-cluster").replace("169.254.169.254", f"127.0.0.1:{server.server_port}")
         script = script.replace("/etc/ecs/ecs.config", f"{tmp_path}/ecs.config").replace(INSTANCE_DIR, str(tmp_path))
         subprocess.run(["bash", "-eu", "-c", script], check=True, timeout=60)
-    said = json.loads((tmp_path / INSTANCE_FILE).read_text())
-    assert said == {
+    description = json.loads((tmp_path / INSTANCE_FILE).read_text())
+    assert description == {
         "instance_type": "g5.xlarge",
         "zone": "us-west-2b",
         "market": "spot",
@@ -74,6 +74,4 @@ def test_the_instance_says_what_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("gpu", "variant"), [(False, ""), (True, "gpu/")])
 def test_the_image_is_amazon_linux_2023_for_ecs(gpu: bool, variant: str) -> None:
-    assert ami_parameter(gpu=gpu) == (
-        f"/aws/service/ecs/optimized-ami/amazon-linux-2023/{variant}recommended/image_id"
-    ), "Amazon Linux 2 has no NVIDIA driver for CUDA 13 and gets no updates"
+    assert ami_parameter(gpu=gpu) == (f"/aws/service/ecs/optimized-ami/amazon-linux-2023/{variant}recommended/image_id")
