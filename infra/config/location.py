@@ -394,7 +394,7 @@ def _warn_of_no_route(subnet_id: str, opts: pulumi.InvokeOptions | None) -> None
     if not any(route.cidr_block == "0.0.0.0/0" for route in routes):
         pulumi.log.warn(
             f"subnetIds: {subnet_id} has no default route (0.0.0.0/0); instances join the cluster only if its VPC has "
-            "endpoints for the services that they call (docs/updates.md)"
+            "endpoints for the services that they call (docs/accounts.md)"
         )
 
 

@@ -343,7 +343,7 @@ def nat_gateway(value: bool, vpc_id: str, image_uri: pulumi.Input[str]) -> None:
     if value:
         return
     if vpc_id:
-        hint = "keep true, and create the VPC's endpoints yourself (docs/stack.md)"
+        hint = "keep true, and create the VPC's endpoints yourself (docs/accounts.md)"
         raise SettingError("natGateway", "false", f"cannot be combined with vpcId ({vpc_id})", hint)
     if known(image_uri) and not ECR_IMAGE.match(known(image_uri)):
         problem = f"leaves the registry of imageUri ({image_uri}) unreachable"
