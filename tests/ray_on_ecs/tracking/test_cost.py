@@ -36,7 +36,7 @@ def put(
     aws_server: str, aws_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Any]]:
     """Puts the stack's document into the parameter, which is not there before, with the given fields changed."""
-    cost_module._known.clear()
+    cost_module._spot_price_cache.clear()
     for name, value in {**aws_variables, CLUSTER_INFO_VARIABLE: NAME}.items():
         monkeypatch.setenv(name, value)
     ssm = client("ssm", aws_server)
@@ -72,7 +72,7 @@ def test_the_price_on_spot_is_asked_for_in_the_workers_zones(
     assert cost_of({G5_SPOT: 1000.0}) == cost, "EC2 is not asked each time"
     monkeypatch.setattr(cost_module, "SPOT_SECONDS", 0.0)
     assert cost_of({G5_SPOT: 1000.0}) == cost, "the last price holds"
-    cost_module._known.clear()
+    cost_module._spot_price_cache.clear()
     assert cost_of({G5_SPOT: 1000.0}) is None, "EC2 knows no price there"
 
 

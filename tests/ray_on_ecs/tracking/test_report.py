@@ -81,12 +81,12 @@ def test_a_finished_run_shows_its_metrics_and_what_it_ran_on(storage: RunStorage
     report = write(result=RESULT)
     shown = text(report)
     assert "mine\nfinished\n: loss 0.5124\n" in shown
-    assert "what\ntrain.py --epochs 5\n" in shown
+    assert "command\ntrain.py --epochs 5\n" in shown
     assert "metric\nlast value\nstep\n2,000\nloss\n0.5124\nlr\n0.1\n" in shown
     assert f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}" in report
     for line in ("NVIDIA A10G", "torch\n2.14.1", "time\n1:01:01", "cost\n1.00 USD", "started\n2026-11-23 18:15:00 UTC"):
         assert line in shown
-    assert "g5.xlarge, spot\n2.00 h at 0.5 USD: 1.00 USD\nin all\n1.00 USD\nthe same on demand\n2.00 USD" in shown
+    assert "g5.xlarge, spot\n2.00 h at 0.5 USD: 1.00 USD\ntotal\n1.00 USD\non demand\n2.00 USD" in shown
     assert NEXT not in shown, "there is nothing to resume"
 
 
@@ -113,7 +113,7 @@ def test_a_failed_run_shows_why_and_how_to_go_on(write: Callable[..., str]) -> N
 
 def test_a_run_whose_command_was_killed_has_a_report_too(write: Callable[..., str]) -> None:
     shown = text(write(status={**STATUS, "state": "training"}))
-    assert "training\n: after step 1,300; last heard of at 2026-11-23 19:16:01 UTC\n" in shown
+    assert "training\n: after step 1,300; last update 2026-11-23 19:16:01 UTC\n" in shown
     assert NEXT in shown
 
 
