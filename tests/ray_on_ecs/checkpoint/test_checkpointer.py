@@ -204,7 +204,7 @@ def saved(model: nn.Linear, folder: Path) -> None:
     ("harm", "word"),
     [
         (lambda file: file.write_bytes(file.read_bytes()[:100]), "has 100 of"),
-        (lambda file: file.write_bytes(file.read_bytes()[:-1] + b"?"), "holds something else"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-1] + b"?"), "has another SHA-256"),
         (lambda file: file.unlink(), "is missing"),
     ],
     ids=["truncated", "changed", "lost"],
@@ -350,7 +350,7 @@ def test_other_settings_are_refused_in_one_line(
         other.resume()
     assert refused.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.endswith("lr was 0.1 and is 0.2, seed was not set and is 1; give the same, or another run name")
+    assert line.endswith("lr was 0.1 and is 0.2, seed was not set and is 1; use the same settings, or another run name")
 
 
 class Counter:
@@ -421,7 +421,7 @@ def test_a_stateful_data_loader_is_refused_on_another_number_of_ranks(on_ranks: 
     save(tmp_path, model=nn.Linear(2, 2), state={"loader": StatefulDataLoader()})
     lines = on_ranks(2, resume_loader, tmp_path)
     assert all(
-        "state.loader is a StatefulDataLoader, which can't go on with another number of ranks" in x for x in lines
+        "state.loader is a StatefulDataLoader, which can't resume on another number of ranks" in x for x in lines
     )
 
 

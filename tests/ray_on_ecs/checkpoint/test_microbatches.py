@@ -63,7 +63,7 @@ def test_a_batch_of_any_form_is_split(batch: Any) -> None:
 
 @pytest.mark.parametrize("batch", ["text", {"text": ["a", "b"], "x": torch.arange(2)}, [torch.arange(2), None]])
 def test_a_batch_of_something_else_is_refused(batch: Any) -> None:
-    with pytest.raises(TypeError, match="can't be divided; give tensors alone"):
+    with pytest.raises(TypeError, match="can't be divided; give only tensors"):
         list(microbatches(batch, 2))
 
 
