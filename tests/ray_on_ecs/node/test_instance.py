@@ -87,7 +87,7 @@ def test_a_missing_file_is_one_line_and_no_label(file: Path, capsys: pytest.Capt
     assert instance.labels() == {}
     file.mkdir()  # what a container's engine mounts where there is no file
     assert instance.labels() == {}
-    assert capsys.readouterr().err.count("this node gets no labels of it\n") == 2
+    assert capsys.readouterr().err.count("this node gets no instance labels\n") == 2
 
 
 def test_without_a_file_nothing_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,7 @@ def test_a_worker_whose_gpus_fail_marks_its_instance_and_ends(
         (None, "FileNotFoundError"),
         ("{", "JSONDecodeError"),
         ("{}", "KeyError: 'instance_id'"),
-        ('{"instance_id": "i-0123456789abcdef0"}', "is in no Auto Scaling group that could replace it"),
+        ('{"instance_id": "i-0123456789abcdef0"}', "is not in an Auto Scaling group, which could replace it"),
     ],
 )
 def test_an_instance_that_can_not_be_marked_is_one_line(

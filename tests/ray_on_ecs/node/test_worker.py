@@ -77,7 +77,7 @@ def test_a_head_that_vanishes_after_it_answered_is_one_line(monkeypatch: pytest.
     monkeypatch.setenv("RAY_HEAD_HOST", "nobody.invalid")
     monkeypatch.setattr("sys.argv", ["ray-worker"])
     monkeypatch.setattr(worker, "join_blocker", lambda host: None)
-    with pytest.raises(HeadError, match=r"nobody\.invalid has no address any more"):
+    with pytest.raises(HeadError, match=r"nobody\.invalid has no address any longer"):
         worker.start()
 
 
@@ -129,7 +129,7 @@ def test_a_gpu_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, driver: Driv
 def test_an_image_that_can_not_use_the_gpus_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "load_driver", lambda: Driver(gpus=2))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    with pytest.raises(StartError, match="finds 0 of 2 GPUs; is it one for CUDA"):
+    with pytest.raises(StartError, match="finds 0 of 2 GPUs; is it a build with CUDA"):
         gpus.gpu_error(2)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.ones", unsupported)
