@@ -43,5 +43,5 @@ def read(file: Path) -> dict[str, str]:
         raise ValueError(f"{file} does not describe this instance ({cause!r})") from cause
     for label, value in labels.items():
         if not isinstance(value, str) or not re.fullmatch(LABEL_VALUE, value):
-            raise ValueError(f"{file}: {value!r} is not a valid Ray label for {label}")
+            raise ValueError(f"{file} has {value!r} for {label}, which is not a valid Ray label")
     return labels
