@@ -166,7 +166,7 @@ def test_another_form_of_chats_is_named(messages: Any, tokenizer: Any) -> None:
         tokenize({"messages": messages}, tokenizer, ["messages"])
 
 
-def test_a_tokenizer_that_truncates_keeps_all_of_a_text(tokenizer: Any) -> None:
+def test_truncating_tokenizer_keeps_the_whole_text(tokenizer: Any) -> None:
     cut = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>")
     cut.backend_tokenizer.enable_truncation(4)
     row = tokenize({"text": "words " * 50}, cut, ["text"])

@@ -67,6 +67,6 @@ def test_a_batch_of_something_else_is_refused(batch: Any) -> None:
         list(microbatches(batch, 2))
 
 
-def test_a_batch_that_is_not_a_share_is_refused() -> None:
+def test_wrong_share_of_a_batch_is_refused() -> None:
     with pytest.raises(ValueError, match="batch: 3 samples are not a rank's share of 8 on 1 ranks, which is 8"):
         list(microbatches(torch.arange(3), 8))

@@ -35,7 +35,7 @@ def test_jobs_run_in_this_environment_with_this_ray() -> None:
     assert "RAY_API_SERVER_ADDRESS" not in variables
 
 
-def test_a_head_is_found_by_its_owner_alone_while_it_runs(tmp_path: Path) -> None:
+def test_running_head_is_found_by_its_owner(tmp_path: Path) -> None:
     head = running(tmp_path / "ray")
     with local_head.lock():
         local_head._remember(head)

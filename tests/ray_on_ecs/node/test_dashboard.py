@@ -112,9 +112,7 @@ def test_a_dashboard_that_has_ended_is_started_again(
 
 
 @pytest.mark.parametrize("failure", [True, OSError("No space left on device")], ids=["no process", "full disk"])
-def test_a_dashboard_that_does_not_start_is_tried_now_and_then(
-    node: Any, clock: Clock, failure: Exception | bool
-) -> None:
+def test_failed_dashboard_start_is_repeated(node: Any, clock: Clock, failure: Exception | bool) -> None:
     supervisor = Supervisor()
     clock.now += RETRY_SECONDS
     node.dashboard.kill()
@@ -130,9 +128,7 @@ def test_a_dashboard_that_does_not_start_is_tried_now_and_then(
 
 
 @pytest.mark.parametrize(("has_answered", "limit"), [(True, HANG_SECONDS), (False, START_SECONDS)])
-def test_a_dashboard_that_hangs_is_killed_and_started_again(
-    node: Any, head: Head, clock: Clock, has_answered: bool, limit: float
-) -> None:
+def test_hanging_dashboard_is_restarted(node: Any, head: Head, clock: Clock, has_answered: bool, limit: float) -> None:
     supervisor, hung = Supervisor(), node.dashboard
     if has_answered:
         clock.now += ASK_SECONDS

@@ -49,7 +49,7 @@ def test_a_gcs_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
         gcs.check(f"127.0.0.1:{silent.getsockname()[1]}")
 
 
-def test_a_worker_whose_head_does_not_answer_is_healthy(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_without_a_head_is_healthy(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "AGENT", head.server_port)
     monkeypatch.setenv("RAY_HEAD_HOST", "nobody.invalid")
     monkeypatch.setattr("sys.argv", ["ray-health", "worker"])
@@ -113,9 +113,7 @@ def test_a_worker_whose_process_still_uses_a_gpu_is_healthy(
     ("targets", "is_used"),
     [((), False), (("/dev/null", "/dev/nvidiactl", "/dev/nvidia-uvm"), False), (("/dev/null", "/dev/nvidia0"), True)],
 )
-def test_a_gpu_is_in_use_while_a_process_has_its_file_open(
-    tmp_path: Path, targets: tuple[str, ...], is_used: bool
-) -> None:
+def test_open_device_file_means_gpu_in_use(tmp_path: Path, targets: tuple[str, ...], is_used: bool) -> None:
     files = tmp_path / "12" / "fd"
     files.mkdir(parents=True)
     for number, target in enumerate(targets):

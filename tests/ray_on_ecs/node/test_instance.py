@@ -31,7 +31,7 @@ def as_ray_reads_them() -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("file")
-def test_a_node_is_labelled_with_type_zone_and_market() -> None:
+def test_labels_are_type_zone_and_market() -> None:
     assert as_ray_reads_them() == {
         "code": code.fingerprint(),
         "instance-type": "g5.xlarge",
@@ -41,7 +41,7 @@ def test_a_node_is_labelled_with_type_zone_and_market() -> None:
 
 
 @pytest.mark.usefixtures("file")
-def test_a_run_reads_the_labels_that_a_worker_gets() -> None:
+def test_runs_read_the_labels_of_workers() -> None:
     assert ray_cluster.instance_kind(as_ray_reads_them()) == ("g5.xlarge", "spot"), (
         "or the run's cost would be another one's"
     )
@@ -74,7 +74,7 @@ def test_ray_starts_with_the_labels(file: Path, monkeypatch: pytest.MonkeyPatch)
         json.dumps(SPOT | {"market": "a=b"}),
     ],
 )
-def test_a_broken_file_is_one_line_and_no_label(text: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_instance_file_costs_one_line(text: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(text)
     assert instance.labels() == {}, "a worker without labels works; one that doesn't start does not"
     line = capsys.readouterr().err
@@ -82,7 +82,7 @@ def test_a_broken_file_is_one_line_and_no_label(text: str, file: Path, capsys: p
     assert line.count("\n") == 1
 
 
-def test_a_missing_file_is_one_line_and_no_label(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_instance_file_costs_one_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.unlink()
     assert instance.labels() == {}
     file.mkdir()  # what a container's engine mounts where there is no file

@@ -146,7 +146,7 @@ def test_a_silent_ray_protects_no_idle_node(agent: Agent, node: Node) -> None:
         (200, "[]", "ECS refuses"),
     ],
 )
-def test_a_failing_agent_is_asked_again_and_is_one_line(
+def test_failing_agent_costs_one_line(
     agent: Agent, node: Node, capsys: pytest.CaptureFixture[str], status: int, answer: object, said: str
 ) -> None:
     agent.fail(status, answer)
@@ -166,7 +166,7 @@ def test_a_failing_agent_is_asked_again_and_is_one_line(
     assert re.search(said, lines[0])
 
 
-def test_an_agent_that_does_not_listen_is_asked_again(node: Node, agent: Agent) -> None:
+def test_silent_agent_is_asked_again(node: Node, agent: Agent) -> None:
     url, node.protection._url = node.protection._url, "http://127.0.0.1:9/state"
     node.passes(60, True)
     node.protection._url = url

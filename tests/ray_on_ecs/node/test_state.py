@@ -33,12 +33,12 @@ def test_each_version_of_ray_has_its_own_state(folder: Path) -> None:
     }
 
 
-def test_without_a_folder_the_state_ends_with_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_state_without_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_HEAD_STATE", raising=False)
     assert state.open_state() is None
 
 
-def test_a_folder_that_cannot_be_written_keeps_no_head_from_starting(
+def test_head_starts_without_a_writable_state(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_HEAD_STATE", str(folder / "missing"))
@@ -46,7 +46,7 @@ def test_a_folder_that_cannot_be_written_keeps_no_head_from_starting(
     assert "the head's state ends with its container" in capsys.readouterr().err
 
 
-def test_a_state_with_which_two_starts_failed_is_quarantined(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_failed_starts_quarantine_the_state(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     database = write_database(folder)
     state.open_state()
     state.open_state()
@@ -69,7 +69,7 @@ def test_only_the_last_quarantined_state_is_kept(folder: Path) -> None:
     assert (folder / f"{RAY}.quarantine" / "session_name").read_text() == "second"
 
 
-def test_failed_starts_count_from_zero_after_a_healthy_one(folder: Path) -> None:
+def test_healthy_start_resets_failed_starts(folder: Path) -> None:
     database = write_database(folder)
     for _ in range(4):
         opened = state.open_state()

@@ -48,7 +48,7 @@ def put(
     ssm.delete_parameters(Names=[NAME])
 
 
-def test_it_is_the_hours_by_the_price(put: Callable[..., Any]) -> None:
+def test_cost_is_hours_times_price(put: Callable[..., Any]) -> None:
     put()
     cost = cost_of({G5: 0.5})
     assert cost == {
@@ -60,9 +60,7 @@ def test_it_is_the_hours_by_the_price(put: Callable[..., Any]) -> None:
     assert cost_line(cost) == ", 0.50 USD for 0.50 h of g5.xlarge"
 
 
-def test_the_price_on_spot_is_asked_for_in_the_workers_zones(
-    put: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spot_price_is_of_the_workers_zones(put: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     put()
     cost = cost_of({G5_SPOT: 1000.0})
     assert cost is not None
@@ -110,7 +108,7 @@ def test_each_kind_has_its_own_price(put: Callable[..., Any]) -> None:
 
 @pytest.mark.usefixtures("prices")
 @pytest.mark.parametrize(("spot", "kind"), [(True, G5_SPOT), (False, G5)])
-def test_an_instance_without_labels_is_what_the_stack_asks_for_first(
+def test_unlabelled_instance_is_the_stacks_first_choice(
     spot: bool, kind: InstanceKind, put: Callable[..., Any]
 ) -> None:
     put(spot=spot)
@@ -120,7 +118,7 @@ def test_an_instance_without_labels_is_what_the_stack_asks_for_first(
 
 @pytest.mark.usefixtures("prices")
 @pytest.mark.parametrize("hours", [{G5: 0.5, G6_SPOT: 0.1}, {G5: 0.5, InstanceKind("p5.48xlarge", "spot"): 0.1}])
-def test_with_one_price_missing_the_sum_is_not_known(hours: dict[InstanceKind, float], put: Callable[..., Any]) -> None:
+def test_missing_price_makes_the_cost_unknown(hours: dict[InstanceKind, float], put: Callable[..., Any]) -> None:
     put()
     assert cost_of(hours) is None, "a sum without a part of the instances would be wrong"
 

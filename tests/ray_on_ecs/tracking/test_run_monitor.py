@@ -27,7 +27,7 @@ def test_steps_are_those_of_this_command(monitor: RunMonitor) -> None:
     assert monitor.steps_made == 9, "a resumed run has others before them"
 
 
-def test_steps_that_were_lost_and_made_again_count_twice(monitor: RunMonitor) -> None:
+def test_repeated_steps_count_twice(monitor: RunMonitor) -> None:
     for steps, workers in ((8, "a"), (3, "b"), (4, "b")):
         monitor.update(state(steps, workers=workers))
     assert monitor.steps_made == 8 + 4, "it is progress to whoever stops what idles"
@@ -55,7 +55,7 @@ class LocalClient(RunClient):
         return state
 
 
-def test_a_poll_sends_the_metrics_that_are_new_however_many_there_were() -> None:
+def test_poll_sends_only_new_metrics() -> None:
     client = LocalClient()
     monitor = RunMonitor(client, Console(width=100))
     for epoch in range(5000):

@@ -19,7 +19,7 @@ def keys(client: Any, prefix: str) -> set[str]:
     return {found["Key"] for found in client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])}
 
 
-def test_a_folder_is_made_only_when_something_is_written(tmp_path: Path) -> None:
+def test_folder_is_created_by_the_first_write(tmp_path: Path) -> None:
     storage = RunStorage.open(str(tmp_path / "new" / "deep"), "run")
     storage.check_writable()
     assert list(tmp_path.iterdir()) == [], "a check leaves nothing behind"
@@ -56,7 +56,7 @@ def test_a_missing_bucket_is_refused_in_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_bucket_is_written_under_its_prefix_and_run(s3: Any) -> None:
+def test_keys_have_prefix_and_run_name(s3: Any) -> None:
     storage = RunStorage.open(f"s3://{BUCKET}/storage/", "run")
     storage.check_writable()
     assert keys(s3, "storage/") <= {"storage/"}, "a check leaves no object but the prefix's marker"
@@ -102,7 +102,7 @@ def test_calls_that_are_lost_are_made_again(s3: Any, aws_server: str, monkeypatc
 
 @pytest.mark.usefixtures("s3")
 @pytest.mark.parametrize(("before", "after"), [("long" * 1000, "short"), ("short", "long" * 1000)])
-def test_a_document_that_is_replaced_while_it_is_read_is_read_again(
+def test_document_replaced_during_a_read(
     s3: Any, aws_server: str, monkeypatch: pytest.MonkeyPatch, before: str, after: str
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", aws_server)
@@ -195,7 +195,7 @@ def test_what_no_retry_can_change_fails_at_once(monkeypatch: pytest.MonkeyPatch,
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_written_again_is_never_half_there(tmp_path: Path) -> None:
+def test_file_is_replaced_atomically(tmp_path: Path) -> None:
     storage = RunStorage.open(str(tmp_path), "run")
     storage.write("metrics.jsonl", "old")
     with Path(storage.path("metrics.jsonl")).open() as reader:
