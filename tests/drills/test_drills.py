@@ -21,7 +21,7 @@ def test_table_marks_a_run_with_other_weights() -> None:
 def test_pause_begins_at_disturbance_or_step() -> None:
     # Steps at 1 and 2 s, none for 20 s after a last one at 3.5 s.
     steps = [1.0, 2.0, 3.5, 23.5, 24.0]
-    assert pauses(steps, [3.0]) == pytest.approx([20.0]), "a step that was nearly over ends after the disturbance"
+    assert pauses(steps, [3.0]) == pytest.approx([20.0])
 
 
 def test_disturbed_pause_counts_to_its_end() -> None:

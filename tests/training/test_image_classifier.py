@@ -120,7 +120,7 @@ def test_bad_option_fails_before_torch_import(folder: Path, flags: list[str], li
     assert done.returncode == 2
     [said] = done.stderr.splitlines()
     assert said.startswith(f"image_classifier.py: error: {line}")
-    assert "torch is imported" in run(folder / "run").stderr, "without a mistake it is"
+    assert "torch is imported" in run(folder / "run").stderr
 
 
 def test_options_are_checked_against_the_data(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,7 +135,7 @@ def test_options_are_checked_against_the_data(capsys: pytest.CaptureFixture[str]
     assert steps * (found.epochs - 1) < 400 <= steps * found.epochs
     many = options(max_workers=50)
     resolve_defaults(many, data, cpu)
-    assert 1438 // (50 * many.batch_size) >= 8, "an epoch has eight steps on many workers, too"
+    assert 1438 // (50 * many.batch_size) >= 8
 
 
 @pytest.mark.usefixtures("folder")
@@ -294,8 +294,8 @@ def test_each_image_is_flipped_and_shifted_by_itself(monkeypatch: pytest.MonkeyP
     }
     rows, columns = {row for row, _ in places}, {column for _, column in places}
     assert rows == set(range(8, 13))
-    assert columns == {*range(3, 8), *range(20, 25)}, "flipped, the column is 22"
-    assert len(places) > 30, "each has its own shift"
+    assert columns == {*range(3, 8), *range(20, 25)}
+    assert len(places) > 30
 
 
 def test_every_test_image_is_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,7 +335,7 @@ def test_running_statistics_move_once_per_step(of: int) -> None:
 def test_one_worker_of_two_learns_what_two_do(folder: Path) -> None:
     two = trained(folder / "two", "--model=models:mlp", ranks=2)
     one = trained(folder / "one", "--model=models:mlp", MAX_WORLD_SIZE="2")
-    assert two.pop("2.num_batches_tracked") * 2 == one.pop("2.num_batches_tracked"), "one has both micro-batches"
+    assert two.pop("2.num_batches_tracked") * 2 == one.pop("2.num_batches_tracked")
     torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
 
 
@@ -352,7 +352,7 @@ def test_resume_within_an_epoch_has_equal_weights(folder: Path) -> None:
     assert all(torch.equal(weights[name], undisturbed[name]) for name in undisturbed)
     logged = [json.loads(line) for line in (reports / sdk.REPORTS).read_text().splitlines()]
     epochs = [each[sdk.STEP] for each in logged if "test_accuracy" in each.get(sdk.VALUES, {})]
-    assert epochs == [17, 34, 51], "each epoch once"
+    assert epochs == [17, 34, 51]
     with safe_open(folder / "run" / "model.safetensors", "pt") as file:
         known = json.loads(file.metadata()["image_classifier"])
     assert (known["classes"], known["shape"]) == (list("0123456789"), [1, 28, 28])

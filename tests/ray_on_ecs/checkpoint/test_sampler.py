@@ -36,7 +36,7 @@ def test_a_position_is_of_all_ranks(before: int, after: int) -> None:
     for rank in range(after):
         resumed = sampler(24, rank, after)
         resumed.load_state_dict({"epoch": 0, "position": 12, "samples": 24, "seed": 0})
-        assert len(resumed) == 24 // after, "a whole epoch's, as a schedule wants it"
+        assert len(resumed) == 24 // after
         rest |= set(resumed)
     assert rest == second
 
@@ -54,7 +54,7 @@ def test_second_pass_without_end_epoch_is_refused() -> None:
     made = sampler(4)
     for _ in DataLoader(TensorDataset(torch.arange(4)), sampler=made):
         made.position += 1
-    assert list(made) == [], "an epoch that was cut before its test has no samples left"
+    assert list(made) == []
     with pytest.raises(RuntimeError, match=r"epoch 0 has no samples left; call end_epoch\(\) or set_epoch\(\)"):
         list(made)
 
@@ -81,7 +81,7 @@ def test_count_of_one_ranks_samples_is_noticed(ranks: int, position: int, is_wro
 def test_global_batch_is_equal_on_all_world_sizes(ranks: int) -> None:
     shares = [list(sampler(25, rank, ranks).batches(8)) for rank in range(ranks)]
     batches = [{each for share in shares for each in share[step]} for step in range(3)]
-    assert [len(batch) for batch in batches] == [8, 8, 8], "the last sample is left out"
+    assert [len(batch) for batch in batches] == [8, 8, 8]
     assert {len(share) for share in shares} == {3} == {len(sampler(25, 0, ranks).batches(8))}
     order = list(sampler(25))
     assert batches == [set(order[8 * step : 8 * step + 8]) for step in range(3)]

@@ -41,9 +41,9 @@ def test_running_head_is_found_by_its_owner(tmp_path: Path) -> None:
         local_head._remember(head)
     assert local_head.find() == head
     [file] = (tmp_path / ".ray-on-ecs").glob("*.json")
-    assert file.stat().st_mode & 0o777 == 0o600, "it holds the token"
+    assert file.stat().st_mode & 0o777 == 0o600
     file.write_text(json.dumps(asdict(replace(head, created=head.created - 60))))
-    assert local_head.find() is None, "another process has its ID now"
+    assert local_head.find() is None
     file.write_text("{}")
     assert local_head.find() is None
 

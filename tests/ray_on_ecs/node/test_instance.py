@@ -60,7 +60,7 @@ def test_ray_starts_with_the_labels(file: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(worker, "join_blocker", lambda host: None)
     monkeypatch.setattr(worker.process, "ray_start", start)
     assert worker.start() == 0
-    assert started[2:] == [*labels.flags(), "--num-cpus=4"], "a --labels of the task's own comes last and wins"
+    assert started[2:] == [*labels.flags(), "--num-cpus=4"]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_ray_starts_with_the_labels(file: Path, monkeypatch: pytest.MonkeyPatch)
 )
 def test_broken_instance_file_costs_one_line(text: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(text)
-    assert instance.labels() == {}, "a worker without labels works; one that doesn't start does not"
+    assert instance.labels() == {}
     line = capsys.readouterr().err
     assert line.startswith(f"ray-worker: INSTANCE_FILE: {file} ")
     assert line.count("\n") == 1

@@ -113,7 +113,7 @@ def test_orphaned_jobs_become_failed(
     monkeypatch.setattr(api, "get", get)
     monkeypatch.setattr(api, "post", stop)
     recovery.fail_orphaned_jobs()
-    assert requested == ["old", "old"], "a job that was submitted to this head keeps running"
+    assert requested == ["old", "old"]
     assert capsys.readouterr().out == "ray-head: job old has ended with the head that it ran on\n"
 
 
@@ -128,7 +128,7 @@ def test_state_is_healthy_once_jobs_are_read(ray: Head, monkeypatch: pytest.Monk
     requested.clear()
     recovery.run()
     healthy = ["version", "gcs_healthz"]
-    assert requested == [*healthy, "orphans", "lost", *healthy], "a table of jobs can be damaged, too"
+    assert requested == [*healthy, "orphans", "lost", *healthy]
     assert not list(state.folder.parent.iterdir()), "the start doesn't count"
 
 
@@ -189,8 +189,8 @@ def test_only_the_last_job_of_a_run_counts(ray: Head) -> None:
     elsewhere["metadata"] = {**elsewhere["metadata"], "storage_path": "results"}
     ray.answer = [a_job(RUNNING, "mine.2", start_time=2_000_000), a_job(DIED), elsewhere]
     JobRecovery(None).resubmit_lost_jobs()
-    assert [body["metadata"]["storage_path"] for body in ray.bodies] == ["results"], "mine.2 has replaced the lost one"
-    assert ray.bodies[0]["submission_id"] == "mine.3", "Ray takes no ID twice"
+    assert [body["metadata"]["storage_path"] for body in ray.bodies] == ["results"]
+    assert ray.bodies[0]["submission_id"] == "mine.3"
 
 
 def refused(**details: Any) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def test_resubmissions_in_a_row_are_limited(ray: Head, capsys: pytest.CaptureFix
         recovery.resubmit_lost_jobs()
     assert ray.bodies == []
     said = "ray-head: job mine.4 is not submitted again: its run was lost 4 times in a row\n"
-    assert capsys.readouterr().out == said, "once"
+    assert capsys.readouterr().out == said
 
 
 def test_progress_resets_resubmissions(ray: Head) -> None:
@@ -267,7 +267,7 @@ def test_a_job_that_the_head_stopped_with_itself_is_submitted_again_by_the_next_
     next_head.resubmit_lost_jobs()
     assert [body["submission_id"] for body in ray.bodies] == ["mine.2"]
     state.mark_healthy()
-    assert state.interrupted_jobs == set(), "IDs mean nothing to a later state"
+    assert state.interrupted_jobs == set()
 
 
 def test_nothing_is_submitted_while_the_head_stops(ray: Head) -> None:

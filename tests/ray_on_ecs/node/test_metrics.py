@@ -114,12 +114,12 @@ def test_a_gcs_that_does_not_answer_publishes_nothing(ray: Head, gcs_server: Gcs
 
 def test_gpu_without_utilization_is_skipped() -> None:
     [busy, full] = metrics.utilization(summary(node(gpu(None, 0), gpu(-1, 0), gpu(0, 0))))
-    assert (busy["Values"], busy["Counts"]) == ([0], [1]), "0 is a value: such a GPU is idle"
-    assert (full["Values"], full["Counts"]) == ([0], [3]), "CloudWatch takes a value once, with how often it is there"
+    assert (busy["Values"], busy["Counts"]) == ([0], [1])
+    assert (full["Values"], full["Counts"]) == ([0], [3])
 
 
 def test_a_dead_node_is_left_out() -> None:
-    assert metrics.utilization(summary(node(gpu(50, 50), state="DEAD"))) == [], "the dashboard keeps it for a while"
+    assert metrics.utilization(summary(node(gpu(50, 50), state="DEAD"))) == []
 
 
 class Enough(BaseException):
@@ -183,7 +183,7 @@ def test_it_publishes_every_minute_however_long_publishing_takes(monkeypatch: py
 
     with pytest.raises(Enough):
         metrics.repeat(work)
-    assert times == [60, 120, 180, 240], "a minute without a value looks like a head without one"
+    assert times == [60, 120, 180, 240]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_head_runs_without_cloudwatch(tmp_path: Path) -> None:
             stderr=said,
             timeout=180,
         )
-    assert status == 7, "Ray's own status"
+    assert status == 7
     [line] = (tmp_path / "said").read_text().splitlines()
     assert line.startswith("ray-head: metrics: not published")
 

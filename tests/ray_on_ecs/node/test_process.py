@@ -56,20 +56,20 @@ def test_stop_signal_drains_and_exits_0(tmp_path: Path, number: signal.Signals) 
     assert process.stdout.readline().startswith("ray start --flag"), "Ray runs before it is stopped"
     process.send_signal(number)
     output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, "ECS shows a status of 1 as a failure"
-    assert "drained" in output, "SIGTERM reached Ray"
+    assert process.returncode == 0
+    assert "drained" in output
 
 
 def test_a_node_that_fails_has_rays_exit_status(tmp_path: Path) -> None:
     process = start(NODE, fake_ray(tmp_path, "#!/bin/sh\nexit 7\n"))
     process.communicate(timeout=120)
-    assert process.returncode == 7, "nobody asked it to stop"
+    assert process.returncode == 7
 
 
 def test_killed_node_has_a_shells_exit_status(tmp_path: Path) -> None:
     process = start(NODE, fake_ray(tmp_path, "#!/bin/sh\nkill -9 $$\n"))
     process.communicate(timeout=120)
-    assert process.returncode == 128 + 9, "the kernel kills what outgrows the task's memory"
+    assert process.returncode == 128 + 9
 
 
 def test_a_failure_while_it_stops_is_a_failure(tmp_path: Path) -> None:
@@ -117,6 +117,6 @@ def test_failed_before_stop_still_drains(tmp_path: Path) -> None:
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, "it waited for Ray to end"
+    assert process.returncode == 0
     assert "drained" in output
     assert "ZeroDivisionError" in errors

@@ -26,7 +26,7 @@ def write_database(folder: Path) -> Path:
 
 
 def test_each_version_of_ray_has_its_own_state(folder: Path) -> None:
-    assert state.open_state() == State(folder / RAY), "an old database isn't opened by a new Ray"
+    assert state.open_state() == State(folder / RAY)
     assert State(folder / RAY).variables == {
         "RAY_gcs_storage": "rocksdb",
         "RAY_gcs_storage_path": f"{folder}/{RAY}",
@@ -53,7 +53,7 @@ def test_two_failed_starts_quarantine_the_state(folder: Path, capsys: pytest.Cap
     assert database.exists(), "the first may just have been stopped"
     state.open_state()
     assert not database.parent.exists(), "the head would fail for ever"
-    assert (folder / f"{RAY}.quarantine" / "session_name").read_text() == "session", "somebody may want to know why"
+    assert (folder / f"{RAY}.quarantine" / "session_name").read_text() == "session"
     [line] = capsys.readouterr().out.splitlines()
     assert line.startswith(f"ray-head: 2 starts with {database.parent} failed")
 
@@ -65,7 +65,7 @@ def test_only_the_last_quarantined_state_is_kept(folder: Path) -> None:
             opened = state.open_state()
         assert opened is not None
         opened.mark_healthy()
-    assert [each.name for each in folder.iterdir()] == [f"{RAY}.quarantine"], "the disk would fill up"
+    assert [each.name for each in folder.iterdir()] == [f"{RAY}.quarantine"]
     assert (folder / f"{RAY}.quarantine" / "session_name").read_text() == "second"
 
 

@@ -35,7 +35,7 @@ def test_worker_waits_for_the_head(head: Head, capsys: pytest.CaptureFixture[str
     head.failing = True
     with pytest.raises(HeadError, match=r"answers with 500, after 0 s"):
         worker.wait_for_head("127.0.0.1", seconds=0.2)
-    assert "waiting for the head: 127.0.0.1" in capsys.readouterr().out, "a silent wait looks like a hang"
+    assert "waiting for the head: 127.0.0.1" in capsys.readouterr().out
 
 
 def greet(server: socket.socket) -> None:
@@ -96,9 +96,9 @@ def test_a_wait_is_a_number_of_seconds(given: str, monkeypatch: pytest.MonkeyPat
 
 def test_work_is_drained_only_with_a_head(gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "DASHBOARD", 9)  # where nothing answers
-    assert worker.stop_signal("127.0.0.1") is signal.SIGTERM, "a dashboard that hangs keeps no work from being moved"
+    assert worker.stop_signal("127.0.0.1") is signal.SIGTERM
     gcs_server.error = grpc.StatusCode.UNAVAILABLE
-    assert worker.stop_signal("127.0.0.1") is signal.SIGINT, "Ray would try to reach the head until its time is up"
+    assert worker.stop_signal("127.0.0.1") is signal.SIGINT
 
 
 def test_expected_gpus_come_from_the_flag() -> None:

@@ -115,7 +115,7 @@ def test_lock_of_killed_local_process_is_taken_over(
     owner.kill()
     owner.wait()
     with RunLock(storage):
-        assert capsys.readouterr().out == "", "nobody waits"
+        assert capsys.readouterr().out == ""
 
 
 @pytest.mark.usefixtures("quick")
@@ -246,7 +246,7 @@ def test_files_of_killed_commands_go_with_the_lock(tmp_path: Path) -> None:
         for name in ("run.lock.old", "run.lock.new"):
             storage.write(name, "")
         os.utime(storage.path("run.lock.old"), (1, 1))
-    assert [each.name for each in (tmp_path / "mine").iterdir()] == ["run.lock.new"], "its command may be alive"
+    assert [each.name for each in (tmp_path / "mine").iterdir()] == ["run.lock.new"]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}"])

@@ -127,11 +127,11 @@ def test_stored_records_are_not_rewritten(storage: RunStorage, monkeypatch: pyte
         make(log, step)
         file.write(log)
     if storage.is_local:
-        assert (written, path.stat().st_ino) == ([], before), "the lines are appended to the file"
+        assert (written, path.stat().st_ino) == ([], before)
         assert steps(storage) == list(range(1, 200_011))
     else:
         assert len(written) == 10
-        assert sum(written) < 10 * 10 * 100, "a part begins, of lines of less than 100 bytes"
+        assert sum(written) < 10 * 10 * 100
 
 
 def test_records_are_stored_after_a_storage_outage(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,7 @@ def test_a_kill_before_any_change_loses_no_record(tmp_path: Path, monkeypatch: p
             pass
         monkeypatch.setattr(MortalStorage, "changes_left", itertools.repeat(None))
         found = steps(storage)
-        assert found == list(range(1, len(found) + 1)), "none is lost, and none is there twice"
+        assert found == list(range(1, len(found) + 1))
         assert len(found) >= stored
         log, file = attempt(storage)
         make(log, *range(stored + 1, LAST + 1))

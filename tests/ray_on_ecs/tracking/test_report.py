@@ -87,7 +87,7 @@ def test_report_of_a_finished_run(storage: RunStorage, write: Callable[..., str]
     for line in ("NVIDIA A10G", "torch\n2.14.1", "time\n1:01:01", "cost\n1.00 USD", "started\n2026-11-23 18:15:00 UTC"):
         assert line in shown
     assert "g5.xlarge, spot\n2.00 h at 0.5 USD: 1.00 USD\ntotal\n1.00 USD\non demand\n2.00 USD" in shown
-    assert NEXT not in shown, "there is nothing to resume"
+    assert NEXT not in shown
 
 
 def test_changed_settings_come_first(write: Callable[..., str]) -> None:
