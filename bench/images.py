@@ -73,8 +73,8 @@ def blend(images: Tensor, labels: Tensor, count: int, generator: torch.Generator
 def _draw(labels: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
     """Return the index of a random image of its class for each target."""
     drawn = torch.empty(len(targets), dtype=torch.int64)
-    for each in targets.unique():
-        members = (labels == each).nonzero().flatten()
-        wanted = targets == each
+    for label in targets.unique():
+        members = (labels == label).nonzero().flatten()
+        wanted = targets == label
         drawn[wanted] = members[torch.randint(len(members), (int(wanted.sum()),), generator=generator)]
     return drawn

@@ -56,7 +56,11 @@ def compare(references: list[Epochs], ours: list[Epochs]) -> Comparison:
     """
     goal = statistics.mean(_final_accuracies(references))
     reference_seconds = [_seconds(epochs) for epochs in references]
-    reaching = [_seconds(epochs[:last]) for epochs in ours if (last := _first_epoch(epochs, goal)) is not None]
+    reaching: list[float] = []
+    for epochs in ours:
+        last = _first_epoch(epochs, goal)
+        if last is not None:
+            reaching.append(_seconds(epochs[:last]))
     median = statistics.median(reaching) if reaching else math.inf
     ratio = statistics.median(reference_seconds) / median
     target = at_least(ratio, TARGET)
@@ -118,7 +122,7 @@ def _train(bench: Bench, *flags: str) -> Epochs:
     script = ["image_classifier.py", "--data", str(bench.folder), *flags]
     harness.call([sys.executable, "-P", "-m", "ray_on_ecs.run", *run, *script])
     records = map(json.loads, Path(runs, name, "metrics.jsonl").read_text().splitlines())
-    return [each for each in records if "test_accuracy" in each]
+    return [record for record in records if "test_accuracy" in record]
 
 
 def _seconds(epochs: Epochs) -> float:
