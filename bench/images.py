@@ -1,7 +1,7 @@
-"""The benchmarks' images: any number of them, made of Fashion-MNIST's or of a part of these.
+"""Benchmark images: any number of them, synthesized from Fashion-MNIST or a subset of it.
 
-Each is a blend of two images of a class, moved, flipped or not, with noise. It is harder to classify than its sources.
-Training images are made of training images alone, and test images of test images.
+An image is a blend of two images of a class, shifted, perhaps flipped, with noise. It is harder to classify than its
+sources. Training images are blends of training images, and test images of test images.
 """
 
 from __future__ import annotations

@@ -38,10 +38,10 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A measurement of ours and of a reference.
+    """Measurement of ours and of a reference.
 
     Attributes:
-        name: What is compared.
+        name: The measured quantity.
         reference: The reference's number, with its unit.
         ours: Our number, with its unit.
         ratio: How many times better ours is, or another number that `target` is about; None if not measured.

@@ -30,7 +30,7 @@ if len(sys.argv) > 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 time.sleep(1)
 print("last line at", time.time(), flush=True)
 """
-# The same by Ray Train alone, which starts everything else that a run needs.
+# The same under Ray Train only, on which a run is built.
 RAY_TRAIN = """
 import time
 from ray.train import RunConfig, ScalingConfig
