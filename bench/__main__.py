@@ -38,8 +38,8 @@ def _measure(bench: Bench, names: list[str]) -> int:
     documents = {}
     for name in names:
         comparisons: list[Comparison] = []
-        for each in BENCHMARKS[name](bench):
-            comparisons.append(each)
+        for comparison in BENCHMARKS[name](bench):
+            comparisons.append(comparison)
             # What is measured is kept, even if the next measurement fails.
             documents[name] = report.document(name, comparisons, bench.seeds)
             report.write(documents[name], list(BENCHMARKS))

@@ -53,8 +53,8 @@ def compare(other: str, seconds: dict[str, list[float]]) -> Comparison:
     ratio = statistics.median(ratios)
     return Comparison(
         name=f"A checkpoint's blocked time, of that of {other}",
-        reference=f"{spread([1000 * each for each in seconds[other]])} ms",
-        ours=f"{spread([1000 * each for each in seconds[OURS]])} ms",
+        reference=f"{spread([1000 * blocked for blocked in seconds[other]])} ms",
+        ours=f"{spread([1000 * blocked for blocked in seconds[OURS]])} ms",
         n=len(ratios),
         note="resnet18 and AdamW (134 MB), DDP on two ranks; Checkpointer stores it in the background",
         data={OURS: seconds[OURS], other: seconds[other]},
@@ -109,7 +109,7 @@ def _save(endpoint: str) -> dict[str, list[float]]:
                 seconds.setdefault(name, []).append(time.perf_counter() - began)
                 checkpoint.wait()
     checkpoint.close()
-    return {name: each[1:] for name, each in seconds.items()}  # without what is imported for the first
+    return {name: rounds[1:] for name, rounds in seconds.items()}  # the first round includes imports
 
 
 @contextmanager

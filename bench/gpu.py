@@ -1,6 +1,6 @@
-"""On a GPU: an epoch of ray_train_ddp.py's loop, and tokens per second of language_model.py, beside their arithmetic.
+"""GPU benchmark: an epoch of ray_train_ddp.py's loop and tokens per second of language_model.py, against a matmul.
 
-It takes at most ten minutes; a row says what could not be done.
+It takes at most ten minutes; a measurement that fails has a row with the reason.
 """
 
 from __future__ import annotations

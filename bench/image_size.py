@@ -16,11 +16,11 @@ MB = 1e6
 PACKAGE_SIZES = """
 import importlib.metadata as m, json
 parts = {"CUDA": [0, 0], "PyTorch and Triton": [0, 0], "everything else": [0, 0]}
-for each in m.distributions():
-    name = each.metadata["Name"]
+for distribution in m.distributions():
+    name = distribution.metadata["Name"]
     cuda, torch = name.startswith(("nvidia-", "cuda-")), name in ("torch", "torchvision", "triton")
     part = parts["CUDA" if cuda else "PyTorch and Triton" if torch else "everything else"]
-    for file in each.files or []:
+    for file in distribution.files or []:
         path = file.locate()
         part[0] += file.size or 0
         part[1] += path.stat().st_size if path.is_file() else 0

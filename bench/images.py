@@ -1,7 +1,7 @@
-"""The benchmarks' images: any number of them, made of Fashion-MNIST's or of a part of these.
+"""Benchmark images: any number of them, synthesized from Fashion-MNIST or a subset of it.
 
-Each is a blend of two images of a class, moved, flipped or not, with noise. It is harder to classify than its sources.
-Training images are made of training images alone, and test images of test images.
+An image is a blend of two images of a class, shifted, perhaps flipped, with noise. It is harder to classify than its
+sources. Training images are blends of training images, and test images of test images.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def blend(images: Tensor, labels: Tensor, count: int, generator: torch.Generator
 def _draw(labels: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
     """Return the index of a random image of its class for each target."""
     drawn = torch.empty(len(targets), dtype=torch.int64)
-    for each in targets.unique():
-        members = (labels == each).nonzero().flatten()
-        wanted = targets == each
+    for label in targets.unique():
+        members = (labels == label).nonzero().flatten()
+        wanted = targets == label
         drawn[wanted] = members[torch.randint(len(members), (int(wanted.sum()),), generator=generator)]
     return drawn

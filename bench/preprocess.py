@@ -1,7 +1,6 @@
-"""The gain from CPU workers when preparing images takes longer than training on them: training/preprocess.py.
+"""Gain from CPU workers when preparing images takes longer than training on them: training/preprocess.py.
 
-The node that trains has one core, and so has the CPU worker beside it. Ray Data prepares the images on the one or on
-the other; nothing else differs.
+The training node and the CPU worker have one core each. Ray Data prepares the images on one or the other.
 """
 
 from __future__ import annotations

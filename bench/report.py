@@ -29,7 +29,7 @@ class Target:
 
     Attributes:
         text: The target, such as `at least 3`.
-        reached: Whether the ratio reaches it, or None where nothing could be measured.
+        reached: True if the ratio reaches it; None without a measurement.
     """
 
     text: str
@@ -38,10 +38,10 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A measurement of ours and of a reference.
+    """Measurement of ours and of a reference.
 
     Attributes:
-        name: What is compared.
+        name: The measured quantity.
         reference: The reference's number, with its unit.
         ours: Our number, with its unit.
         ratio: How many times better ours is, or another number that `target` is about; None if not measured.
@@ -62,7 +62,7 @@ class Comparison:
 
     @property
     def reached(self) -> bool | None:
-        """Whether the target is reached; None without a target or a ratio."""
+        """True if the target is reached; None without a target or a ratio."""
         return self.target.reached if self.target else None
 
 
@@ -97,12 +97,12 @@ def document(name: str, comparisons: Sequence[Comparison], seeds: Sequence[int])
             "cpu_bf16": any(flag in _cpu_info().get("flags", "").split() for flag in BF16_FLAGS),
             "cpus": psutil.cpu_count(),
             "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-            "gpus": [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())],
+            "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         },
         "versions": {"python": platform.python_version(), **packages},
         "seeds": list(seeds),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "comparisons": [asdict(each) for each in comparisons],
+        "comparisons": [asdict(comparison) for comparison in comparisons],
     }
 
 
@@ -117,15 +117,16 @@ def write(document: dict[str, Any], order: Sequence[str]) -> None:
 
 def table(documents: Sequence[dict[str, Any]]) -> Table:
     """Build a table of all comparisons, captioned with the machines and versions that they were measured on."""
-    seeds = dict.fromkeys(f"seeds {', '.join(map(str, each['seeds']))}" for each in documents)
-    environments = dict.fromkeys(_environment(each) for each in documents)
+    seeds = dict.fromkeys(f"seeds {', '.join(map(str, document['seeds']))}" for document in documents)
+    environments = dict.fromkeys(_environment(document) for document in documents)
     shown = Table(title="; ".join(seeds), caption="\n".join(environments), show_lines=True)
     for heading in ("comparison", "reference", "ours", "ratio", "target", "n", "note"):
         shown.add_column(heading, justify="right" if heading in ("ratio", "n") else "left")
-    for each in (comparison for document in documents for comparison in document["comparisons"]):
-        ratio = "-" if each["ratio"] is None else f"{each['ratio']:.3g}"
-        compared = (each[name] for name in ("name", "reference", "ours"))
-        shown.add_row(*compared, ratio, _outcome(each["target"]), str(each["n"]), each["note"])
+    for document in documents:
+        for row in document["comparisons"]:
+            ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3g}"
+            outcome = _outcome(row["target"])
+            shown.add_row(row["name"], row["reference"], row["ours"], ratio, outcome, str(row["n"]), row["note"])
     return shown
 
 

@@ -30,7 +30,7 @@ if len(sys.argv) > 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 time.sleep(1)
 print("last line at", time.time(), flush=True)
 """
-# The same by Ray Train alone, which starts everything else that a run needs.
+# The same under Ray Train only, on which a run is built.
 RAY_TRAIN = """
 import time
 from ray.train import RunConfig, ScalingConfig
@@ -109,11 +109,11 @@ class _Times:
         self.first = min(first_lines)
         self.last = max(_times(output, "last line"), default=0.0)
         self.crashed = max(_times(output, "crash"), default=0.0)
-        self.restarted = min((each for each in first_lines if each > self.crashed), default=0.0)
+        self.restarted = min((moment for moment in first_lines if moment > self.crashed), default=0.0)
 
 
 def _times(output: str, event: str) -> list[float]:
-    return [float(each) for each in re.findall(rf"{event} at ([\d.]+)", output)]
+    return [float(moment) for moment in re.findall(rf"{event} at ([\d.]+)", output)]
 
 
 def _compare(

@@ -56,7 +56,11 @@ def compare(references: list[Epochs], ours: list[Epochs]) -> Comparison:
     """
     goal = statistics.mean(_final_accuracies(references))
     reference_seconds = [_seconds(epochs) for epochs in references]
-    reaching = [_seconds(epochs[:last]) for epochs in ours if (last := _first_epoch(epochs, goal)) is not None]
+    reaching: list[float] = []
+    for epochs in ours:
+        last = _first_epoch(epochs, goal)
+        if last is not None:
+            reaching.append(_seconds(epochs[:last]))
     median = statistics.median(reaching) if reaching else math.inf
     ratio = statistics.median(reference_seconds) / median
     target = at_least(ratio, TARGET)
@@ -80,17 +84,18 @@ def compare(references: list[Epochs], ours: list[Epochs]) -> Comparison:
 
 def compare_speed(references: list[Epochs], ours: list[Epochs]) -> Comparison:
     """Compare images per second of training, each the median of a run's epochs after its first."""
-    theirs, mine = ([_speed(epochs[1:]) for epochs in runs] for runs in (references, ours))
-    ratio = statistics.median(mine) / statistics.median(theirs)
+    reference_speeds = [_speed(epochs[1:]) for epochs in references]
+    our_speeds = [_speed(epochs[1:]) for epochs in ours]
+    ratio = statistics.median(our_speeds) / statistics.median(reference_speeds)
     return Comparison(
         name="images per second",
-        reference=f"{spread(theirs)} images/s",
-        ours=f"{spread(mine)} images/s",
+        reference=f"{spread(reference_speeds)} images/s",
+        ours=f"{spread(our_speeds)} images/s",
         ratio=ratio,
         target=at_least(ratio, SPEED_TARGET),
         n=len(ours),
         note="resnet18 in fp32, two workers with 128 images each; the time of the training alone",
-        data={"reference": theirs, "ours": mine},
+        data={"reference": reference_speeds, "ours": our_speeds},
     )
 
 
@@ -118,7 +123,7 @@ def _train(bench: Bench, *flags: str) -> Epochs:
     script = ["image_classifier.py", "--data", str(bench.folder), *flags]
     harness.call([sys.executable, "-P", "-m", "ray_on_ecs.run", *run, *script])
     records = map(json.loads, Path(runs, name, "metrics.jsonl").read_text().splitlines())
-    return [each for each in records if "test_accuracy" in each]
+    return [record for record in records if "test_accuracy" in record]
 
 
 def _seconds(epochs: Epochs) -> float:

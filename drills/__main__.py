@@ -54,15 +54,15 @@ FLAGS = (
 
 @dataclass(frozen=True)
 class Site:
-    """Where the drills take place.
+    """Environment of the drills.
 
     Attributes:
         cluster: The Ray cluster.
         proxy: The proxy between the cluster and S3.
         cloudwatch: The cluster's CloudWatch.
-        client: A boto3 client of that S3, past the proxy.
+        client: A boto3 client of S3, without the proxy.
         console: Shows the progress.
-        script: What is disturbed.
+        script: The script of the disturbed runs.
     """
 
     cluster: LocalCluster
@@ -80,7 +80,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The undisturbed run, and the seconds from its command's start to its end."""
+    """Undisturbed run, and the seconds from its command's start to its end."""
 
     run: S3Run
     seconds: float
@@ -88,14 +88,14 @@ class Baseline:
 
 @dataclass
 class Drill:
-    """The results of one kind of disturbance.
+    """Results of one kind of disturbance.
 
     Attributes:
-        disturbances: How many there were.
-        ended: Whether every run ended by itself with exit status 0.
-        same_weights: Whether every run ended with the undisturbed run's weights.
-        pauses: Seconds without a step after each disturbance, until the run made steps again.
-        repeated_steps: The number of steps that were made twice.
+        disturbances: The number of disturbances.
+        ended: True if every run exited with status 0.
+        same_weights: True if every run has the undisturbed run's weights.
+        pauses: Seconds without a step after each disturbance.
+        repeated_steps: The number of steps that were done twice.
     """
 
     disturbances: int = 0
@@ -106,7 +106,7 @@ class Drill:
 
     @property
     def passed(self) -> bool:
-        """Whether every run ended as the undisturbed one."""
+        """True if every run ended with the undisturbed run's weights."""
         return self.ended and self.same_weights
 
 
@@ -140,7 +140,7 @@ def main() -> int:
             drills[kind] = drill(site, kind, arguments.n, baseline, generator, arguments.monitor_seconds)
             site.console.print(table({kind: drills[kind]}))  # in case the others are interrupted
     Console(width=120).print(table(drills))
-    return 0 if all(each.passed for each in drills.values()) else 1
+    return 0 if all(result.passed for result in drills.values()) else 1
 
 
 @contextmanager
@@ -173,37 +173,37 @@ def restart(run: S3Run, step_seconds: float = STEP_SECONDS) -> S3Run:
 def drill(
     site: Site, kind: str, count: int, baseline: Baseline, generator: random.Random, monitor_seconds: float
 ) -> Drill:
-    """Disturb runs until there have been `count` disturbances or a run has not ended as the undisturbed one."""
-    found = Drill()
+    """Disturb runs until there have been `count` disturbances, or a run has ended with other weights."""
+    result = Drill()
     runs = 0
     step_seconds = STEP_SECONDS
     if kind == "monitor-failed":
         step_seconds = max(step_seconds, 1.1 * (baseline.seconds + monitor_seconds) / STEPS)
-    while found.disturbances < count and found.passed:
+    while result.disturbances < count and result.passed:
         runs += 1
         site.cluster.replace_ended()
         run = site.start(f"{kind}-{runs}", step_seconds)
         outages = site.proxy.outage, site.cloudwatch.outage
         disturber = Disturber(run, generator, partial(restart, run, step_seconds), *outages, monitor_seconds)
         try:
-            for line in disturb(disturber, KINDS[kind], count - found.disturbances, baseline.seconds):
+            for line in disturb(disturber, KINDS[kind], count - result.disturbances, baseline.seconds):
                 site.console.print(f"{kind}: {line}")
-            found.ended = run.finish(END_SECONDS + STEPS * step_seconds) == 0
+            result.ended = run.finish(END_SECONDS + STEPS * step_seconds) == 0
         except TimeoutError as error:
             site.console.print(f"{kind}: {error}", markup=False)
-            found.ended = False
+            result.ended = False
         finally:
             if run.command:
                 kill_tree(run.command.pid)
-        found.same_weights = found.ended and run.has_weights_of(baseline.run)
-        found.disturbances += len(disturber.moments)
-        found.pauses += pauses(run.step_times, disturber.moments)
-        found.repeated_steps += max(len(run.step_times) - run.steps, 0)
-        if not found.passed:
+        result.same_weights = result.ended and run.has_weights_of(baseline.run)
+        result.disturbances += len(disturber.moments)
+        result.pauses += pauses(run.step_times, disturber.moments)
+        result.repeated_steps += max(len(run.step_times) - run.steps, 0)
+        if not result.passed:
             site.console.print(run.log[-LOG_CHARACTERS:], markup=False)
-        outcome = "the undisturbed run's weights" if found.passed else "NOT as the undisturbed run"
-        site.console.print(f"{kind}: {found.disturbances} of {count} done; run {runs} ended with {outcome}")
-    return found
+        outcome = "the undisturbed run's weights" if result.passed else "OTHER weights, or not at all"
+        site.console.print(f"{kind}: {result.disturbances} of {count} done; run {runs} ended with {outcome}")
+    return result
 
 
 def disturb(
@@ -233,7 +233,7 @@ def pauses(step_times: Sequence[float], moments: Sequence[float]) -> list[float]
     """
     longest = []
     for moment, following in pairwise([*moments, float("inf")]):
-        later = [moment, *(each for each in step_times if each > moment)]
+        later = [moment, *(step_time for step_time in step_times if step_time > moment)]
         longest.append(max((after - before for before, after in pairwise(later) if before < following), default=0.0))
     return longest
 
@@ -246,14 +246,14 @@ def table(drills: dict[str, Drill]) -> Table:
     shown.add_column("disturbance")
     for heading in ("n", "ended", "same weights", "seconds without a step", "steps made twice, mean"):
         shown.add_column(heading, justify="right")
-    for kind, each in drills.items():
+    for kind, result in drills.items():
         shown.add_row(
             kind,
-            str(each.disturbances),
-            "yes" if each.ended else "NO",
-            "yes" if each.same_weights else "NO",
-            _median_and_range(each.pauses),
-            f"{each.repeated_steps / max(each.disturbances, 1):.1f}",
+            str(result.disturbances),
+            "yes" if result.ended else "NO",
+            "yes" if result.same_weights else "NO",
+            _median_and_range(result.pauses),
+            f"{result.repeated_steps / max(result.disturbances, 1):.1f}",
         )
     return shown
 

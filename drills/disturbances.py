@@ -1,4 +1,4 @@
-"""The disturbances: each one kills, stops or freezes a part of the cluster while a run's command is active."""
+"""Disturbances of a run: kill, stop or freeze a part of the cluster while the run's command is active."""
 
 from __future__ import annotations
 

@@ -2,13 +2,13 @@
 
     import ray_on_ecs
 
-    ray_on_ecs.progress(step)             # the run is alive, and this many steps are done
-    ray_on_ecs.log(loss=0.31)             # metrics of the step that was reported last
+    ray_on_ecs.progress(step)             # the number of steps done, and a sign of life
+    ray_on_ecs.log(loss=0.31)             # metrics of the last reported step
     if ray_on_ecs.seconds_left() < 60:    # the node is being reclaimed: save now
 
-Under `ray-on-ecs run` they reach the run's metrics and its detection of hangs. Elsewhere, as under torchrun, they do
-nothing. `Checkpointer`, `DistributedSampler` and `microbatches` need PyTorch and work everywhere. This package imports
-the standard library alone, until they are used; its subpackages import what they need.
+Under `ray-on-ecs run` they feed the run's metrics and its hang detection. Elsewhere, as under torchrun, they do
+nothing. `Checkpointer`, `DistributedSampler` and `microbatches` need PyTorch and work everywhere; until they are used,
+this package imports only the standard library.
 """
 
 from __future__ import annotations

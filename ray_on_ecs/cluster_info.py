@@ -1,4 +1,4 @@
-"""The SSM parameter in which the stack describes its workers, for runs and for `ray-on-ecs`."""
+"""Cluster info: the SSM parameter with the stack's description of its workers, for runs and for `ray-on-ecs`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ATTEMPTS = 2
 
 
 class Zone(TypedDict):
-    """Where the workers may be: an availability zone, its subnet and, if there is one, its placement group."""
+    """Availability zone of workers, with its subnet and, if there is one, its placement group."""
 
     zone: str
     subnet_id: str
@@ -22,12 +22,12 @@ class Zone(TypedDict):
 
 
 class Scaling(TypedDict):
-    """Number of nodes of a kind.
+    """Limits of the number of nodes of a kind.
 
     Attributes:
-        min: The idle stop leaves this many.
-        max: Jobs can request this many.
-        idle_minutes: Idle time before the stop; 0 for never.
+        min: The minimum, which the scale-in keeps.
+        max: The maximum that jobs can request.
+        idle_minutes: Idle time before the scale-in; 0 for never.
     """
 
     min: int
@@ -36,18 +36,18 @@ class Scaling(TypedDict):
 
 
 class ClusterInfo(TypedDict):
-    """The workers as the stack has them.
+    """Workers of the stack.
 
     Attributes:
         group: Their Auto Scaling group.
         types: The instance types that it may start, the preferred one first.
-        zones: The zones that they may be in, the preferred one first.
-        spot: Whether it starts spot instances.
-        spread: Whether the workers of one job may be in several zones.
-        prices: Dollars an hour on demand, by instance type; None if the stack knows none.
-        head_usd: What the head's instance costs, in dollars an hour, or None.
-        scaling: By kind of node, `workers` and, if there can be any, `cpu-workers`.
-        gpus: The GPUs of each instance.
+        zones: The zones that it may use, the preferred one first.
+        spot: The group starts Spot Instances.
+        spread: The workers of one job may be in several zones.
+        prices: On-demand price in dollars an hour, by instance type; None if the stack doesn't know them.
+        head_usd: The price of the head's instance in dollars an hour, or None.
+        scaling: The limits by kind of node: `workers` and, if the stack can have them, `cpu-workers`.
+        gpus: GPUs per instance.
     """
 
     group: str
@@ -62,15 +62,16 @@ class ClusterInfo(TypedDict):
 
 
 def read_cluster_info() -> ClusterInfo | None:
-    """Return what the stack says, or None where there is no stack or its parameter can't be read: a run goes on."""
-    if not (name := os.environ.get(CLUSTER_INFO_VARIABLE)):
+    """Return the cluster info; None outside a stack, or if it can't be read, as a run does not depend on it."""
+    name = os.environ.get(CLUSTER_INFO_VARIABLE)
+    if not name:
         return None
-    found = ask_aws("ssm", "get_parameter", Name=name)
-    return parse_cluster_info(found["Parameter"]["Value"]) if found else None
+    response = ask_aws("ssm", "get_parameter", Name=name)
+    return parse_cluster_info(response["Parameter"]["Value"]) if response else None
 
 
 def ask_aws(service: str, method: str, **arguments: Any) -> Any:
-    """Return AWS's answer, or None where it doesn't answer within some seconds or refuses: a run goes on."""
+    """Return AWS's response; None if it refuses or doesn't answer within some seconds."""
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
@@ -84,7 +85,7 @@ def ask_aws(service: str, method: str, **arguments: Any) -> Any:
 
 
 def parse_cluster_info(text: str) -> ClusterInfo | None:
-    """Return what the parameter says, or None if it is not what a stack writes."""
+    """Return the content of the parameter, or None if it is not complete."""
     try:
         document = json.loads(text)
     except ValueError:

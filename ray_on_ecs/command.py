@@ -10,22 +10,22 @@ from ray_on_ecs.errors import Interrupted, TrainingError
 # Ray reads these when it is imported.
 RAY_SETTINGS = {
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-    # How often the controller checks on the workers and on whether they have finished.
+    # The interval at which the controller polls the workers, also for their end.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.3",
-    # A node's end is announced a minute or two ahead: lose no more than a second of it before noticing.
+    # A spot interruption notice leaves only a minute or two.
     "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
-    # While workers are starting, Ray logs their pending resource requests as errors; turn that off.
+    # Ray logs the pending resource requests of starting workers as errors.
     "RAY_SCHEDULER_EVENTS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
 
 def exit_status(command: Callable[[], int], interrupted: str) -> int:
-    """Call a command and return its exit status; each failure has a line and a status of its own.
+    """Call a command and return its exit status; a failure costs one line and has its error's status.
 
     Args:
         command: Returns the exit status if nothing fails.
-        interrupted: The line for an interrupt that the command does not handle itself.
+        interrupted: The line for a KeyboardInterrupt.
     """
     try:
         return command()

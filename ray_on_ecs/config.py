@@ -1,6 +1,6 @@
-"""The settings of a run: flags, help and saved JSON all come from one dataclass.
+"""Settings of a run: one dataclass for flags, help and saved JSON.
 
-A flag's default can be set by an environment variable, `--storage-path` by `RAY_ON_ECS_STORAGE_PATH`; that is how the
+An environment variable can set a flag's default, `RAY_ON_ECS_STORAGE_PATH` for `--storage-path`; that is how the
 cluster's task definition passes the bucket.
 """
 
@@ -27,11 +27,11 @@ from ray_on_ecs.flags import check, environment_variable, flag, flags_of, settin
 DRIVER = ("python", "-m", "ray_on_ecs.run")
 # Ray sets the first for the driver of a job, and `ray-on-ecs run --local` the second.
 JOB_VARIABLE, LOCAL_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_ON_ECS_LOCAL"
-# The metadata of a job: the user who submitted it, and when (Unix time).
+# Keys of a job's metadata: the user who submitted it, and the time (Unix time).
 OWNER, SUBMITTED = "owner", "submitted"
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 METRIC_NAME = r"[A-Za-z_][\w/.-]*"
-# A number in a metric's text: whole, so that no digit, fraction or exponent follows it.
+# A complete number in a metric's text: not followed by a digit, fraction or exponent.
 PLACEHOLDER = "{number}"
 NUMBER = r"([+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf(?:inity)?|nan)\b))(?!\d|[.,]\d|[eE][+-]?\d)"
 LONGEST_LABEL = 20
@@ -63,13 +63,13 @@ def _number_or_text(value: str) -> int | str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """The settings of a run, in the order of the sections of `--help`. Values are checked on construction.
+    """Settings of a run, in the order of `--help`. Values are checked on construction.
 
     Attributes:
-        command: The script or module and its own flags, as typed.
+        command: The script or module and its flags, as typed.
 
     Raises:
-        UsageError: A value breaks its rule. The message names the flag, the value and the rule.
+        UsageError: A value breaks its rule. The message has the flag, the value and the rule.
     """
 
     command: tuple[str, ...] = ()
@@ -181,7 +181,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         """Check the values."""
         for spec in fields(self):
-            if spec.metadata and (value := getattr(self, spec.name)) is not None:
+            value = getattr(self, spec.name)
+            if spec.metadata and value is not None:
                 check(spec, value)
         _check_range("--num-workers", self.num_workers)
         _check_run_name(self.run_name)
@@ -190,18 +191,20 @@ class RunConfig:
             raise UsageError("--no-python: can't be given with -m; a module is run by Python")
         self._check_driver()
         self._check_torchrun_flags()
-        for name, given in (("--env", self.env), ("--input", self.input), ("--metric", self.metric)):
-            _check_pairs(name, given)
+        _check_pairs("--env", self.env)
+        _check_pairs("--input", self.input)
+        _check_pairs("--metric", self.metric)
         for name, pattern in _pairs(self.metric).items():
             _check_metric(name, pattern)
-        if both := self.variables.keys() & secrets.parse(self.secret).keys():
+        both = self.variables.keys() & secrets.parse(self.secret).keys()
+        if both:
             raise UsageError(f"--secret: {min(both)} is also given by --env, which shows its value; leave that out")
         if not (self.module or self.no_python) and self.command:
             object.__setattr__(self, "command", (_relative(self.command[0], self.folder), *self.command[1:]))
 
     @property
     def workers(self) -> tuple[int, int] | None:
-        """The minimum and maximum number of workers, or None if the cluster decides."""
+        """Minimum and maximum number of workers, or None if the cluster decides."""
         if self.nnodes is None and self.nproc_per_node is None:
             return None if self.num_workers is None else _worker_range(self.num_workers)
         if self.nproc_per_node in EVERY_DEVICE:
@@ -211,7 +214,7 @@ class RunConfig:
         return minimum * per_node, maximum * per_node
 
     def resolve_defaults(self) -> Self:
-        """Return this config with a run name made from the script's, if it has none."""
+        """Return this config with a run name, by default from the script's name and the time."""
         script = PurePath(self.command[0]).stem if self.command else ""
         label = re.sub(r"[^A-Za-z0-9]+", "-", script)[:LONGEST_LABEL].strip("-") or "run"
         # Two commands of one minute, perhaps on two laptops, must not share a run.
@@ -219,7 +222,7 @@ class RunConfig:
         return replace(self, run_name=self.run_name or f"{label}-{datetime.now(UTC):%m%d-%H%M}-{unique}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as they are written to config.json and result.json."""
+        """Return the settings for config.json and result.json."""
         return asdict(self)
 
     def argv(self, python: str, runner: Sequence[str] = ()) -> tuple[str, ...]:
@@ -227,20 +230,21 @@ class RunConfig:
 
         Args:
             python: The interpreter.
-            runner: Its flags for a module that runs the script, such as `-m mpi4py`.
+            runner: Flags for a module that runs the script, such as `-m mpi4py`.
         """
         if self.no_python:
             return self.command
-        return (python, "-u", *runner, *(("-m",) if self.module else ()), *self.command)
+        module_flag = ("-m",) if self.module else ()
+        return (python, "-u", *runner, *module_flag, *self.command)
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables of `--env`."""
+        """Environment variables of `--env`."""
         return _pairs(self.env)
 
     @property
     def git(self) -> dict[str, str]:
-        """The environment variables that tell the code's commit; none if it has none."""
+        """Environment variables with the code's commit; empty without a commit."""
         if self.revision is None:
             return {}
         commit, _, dirty = self.revision.partition("-")
@@ -248,19 +252,19 @@ class RunConfig:
 
     @property
     def inputs(self) -> dict[str, str]:
-        """The sources of `--input` by name."""
+        """Sources of `--input` by name."""
         return _pairs(self.input)
 
     @property
     def metrics(self) -> dict[str, str]:
-        """The regular expressions of `--metric` by name."""
+        """Regular expressions of `--metric` by name."""
         return {name: _metric_pattern(text) for name, text in _pairs(self.metric).items()}
 
     def check_files(self) -> None:
-        """Check that the folder, the script and the requirements file are there.
+        """Check that the folder, the script and the requirements file exist.
 
         Raises:
-            UsageError: One is not.
+            UsageError: One of them does not.
         """
         folder = self.folder
         if not folder.is_dir():
@@ -274,11 +278,12 @@ class RunConfig:
 
     @property
     def requirements_in_folder(self) -> str | None:
-        """The path of the requirements file in the folder with the code, which lies elsewhere on another machine."""
+        """Path of the requirements file relative to the folder with the code, which is elsewhere on the nodes."""
         return None if self.requirements is None else os.path.relpath(self.folder / self.requirements, self.folder)
 
     def _check_requirements(self) -> None:
-        if (name := self.requirements_in_folder) is None:
+        name = self.requirements_in_folder
+        if name is None:
             return
         if PurePath(name).parts[:1] == ("..",):
             raise UsageError(
@@ -292,54 +297,61 @@ class RunConfig:
 
     @property
     def folder(self) -> Path:
-        """The folder with the code."""
+        """Folder with the code."""
         return Path(os.path.normpath(Path(self.working_dir).expanduser().absolute()))
 
     def command_line(self, environment: Mapping[str, str] = os.environ) -> list[str]:
-        """Return the command that continues the run: its flags that are not at their defaults in this environment."""
+        """Return the command that continues the run, with the flags that differ from this environment's defaults."""
         flags: list[str] = []
         for spec in fields(self):
             value = getattr(self, spec.name)
-            if not spec.metadata or value == (environment.get(environment_variable(spec.name)) or spec.default):
+            default = environment.get(environment_variable(spec.name)) or spec.default
+            if not spec.metadata or value == default:
                 continue
-            for each in value if isinstance(value, tuple) else (value,):
-                flags += [flags_of(spec)[-1]] if value is True else [flags_of(spec)[-1], str(each)]
+            name = flags_of(spec)[-1]
+            if value is True:
+                flags.append(name)
+                continue
+            for item in value if isinstance(value, tuple) else (value,):
+                flags += [name, str(item)]
         return [*DRIVER, *flags, *self.command]
 
     def next_command(self) -> list[str]:
-        """Return the command for a user to continue the run: of a job, `ray-on-ecs run` in the folder with the code."""
+        """Return the user's command to continue the run; for a job, `ray-on-ecs run` in the folder with the code."""
         typed = self.without_code()
         if JOB_VARIABLE not in os.environ:
             return typed.command_line()
+        cluster_flag = ["--local"] if LOCAL_VARIABLE in os.environ else []
         flags = replace(typed, working_dir=".").command_line()[len(DRIVER) :]
-        return ["ray-on-ecs", "run", *(["--local"] if LOCAL_VARIABLE in os.environ else []), *flags]
+        return ["ray-on-ecs", "run", *cluster_flag, *flags]
 
     def without_code(self) -> Self:
-        """Return these settings without those that name the stored code."""
+        """Return these settings without the stored code."""
         return replace(self, code=None, link=(), revision=None, left_out=())
 
     def job_command(self) -> str:
-        """Return the driver's shell command as a job; -P keeps the folder that it starts in off its import path."""
+        """Return the shell command of the driver's job; -P keeps its working directory off sys.path."""
         python, *rest = self.command_line({})
         return shlex.join([python, "-P", *rest])
 
     def with_workers(self, number: int) -> Self:
-        """Return this config with a number of workers in place of torchrun's flags, unless it is a range."""
+        """Return this config with a number of workers instead of torchrun's flags, unless it has a range."""
         if self.workers and self.workers[0] < self.workers[1]:
             return self
         return replace(self, num_workers=number, nnodes=None, nproc_per_node=None)
 
     def _check_driver(self) -> None:
-        """Refuse settings that a Ray program can't use, and forget what the environment says of workers."""
+        """Refuse settings that a Ray program can't use, and ignore the environment's number of workers."""
         if not self.driver:
             return
-        for name, why in WITHOUT_DRIVER.items():
-            if getattr(self, name) in (None, False, "auto"):
+        for name, reason in WITHOUT_DRIVER.items():
+            value = getattr(self, name)
+            if value in (None, False, "auto"):
                 continue
-            if name in WORKERS and str(getattr(self, name)) == os.environ.get(environment_variable(name)):
+            if name in WORKERS and str(value) == os.environ.get(environment_variable(name)):
                 object.__setattr__(self, name, None)
             else:
-                raise UsageError(f"{flag(name)}: leave it out; a Ray program {why}")
+                raise UsageError(f"{flag(name)}: leave it out; a Ray program {reason}")
 
     def _check_torchrun_flags(self) -> None:
         if self.nnodes is None and self.nproc_per_node is None:
@@ -362,23 +374,27 @@ def _worker_range(num_workers: int | str) -> tuple[int, int]:
 
 
 def _relative(script: str, folder: Path) -> str:
-    """Return the path of a script in the folder with the code, if it was typed as an absolute one."""
+    """Return the path of a script relative to the folder with the code, if it is in the folder."""
     return os.path.relpath(script, folder) if Path(script).is_relative_to(folder) else script
 
 
-def _pairs(given: tuple[str, ...]) -> dict[str, str]:
-    return {name: value for name, _, value in (each.partition("=") for each in given)}
+def _pairs(items: tuple[str, ...]) -> dict[str, str]:
+    pairs = {}
+    for item in items:
+        name, _, value = item.partition("=")
+        pairs[name] = value
+    return pairs
 
 
-def _check_pairs(flag: str, given: tuple[str, ...]) -> None:
+def _check_pairs(flag: str, items: tuple[str, ...]) -> None:
     form = {"--input": "NAME=URI", "--metric": "NAME=TEXT"}.get(flag, "NAME=VALUE")
     allowed, characters = (METRIC_NAME, "'_', '/', '.' and '-'") if flag == "--metric" else (NAME, "and '_'")
     seen = set()
-    for each in given:
-        name, found, value = each.partition("=")
-        if not found or not re.fullmatch(allowed, name) or (not value and flag != "--env"):
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not re.fullmatch(allowed, name) or (not value and flag != "--env"):
             raise UsageError(
-                f"{flag}: {each!r} is not allowed; it must be {form}, NAME of letters, digits {characters}"
+                f"{flag}: {item!r} is not allowed; it must be {form}, NAME of letters, digits {characters}"
             )
         if name in seen:
             raise UsageError(f"{flag}: {name!r} is given twice")
@@ -386,11 +402,11 @@ def _check_pairs(flag: str, given: tuple[str, ...]) -> None:
 
 
 def _metric_pattern(text: str) -> str:
-    """Return the regular expression of a metric that is given as one, or as a text with `{number}` in it."""
+    """Return the regular expression of a metric's text, which is one itself or contains `{number}`."""
     if PLACEHOLDER not in text:
         return text
     before, _, after = (_escaped(part) for part in text.partition(PLACEHOLDER))
-    start = r"(?<!\w)" if re.match(r"\w", text) else ""  # 'loss: ' is no part of 'val_loss: '
+    start = r"(?<!\w)" if re.match(r"\w", text) else ""  # 'loss: ' must not match in 'val_loss: '
     return f"{start}{before}{NUMBER}{after}"
 
 
@@ -412,12 +428,12 @@ def _check_metric(name: str, text: str) -> None:
         )
 
 
-def metric_hints(given: Sequence[str]) -> list[str]:
-    """Return a line for each regular expression of `--metric` that would cut a number such as 7e-06."""
+def metric_hints(items: Sequence[str]) -> list[str]:
+    """Return a line for each regular expression of `--metric` that would truncate a number such as 7e-06."""
     hints = []
-    for name, text in _pairs(tuple(given)).items():
+    for name, text in _pairs(tuple(items)).items():
         group = None if PLACEHOLDER in text else re.search(r"(?<!\\)\((?!\?)([^()]*)\)", text)
-        with suppress(re.error):  # what is in the parentheses may be no expression by itself
+        with suppress(re.error):  # the group's content may not be a complete expression
             if group and re.fullmatch(group[1], "0.5") and not re.fullmatch(group[1], "7e-06"):
                 better = f"{name}={text[: group.start()]}{PLACEHOLDER}{text[group.end() :]}"
                 hints.append(f"--metric: {name}={text!r} reads 7e-06 as 7; better --metric {shlex.quote(better)}")
@@ -435,12 +451,12 @@ def _check_range(flag: str, given: int | str | None) -> None:
     """Raise UsageError unless a flag's value is a number from 1, a range of such as `1:4`, or None."""
     if given is None:
         return
-    if re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", str(given)):
-        minimum, maximum = _worker_range(given)
+    if re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", str(value)):
+        minimum, maximum = _worker_range(value)
         if minimum <= maximum:
             return
     raise UsageError(
-        f"{flag}: {given!r} is not allowed; it must be a number from 1, or a minimum and a maximum such as 1:4"
+        f"{flag}: {value!r} is not allowed; it must be a number from 1, or a minimum and a maximum such as 1:4"
     )
 
 
@@ -453,7 +469,7 @@ def _check_run_name(name: str | None) -> None:
 
 
 def _check_namespace(name: str | None) -> None:
-    """Apply CloudWatch's own rules.
+    """Apply CloudWatch's rules.
 
     https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricData.html
     """
@@ -468,5 +484,5 @@ def user_name() -> str:
     """Return the name of the user of this process."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container's user need not have a name
+    except (KeyError, OSError):  # a container's user ID may be missing in /etc/passwd
         return f"user {os.getuid()}"

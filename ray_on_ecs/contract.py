@@ -1,27 +1,26 @@
 """Names and numbers on which the stack (infra/) and this package agree: container, variables, labels, quotas.
 
-This module imports nothing, and infra/ imports no other one of this package.
+This module does not import anything, and infra/ does not import any other module of this package.
 """
 
-# The head's container on its instance: ECS's agent labels what it starts, while Docker's names carry a random suffix.
+# Finds the head's container by the ECS agent's label, as Docker's names of tasks have a random suffix.
 HEAD = "ray-head"
 HEAD_CONTAINER = f"sudo docker ps -qf label=com.amazonaws.ecs.container-name={HEAD} -f health=healthy"
 # Ray's dashboard, with the Jobs API.
 DASHBOARD_PORT = 8265
 DASHBOARD_URL = f"http://127.0.0.1:{DASHBOARD_PORT}"  # on the head itself
 
-# Jupyter, on the head or on a worker: a port that no server of a node has (docs/image.md).
+# Jupyter, on the head or on a worker: a port that a node's servers don't use (docs/image.md).
 NOTEBOOK_PORT = 8888
 
 # Prefix of the runs in the stack's bucket.
 RUNS_PREFIX = "runs"
-# Seconds that a run waits for its workers: an instance that is started for it takes up to ten minutes, and longer where
-# GPUs are scarce.
+# Seconds that a run waits for its workers: a new instance takes up to ten minutes, and longer if GPUs are scarce.
 WORKER_TIMEOUT = 1800
 
-# Environment variables of the containers: CloudWatch's namespace of the stack's own metrics; `true` where there can be
-# CPU workers; the folder of the head's state; the SSM parameter that describes the workers; the head's DNS name;
-# the file in which an instance says what it is; and what the SSM parameters with the secrets of runs begin with.
+# Environment variables of the containers: the CloudWatch namespace of the stack; `true` if it can have CPU workers; the
+# folder of the head's state; the SSM parameter with the cluster info; the head's DNS name; the file with the instance's
+# type, zone and market; and the prefix of the SSM parameters with runs' secrets.
 CLOUDWATCH_NAMESPACE_VARIABLE = "CLOUDWATCH_NAMESPACE"
 CPU_WORKERS_VARIABLE = "CPU_WORKERS"
 HEAD_STATE_VARIABLE = "RAY_HEAD_STATE"
@@ -32,21 +31,21 @@ SECRETS_VARIABLE = "SECRETS_PREFIX"
 
 # EC2's markets, as its instance metadata names them.
 SPOT, ON_DEMAND = "spot", "on-demand"
-# Labels of a worker's Ray node, by the keys of the file in which its instance says what it is. Ray itself has names for
-# zone, market and group, and takes the group from RAY_NODE_TYPE_NAME.
+# Labels of a worker's Ray node, by the keys of the instance's file. Zone, market and group have Ray's names; Ray
+# takes the group from RAY_NODE_TYPE_NAME.
 # https://docs.ray.io/en/latest/ray-core/scheduling/labels.html
 INSTANCE_LABELS = {
     "instance_type": "instance-type",
     "zone": "ray.io/availability-zone",
     "market": "ray.io/market-type",
 }
-# Another key of that file.
+# Another key of the instance's file.
 INSTANCE_ID = "instance_id"
 NODE_GROUP_LABEL, NODE_GROUP_VARIABLE = "ray.io/node-group", "RAY_NODE_TYPE_NAME"
-# The group of the CPU workers; those that train have none.
+# The group of the CPU workers; GPU workers don't have one.
 CPU_WORKERS = "cpu-workers"
 
-# EC2's quotas of running vCPUs: Service Quotas' code and name, the instance families that it counts, and their market.
+# EC2's vCPU quotas: code and name in Service Quotas, the instance families that it counts, and their market.
 STANDARD_FAMILIES = "a|c|d|h|i|im|is|m|r|t|z"
 VCPU_QUOTAS = (
     ("L-DB2E81BA", "Running On-Demand G and VT instances", "g|gr|vt", ON_DEMAND),
@@ -70,5 +69,5 @@ VCPU_QUOTAS = (
 
 
 def secrets_prefix(cluster_name: str) -> str:
-    """Return what the SSM parameters with the secrets of a cluster's runs begin with."""
+    """Return the prefix of the SSM parameters with the secrets of a cluster's runs."""
     return f"/ray-on-ecs/{cluster_name}/runs"

@@ -1,10 +1,10 @@
-"""What ends a run early, and the exit status each cause has. A bug is none of these and keeps its traceback."""
+"""Errors that end a run or a command, with exit statuses. Any other exception is a bug and keeps its traceback."""
 
 LONGEST_CAUSE = 300
 
 
 class TrainingError(Exception):
-    """The run failed while it trained; the message says what is left and how to go on."""
+    """The run failed while it trained; the message has the command that resumes it."""
 
     exit_status = 1
 
@@ -16,42 +16,42 @@ class Interrupted(TrainingError):
 
 
 class StorageError(TrainingError):
-    """The storage could not be read or written, however often it was tried."""
+    """The storage could not be read or written, after several retries."""
 
 
 class UsageError(TrainingError):
-    """A setting, a folder or a data set that can't be used; nothing was created or trained."""
+    """A setting, a folder or a data set is invalid; nothing was created or trained."""
 
     exit_status = 2
 
 
 class ResourceError(TrainingError):
-    """The cluster didn't offer the workers that the run asked for within the time given."""
+    """The cluster or AWS could not provide what the command needs, such as workers within the timeout."""
 
     exit_status = 3
 
 
 class ScriptError(Exception):
-    """A user's script failed or hung; it may be started again."""
+    """A user's script failed or hung; it may be restarted."""
+
+
+class HeadUnavailable(ResourceError):
+    """The head doesn't answer: it is starting, or being replaced."""
+
+
+class HeadGone(ResourceError):
+    """The head does not exist, and is not starting."""
+
+
+class StackNotFound(HeadGone):
+    """The resources in a stack's outputs don't exist."""
 
 
 def one_line(cause: object) -> str:
-    """What a cause says, on one line that isn't too long for a screen."""
+    """Return an error's message on one line of limited length."""
     return " ".join(str(cause).split())[:LONGEST_CAUSE]
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number of things: `1 worker`, `2 workers`."""
+    """Return a number with its noun: `1 worker`, `2 workers`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-class HeadUnavailable(ResourceError):
-    """The head doesn't answer now: it is starting, or being replaced."""
-
-
-class HeadGone(ResourceError):
-    """There is no head, and none is starting."""
-
-
-class StackNotFound(HeadGone):
-    """The outputs of a stack are there, and nothing else of it."""

@@ -1,4 +1,4 @@
-"""The settings of a run as flags: their descriptions, rules and environment variables are declared with the fields."""
+"""Declaration of settings as flags: description, rules and environment variable of a dataclass field."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def setting(default: Any, description: str, *, section: str, type: Callable[[str
         description: The flag's line in `--help`.
         section: The section of `--help`.
         type: Converts the text of a flag or an environment variable.
-        **more: The rules `at_least` (inclusive), `above` (exclusive) and `choices`; `metavar`; `flags`, if they are not
-            the field's name with dashes; `repeated`, if the flag may be given several times, for a tuple of texts;
-            `hidden`, if `--help` does not show it.
+        **more: The rules `at_least` (inclusive), `above` (exclusive) and `choices`; `metavar`; `flags` other than the
+            field's name with dashes; `repeated` for a flag that may be repeated, with a tuple of strings; `hidden`
+            for a flag that `--help` does not show.
     """
     return field(default=default, metadata={"description": description, "section": section, "type": type, **more})
 
@@ -33,7 +33,7 @@ def flag(name: str) -> str:
 
 
 def flags_of(spec: Field) -> tuple[str, ...]:
-    """Return the flags of a setting; the last one is that of a command that is written."""
+    """Return the flags of a setting; generated commands use the last one."""
     return spec.metadata.get("flags") or (flag(spec.name),)
 
 
@@ -50,7 +50,7 @@ def help_line(spec: Field, default: Any) -> str:
 
 
 def check(spec: Field, value: Any) -> None:
-    """Raise UsageError if a value breaks its rule; the message names the flag, the value and the rule."""
+    """Raise UsageError if a value breaks its rule; the message has the flag, the value and the rule."""
     rules = spec.metadata
     if isinstance(value, float) and not math.isfinite(value):
         _refuse(spec, value, "a finite number")

@@ -1,4 +1,4 @@
-"""A callback for Hugging Face's Trainer, which saves its own checkpoints."""
+"""Callback for Hugging Face's Trainer that saves its checkpoint before a node is reclaimed."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class SaveBeforeReclaim(TrainerCallback):
         self._has_stopped = False
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        """Begin anew."""
+        """Reset the state of an earlier training."""
         self._has_stopped = False
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
-        """Ask for a checkpoint and the end of the training, on all ranks at the same step."""
+        """Request a checkpoint and the end of the training, on all ranks at the same step."""
         if self._reclaim.is_near():
             self._has_stopped = control.should_save = control.should_training_stop = True
-            control.should_evaluate = False  # it comes before the checkpoint, and may take all the time
+            control.should_evaluate = False  # Trainer evaluates before it saves, and that may take all the time
         return control
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
-        """Leave out what follows an epoch: Trainer ends the epoch in its middle as if it were at its end."""
+        """Skip the end of the epoch: Trainer also calls this when it stops within an epoch."""
         if self._has_stopped:
             control.should_save = control.should_evaluate = False
         return control

@@ -1,4 +1,4 @@
-"""A callback for Lightning, which saves its own checkpoints."""
+"""Callback for Lightning that saves its checkpoint before a node is reclaimed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class SaveBeforeReclaim(Callback):
         self._step = 0
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
-        """Save and leave, on all ranks at the same step.
+        """Save and exit, on all ranks at the same step.
 
         Raises:
-            SystemExit: By `should_stop` Lightning would validate, and its other checkpoints would say that the epoch is
-                over.
+            SystemExit: Instead of `should_stop`, after which Lightning would validate, and save other checkpoints as
+                if the epoch had ended.
         """
-        is_step = trainer.global_step != self._step  # else its gradients are still being accumulated
+        is_step = trainer.global_step != self._step  # False while gradients are accumulated
         self._step = trainer.global_step
         if is_step and not trainer.should_stop and self._reclaim.is_near():
             trainer.save_checkpoint(self._path)

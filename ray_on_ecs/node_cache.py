@@ -1,7 +1,7 @@
-"""Caches on a node's disk: each made once for all processes of the node, the least recently used deleted first.
+"""Caches on a node's disk, shared by the node's processes and deleted in LRU order.
 
-Beside a cache `C` lie `C.lock`, held while it is made or deleted; `C.complete`, once it is made; and `C.used`, on which
-each process that uses it has a shared lock until it ends. The time of `C.used` is that of the last use.
+A cache `C` has three files: `C.lock`, held while it is created or deleted; `C.complete`, once it is created; and
+`C.used`, on which each process that uses it holds a shared lock until it ends, and whose time is the last use.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from filelock import FileLock
 from ray_on_ecs.node_folder import node_folder
 
 MAX_AGE_SECONDS = 30 * 24 * 3600.0
-# The descriptors whose locks keep the caches of this process on the disk.
+# File descriptors of `C.used`, whose locks protect this process's caches from deletion.
 _held: dict[Path, int] = {}
 
 
 def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
-    """Return a complete folder, which stays as long as this process.
+    """Return a complete folder, which is not deleted before this process ends.
 
     Args:
-        kind: What it is for, such as `inputs`.
-        key: What tells it from others of its kind.
-        make: Fills it, given its path, where nothing is; it is called unless another process has made the folder.
+        kind: The purpose, such as `inputs`.
+        key: The identity among folders of this kind.
+        make: Creates the folder at a path; called only if another process has not created it.
     """
     folder = node_folder(kind, key)
     complete = _beside(folder, "complete")
@@ -45,8 +45,8 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
 
 
 def hold(folder: Path) -> None:
-    """Keep a cache from being deleted until this process ends; its caller has the lock under which it is made."""
-    import fcntl  # Windows, from which clients may run, has none
+    """Protect a cache from deletion until this process ends; the caller holds its lock."""
+    import fcntl  # not on Windows, where clients may run
 
     if folder not in _held:
         _held[folder] = os.open(_beside(folder, "used"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -55,15 +55,15 @@ def hold(folder: Path) -> None:
 
 
 def make_room(needed: int) -> None:
-    """Delete caches that no process uses: those too old, and then the least recently used until there is room.
+    """Delete unused caches: old ones, and then the least recently used until there is room.
 
     Args:
-        needed: The bytes that the disk should have free.
+        needed: Free bytes that the disk should have.
     """
     root = Path(tempfile.gettempdir())
     oldest = time.time() - MAX_AGE_SECONDS
-    for last_use, used in sorted((_last_use(each), each) for each in root.glob("training-*/*.used")):
-        folder = used.with_suffix("")
+    caches = [(_last_use(used), used.with_suffix("")) for used in root.glob("training-*/*.used")]
+    for last_use, folder in sorted(caches):
         if folder not in _held and (last_use < oldest or shutil.disk_usage(root).free < needed):
             _delete(folder)
 
@@ -76,7 +76,7 @@ def _last_use(used: Path) -> float:
 
 
 def _delete(folder: Path) -> None:
-    """Delete a cache unless it is being made or used, or is another user's."""
+    """Delete a cache unless it is being created or used, or belongs to another user."""
     import fcntl
 
     used = _beside(folder, "used")
@@ -84,7 +84,7 @@ def _delete(folder: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _beside(folder, "complete").unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(_beside(folder, "part"), ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(_beside(folder, "part"), ignore_errors=True)  # from a process that was killed
         used.unlink()
 
 

@@ -1,4 +1,4 @@
-"""Folders on a node's own disk, for what its processes share."""
+"""Folders on a node's disk that its processes share."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def node_folder(kind: str, key: str) -> Path:
-    """Return a folder's path, which need not exist; the same for all processes of a node.
+    """Return the path of a folder, which need not exist; equal in all processes of a node.
 
     Args:
-        kind: What it is for, such as `inputs`.
-        key: What tells it from others of its kind; a hash of this is its name.
+        kind: The purpose, such as `inputs`.
+        key: The identity among folders of this kind; its hash is the folder's name.
     """
     return Path(tempfile.gettempdir()) / f"training-{kind}" / hashlib.sha256(key.encode()).hexdigest()[:16]

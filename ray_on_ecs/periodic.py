@@ -1,4 +1,4 @@
-"""Something that happens every so often, on a thread of its own."""
+"""Periodic calls on a daemon thread."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def run_every(seconds: float, call: Callable[[], None], name: str, *, at_once: bool = False) -> Generator[None]:
-    """Call a function every so many seconds until the block ends, on a daemon thread of this name.
+    """Call a function at an interval until the block ends, on a daemon thread with a name.
 
-    With `at_once` the first call is at the block's start.
-
-    The block's end waits for a call in progress, unless the user interrupts the block.
+    With `at_once` the first call is at the block's start. The block's end waits for a call in progress, unless the
+    user interrupts the block.
     """
     stop = threading.Event()
 

@@ -1,7 +1,7 @@
-"""The functions that a script may call, all optional: `ray_on_ecs.progress`, `log` and `seconds_left`.
+"""Optional functions for scripts: `ray_on_ecs.progress`, `log` and `seconds_left`.
 
-Under `ray-on-ecs run` they reach the run's metrics and its detection of hangs. Elsewhere, as under torchrun,
-they do nothing. This module imports the standard library alone.
+Under `ray-on-ecs run` they feed the run's metrics and its hang detection. Elsewhere, as under torchrun, they do
+nothing. This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import json
 import math
 import os
 import time
+from contextlib import suppress
 
-# Folder of this process, for the two files below; set by the run.
+# Folder of this process for the files below, set by the run.
 FOLDER_VARIABLE = "RAY_ON_ECS_SDK_DIR"
 REPORTS = "reports.jsonl"
 DEADLINE = "deadline"
-# This process saves by itself when its node is reclaimed, and wants the time until then.
+# Exists if this process watches `seconds_left` and saves itself.
 CHECKPOINTER = "checkpointer"
 
-# By which mpirun tells a process its rank, that of Open MPI and that of MPICH; and by which all others do.
+# The variables of the rank under Open MPI's and MPICH's mpirun, and under torchrun.
 MPI_RANK_VARIABLES = ("PMIX_RANK", "PMI_RANK")
 RANK_VARIABLES = (*MPI_RANK_VARIABLES, "RANK")
 
@@ -27,14 +28,14 @@ VALUES = "values"
 NEXT = "next"
 AGAIN = "again"
 
-# A loop of fast steps need not be heard at every one.
+# Minimum interval between two reports of a loop with fast steps.
 PROGRESS_SECONDS = 0.2
 _reported_at = -math.inf
 _step: int | None = None
 
 
 def progress(step: int) -> None:
-    """Report that `step` steps are done since the start of the training, parts before a restart included.
+    """Report the number of steps since the start of the training, including steps before a restart.
 
     Args:
         step: The number of steps, 0 or more.
@@ -52,7 +53,7 @@ def progress(step: int) -> None:
 
 
 def alive() -> None:
-    """Report that this process is alive while it makes no steps, as while it stores or reads a checkpoint."""
+    """Report that this process is alive between steps, for example while it reads a checkpoint."""
     global _reported_at
     if time.monotonic() - _reported_at >= PROGRESS_SECONDS:
         _reported_at = time.monotonic()
@@ -60,13 +61,13 @@ def alive() -> None:
 
 
 def log(**values: float) -> None:
-    """Log metrics of the step that was reported last; those of rank 0 are kept.
+    """Log metrics of the last reported step; only rank 0's are kept.
 
     Args:
-        **values: The metrics by name. A number that is not finite is kept as null.
+        **values: The metrics by name. NaN and infinities are stored as null.
 
     Raises:
-        ValueError: A value is no number.
+        ValueError: A value is not a number.
     """
     numbers = {name: float(value) for name, value in values.items()}
     finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
@@ -75,19 +76,23 @@ def log(**values: float) -> None:
 
 
 def write_report(step: int | None, values: dict[str, float] | None = None, *, again: bool = False) -> None:
-    """Report metrics of a step, or that the steps go on from there; without a step they are of the next one.
+    """Report metrics of a step; without metrics, the step from which the steps continue.
 
     Args:
-        step: The number of the step.
+        step: The number of the step; None for the next one.
         values: The metrics by name, all finite.
-        again: Whether they may have been reported before.
+        again: The metrics may have been reported before.
     """
-    _write({STEP: step, NEXT: step is None, AGAIN: again, **({} if values is None else {VALUES: values})})
+    report: dict[str, object] = {STEP: step, NEXT: step is None, AGAIN: again}
+    if values is not None:
+        report[VALUES] = values
+    _write(report)
 
 
 def seconds_left() -> float:
-    """Return the seconds until this node is reclaimed, or infinity if nothing of the kind has been announced."""
-    if (folder := os.environ.get(FOLDER_VARIABLE)) is None:
+    """Return the seconds until this node is reclaimed; infinity without an interruption notice."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder is None:
         return math.inf
     try:
         with open(os.path.join(folder, DEADLINE)) as file:
@@ -97,26 +102,23 @@ def seconds_left() -> float:
 
 
 def register_checkpointer() -> None:
-    """Say that this process looks at `seconds_left` and saves by itself: it then gets SIGTERM late."""
-    if (folder := os.environ.get(FOLDER_VARIABLE)) is None:
+    """Declare that this process watches `seconds_left` and saves itself: it gets SIGTERM only in the last seconds."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder is None:
         return
-    try:
-        with open(os.path.join(folder, CHECKPOINTER), "w"):
-            pass
-    except OSError:  # it gets SIGTERM at once
-        pass
+    with suppress(OSError), open(os.path.join(folder, CHECKPOINTER), "w"):
+        pass  # without the file it gets SIGTERM at once
 
 
 def _is_rank_0() -> bool:
-    """Return whether this is the process whose metrics are kept; those of a node that mpirun starts share a file."""
-    return next((os.environ[name] == "0" for name in RANK_VARIABLES if name in os.environ), True)
+    """Return True on the rank whose metrics are kept; the processes of a node under mpirun share a file."""
+    ranks = [os.environ[name] for name in RANK_VARIABLES if name in os.environ]
+    return not ranks or ranks[0] == "0"
 
 
 def _write(report: dict[str, object]) -> None:
-    if (folder := os.environ.get(FOLDER_VARIABLE)) is None:
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder is None:
         return
-    try:
-        with open(os.path.join(folder, REPORTS), "a") as file:
-            file.write(json.dumps(report) + "\n")
-    except OSError:  # a full disk is no reason to end a training
-        pass
+    with suppress(OSError), open(os.path.join(folder, REPORTS), "a") as file:  # a full disk must not end a training
+        file.write(json.dumps(report) + "\n")

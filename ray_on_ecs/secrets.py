@@ -1,7 +1,7 @@
-"""Secrets of a run: stored outside its folder, read by its nodes, hidden in its output, and deleted at its end.
+"""Secrets of a run: stored outside its folder, read by its nodes, masked in its output, and deleted at its end.
 
-A stored value is a SecureString of SSM in a cluster whose containers name a prefix for it, and else a file of this
-user. `NAME=arn:...` is a secret of AWS Secrets Manager, which is only read.
+A stored value is a SecureString in SSM's Parameter Store on a stack, whose containers have a prefix for it, and a file
+of this user elsewhere. `NAME=arn:...` is a secret in AWS Secrets Manager, which is only read.
 https://docs.aws.amazon.com/systems-manager/latest/userguide/secure-string-parameter-kms-encryption.html
 """
 
@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -23,7 +24,7 @@ from ray_on_ecs.contract import SECRETS_VARIABLE
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
 
 MASK = "***"
-# A shorter value would hide much else of the output. A standard parameter of SSM takes the largest.
+# A shorter value would also mask other output. The largest value is SSM's limit for a standard parameter.
 SHORTEST, LARGEST_BYTES = 4, 4096
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 ARN = r"arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:\d{12}:secret:[\w/+=.@-]+"
@@ -33,26 +34,26 @@ OF_RUNNER = re.compile(
     r"|(MAX_|LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME"
     r"|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|RUN_(NAME|DIR|URI)|GIT_(COMMIT|DIRTY)|INPUT_.*|_*RAY_.*|SECRETS_PREFIX"
 )
-# This process needs them itself.
+# Stay in the environment: this process needs them.
 OF_AWS = "AWS_"
-# SSM takes so many names in one call.
+# SSM's limit for GetParameters and DeleteParameters.
 NAMES_A_CALL = 10
 CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 10, 20, 10
 REFUSED = {"AccessDenied", "AccessDeniedException", "ResourceNotFoundException", "DecryptionFailure"}
 
 
-def parse(given: Sequence[str]) -> dict[str, str]:
-    """Return the ARN of each secret by its name, empty for one that is stored.
+def parse(items: Sequence[str]) -> dict[str, str]:
+    """Return the ARN of each secret by its name, empty for a stored one.
 
     Args:
-        given: The values of `--secret`.
+        items: The values of `--secret`.
 
     Raises:
-        UsageError: One breaks a rule. The message has nothing of a value that was typed by mistake.
+        UsageError: A value breaks a rule. The message does not contain a secret that was typed by mistake.
     """
-    found: dict[str, str] = {}
-    for each in given:
-        name, equals, arn = each.partition("=")
+    arns: dict[str, str] = {}
+    for item in items:
+        name, equals, arn = item.partition("=")
         if not re.fullmatch(NAME, name):
             raise UsageError("--secret: give NAME or NAME=ARN, with a NAME of letters, digits and '_'")
         if equals and not re.fullmatch(ARN, arn):
@@ -62,24 +63,24 @@ def parse(given: Sequence[str]) -> dict[str, str]:
             )
         if OF_RUNNER.fullmatch(name):
             raise UsageError(f"--secret: {name} is a variable of the runner; give the secret another name")
-        if name in found:
+        if name in arns:
             raise UsageError(f"--secret: {name!r} is given twice")
-        found[name] = arn
-    return found
+        arns[name] = arn
+    return arns
 
 
-def stored_names(given: Sequence[str]) -> list[str]:
+def stored_names(items: Sequence[str]) -> list[str]:
     """Return the names of the secrets that are stored with the run."""
-    return [name for name, arn in parse(given).items() if not arn]
+    return [name for name, arn in parse(items).items() if not arn]
 
 
-def take_from_environment(given: Sequence[str]) -> dict[str, str]:
+def take_from_environment(items: Sequence[str]) -> dict[str, str]:
     """Return the values to store, and remove them from this process's environment, which Ray's processes inherit.
 
     Raises:
-        UsageError: A variable is not set, or its value can't be hidden or stored.
+        UsageError: A variable is not set, or its value can't be masked or stored.
     """
-    values = {name: os.environ.get(name, "") for name in stored_names(given)}
+    values = {name: os.environ.get(name, "") for name in stored_names(items)}
     for name, value in values.items():
         if not value:
             raise UsageError(f"--secret: {name} is not set; export it, and give the same command again")
@@ -95,68 +96,70 @@ def take_from_environment(given: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def read(given: Sequence[str], uri: str) -> dict[str, str]:
+def read(items: Sequence[str], uri: str) -> dict[str, str]:
     """Return the values of a run's secrets by name.
 
     Args:
-        given: The values of `--secret`.
+        items: The values of `--secret`.
         uri: The run's folder.
 
     Raises:
-        UsageError: One is not there any more, or this cluster may not read it.
+        UsageError: A secret is deleted, or this cluster may not read it.
         ResourceError: AWS doesn't answer.
     """
-    names = stored_names(given)
-    found = store(uri).read(names) if names else {}
-    if missing := [name for name in names if name not in found]:
+    names = stored_names(items)
+    stored = store(uri).read(names) if names else {}
+    missing = [name for name in names if name not in stored]
+    if missing:
         raise UsageError(
             f"--secret: the run's value of {', '.join(missing)} is deleted; give the same command again, with the "
             "variable set"
         )
-    return {name: _read_from_secrets_manager(name, arn) if arn else found[name] for name, arn in parse(given).items()}
+    return {name: _read_from_secrets_manager(name, arn) if arn else stored[name] for name, arn in parse(items).items()}
 
 
-def read_on_node(given: Sequence[str], uri: str) -> dict[str, str]:
-    """Return the values as `read` does, on a node that can be replaced or started again.
+def read_on_node(items: Sequence[str], uri: str) -> dict[str, str]:
+    """Return the values like `read`, with an error that makes the runner retry.
 
     Raises:
         UsageError: See `read`.
-        OSError: AWS doesn't answer, which may pass.
+        OSError: AWS doesn't answer.
     """
     try:
-        return read(given, uri)
+        return read(items, uri)
     except ResourceError as cause:
         raise OSError(str(cause)) from cause
 
 
 class Store(Protocol):
-    """The stored secrets of one run. Each call may be repeated."""
+    """Stored secrets of one run. All methods are idempotent."""
 
     def put(self, values: Mapping[str, str]) -> None:
-        """Store values by name, in the place of those that are there."""
+        """Store values by name, and overwrite existing ones."""
         ...
 
     def read(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the values of these names; one that is not stored is left out."""
+        """Return the values by name, without missing ones."""
         ...
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete the values of these names, as far as they are there."""
+        """Delete the values that exist."""
         ...
 
 
 def store(uri: str) -> Store:
-    """Return the store of the run with this folder, as the processes of its cluster find it."""
-    if prefix := os.environ.get(SECRETS_VARIABLE):
-        return Parameters(f"{prefix}/{_place(uri)}", lambda method, **given: ask("ssm", method, **given))
+    """Return the store of a run, by its folder, for the cluster's processes."""
+    prefix = os.environ.get(SECRETS_VARIABLE)
+    if prefix:
+        return Parameters(f"{prefix}/{_place(uri)}", partial(ask, "ssm"))
     return Files(Path.home() / ".ray-on-ecs" / "secrets" / _place(uri))
 
 
 def parameters(prefix: str, uri: str, call: Callable[..., Any]) -> Store:
-    """Return the store of that run in SSM, as another machine finds it.
+    """Return the store of a run in SSM, for another machine.
 
     Args:
-        prefix: What the names of the cluster's parameters begin with.
+        prefix: The prefix of the cluster's parameters.
         uri: The run's folder.
         call: Calls a method of SSM with keyword arguments; raises a TrainingError.
     """
@@ -165,7 +168,7 @@ def parameters(prefix: str, uri: str, call: Callable[..., Any]) -> Store:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Secrets in SSM's Parameter Store, encrypted with the key that AWS manages for it."""
+    """Secrets in SSM's Parameter Store, encrypted with the AWS managed key `aws/ssm`."""
 
     path: str
     call: Callable[..., Any]
@@ -174,30 +177,34 @@ class Parameters:
         """See Store."""
         try:
             for name, value in values.items():
-                given = {"Name": f"{self.path}/{name}", "Value": value, "Type": "SecureString", "Overwrite": True}
-                self.call("put_parameter", **given)
-        except TrainingError as cause:  # AWS may repeat what it refuses
+                path = f"{self.path}/{name}"
+                self.call("put_parameter", Name=path, Value=value, Type="SecureString", Overwrite=True)
+        except TrainingError as cause:  # only its code: AWS's message may contain the value
             kind = UsageError if isinstance(cause, UsageError) else ResourceError
             raise kind(f"--secret: {', '.join(values)} could not be stored ({_code(cause)})") from None
 
     def read(self, names: Sequence[str]) -> dict[str, str]:
         """See Store."""
-        answers = [self.call("get_parameters", Names=each, WithDecryption=True) for each in self._paths(names)]
-        return {each["Name"].rpartition("/")[2]: each["Value"] for found in answers for each in found["Parameters"]}
+        values: dict[str, str] = {}
+        for paths in self._path_batches(names):
+            response = self.call("get_parameters", Names=paths, WithDecryption=True)
+            for parameter in response["Parameters"]:
+                values[parameter["Name"].rpartition("/")[2]] = parameter["Value"]
+        return values
 
     def delete(self, names: Sequence[str]) -> None:
         """See Store."""
-        for each in self._paths(names):
-            self.call("delete_parameters", Names=each)
+        for paths in self._path_batches(names):
+            self.call("delete_parameters", Names=paths)
 
-    def _paths(self, names: Sequence[str]) -> Iterator[list[str]]:
+    def _path_batches(self, names: Sequence[str]) -> Iterator[list[str]]:
         for first in range(0, len(names), NAMES_A_CALL):
             yield [f"{self.path}/{name}" for name in names[first : first + NAMES_A_CALL]]
 
 
 @dataclass(frozen=True)
 class Files:
-    """Secrets in files that only this user may read."""
+    """Secrets in files that only this user can read."""
 
     folder: Path
 
@@ -219,34 +226,38 @@ class Files:
         """See Store."""
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
-        with suppress(OSError):  # others are in it
+        with suppress(OSError):  # not empty
             self.folder.rmdir()
             self.folder.parent.rmdir()
 
 
 def masker(values: Iterable[str]) -> Callable[[str], str]:
-    """Return a function that replaces values in a text by `***`: line by line, also as URLs and JSON have them."""
-    lines = {line.strip() for value in values for line in value.splitlines()}
-    shown = {text for line in lines for text in (line, quote(line, safe=""), json.dumps(line)[1:-1])}
-    hidden = sorted((text for text in shown if len(text) >= SHORTEST), key=len, reverse=True)
-    if not hidden:
+    """Return a function that replaces each line of the values by `***` in a text, also URL- and JSON-encoded."""
+    secret_texts: set[str] = set()
+    for value in values:
+        for line in map(str.strip, value.splitlines()):
+            secret_texts |= {line, quote(line, safe=""), json.dumps(line)[1:-1]}
+    # The longest first, so that one that contains another is masked as a whole.
+    masked = sorted((text for text in secret_texts if len(text) >= SHORTEST), key=len, reverse=True)
+    if not masked:
         return lambda text: text
-    pattern = re.compile("|".join(map(re.escape, hidden)))
+    pattern = re.compile("|".join(map(re.escape, masked)))
     return lambda text: pattern.sub(MASK, text)
 
 
 def mask_own_output(values: Collection[str]) -> None:
-    """Hide values in what this process prints by Python's standard streams."""
+    """Mask values in this process's sys.stdout and sys.stderr."""
     mask = masker(values)
     if values:
         sys.stdout, sys.stderr = _Masked(sys.stdout, mask), _Masked(sys.stderr, mask)
 
 
 class _Masked:
-    """A text stream that hides values in what is written at once."""
+    """Text stream that masks values within a single write."""
 
     def __init__(self, stream: Any, mask: Callable[[str], str]) -> None:
-        self._stream, self._mask = stream, mask
+        self._stream = stream
+        self._mask = mask
 
     def write(self, text: str) -> int:
         """See io.TextIOBase."""
@@ -261,18 +272,18 @@ class _Masked:
         return getattr(self._stream, name)
 
 
-def ask(service: str, method: str, region: str | None = None, **given: Any) -> Any:
-    """Call AWS as a process of the cluster; raises what `call` does."""
+def ask(service: str, method: str, region: str | None = None, **arguments: Any) -> Any:
+    """Call AWS from a process of the cluster; raises the same errors as `call`."""
     import boto3
     from botocore.config import Config
 
     retries = {"total_max_attempts": ATTEMPTS, "mode": "standard"}
     config = Config(connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS, retries=retries)
-    return call(boto3.client(service, region_name=region, config=config), method, **given)
+    return call(boto3.client(service, region_name=region, config=config), method, **arguments)
 
 
-def call(client: Any, method: str, **given: Any) -> Any:
-    """Call AWS by a boto3 client.
+def call(client: Any, method: str, **arguments: Any) -> Any:
+    """Call AWS through a boto3 client.
 
     Raises:
         UsageError: AWS refuses.
@@ -281,7 +292,7 @@ def call(client: Any, method: str, **given: Any) -> Any:
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
-        return getattr(client, method)(**given)
+        return getattr(client, method)(**arguments)
     except ClientError as cause:
         kind = UsageError if cause.response["Error"]["Code"] in REFUSED else ResourceError
         raise kind(one_line(cause)) from cause
@@ -290,25 +301,26 @@ def call(client: Any, method: str, **given: Any) -> Any:
 
 
 def _code(cause: TrainingError) -> str:
-    """Return the code of an error of AWS, without its text."""
-    under = cause.__cause__
-    if response := getattr(under, "response", None):
+    """Return AWS's error code, without the message."""
+    origin = cause.__cause__
+    response = getattr(origin, "response", None)
+    if response:
         return response["Error"]["Code"]
-    return getattr(cause, "code", None) or type(under or cause).__name__
+    return getattr(cause, "code", None) or type(origin or cause).__name__
 
 
 def _read_from_secrets_manager(name: str, arn: str) -> str:
     try:
-        found = ask("secretsmanager", "get_secret_value", arn.split(":")[3], SecretId=arn)
+        response = ask("secretsmanager", "get_secret_value", arn.split(":")[3], SecretId=arn)
     except UsageError as cause:
         raise UsageError(f"--secret: {name} can't be read ({cause}); the key jobSecrets names what jobs may") from cause
-    value = found.get("SecretString", "")
+    value = response.get("SecretString", "")
     _check_length(name, value)
     return value
 
 
 def _check_length(name: str, value: str) -> None:
-    """Raise UsageError for a value that can't be hidden."""
+    """Raise UsageError for a value that is too short to be masked."""
     if max((len(line.strip()) for line in value.splitlines()), default=0) < SHORTEST:
         raise UsageError(
             f"--secret: the value of {name} has fewer than {SHORTEST} characters, and would hide much else of the "
@@ -317,5 +329,5 @@ def _check_length(name: str, value: str) -> None:
 
 
 def _place(uri: str) -> str:
-    """Return where the secrets of a run are below the prefix: under another storage path its name is another run."""
+    """Return the path of a run's secrets below the prefix; the hash distinguishes equal names in other storages."""
     return f"{uri.rpartition('/')[2]}/{hashlib.sha256(uri.encode()).hexdigest()[:8]}"

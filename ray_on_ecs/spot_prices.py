@@ -1,4 +1,4 @@
-"""Present prices of spot instances, which EC2 is asked for when a cost is reckoned: the stack knows those on demand."""
+"""Current spot prices from EC2; the stack's parameter has only on-demand prices."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ def question(info: ClusterInfo, instance_types: Collection[str] | None = None) -
     return {
         "InstanceTypes": sorted(instance_types or info["types"]),
         "ProductDescriptions": ["Linux/UNIX"],
-        "Filters": [{"Name": "availability-zone", "Values": [each["zone"] for each in info["zones"]]}],
-        # The prices that hold now, whenever they last changed.
+        "Filters": [{"Name": "availability-zone", "Values": [zone["zone"] for zone in info["zones"]]}],
+        # With the current time EC2 returns the current prices.
         "StartTime": datetime.now(UTC),
     }
 
 
 def by_type(answer: dict[str, Any]) -> dict[str, float]:
-    """Return dollars an hour of each type, in the dearest of the zones; EC2 knows none for some."""
+    """Return dollars an hour by type, in the most expensive zone; types without a spot price are missing."""
     prices: dict[str, float] = {}
-    for each in answer["SpotPriceHistory"]:
-        prices[each["InstanceType"]] = max(float(each["SpotPrice"]), prices.get(each["InstanceType"], 0.0))
+    for entry in answer["SpotPriceHistory"]:
+        instance_type = entry["InstanceType"]
+        prices[instance_type] = max(float(entry["SpotPrice"]), prices.get(instance_type, 0.0))
     return prices

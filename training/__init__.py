@@ -1,1 +1,1 @@
-"""The packaged jobs, each in one file: plain PyTorch, and programs on Ray."""
+"""Packaged jobs of one file each: plain PyTorch, and programs on Ray."""

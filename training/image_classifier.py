@@ -4,9 +4,9 @@
     ray-on-ecs run image_classifier.py --data s3://my-bucket/flowers --model resnet50
     torchrun --nproc-per-node 2 image_classifier.py --data ./flowers
 
-The images are kept in memory as uint8; each is flipped and shifted on the device. Order and augmentation depend on
-the seed and the epoch alone, and a step always has the same micro-batches, so the number of workers does not change the
-learning curve. The file stands alone: copy it (ray-on-ecs recipe copy image_classifier) and change it.
+The images are kept in memory as uint8, and flipped and shifted on the device. Order and augmentation depend only on the
+seed and the epoch, and a step always has the same micro-batches, so the number of workers does not change the learning
+curve. The file is self-contained: copy it (ray-on-ecs recipe copy image_classifier) and change it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def parse() -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of weights, order and augmentation (%(default)s)")
     args = parser.parse_args()
     for name in ("epochs", "batch_size", "max_workers", "image_size", "samples"):
-        if (value := getattr(args, name)) is not None and value < 1:
+        value = getattr(args, name)
+        if value is not None and value < 1:
             fail(f"argument --{name.replace('_', '-')}: {value} must be at least 1")
     if not (0 < args.lr < math.inf and 0 <= args.weight_decay < math.inf and 0 <= args.seed < 2**32):
         fail("argument --lr, --weight-decay, --seed: a positive number, one of at least 0, and one below 2**32")
@@ -96,14 +97,17 @@ from ray_on_ecs.filesystem import fetch
 
 
 def resolve_defaults(args: argparse.Namespace, data: Data, device: torch.device) -> None:
-    """Give the options that depend on data, device and workers their values, and check them."""
+    """Set the defaults that depend on data, device and workers, and check them."""
     total, is_gpu = len(data.train[1]), device.type == "cuda"
     args.max_workers = args.max_workers or int(os.environ.get("MAX_WORLD_SIZE", RANKS))
     if args.max_workers < RANKS:
         fail(f"argument --max-workers: {args.max_workers} is less than the {RANKS} workers")
-    wanted = 128 if data.train[0].shape[-1] > 2 * SIDE else 512 if is_gpu else 64
-    args.batch_size = args.batch_size or max(2, min(wanted, total // (MIN_STEPS_PER_EPOCH * args.max_workers)))
-    if not (steps := total // (args.batch_size * args.max_workers)):
+    default_size = 512 if is_gpu else 64
+    if data.train[0].shape[-1] > 2 * SIDE:  # large images
+        default_size = 128
+    args.batch_size = args.batch_size or max(2, min(default_size, total // (MIN_STEPS_PER_EPOCH * args.max_workers)))
+    steps = total // (args.batch_size * args.max_workers)
+    if not steps:
         fail(f"argument --batch-size: {args.batch_size} on each of {args.max_workers} workers is more than the {total} "
              f"training images; use {total // args.max_workers} or less, or fewer workers")  # fmt: skip
     args.epochs = args.epochs or max(4, math.ceil(MIN_STEPS / steps))
@@ -220,7 +224,8 @@ class Batches:
         for first in range(sampler.position, self.steps * self.images, self.images):
             step = []
             for number in self.mine:
-                part = slice(start := first + number * self.args.batch_size, start + self.args.batch_size)
+                start = first + number * self.args.batch_size
+                part = slice(start, start + self.args.batch_size)
                 which = order[part].to(images.device)
                 batch = images[which].to(self.device)
                 batch = torch.where(flips[part].to(self.device)[:, None, None, None], batch.flip(-1), batch)
@@ -256,8 +261,9 @@ def build_model(name: str, channels: int, classes: int) -> nn.Module:
         fail(f"argument --model: {name!r} can't be built ({type(cause).__name__}: {cause})")
     if not isinstance(model, nn.Module):
         fail(f"argument --model: {name!r} returned {type(model).__name__}, not a torch.nn.Module")
-    first = next((each for each in model.modules() if isinstance(each, nn.Conv2d)), None)
-    if ":" not in name and first is not None and first.in_channels != channels:  # it sees the images
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    first = convolutions[0] if convolutions else None
+    if ":" not in name and first is not None and first.in_channels != channels:  # torchvision's models take RGB
         first.in_channels = channels
         first.weight = nn.Parameter(first.weight.new_empty(first.out_channels, channels, *first.kernel_size))
         first.reset_parameters()
@@ -265,7 +271,7 @@ def build_model(name: str, channels: int, classes: int) -> nn.Module:
 
 
 def check_model(name: str, network: nn.Module, shape: tuple[int, ...], classes: int, device: torch.device) -> None:
-    """Fail unless a model returns logits [2, classes] for two images, also while it trains."""
+    """Fail unless a model in training mode returns logits [2, classes] for two images."""
     try:
         logits = copy.deepcopy(network)(torch.zeros(2, *shape, device=device))
     except Exception as cause:  # the user's module may fail in any way
@@ -276,13 +282,13 @@ def check_model(name: str, network: nn.Module, shape: tuple[int, ...], classes: 
 
 
 def move_once_per_step(norms: dict[_BatchNorm, float], number: int, total: int) -> None:
-    """Let running statistics move once per step, by the mean over a rank's micro-batches, of which the next is one."""
+    """Set the momentum for the next micro-batch, so that a step moves running statistics once, by the mean of all."""
     for norm, momentum in norms.items():
         norm.momentum = momentum / (total - (total - number) * momentum)
 
 
 def average_statistics(norms: dict[_BatchNorm, float], weight: float) -> None:
-    """Give all ranks the mean of their running statistics, by each rank's fraction of the micro-batches."""
+    """Average the running statistics over the ranks, weighted by each rank's fraction of the micro-batches."""
     for norm in norms:
         for statistics in (norm.running_mean, norm.running_var):
             if RANKS > 1 and statistics is not None:
@@ -309,11 +315,11 @@ class Sums:
         return {"sums": sums.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from sums, also on another number of ranks."""
+        """Continue from sums, also on another number of ranks."""
         self.sums.copy_(self.sums.new_tensor(state["sums"]) / RANKS)
 
     def means(self, name: str) -> dict[str, float]:
-        """Return loss and accuracy over all ranks, and begin again."""
+        """Return loss and accuracy over all ranks, and reset the sums."""
         loss, correct, images = self.state_dict()["sums"]
         self.sums.zero_()
         return {f"{name}_loss": loss / images, f"{name}_accuracy": correct / images}
@@ -341,7 +347,7 @@ def main(args: argparse.Namespace) -> None:
     if device.type == "cuda":
         network = network.to(memory_format=torch.channels_last)
     torch.manual_seed(args.seed * 1_000_003 + RANK)  # dropout differs
-    norms = {each: each.momentum for each in network.modules() if isinstance(each, _BatchNorm) and each.momentum}
+    norms = {norm: norm.momentum for norm in network.modules() if isinstance(norm, _BatchNorm) and norm.momentum}
     model: Any = network
     if RANKS > 1:
         model = DistributedDataParallel(network, forward_sync_buffers=False, gradient_as_bucket_view=True)

@@ -3,9 +3,9 @@
     ray-on-ecs run language_model.py --model s3://my-bucket/Qwen3-8B --data s3://my-bucket/chats --sharding full
     ray-on-ecs run language_model.py --model ./SmolLM2-135M --data ./texts --lora 16
 
---model is a folder or bucket prefix as Hugging Face's libraries write it; with a config.json alone the training starts
-from scratch. The run leaves model/, which from_pretrained loads. Order and steps depend on seed and global batch size
-alone, not on the number of workers. The file stands alone: copy it (ray-on-ecs recipe copy language_model).
+--model is a folder or bucket prefix in Hugging Face's layout; with only a config.json the training starts from scratch.
+The run writes model/, which from_pretrained loads. Order and steps depend only on seed and global batch size, not on
+the number of workers. The file is self-contained: copy it (ray-on-ecs recipe copy language_model) and change it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def parse() -> argparse.Namespace:
     least = dict.fromkeys(("context", "epochs", "max_steps", "batch_size", "global_batch_size", "log_every"), 1.0)
     least |= {"lora": 0, "weight_decay": 0, "validation_fraction": 1e-6, "lr": 1e-9, "checkpoint_seconds": 1}
     for name, limit in least.items():
-        if (value := getattr(args, name)) is not None and not limit <= value < math.inf:
+        value = getattr(args, name)
+        if value is not None and not limit <= value < math.inf:
             fail(f"argument --{name.replace('_', '-')}: {value} must be at least {limit:g}")
     if args.validation_fraction > 0.5:
         fail(f"argument --validation-fraction: {args.validation_fraction} must be at most 0.5")
@@ -136,9 +137,13 @@ KEPT = [getattr(torch.ops.aten, name).default
 def read_documents(address: str, flag: str, args: argparse.Namespace) -> tuple[Dataset, list[str]]:
     """Read the documents of a folder, one per row, and choose the columns; a text file is one document."""
     folder = Path(sysconfig.get_path("stdlib") if address == "python" else fetch(os.path.expanduser(address), flag))
-    found = sorted(folder.glob("*.py") if address == "python" else folder.rglob("*")) if folder.is_dir() else [folder]
+    paths = [folder]
+    if folder.is_dir():
+        paths = sorted(folder.glob("*.py") if address == "python" else folder.rglob("*"))
     kinds: dict[str, list[str]] = {}
-    for path in (path for path in found if path.is_file() and not path.name.startswith(".")):
+    for path in paths:
+        if not path.is_file() or path.name.startswith("."):
+            continue
         name = path.name.lower().removesuffix(".gz")
         kinds.setdefault(KINDS.get(Path(name).suffix, ""), []).append(str(path))
     others = kinds.pop("", [])
@@ -163,7 +168,8 @@ def read_documents(address: str, flag: str, args: argparse.Namespace) -> tuple[D
         if columns != ["messages"] and getattr(rows.features[name], "dtype", "") not in ("string", "large_string"):
             fail(f"argument {flag}: the column {name} is not text alone, but {rows.features[name]}")
     full = rows.filter(lambda row: all(row[name] for name in columns), desc="empty documents")
-    if empty := len(rows) - len(full):
+    empty = len(rows) - len(full)
+    if empty:
         say(f"warning: {flag}: {empty:,} of {len(rows):,} documents are empty and left out")
     return full, columns
 
@@ -212,9 +218,12 @@ def tokenize(row: Mapping[str, Any], tokenizer: Any, columns: list[str]) -> dict
 def render(tokenizer: Any, messages: list[dict[str, Any]]) -> tuple[str, list[tuple[int, int]]]:
     """Return a chat as text, by the model's template, and the ranges of the assistant's answers, with their end."""
     template = partial(tokenizer.apply_chat_template, tokenize=False, date_string="26 Jul 2024")
-    if not isinstance(messages, list) or not all({"role", "content"} <= dict(each).keys() for each in messages):
+    if not isinstance(messages, list) or not all({"role", "content"} <= dict(turn).keys() for turn in messages):
         raise ValueError(f"messages are a list of {{'role': ..., 'content': ...}}, not {str(messages)[:200]}")
-    messages = [{name: value for name, value in each.items() if value is not None} for each in messages]  # of Arrow
+    cleaned: list[dict[str, Any]] = []
+    for turn in messages:  # Arrow fills missing keys with None
+        cleaned.append({name: value for name, value in turn.items() if value is not None})
+    messages = cleaned
     try:
         text = str(template(messages))
         answers = []
@@ -224,8 +233,9 @@ def render(tokenizer: Any, messages: list[dict[str, Any]]) -> tuple[str, list[tu
                 before = str(template(messages[:number], add_generation_prompt=True)) if number else ""
                 says, after = str(message["content"]).strip(), str(template(messages[: number + 1]))
                 says = after[after.rfind(says) :]
-                if text.startswith(before) and (at := text.find(says, len(before))) >= 0:
-                    answers.append((len(before), at + len(says)))
+                position = text.find(says, len(before)) if text.startswith(before) else -1
+                if position >= 0:
+                    answers.append((len(before), position + len(says)))
     except Exception as cause:  # a template may raise anything
         raise ValueError(f"the chat template refuses a chat ({cause}): {json.dumps(messages)[:200]}") from None
     return text, answers
@@ -234,7 +244,7 @@ def render(tokenizer: Any, messages: list[dict[str, Any]]) -> tuple[str, list[tu
 def pack(rows: Mapping[str, Any], context: int) -> dict[str, list[Any]]:
     """Join documents and cut them into sequences of context + 1 tokens, of which two share the last and first token."""
     ids, learned = (np.concatenate(list(rows[name])) for name in ("ids", "learned"))
-    begins = np.cumsum([0, *(len(each) for each in rows["ids"])])[:-1]
+    begins = np.cumsum([0, *map(len, rows["ids"])])[:-1]
     packed: dict[str, list[Any]] = {"ids": [], "learned": [], "starts": []}
     for first in range(0, max(len(ids) - 1, 0), context):
         end = first + context + 1
@@ -258,12 +268,12 @@ def prepare(rows: Dataset, name: str, tokenizer: Any, columns: list[str], args: 
         tokens = rows.map(one, num_proc=processes, **how)
     except (ValueError, TypeError, KeyError, AttributeError) as cause:
         fail(f"argument --data: {str(cause).splitlines()[0]}")
-    ids, learned = (tokens.data.column(each) for each in ("ids", "learned"))
-    lengths = pc.call_function("list_value_length", [ids]).to_numpy()
-    ids, learned = (pc.call_function("list_flatten", [each]) for each in (ids, learned))
+    lengths = pc.call_function("list_value_length", [tokens.data.column("ids")]).to_numpy()
+    ids, learned = (pc.call_function("list_flatten", [tokens.data.column(name)]) for name in ("ids", "learned"))
     if not pc.call_function("any", [learned]).as_py():
         fail(f"argument --data, --validation-data: there is nothing to learn in the documents for {name}")
-    if (largest := pc.call_function("max", [ids]).as_py()) >= args.vocab_size:
+    largest = pc.call_function("max", [ids]).as_py()
+    if largest >= args.vocab_size:
         fail(f"argument --model: its tokenizer made token {largest}, and its vocab_size is {args.vocab_size}")
     several = partial(pack, context=args.context)
     how |= {"remove_columns": tokens.column_names, "features": Features({**form, "starts": List(Value("int32"))})}
@@ -340,16 +350,17 @@ def read_config(args: argparse.Namespace) -> tuple[Path | None, Any, bool]:
 
 
 def build_model(folder: Any, config: Any, args: Any, dtype: torch.dtype, pretrained: bool, empty: bool) -> Any:
-    """Build the model on the CPU, with the weights in its folder or random ones; an empty one has none."""
-    config = copy.deepcopy(config)  # which is told the dtype
+    """Build the model on the CPU with pretrained or random weights, or an empty one on the meta device."""
+    config = copy.deepcopy(config)  # from_config writes the dtype into it
     try:
         if empty:
             with init_empty_weights(include_buffers=False):
                 model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         elif pretrained:
             load: Any = AutoModelForCausalLM.from_pretrained
-            model, found = load(folder, config=config, dtype=dtype, output_loading_info=True)
-            if missing := [*found["missing_keys"], *found["mismatched_keys"]]:
+            model, info = load(folder, config=config, dtype=dtype, output_loading_info=True)
+            missing = [*info["missing_keys"], *info["mismatched_keys"]]
+            if missing:
                 fail(f"argument --model: {args.model!r} has no weights for {missing[0]} of its config.json")
         else:
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -364,12 +375,12 @@ def build_model(folder: Any, config: Any, args: Any, dtype: torch.dtype, pretrai
 
 def layers_of(model: nn.Module) -> nn.ModuleList:
     """Return the decoder layers: the list of modules with the most parameters."""
-    lists = [each for each in model.modules() if isinstance(each, nn.ModuleList)]
-    return max(lists, key=lambda each: sum(parameter.numel() for parameter in each.parameters()))
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=lambda layers: sum(parameter.numel() for parameter in layers.parameters()))
 
 
 def shard(model: Any, weights: dict[str, Any], bf16: bool) -> None:
-    """Give each rank its share of an empty model, layer by layer, and of rank 0's weights."""
+    """Shard an empty model layer by layer with FSDP2, and broadcast rank 0's weights into the shards."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     parts = [*layers_of(model), *([] if embedding.weight is head.weight else [embedding, head])]
@@ -436,7 +447,7 @@ def mean_loss(sums: Tensor) -> float:
 
 
 def learning_rate(step: int, steps: int) -> float:
-    """Return the fraction of the peak: it rises in a line, and falls along a cosine to a tenth."""
+    """Return the fraction of the peak: linear warm-up, then cosine decay to a tenth."""
     rising = WARMUP * steps
     falling = 0.55 + 0.45 * math.cos(math.pi * max(step - rising, 0) / max(steps - rising, 1))
     return min((step + 1) / (rising + 1), falling)
@@ -447,8 +458,11 @@ def export(saved: Checkpointer, model: Any, folder: Any, config: Any, tokenizer:
     if not lora:
         saved.export("model/model.safetensors", dtype=config.dtype)
     else:  # all ranks take part in making the weights whole
-        parameters = [(name, each.detach()) for name, each in model.named_parameters() if each.requires_grad]
-        whole = {name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in parameters}
+        whole = {}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                weight = parameter.detach()
+                whole[name] = weight.full_tensor() if isinstance(weight, DTensor) else weight
     if RANK > 0:
         return
     with tempfile.TemporaryDirectory() as temporary:
@@ -481,8 +495,11 @@ def main(args: argparse.Namespace) -> None:
     is_gpu = device.type == "cuda"
     bf16 = {"fp32": False, "bf16": True}.get(args.precision, is_gpu and torch.cuda.is_bf16_supported(False))
     folder, config, pretrained = read_config(args)
-    args.lr = args.lr or (1e-3 if not pretrained else 2e-4 if args.lora else 1e-5)
-    args.weight_decay = (0.0 if pretrained else 0.1) if args.weight_decay is None else args.weight_decay
+    if not args.lr:
+        fine_tuning_lr = 2e-4 if args.lora else 1e-5
+        args.lr = fine_tuning_lr if pretrained else 1e-3
+    if args.weight_decay is None:
+        args.weight_decay = 0.0 if pretrained else 0.1
     positions = getattr(config, "max_position_embeddings", None) or 2048
     args.context = args.context or min(positions, 2048)
     if args.context > positions:
@@ -536,7 +553,8 @@ def main(args: argparse.Namespace) -> None:
         config={name: value for name, value in vars(args).items() if name not in FREE},
     )
     saved.resume()
-    total, trained = (sum(each.numel() for each in group) / 1e6 for group in (network.parameters(), parameters))
+    total = sum(parameter.numel() for parameter in network.parameters()) / 1e6
+    trained = sum(parameter.numel() for parameter in parameters) / 1e6
     say(f"{args.model}: {total:,.1f} million weights, {trained:,.2f} trained; {steps} steps of "
         f"{args.global_batch_size} sequences, {RANKS} x {device.type.upper()}, {'bf16' if bf16 else 'fp32'}, peak "
         f"learning rate {args.lr:g}, {saved.step} steps done")  # fmt: skip

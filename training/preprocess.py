@@ -66,7 +66,8 @@ def train(config: dict[str, Any]) -> None:
 
     network = resnet18(num_classes=config["classes"])
     first = 0
-    if checkpoint := ray.train.get_checkpoint():
+    checkpoint = ray.train.get_checkpoint()
+    if checkpoint:
         with checkpoint.as_directory() as folder:
             saved = torch.load(Path(folder, "state.pt"), "cpu")
         network.load_state_dict(saved["network"])
@@ -138,7 +139,8 @@ def parse() -> argparse.Namespace:
     )
     args = parser.parse_args()
     for name in ("records", "size", "epochs", "batch_size", "num_workers"):
-        if (value := getattr(args, name)) is not None and value < 1:
+        value = getattr(args, name)
+        if value is not None and value < 1:
             parser.error(f"argument --{name.replace('_', '-')}: {value} is not at least 1")
     try:
         args.classes = folders(args.images) if args.images else ["red", "green", "blue"]
@@ -152,8 +154,8 @@ def folders(images: str) -> list[str]:
     from pyarrow.fs import FileSelector, FileSystem, FileType
 
     filesystem, path = FileSystem.from_uri(images)
-    found = filesystem.get_file_info(FileSelector(path))
-    names = sorted(each.base_name for each in found if each.type is FileType.Directory)
+    infos = filesystem.get_file_info(FileSelector(path))
+    names = sorted(info.base_name for info in infos if info.type is FileType.Directory)
     if len(names) < 2:
         raise ValueError(f"{images} needs a folder for each class")
     return names

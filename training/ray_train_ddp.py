@@ -1,9 +1,9 @@
-"""Ray Train DDP: resnet18 on Fashion-MNIST, with Ray Train's public API alone.
+"""Ray Train DDP: resnet18 on Fashion-MNIST, with only Ray Train's public API.
 
 usage: python training/ray_train_ddp.py [BUCKET | s3://BUCKET/PREFIX | ./FOLDER] [--name NAME] [--epochs N] ...
 
 In a shell on the Ray head it trains on the cluster's GPUs, with the stack's bucket as its argument; on a laptop it
-starts Ray itself. The same command with the same --name resumes from the last checkpoint. The file stands alone:
+starts Ray itself. The same command with the same --name resumes from the last checkpoint. The file is self-contained:
 copy it and change it.
 """
 
@@ -154,7 +154,8 @@ def train(config: dict[str, Any]) -> None:
     model = prepare_model(network)
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
     first = 0
-    if checkpoint := ray.train.get_checkpoint():
+    checkpoint = ray.train.get_checkpoint()
+    if checkpoint:
         with checkpoint.as_directory() as folder:
             weights, state = (torch.load(Path(folder, f"{name}.pt"), device) for name in ("model", "state"))
         if state["data"] != config["data"]:

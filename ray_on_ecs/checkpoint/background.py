@@ -1,4 +1,4 @@
-"""A save in a thread of each rank, while training continues."""
+"""Background save: a thread of each rank stores its part of a checkpoint while training continues."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ray_on_ecs.errors import one_line
 from ray_on_ecs.filesystem import short_reason
 from ray_on_ecs.tracking.storage import RunStorage
 
-# A write that is under way may take this long.
+# Time for a write in progress to notice that it has been given up.
 GIVE_UP_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Part:
-    """A rank's part in the storage: the files, and where in them the state lies."""
+    """Stored part of a rank: its files, and the position of each tensor in them."""
 
     files: dict[str, FileRecord]
     results: list[WriteResult]
 
 
 class BackgroundSave:
-    """Stores one copy after another. The threads use no collectives: see `Collectives`.
+    """Storage of one copy after another. The threads don't use collectives: see `Collectives`.
 
-    Each rank's thread writes its part and sends rank 0's a record of it. Rank 0's commits the checkpoint and sends the
-    others the outcome. All ranks must start the same copies in the same order.
+    Each rank's thread writes its part and sends a record of it to rank 0's thread, which commits the checkpoint and
+    sends the outcome to the others. All ranks must start the same copies in the same order.
 
     Args:
         ranks: All ranks.
@@ -44,7 +44,7 @@ class BackgroundSave:
         say: Prints a line on rank 0.
 
     Attributes:
-        error: The reason if the last copy could not be stored, else None.
+        error: The reason why the last copy could not be stored, or None.
     """
 
     def __init__(
@@ -67,18 +67,19 @@ class BackgroundSave:
     def start(self, copy: Copy) -> None:
         """Store a copy; the one before must have ended."""
         self._number += 1
-        # Python waits for other threads at its end, and this one may wait for a rank that has died.
+        # A daemon: Python waits for other threads at its exit, and this one may wait for a rank that has died.
         self._thread = threading.Thread(target=self._run, args=(copy, self._number), name="checkpoint", daemon=True)
         self._thread.start()
 
     def wait(self, deadline: float | None = None) -> bool:
-        """Wait until nothing is being stored, or until a time (Unix time); returns whether nothing is."""
+        """Wait for the copy in progress, at most until a deadline (Unix time); returns True if it has ended."""
+        timeout = None if deadline is None else max(deadline - time.time(), 0.0)
         if self._thread is not None:
-            self._thread.join(None if deadline is None else max(deadline - time.time(), 0.0))
+            self._thread.join(timeout)
         return not self.is_busy
 
     def give_up(self) -> None:
-        """End what is being stored: Python can't end while PyTorch writes in a thread."""
+        """End the copy in progress: Python can't exit while PyTorch writes in a thread."""
         self._is_given_up.set()
         self._ranks.stop_waiting()
         self.wait(time.time() + GIVE_UP_SECONDS)
@@ -86,13 +87,13 @@ class BackgroundSave:
     def _run(self, copy: Copy, number: int) -> None:
         try:
             self.error = self._store(copy, number)
-        except Exception as cause:  # rank 0 is gone, or the process ends; an exception would be lost with the thread
+        except Exception as cause:  # rank 0 or this process is ending; the exception would be lost with the thread
             self.error = _reason(cause)
         if self.error and not self._is_given_up.is_set():
             self._say(f"{copy.name} could not be stored ({self.error}); training continues")
 
     def _store(self, copy: Copy, number: int) -> str | None:
-        """Store a copy; returns why it could not be."""
+        """Store a copy; returns the reason of a failure, or None."""
         part = self._write(copy)
         if self._index is None:
             self._ranks.send(0, f"{number}/part/{self._ranks.rank}", part)
@@ -105,32 +106,36 @@ class BackgroundSave:
         return outcome
 
     def _write(self, copy: Copy) -> Part | str:
-        """Write this rank's part; returns the reason if it can't be written, as where the disk is full."""
+        """Write this rank's part; returns the reason if that fails, for example because the disk is full."""
         try:
             if self._index is not None:
                 self._index.begin(copy.name)
             writer = Writer(self._storage, copy.name, self._beat)
             results = writer.write_data(copy.plan, copy.planner).value()
-        except Exception as cause:  # the other ranks must hear of it
+        except Exception as cause:  # returned, as all ranks have to discard the checkpoint
             return _reason(cause)
         return Part(writer.files, results)
 
     def _beat(self) -> None:
-        """Say that this process is alive, or end a write that has been given up."""
+        """Send a heartbeat, or end a write that has been given up."""
         if self._is_given_up.is_set():
             raise OSError("the process ends")
         sdk.alive()
 
     def _commit(self, copy: Copy, parts: list[Part | str], index: CheckpointIndex) -> str | None:
-        """Make a checkpoint of all parts; returns the reason if that fails."""
-        stored = [part for part in parts if isinstance(part, Part)]
-        if failed := [part for part in parts if isinstance(part, str)]:
-            return failed[0]
+        """Commit the checkpoint of all ranks' parts; returns the reason if that fails."""
+        stored: list[Part] = []
+        for part in parts:
+            if isinstance(part, str):
+                return part
+            stored.append(part)
         assert copy.metadata is not None
         try:
             writer = Writer(self._storage, copy.name)
             writer.finish(copy.metadata, [part.results for part in stored])
-            files = {name: record for each in (*stored, writer) for name, record in each.files.items()}
+            files = dict(writer.files)
+            for part in stored:
+                files |= part.files
             index.commit(copy.name, {**copy.manifest, "files": files})
         except Exception as cause:
             return _reason(cause)

@@ -1,7 +1,7 @@
-"""Checkpoints of a script: asynchronous, sharded, exactly resumable; under the runner, under torchrun and alone.
+"""Checkpointer of a script: asynchronous, sharded and exactly resumable; under the runner, torchrun or python.
 
 Each rank copies its part of the state into host memory between two steps, and a thread stores it while training
-continues. Rank 0 decides about once per second, and the ranks agree by a process group of Gloo.
+continues. About once per second, rank 0 decides whether to save and broadcasts that through a Gloo process group.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from ray_on_ecs.checkpoint.staging import take_copy
 from ray_on_ecs.checkpoint.state import TrainingState
 from ray_on_ecs.errors import one_line
 
-# A save that failed is repeated after this time.
+# Delay before a failed save is repeated.
 RETRY_SECONDS = 30.0
-# A script that fails gives the save in progress this time, within that which the runner leaves it.
+# Time that a failing script gives the save in progress, less than the runner's grace period.
 LAST_SECONDS = 20.0
-# The last state of a training is stored this often before its end is an error.
+# Attempts to store the last state of a training.
 LAST_ATTEMPTS = 3
 
 
 class ResumeError(SystemExit):
-    """The checkpoints are of another training. A script that does not catch it ends with status 2, after one line."""
+    """The checkpoints belong to another training. Uncaught, it ends the script with exit status 2 and one line."""
 
     def __init__(self, line: str) -> None:
         super().__init__(2)
@@ -59,38 +59,38 @@ class ResumeError(SystemExit):
 
 @dataclass(frozen=True)
 class _Decision:
-    """Rank 0's decision between two steps: whether to save, and by when to stop."""
+    """Rank 0's decision between two steps: to save, and to stop before a deadline (Unix time)."""
 
     saves: bool
     deadline: float | None
 
 
 class Checkpointer:
-    """Saves a training, and resumes it where it was saved. All ranks must make one and call the same methods.
+    """Saves a training and resumes it exactly. All ranks must create one and call the same methods.
 
     Args:
-        folder: A folder that all nodes share, or `s3://bucket/prefix`; `checkpoints` in the run's folder in the storage
-            by default, and outside a run in the working directory.
+        folder: A folder that all nodes share, or `s3://bucket/prefix`; by default `checkpoints` in the run's folder in
+            the storage, and outside a run in the working directory.
         model: The module, also under DDP, FSDP2 (`fully_shard`) or torch.compile.
         optimizer: Its optimizer.
-        state: More objects with `state_dict` and `load_state_dict`, by name: schedules, a `DistributedSampler`, a
+        state: More objects with `state_dict` and `load_state_dict`, by name: schedulers, a `DistributedSampler`, a
             gradient scaler, other modules and their optimizers.
-        keep_last: The number of newest checkpoints that are kept.
+        keep_last: The number of newest checkpoints to keep.
         keep_best: A metric of `end_epoch` whose best checkpoint is kept as well.
         best_mode: "min" or "max".
         every_seconds: Seconds between two checkpoints within an epoch, or None.
         every_steps: Steps between two checkpoints, or None.
-        config: The settings of the training; a resume with other ones is refused.
-        save_frozen: Save parameters without `requires_grad`, too; a script that loads them itself, as the weights below
-            adapters, may leave them out.
+        config: The settings of the training; a resume with other settings is refused.
+        save_frozen: Also save parameters without `requires_grad`; False for a script that loads them itself, such as
+            the base model below LoRA adapters.
 
     Attributes:
-        step: Optimizer steps that are done.
-        epoch: Epochs that are done.
+        step: Completed optimizer steps.
+        epoch: Completed epochs.
         world_size: The number of ranks.
-        should_stop: Whether the training has to end now, because nodes are being reclaimed.
+        should_stop: True once the training has to end, because nodes are being reclaimed.
         uri: The folder of the checkpoints.
-        blocked_seconds: The time for which checkpoints have held up the training.
+        blocked_seconds: The time for which saves have blocked the training.
 
     Raises:
         RuntimeError: There are several ranks, and torch.distributed is not initialized.
@@ -136,14 +136,14 @@ class Checkpointer:
         if self._ranks.rank == 0:
             self._index = CheckpointIndex(self._storage, keep_last, keep_best, best_mode, self._say)
         self._save = BackgroundSave(self._ranks, self._storage, self._index, self._say)
-        self._samplers = [each for each in self._extra.values() if isinstance(each, DistributedSampler)]
-        if any(each.world_size != self._ranks.world_size for each in self._samplers):
+        self._samplers = [value for value in self._extra.values() if isinstance(value, DistributedSampler)]
+        if any(sampler.world_size != self._ranks.world_size for sampler in self._samplers):
             raise ValueError("state: make the DistributedSampler after init_process_group; it has all samples now")
         self._pace = Pace()
         self._order = GradientOrder(model)
         self._metrics: Mapping[str, Any] = {}
         self._samples = 0  # of the last step
-        # A training that does not resume would have its checkpoints deleted as older than these.
+        # Retention would delete the checkpoints of a training that starts from step 0 here.
         self._must_resume = self._ranks.broadcast(self._index is not None and self._index.newest is not None)
         self._epoch_metrics: tuple[int, dict[str, float]] = (-1, {})
         self._is_due = False
@@ -172,34 +172,41 @@ class Checkpointer:
             self._leave()
 
     def resume(self) -> bool:
-        """Continue from the newest complete checkpoint; returns False if there is none.
+        """Continue from the newest complete checkpoint; returns False if the folder has no checkpoint.
 
-        A damaged checkpoint is passed over for the one before it, with a warning.
+        A damaged checkpoint is skipped with a warning, and the one before it is used.
 
         Raises:
-            ResumeError: The checkpoint is of other settings, of another model or of other data.
+            ResumeError: The checkpoint has other settings, another model or other data.
             OSError: It can't be read.
         """
-        found = self._find()
+        newest = self._newest_intact()
         self._must_resume = False
-        if found is None:
+        if newest is None:
             return False
-        name, manifest = found
-        if changed := self._ranks.broadcast(differences(manifest["config"], self._config)):
-            self._refuse(f"{self.uri} has checkpoints of other settings: {changed}; give the same, or another run name")
-        fault = None
+        name, manifest = newest
+        changed = self._ranks.broadcast(differences(manifest["config"], self._config))
+        if changed:
+            self._refuse(
+                f"{self.uri} has checkpoints of other settings: {changed}; use the same settings, or another run name"
+            )
+        mismatch = None
         try:
             self._state.restore(Reader(self._storage, name, sdk.alive), manifest["world_size"])
         except ValueError as cause:
-            fault = one_line(cause)
-        if fault := self._ranks.first(fault):
-            self._refuse(f"{self.uri}/{name} does not fit: {fault}; use the script that saved it, or another run name")
+            mismatch = one_line(cause)
+        mismatch = self._ranks.first(mismatch)
+        if mismatch:
+            self._refuse(
+                f"{self.uri}/{name} does not fit this script: {mismatch}; use the script that saved it, or another "
+                "run name"
+            )
         replay(self._model, manifest["gradients"])
         self.step = self._saved_step = manifest["step"]
         self.epoch = manifest["epoch"]
         self._epoch_metrics = (self.step, manifest["metrics"])
         sdk.progress(self.step)  # an epoch whose last step was saved ends without another step
-        if manifest["metrics"] and self._ranks.rank == 0:  # which a lost node may not have stored
+        if manifest["metrics"] and self._ranks.rank == 0:  # the record may be lost with a node
             sdk.write_report(self.step, manifest["metrics"], again=True)
         if manifest["world_size"] == self._ranks.world_size:
             for sampler in self._samplers:
@@ -210,15 +217,16 @@ class Checkpointer:
         return True
 
     def after_step(self, samples: int = 0, **metrics: Any) -> bool:
-        """Count a step, save if it is time to, and return whether the training has to stop, which has been saved then.
+        """Count a step, and save if a save is due; returns True if the training has to stop, after it has been saved.
 
         Args:
-            samples: The samples that all ranks have used in the step: the samplers in `state` advance by them.
-            **metrics: Numbers or tensors of one number; those of rank 0 are logged about once per second.
+            samples: Samples of the step on all ranks; the samplers in `state` advance by them.
+            **metrics: Numbers or tensors of one number; rank 0's are logged about once per second.
 
         Raises:
             DivergedError: A weight is not finite at a save.
-            ValueError: There is a sampler, and no number of samples; or there are checkpoints, and no call of `resume`.
+            ValueError: `samples` is missing although `state` has a sampler, or `resume` was not called although there
+                are checkpoints.
         """
         if self._samplers and samples < 1:
             raise ValueError(f"samples: {samples}; give the samples that all ranks have used, which a sampler counts")
@@ -236,9 +244,10 @@ class Checkpointer:
         return self.should_stop
 
     def end_epoch(self, **metrics: Any) -> None:
-        """End an epoch: its metrics are logged, and a checkpoint is saved.
+        """End an epoch: log its metrics and save a checkpoint.
 
-        If one is being stored, it is saved after a later step, unless it is the best one by `keep_best`.
+        While another save is in progress, the checkpoint follows after a later step, unless it is the best by
+        `keep_best`: that one is saved at once.
 
         Raises:
             DivergedError: A weight is not finite.
@@ -268,14 +277,14 @@ class Checkpointer:
         self._take()
 
     def wait(self) -> bool:
-        """Wait until the last checkpoint is stored; returns whether it could be."""
+        """Wait until the last checkpoint is stored; returns False if that failed."""
         self._save.wait()
         return self._save.error is None
 
     def load_best(self) -> bool:
-        """Load the model's weights of the best checkpoint by `keep_best`; returns False if there is none.
+        """Load the model's weights from the best checkpoint by `keep_best`; returns False without one.
 
-        The last state is stored before. A training that goes on from these weights can't be resumed exactly.
+        The last state is stored first. A training that continues from these weights can't be resumed exactly.
 
         Raises:
             OSError: The last state can't be stored, or the best one can't be read.
@@ -298,10 +307,10 @@ class Checkpointer:
 
         Args:
             path: A file, also `s3://bucket/key`; a relative path is in the run's folder in the storage, and outside a
-                run in the working directory. A model of more than 2 GB becomes several files and an index, as
-                Hugging Face's libraries read it.
+                run in the working directory. A model above 2 GB becomes several files and an index, in Hugging Face's
+                layout.
             metadata: Strings for the file's header, which `safetensors.safe_open(path, "pt").metadata()` returns.
-            dtype: Of the parameters in the file; by default each its own.
+            dtype: Data type of the parameters in the file; by default unchanged.
 
         Raises:
             OSError: It can't be written.
@@ -313,11 +322,10 @@ class Checkpointer:
     def close(self, export: str | os.PathLike[str] | None = None) -> None:
         """Store the last state, and export the weights unless the training has to stop.
 
-        Of a run's own folder the last checkpoint and the best one alone are kept then: a run that has finished is not
-        resumed.
+        A run's folder then keeps only the last checkpoint and the best one: a finished run is not resumed.
 
         Raises:
-            OSError: They could not be stored.
+            OSError: The state or the weights could not be stored.
         """
         if self._is_closed:
             return
@@ -330,7 +338,7 @@ class Checkpointer:
         self._close()
 
     def _store_last(self) -> None:
-        """Store the state, in some attempts; OSError if that fails, unless the training has to stop."""
+        """Store the state, in several attempts; OSError if all fail, unless the training has to stop."""
         for _ in range(LAST_ATTEMPTS):
             self._save.wait()
             if not self._ranks.broadcast(self._is_unsaved()) or self.should_stop:
@@ -345,7 +353,7 @@ class Checkpointer:
         return self._saved_step != self.step or self._save.error is not None
 
     def _poll(self, is_step: bool) -> None:
-        """Agree on what to do between two steps."""
+        """Save or stop as rank 0 decides, on all ranks after the same step."""
         decision = self._pace.poll(self._ranks, partial(self._decide, is_step=is_step))
         self._log()
         if decision.deadline is not None:
@@ -376,47 +384,52 @@ class Checkpointer:
         """Copy the state into host memory, and start to store it."""
         began = time.monotonic()
         self._save.wait()
+        epoch_end, metrics = self._epoch_metrics
         manifest: Manifest = {
             "format": FORMAT,
             "step": self.step,
             "epoch": self.epoch,
-            "metrics": self._epoch_metrics[1] if self._epoch_metrics[0] == self.step else {},
+            "metrics": metrics if epoch_end == self.step else {},
             "world_size": self._ranks.world_size,
             "config": self._config,
             "gradients": list(self._order.names),
             "files": {},
         }
         self._save.start(take_copy(self._state, manifest, self._ranks, self._index))
-        self._saved_step, self._is_due = self.step, False
+        self._saved_step = self.step
+        self._is_due = False
         self._taken_at = time.monotonic()
         self.blocked_seconds += self._taken_at - began
 
-    def _find(self) -> tuple[str, Manifest] | None:
-        """Return the newest checkpoint whose files are as they were written; each rank reads some of them."""
+    def _newest_intact(self) -> tuple[str, Manifest] | None:
+        """Return the newest checkpoint whose files have their SHA-256; each rank reads some of them."""
         ranks = self._ranks
-        while found := ranks.broadcast(self._index.newest if self._index else None):
-            name, manifest = found
+        while True:
+            newest = ranks.broadcast(self._index.newest if self._index else None)
+            if newest is None:
+                return None
+            name, manifest = newest
             files = sorted(manifest["files"])[ranks.rank :: ranks.world_size]
             fault = ranks.first(find_fault(self._storage, name, manifest["files"], files, sdk.alive))
             if fault is None:
-                return found
+                return newest
             self._say(f"warning: {self.uri}/{name} is damaged ({fault}); the checkpoint before it is used")
             if self._index is not None:
                 self._index.discard(name)
-        return None
 
     def _log(self) -> None:
-        """Log the metrics of the last step; it waits for the accelerator, so not after each step."""
+        """Log the metrics of the last step. Reading them synchronizes the GPU, so this is not done after each step."""
         if self._metrics and self._ranks.rank == 0:
             sdk.log(**{name: _number(value) for name, value in self._metrics.items()})
         self._metrics = {}
 
     def _leave(self) -> None:
-        """Give the save in progress some seconds, and end it: the script has failed, or has not called `close`."""
-        if not self._is_closed:
-            if not self._save.wait(time.time() + LAST_SECONDS):
-                self._save.give_up()
-            self._close()
+        """Give the save in progress some seconds, then end it: the script has failed, or has not called `close`."""
+        if self._is_closed:
+            return
+        if not self._save.wait(time.time() + LAST_SECONDS):
+            self._save.give_up()
+        self._close()
 
     def _close(self) -> None:
         atexit.unregister(self._leave)
@@ -435,10 +448,10 @@ class Checkpointer:
 
 
 def _number(value: Any) -> float:
-    """Return a number, or a tensor of one number, which waits for its device."""
+    """Return a number, or the value of a tensor, which synchronizes its device."""
     return float(_detached(value))
 
 
 def _detached(value: Any) -> Any:
-    """Return a tensor without its graph, which would keep the step's activations."""
+    """Return a tensor without its graph, which would keep the step's activations in memory."""
     return value.detach() if isinstance(value, Tensor) else value

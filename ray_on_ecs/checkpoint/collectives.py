@@ -1,4 +1,4 @@
-"""What the ranks tell each other about checkpoints, apart from the collectives of the training."""
+"""Messages between the ranks about checkpoints, separate from the collectives of the training."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class Collectives:
-    """The ranks of a run, for objects that fit in a message; a single rank sends none.
+    """Collectives and messages for small Python objects; a single rank does not send any. Every rank must create one.
 
-    The main thread uses a Gloo process group of its own. Threads use no collective, but `send` and `receive`: a thread
-    in a collective would make its process hang or abort if the process ended meanwhile. Every rank must make one.
+    The main thread uses a separate Gloo process group. Other threads use `send` and `receive` instead: a thread in a
+    collective would make its process hang or abort when the process exits.
     """
 
     def __init__(self) -> None:
@@ -49,11 +49,12 @@ class Collectives:
         return values if self.rank == 0 else []
 
     def first(self, value: T | None) -> T | None:
-        """Return the value of the first rank that has one, on every rank."""
-        return self.broadcast(next((each for each in self.gather(value) if each is not None), None))
+        """Return the value of the first rank whose value is not None, on every rank."""
+        values = [value for value in self.gather(value) if value is not None]
+        return self.broadcast(values[0] if values else None)
 
     def scatter(self, values: list[T]) -> T:
-        """Return this rank's of the values that rank 0 has."""
+        """Return this rank's element of rank 0's list."""
         if not self._group:
             return values[0]
         received: list[Any] = [None]
@@ -61,39 +62,40 @@ class Collectives:
         return received[0]
 
     def send(self, rank: int, key: str, value: Any) -> None:
-        """Leave a value for a rank to `receive`; any thread may do so.
+        """Put a value into the store, for a rank to `receive`; thread-safe.
 
         Raises:
             OSError: Rank 0's process is gone.
         """
         try:
-            self._store.set(f"{key}/{rank}", cast(Any, pickle.dumps(value)))  # it takes bytes, too
+            self._store.set(f"{key}/{rank}", cast(Any, pickle.dumps(value)))  # annotated as str, but takes bytes
         except RuntimeError as cause:
             raise OSError("rank 0 can't be reached") from cause
 
     def receive(self, key: str) -> Any:
-        """Wait for the value that was left for this rank; any thread may do so.
+        """Wait for a value that was sent to this rank, and remove it from the store; thread-safe.
 
         Raises:
             OSError: Rank 0's process is gone, or this rank is ending.
         """
-        mine = f"{key}/{self.rank}"
+        own_key = f"{key}/{self.rank}"
         try:
-            while not self._store.check([mine]):
+            # Not `wait`, which `stop_waiting` could not interrupt.
+            while not self._store.check([own_key]):
                 if self._closed.wait(POLL_SECONDS):
                     raise OSError("the run ended before all ranks had stored their part")
-            value = pickle.loads(self._store.get(mine))
-            self._store.delete_key(mine)
+            value = pickle.loads(self._store.get(own_key))
+            self._store.delete_key(own_key)
         except RuntimeError as cause:
             raise OSError("rank 0 can't be reached") from cause
         return value
 
     def stop_waiting(self) -> None:
-        """End what threads still wait for."""
+        """Make `receive` fail in threads that still wait."""
         self._closed.set()
 
     def close(self) -> None:
-        """End what threads still wait for, and the process group."""
+        """Stop waiting threads, and destroy the process group."""
         self.stop_waiting()
         if self._group:
             dist.destroy_process_group(self._group)

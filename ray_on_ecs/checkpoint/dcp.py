@@ -1,6 +1,6 @@
-"""torch.distributed.checkpoint on a run's folder: every rank streams its part of the state there, or reads its own.
+"""torch.distributed.checkpoint in a run's storage: each rank streams its part of the state to it and from it.
 
-The planners of PyTorch decide who writes and reads what: of tensors that several ranks have alike, each writes some.
+PyTorch's planners divide the work: every rank writes its shards, and some of the replicated tensors.
 https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
 """
 
@@ -31,77 +31,79 @@ from ray_on_ecs.tracking.storage import RunStorage
 
 
 class StagingPlanner(DefaultSavePlanner):
-    """Copies what this rank will write into host memory, so that training can change it while it is written."""
+    """Planner with a copy of this rank's items in host memory, so that training can continue during the write."""
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         """Copy the plan's tensors."""
         plan = super().finish_plan(new_plan)
         self._devices: set[torch.device] = set()
         self._staged = {item.index: self._copy(item) for item in plan.items}
-        for device in self._devices:  # until the copies are there
+        for device in self._devices:  # wait for the asynchronous copies
             torch.cuda.synchronize(device)
         self.state_dict = {}
         return plan
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """Return the copy."""
+        """Return the copy of an item."""
         return self._staged[write_item.index]
 
     def _copy(self, item: WriteItem) -> torch.Tensor | io.BytesIO:
         data = super().resolve_data(item)
         if not isinstance(data, torch.Tensor):
             return data
-        if data.is_cuda and torch.cuda.is_available():  # all copies at once, at the speed of pinned memory
+        if data.is_cuda and torch.cuda.is_available():  # pinned memory: asynchronous, and at PCIe's full speed
             self._devices.add(data.device)
             return torch.empty_like(data, device="cpu", pin_memory=True).copy_(data.detach(), non_blocking=True)
         return data.detach().to("cpu", copy=True)
 
 
 class Writer(FileSystemWriter):
-    """Writes a checkpoint's folder, with a heartbeat for each write, which may end it by an OSError.
+    """Writer of a checkpoint's folder, with a heartbeat for each write; an OSError from it ends the write.
 
     Attributes:
-        files: The files that it has written, by name.
+        files: The written files by name.
     """
 
     def __init__(self, storage: RunStorage, folder: str, heartbeat: Heartbeat = lambda: None) -> None:
-        super().__init__(folder, sync_files=False, per_thread_copy_ahead=0)  # the copies are there
+        super().__init__(folder, sync_files=False, per_thread_copy_ahead=0)  # StagingPlanner has made the copies
         self.files: dict[str, FileRecord] = {}
         self.fs = _Folder(storage, heartbeat, self.files)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the metadata: which file holds what.
+        """Write the metadata, with the file and offset of each item.
 
         Args:
-            metadata: From the global plan.
-            results: What each rank has written.
+            metadata: The metadata of the global plan.
+            results: The written items of each rank.
         """
-        metadata.storage_data = {each.index: each.storage_data for part in results for each in part}
+        metadata.storage_data = {}
+        for rank_results in results:
+            metadata.storage_data |= {result.index: result.storage_data for result in rank_results}
         metadata.storage_meta = self.storage_meta()
         with self.fs.create_stream(self.fs.concat_path(self.path, layout.METADATA), "wb") as stream:
             pickle.dump(metadata, cast(IO[bytes], stream))
 
 
 class Reader(FileSystemReader):
-    """Reads a checkpoint's folder in order, in chunks, each with a heartbeat."""
+    """Sequential reader of a checkpoint's folder, with a heartbeat for each chunk."""
 
     def __init__(self, storage: RunStorage, folder: str, heartbeat: Heartbeat) -> None:
         super().__init__(folder)
         self.fs = _Folder(storage, heartbeat, {})
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what the plan says, as it lies in the files."""
+        """Read the items of a plan, in the order of their offsets."""
         in_order = sorted(plan.items, key=lambda item: self.storage_data[item.storage_index].offset)
         return super().read_data(dataclasses.replace(plan, items=in_order), planner)
 
     def _slice_file(self, file: Any, sinfo: Any) -> IO[bytes]:
-        """Read an item whole: PyTorch would read it in bits and pieces, each a call to S3."""
+        """Read a whole item: PyTorch would read small pieces of it, each with a request to S3."""
         file.seek(sinfo.offset)
         return io.BytesIO(file.read(sinfo.length))
 
 
 def load(state: dict[str, Any], reader: Reader) -> None:
-    """Fill a state's tensors in place, and replace its other values; each rank reads what it needs, by itself."""
+    """Load a state's tensors in place, and replace its other values; without collectives."""
     planner = DefaultLoadPlanner()
     metadata = reader.read_metadata()
     planner.set_up_planner(state, metadata)
@@ -110,7 +112,7 @@ def load(state: dict[str, Any], reader: Reader) -> None:
 
 
 class _Folder(FileSystem):
-    """The run's folder as a file system of torch.distributed.checkpoint; paths are names in the run's folder."""
+    """File system of torch.distributed.checkpoint on the run's storage; paths are names in the run's folder."""
 
     def __init__(self, storage: RunStorage, heartbeat: Heartbeat, files: dict[str, FileRecord]) -> None:
         self._storage = storage
@@ -131,7 +133,7 @@ class _Folder(FileSystem):
 
 
 class _Chunks(io.RawIOBase):
-    """A file to read, with a heartbeat for each chunk."""
+    """Raw input stream with a heartbeat for each chunk."""
 
     def __init__(self, file: NativeFile, heartbeat: Heartbeat) -> None:
         self._file = file
@@ -152,7 +154,7 @@ class _Chunks(io.RawIOBase):
 
 
 class _Hashed(io.RawIOBase):
-    """A file to write, whose bytes are counted and hashed on their way."""
+    """Raw output stream that counts and hashes its bytes."""
 
     def __init__(self, file: NativeFile, heartbeat: Heartbeat) -> None:
         self._file = file

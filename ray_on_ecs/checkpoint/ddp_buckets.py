@@ -1,8 +1,8 @@
-"""The buckets of DistributedDataParallel after a resume: filled in the same order as without the interruption.
+"""Gradient buckets of DistributedDataParallel after a resume, equal to the buckets of the uninterrupted run.
 
-DDP groups gradients into buckets, and after its first step groups them again in the order in which they were ready. On
-three or more ranks the buckets decide in which order numbers are added, and so the last digit. A process that resumes
-would use the first buckets for one more step: it is given the order first.
+DDP groups gradients into buckets, and rebuilds the buckets after its first step, in the order in which the gradients
+became ready. With three or more ranks the buckets decide the order of the floating-point additions, and so the last
+bit. A process that resumes would use the initial buckets for one more step; replaying the order first avoids that.
 https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design
 """
 
@@ -21,35 +21,35 @@ from ray_on_ecs.checkpoint.modules import plain_name, without_compile
 
 
 class GradientOrder:
-    """Notes the order in which the gradients of the first backward pass are ready.
+    """Order in which the gradients of the first backward pass become ready.
 
     Args:
-        model: The module under DDP; another one has no order.
+        model: The module under DDP; without DDP nothing is recorded.
 
     Attributes:
-        names: The parameters' names in that order, nothing before the first step.
+        names: The parameters' names in that order; empty before the first step.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.names: list[str] = []
         self._handles: list[RemovableHandle] = [
-            parameter.register_post_accumulate_grad_hook(partial(self._note, name))
-            for name, parameter in _ordered(model).items()
+            parameter.register_post_accumulate_grad_hook(partial(self._record, name))
+            for name, parameter in _bucketed_parameters(model).items()
         ]
 
     def set(self, names: Sequence[str]) -> None:
-        """Take over the order of an earlier process, if it knew one."""
+        """Use the order of an earlier process, unless it is empty."""
         if names:
             self.stop()
             self.names = list(names)
 
     def stop(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
-    def _note(self, name: str, parameter: Tensor) -> None:
+    def _record(self, name: str, parameter: Tensor) -> None:
         if name in self.names:  # another backward pass has begun
             self.stop()
         else:
@@ -57,13 +57,15 @@ class GradientOrder:
 
 
 def replay(model: nn.Module, names: Sequence[str]) -> None:
-    """Let DDP see gradients in an order, by a backward pass through a sum of its parameters; deletes all gradients.
+    """Make DDP rebuild its buckets in an order, by a backward pass through a sum of its parameters.
+
+    All gradients are deleted.
 
     Args:
-        model: The module under DDP, before its first step; nothing is done with another one.
-        names: The parameters' names in the order; nothing is done unless these are all that are trained.
+        model: The module under DDP, before its first step; does nothing without DDP.
+        names: The parameters' names in the order; does nothing unless they are all trained parameters.
     """
-    parameters = _ordered(model)
+    parameters = _bucketed_parameters(model)
     if not names or parameters.keys() != set(names):
         return
     ddp = cast(DistributedDataParallel, without_compile(model))
@@ -77,25 +79,25 @@ def replay(model: nn.Module, names: Sequence[str]) -> None:
         parameter.grad = None
 
 
-def _ordered(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that are trained, by name, if the order of their gradients decides on DDP's buckets.
+def _bucketed_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the trained parameters by name, if the order of their gradients determines DDP's buckets.
 
-    It does not with unused parameters to be found; a static graph takes more than the order from its first step, and
-    sparse gradients have a bucket for themselves.
+    It does not with `find_unused_parameters`; a static graph records more than the order in its first step, and sparse
+    gradients have separate buckets.
     """
     ddp = without_compile(model)
     if not isinstance(ddp, DistributedDataParallel) or ddp.find_unused_parameters or ddp.static_graph:
         return {}
-    if any(getattr(each, "sparse", False) for each in ddp.modules()):
+    if any(getattr(module, "sparse", False) for module in ddp.modules()):
         return {}
     module = cast(nn.Module, ddp.module)
-    return {plain_name(name): each for name, each in module.named_parameters() if each.requires_grad}
+    return {plain_name(name): parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 class _Sum(nn.Module):
-    """A sum of parameters whose backward pass makes their gradients ready in the order of the list.
+    """Sum of parameters, whose backward pass makes their gradients ready in the order of the list.
 
-    Autograd goes from the last operation to the first, so the last one's parameter is the first to be ready.
+    Autograd runs backward from the last operation, so the parameters are added in reverse.
     """
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:

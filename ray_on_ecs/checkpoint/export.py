@@ -1,4 +1,4 @@
-"""The weights as safetensors, in the layout of Hugging Face's libraries, written by all ranks.
+"""Export of the weights as safetensors in Hugging Face's layout, written by all ranks.
 
 https://huggingface.co/docs/safetensors
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import PurePosixPath
 
 import torch
@@ -20,7 +21,7 @@ from ray_on_ecs.checkpoint.modules import plain_name
 from ray_on_ecs.filesystem import short_reason
 from ray_on_ecs.tracking.storage import RunStorage
 
-# Of one file; each rank has one of them in memory at a time.
+# Size of a file; each rank holds one file in memory.
 FILE_BYTES = 2 * 10**9
 
 
@@ -35,54 +36,58 @@ def export_weights(
 ) -> None:
     """Write a module's state_dict; all ranks must call it.
 
-    Rank r writes every n-th file. For each round of files, all ranks gather the tensors of the round, and each keeps
-    those of the file that it writes. Several files are `model-00001-of-00003.safetensors` and so on, with an index.
+    The files are written in rounds of one file per rank: all ranks gather the tensors of the round, and each keeps the
+    tensors of its file. Several files are named `model-00001-of-00003.safetensors` and so on, and get an index.
 
     Args:
         module: The module, also under FSDP2.
         storage: The folder.
         name: The file's name.
         ranks: All ranks.
-        file_bytes: The most bytes of a file, unless a single tensor has more.
+        file_bytes: Maximum size of a file, unless a single tensor is larger.
         metadata: Strings for the header of each file.
-        dtype: Of the parameters in the files, or each its own.
+        dtype: Data type of the parameters in the files; None keeps theirs.
 
     Raises:
         OSError: A file could not be written; all ranks raise it.
     """
     tensors = _without_aliases(module)
     parameters = {key for key, _ in module.named_parameters(remove_duplicate=False)}
-    sizes = {
-        key: tensor.numel() * (dtype if dtype and key in parameters else tensor.dtype).itemsize
-        for key, tensor in tensors.items()
-    }
+    sizes: dict[str, int] = {}
+    for key, tensor in tensors.items():
+        stored_dtype = dtype if dtype and key in parameters else tensor.dtype
+        sizes[key] = tensor.numel() * stored_dtype.itemsize
     files = _divide(sizes, file_bytes)
     names = _file_names(name, len(files))
     fault: str | None = None
     for first in range(0, len(files), ranks.world_size):
-        mine: dict[str, Tensor] = {}
-        for number, keys in enumerate(files[first : first + ranks.world_size]):
+        content: dict[str, Tensor] = {}
+        for rank, keys in enumerate(files[first : first + ranks.world_size]):
             for key in keys:
                 sdk.alive()
-                whole = _whole(tensors[key])  # by all ranks
-                if number == ranks.rank:
-                    # On a CPU two buffers may share their memory, which a file can't.
-                    kind = dtype if key in parameters and whole.is_floating_point() else None
-                    mine[plain_name(key)] = whole.detach().to("cpu", dtype=kind, copy=True).contiguous()
-        if mine and fault is None:
-            fault = _write(storage, names[first + ranks.rank], lambda mine=mine: _serialize(mine, metadata or {}))
-    if ranks.rank == 0 and len(files) > 1:
-        index = {
-            "metadata": {"total_size": sum(sizes.values())},
-            "weight_map": {plain_name(key): names[number] for number, keys in enumerate(files) for key in keys},
-        }
-        fault = fault or _write(storage, f"{name}.index.json", lambda: json.dumps(index, indent=2).encode())
-    if found := ranks.first(fault):
-        raise OSError(f"the weights could not be written to {storage.uri}/{name}: {found}")
+                tensor = tensors[key]
+                if isinstance(tensor, DTensor):
+                    tensor = tensor.full_tensor()  # a collective: on every rank, for every file
+                if rank == ranks.rank:
+                    stored_dtype = dtype if key in parameters and tensor.is_floating_point() else None
+                    # A copy, as buffers on a CPU may share their memory, which safetensors refuses.
+                    content[plain_name(key)] = tensor.detach().to("cpu", dtype=stored_dtype, copy=True).contiguous()
+        if content and fault is None:
+            serialize = partial(_serialize, content, metadata or {})
+            fault = _write(storage, names[first + ranks.rank], serialize)
+    if ranks.rank == 0 and len(files) > 1 and fault is None:
+        weight_map: dict[str, str] = {}
+        for file_name, keys in zip(names, files, strict=True):
+            weight_map |= {plain_name(key): file_name for key in keys}
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
+        fault = _write(storage, f"{name}.index.json", lambda: json.dumps(index, indent=2).encode())
+    fault = ranks.first(fault)
+    if fault:
+        raise OSError(f"the weights could not be written to {storage.uri}/{name}: {fault}")
 
 
 def _serialize(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Return the content of a file, the same for the same weights: safetensors writes its metadata in random order."""
+    """Return the content of a file. It is reproducible: safetensors writes its metadata in random order."""
     content = save(tensors, metadata={**metadata, "format": "pt"})
     if not metadata:
         return content
@@ -95,10 +100,10 @@ def _serialize(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> bytes
 
 
 def _without_aliases(module: nn.Module) -> Mapping[str, Tensor]:
-    """Return the tensors of a state_dict; of tied weights the first name alone, as safetensors wants it."""
+    """Return the tensors of a state_dict, with only the first name of tied weights, as safetensors requires."""
     tied: set[int] = set()
     tensors: dict[str, Tensor] = {}
-    parameters = {name: id(each) for name, each in module.named_parameters(remove_duplicate=False)}
+    parameters = {name: id(parameter) for name, parameter in module.named_parameters(remove_duplicate=False)}
     for name, value in module.state_dict().items():
         if not isinstance(value, Tensor) or parameters.get(name) in tied:
             continue
@@ -109,33 +114,29 @@ def _without_aliases(module: nn.Module) -> Mapping[str, Tensor]:
 
 
 def _divide(sizes: Mapping[str, int], file_bytes: int) -> list[list[str]]:
-    """Return the names for each file, in order."""
+    """Return the names of the tensors in each file, in order."""
     files: list[list[str]] = [[]]
-    size = 0
-    for name, number in sizes.items():
-        if files[-1] and size + number > file_bytes:
+    file_size = 0
+    for name, size in sizes.items():
+        if files[-1] and file_size + size > file_bytes:
             files.append([])
-            size = 0
+            file_size = 0
         files[-1].append(name)
-        size += number
+        file_size += size
     return files
 
 
-def _file_names(name: str, number: int) -> list[str]:
-    if number == 1:
+def _file_names(name: str, count: int) -> list[str]:
+    if count == 1:
         return [name]
     path = PurePosixPath(name)
-    return [f"{path.stem}-{each:05d}-of-{number:05d}{path.suffix}" for each in range(1, number + 1)]
+    return [f"{path.stem}-{number:05d}-of-{count:05d}{path.suffix}" for number in range(1, count + 1)]
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _write(storage: RunStorage, name: str, content: Callable[[], bytes]) -> str | None:
-    """Write a file; returns the reason if that fails, which the other ranks must hear."""
+def _write(storage: RunStorage, name: str, serialize: Callable[[], bytes]) -> str | None:
+    """Write a file; returns the reason if that fails, as all ranks have to raise it."""
     try:
-        storage.write(name, content())
+        storage.write(name, serialize())
     except Exception as cause:
         return short_reason(cause)
     return None

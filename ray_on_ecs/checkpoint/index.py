@@ -1,14 +1,14 @@
 """Checkpoint index: atomic commit, discovery and retention.
 
-A checkpoint is a folder `step-<number>`, the second one after a step `step-<number>-1`. It is complete once it has its
-manifest, `checkpoint.json`, which is written last and has the size and SHA-256 of each file. One without manifest is
-absent; it is deleted after the next commit.
+A checkpoint is a folder `step-<number>`; a second one after the same step is `step-<number>-1`. It is complete once it
+has a manifest, `checkpoint.json`, which is written last and lists the size and SHA-256 of each file. A folder without a
+manifest counts as absent, and is deleted after the next commit.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict
 
@@ -24,17 +24,17 @@ BestMode = Literal["min", "max"]
 
 
 class Manifest(TypedDict):
-    """The manifest of a checkpoint.
+    """Manifest of a checkpoint.
 
     Attributes:
-        format: The format of the folder.
-        step: Optimizer steps before it.
-        epoch: Epochs before it.
-        metrics: The metrics of the epoch that it ends, if it ends one.
+        format: The version of the folder's format.
+        step: Completed optimizer steps.
+        epoch: Completed epochs.
+        metrics: The metrics of an epoch that ends with this step; else empty.
         world_size: The number of ranks that saved it.
         config: The settings of the training.
-        gradients: The parameters in the order in which DDP had their first gradients, see ddp_buckets.py.
-        files: Its files by name.
+        gradients: The parameters in the order in which their first gradients became ready; see ddp_buckets.py.
+        files: The files by name.
     """
 
     format: int
@@ -48,14 +48,14 @@ class Manifest(TypedDict):
 
 
 class CheckpointIndex:
-    """The checkpoints of a folder, as rank 0 sees them.
+    """Checkpoints of a folder, on rank 0.
 
     Args:
         storage: The folder.
-        keep_last: The number of newest checkpoints that are kept.
+        keep_last: The number of newest checkpoints to keep.
         keep_best: The metric whose best checkpoint is kept as well.
-        best_mode: Whether its least or its greatest value is the best.
-        say: Called with a line for each checkpoint that can't be deleted.
+        best_mode: `min` if the lowest value of the metric is the best, or `max`.
+        say: Prints a line for each checkpoint that can't be deleted.
     """
 
     def __init__(
@@ -74,76 +74,94 @@ class CheckpointIndex:
         self._complete: dict[str, Manifest] = {}
         self._incomplete: set[str] = set()
         for name in storage.folders(PREFIX):
-            if manifest := self._read(name):
-                self._complete[name] = manifest
-            else:
+            manifest = self._read(name)
+            if manifest is None:
                 self._incomplete.add(name)
+            else:
+                self._complete[name] = manifest
 
     @property
     def newest(self) -> tuple[str, Manifest] | None:
         """The newest complete checkpoint."""
-        return max(self._complete.items(), default=None, key=lambda each: each[0])
+        if not self._complete:
+            return None
+        name = max(self._complete)
+        return name, self._complete[name]
 
     @property
     def best(self) -> tuple[str, Manifest] | None:
-        """The complete checkpoint with the best metric, the earliest of several."""
-        scored = [each for each in sorted(self._complete.items()) if self._score(each[1]["metrics"]) is not None]
-        return max(scored, key=lambda each: self._score(each[1]["metrics"]) or 0.0, default=None)
+        """The complete checkpoint with the best metric; the earliest of equal ones."""
+        best = None
+        best_score = -math.inf
+        for name, manifest in sorted(self._complete.items()):
+            score = self._score(manifest["metrics"])
+            if score is not None and (best is None or score > best_score):
+                best = (name, manifest)
+                best_score = score
+        return best
 
     def is_best(self, metrics: Mapping[str, float]) -> bool:
-        """Return whether metrics are better than those of all checkpoints."""
+        """Return True if metrics are better than the metrics of all checkpoints."""
         score = self._score(metrics)
-        best = self.best
-        known = self._score(best[1]["metrics"]) if best else None
-        return score is not None and (known is None or score > known)
+        if score is None:
+            return False
+        best_score = None
+        if self.best is not None:
+            best_score = self._score(self.best[1]["metrics"])
+        return best_score is None or score > best_score
 
     def new_name(self, step: int) -> str:
-        """Return a folder for another checkpoint after a step; one that is complete stays so until the commit."""
-        known = {*self._complete, *self._incomplete}
-        names = (f"{PREFIX}{step:09d}{f'-{number}' if number else ''}" for number in itertools.count())
-        return next(name for name in names if name not in known)
+        """Return a new folder name; an existing checkpoint after the same step stays complete until the commit."""
+        base = name = f"{PREFIX}{step:09d}"
+        number = 0
+        while name in self._complete or name in self._incomplete:
+            number += 1
+            name = f"{base}-{number}"
+        return name
 
     def commit(self, name: str, manifest: Manifest) -> None:
-        """Make a checkpoint complete, and delete those that need not be kept.
+        """Make a checkpoint complete, and delete checkpoints outside the retention.
 
         Raises:
-            OSError: The storage has not every byte of it, or can't be written.
+            OSError: A stored file is incomplete, or the storage can't be written.
         """
-        found = self._storage.file_sizes(name)
+        sizes = self._storage.file_sizes(name)
         for file, record in manifest["files"].items():
-            if found.get(file) != record["bytes"]:  # an S3 other than AWS's may keep the marks between chunks
-                raise OSError(f"{name}/{file} has {found.get(file, 0):,} of {record['bytes']:,} bytes")
+            # Some S3-compatible stores keep the chunk signatures of a streamed upload in the object.
+            if sizes.get(file) != record["bytes"]:
+                raise OSError(f"{name}/{file} has {sizes.get(file, 0):,} of {record['bytes']:,} bytes")
         self._storage.write_json(f"{name}/{MANIFEST}", manifest)
         self._incomplete.discard(name)
         self._complete[name] = manifest
         self._prune()
 
     def end(self) -> None:
-        """Keep the newest checkpoint and the best alone: the training has ended well."""
+        """Keep only the newest checkpoint and the best one: the training has finished."""
         self._keep_last = 1
         self._prune()
 
     def begin(self, name: str) -> None:
-        """Note that a checkpoint is being written: until the commit it is absent."""
+        """Register a checkpoint that is being written; it counts as absent until the commit."""
         self._incomplete.add(name)
 
     def discard(self, name: str) -> None:
-        """Pass over a damaged checkpoint; it is deleted after the next commit."""
+        """Skip a damaged checkpoint; it is deleted after the next commit."""
         self._complete.pop(name, None)
         self._incomplete.add(name)
 
     def _prune(self) -> None:
-        """Delete what is incomplete, and what is neither among the newest nor the best; or else the next time.
+        """Delete incomplete checkpoints, and complete ones that are neither among the newest nor the best.
 
-        Of several after one step the last one stays.
+        The last one of several after the same step is kept. The next call repeats a failed deletion.
         """
-        last = {self._complete[name]["step"]: name for name in sorted(self._complete)}
-        kept = set(list(last.values())[-self._keep_last :])
-        if best := self.best:
-            kept.add(last[best[1]["step"]])
+        last_of_step = {self._complete[name]["step"]: name for name in sorted(self._complete)}
+        kept = set(list(last_of_step.values())[-self._keep_last :])
+        best = self.best
+        if best is not None:
+            kept.add(last_of_step[best[1]["step"]])
         for name in sorted({*self._incomplete, *self._complete} - kept):
             try:
-                self._storage.delete(f"{name}/{MANIFEST}")  # first: one that is half deleted is absent
+                self._storage.delete(f"{name}/{MANIFEST}")  # first, so that a partly deleted checkpoint is absent
                 self._storage.delete_folder(name)
             except OSError as cause:
                 self._say(f"{name} could not be deleted ({short_reason(cause)})")
@@ -152,11 +170,12 @@ class CheckpointIndex:
             self._incomplete.discard(name)
 
     def _score(self, metrics: Mapping[str, float]) -> float | None:
-        """Return the metric of `keep_best`, such that greater is better; None where there is none."""
+        """Return the metric of `keep_best`, negated for `min`; None without that metric."""
         value = metrics.get(self._keep_best) if self._keep_best else None
         return None if value is None else self._sign * value
 
     def _read(self, name: str) -> Manifest | None:
+        """Read a manifest; None if it is missing, broken or of another format."""
         try:
             manifest = json.loads(self._storage.read(f"{name}/{MANIFEST}"))
         except (FileNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""The folders and files that a script names, on a disk or in S3."""
+"""Location of a script's checkpoints and exports, on a disk or in S3."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ RUN_VARIABLE = "RUN_URI"
 
 
 def open_folder(folder: str | os.PathLike[str] | None) -> RunStorage:
-    """Return a folder, by default `checkpoints`; a relative path is in the run's folder in the storage.
+    """Return a folder, by default `checkpoints`, without creating it.
 
-    Nothing is created.
+    A relative path is in the run's folder in the storage, and outside a run in the working directory.
 
     Raises:
-        ValueError: It can't be used.
+        ValueError: The path is not a folder, or its bucket can't be reached.
     """
     return _open(_in_run(CHECKPOINTS_FOLDER if folder is None else os.fspath(folder)), "folder")
 
@@ -28,25 +28,27 @@ def open_file(path: str | os.PathLike[str]) -> tuple[RunStorage, str]:
     """Return the folder of a file, and the file's name; a relative path is in the run's folder in the storage.
 
     Raises:
-        ValueError: It can't be used.
+        ValueError: The folder's bucket can't be reached.
     """
     folder, _, name = _in_run(os.fspath(path)).rpartition("/")
     return _open(folder or "/.", "export"), name
 
 
 def _in_run(path: str) -> str:
-    """Return a path in the run's folder in the storage; outside a run, in the working directory."""
-    path = path if "://" in path else os.path.expanduser(path)
-    if "://" in path or os.path.isabs(path):
+    """Return an absolute path or URI; a relative path is in the run's folder, and outside a run in the cwd."""
+    if "://" in path:
+        return path
+    path = os.path.expanduser(path)
+    if os.path.isabs(path):
         return path
     return f"{os.environ.get(RUN_VARIABLE) or Path.cwd()}/{path}"
 
 
-def _open(address: str, argument: str) -> RunStorage:
-    where = address.rstrip("/") if "://" in address else str(Path(address).absolute())
-    parent, _, name = where.rpartition("/")
+def _open(path: str, argument: str) -> RunStorage:
+    absolute = path.rstrip("/") if "://" in path else str(Path(path).absolute())
+    parent, _, name = absolute.rpartition("/")
     if not name or parent.endswith(":/"):
-        raise ValueError(f"{argument}: {address!r} is not a folder; give one, or s3://bucket/prefix")
+        raise ValueError(f"{argument}: {path!r} is not a folder; give the path of a folder, or s3://bucket/prefix")
     try:
         return RunStorage.open(parent or "/", name)
     except UsageError as cause:
@@ -54,5 +56,5 @@ def _open(address: str, argument: str) -> RunStorage:
 
 
 def is_in_run() -> bool:
-    """Return whether the runner has started this script."""
+    """Return True if the runner has started this script."""
     return RUN_VARIABLE in os.environ

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: their sizes and hashes, and the check that they are still the same."""
+"""Sizes and SHA-256 of a checkpoint's files, and their verification."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Heartbeat = Callable[[], None]
 
 
 class FileRecord(TypedDict):
-    """What a manifest says of a file: its size and its SHA-256 in hexadecimal digits."""
+    """Size of a file, and its SHA-256 in hexadecimal digits."""
 
     bytes: int
     sha256: str
@@ -28,7 +28,7 @@ def find_fault(
     files: Iterable[str],
     heartbeat: Heartbeat,
 ) -> str | None:
-    """Read some of a checkpoint's files; returns what is wrong with them, or None."""
+    """Verify some of a checkpoint's files; returns a description of the first damage, or None."""
     for file in files:
         size = 0
         digest = hashlib.sha256()
@@ -44,5 +44,5 @@ def find_fault(
         if size != expected["bytes"]:
             return f"{file} has {size:,} of {expected['bytes']:,} bytes"
         if digest.hexdigest() != expected["sha256"]:
-            return f"{file} holds something else"
+            return f"{file} has another SHA-256"
     return None

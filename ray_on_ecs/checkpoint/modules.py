@@ -1,4 +1,4 @@
-"""Modules and their names without what DDP, torch.compile and activation checkpointing add."""
+"""Modules and parameter names without the wrappers of DDP, torch.compile and activation checkpointing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ WRAPPERS = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.")
 
 def without_compile(module: nn.Module) -> nn.Module:
     """Return a module without torch.compile."""
-    while isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
-        module = inner
-    return module
+    original = getattr(module, "_orig_mod", None)
+    return without_compile(original) if isinstance(original, nn.Module) else module
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -27,5 +26,5 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name without the parts that wrappers add."""
+    """Return a parameter's name without the prefixes of wrappers."""
     return WRAPPERS.sub("", name)

@@ -1,4 +1,4 @@
-"""The number of steps between two moments at which the ranks agree on what to do."""
+"""Number of steps between two polls of the ranks, adapted to about one poll per second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Pace:
-    """Counts steps until the next poll, about a second after the last one; the count is the same on all ranks.
+    """Step counter for polls about one second apart; the count is the same on all ranks.
 
     Attributes:
         steps: Steps until the next poll.
@@ -27,28 +27,30 @@ class Pace:
         self._polled_at = time.monotonic()
 
     def is_due(self) -> bool:
-        """Count a step, and return whether the ranks poll after it."""
+        """Count a step; returns True if the ranks poll after it."""
         self.steps -= 1
         self._since += 1
         return self.steps <= 0
 
     def poll(self, ranks: Collectives, decide: Callable[[float], T]) -> T:
-        """Return rank 0's decision, the same on all ranks, which must call it after the same step.
+        """Return rank 0's decision on all ranks, which must call it after the same step.
 
         Args:
             ranks: All ranks.
-            decide: Called on rank 0 with the seconds until the first of the nodes is reclaimed, infinite without a
-                notice.
+            decide: Called on rank 0 with the seconds until the first node is reclaimed; infinite without a notice.
         """
-        left = ranks.gather(sdk.seconds_left())
-        answer: Any = (self.next_interval(), decide(min(left))) if left else None
+        seconds_left = ranks.gather(sdk.seconds_left())
+        answer: Any = None
+        if seconds_left:  # on rank 0
+            answer = (self.next_interval(), decide(min(seconds_left)))
         self.steps, decision = ranks.broadcast(answer)
         return decision
 
     def next_interval(self) -> int:
-        """Return the steps to the next poll, on rank 0, from the time that those since the last one took."""
+        """Return the steps to the next poll from the speed of the last ones, on rank 0; at most twice as many."""
         now = time.monotonic()
-        wanted = self._since * POLL_SECONDS / max(now - self._polled_at, 1e-6)
-        interval = max(1, min(2 * self._since, round(wanted)))
-        self._polled_at, self._since = now, 0
+        steps_per_poll = self._since * POLL_SECONDS / max(now - self._polled_at, 1e-6)
+        interval = max(1, min(2 * self._since, round(steps_per_poll)))
+        self._polled_at = now
+        self._since = 0
         return interval

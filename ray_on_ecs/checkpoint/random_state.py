@@ -1,4 +1,4 @@
-"""The random number generators of a process: PyTorch's, Python's and NumPy's."""
+"""Random number generators of a process: PyTorch's, Python's and NumPy's."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ def capture(devices: Iterable[torch.device] = ()) -> dict[str, Any]:
     """Return the states of all generators, on the CPU and on some CUDA devices."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     state["cuda"] = [torch.cuda.get_rng_state(device) for device in devices]
-    if numpy := sys.modules.get("numpy"):
+    numpy = sys.modules.get("numpy")
+    if numpy:  # a script that has not imported it does not depend on its state
         state["numpy"] = numpy.random.get_state()
     return state
 
 
 def restore(state: dict[str, Any], devices: Iterable[torch.device] = ()) -> None:
-    """Set the generators to captured states, those of the devices in the same order."""
+    """Restore the generators to captured states, with the CUDA devices in the same order."""
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
-    for device, each in zip(devices, state["cuda"], strict=False):
-        torch.cuda.set_rng_state(each, device)
+    for device, cuda_state in zip(devices, state["cuda"], strict=False):
+        torch.cuda.set_rng_state(cuda_state, device)
     if "numpy" in state:
         import numpy as np
 

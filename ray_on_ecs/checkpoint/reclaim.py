@@ -1,4 +1,4 @@
-"""The agreement of all ranks that a node of the run is being reclaimed."""
+"""Agreement of all ranks that a node of the run is being reclaimed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ray_on_ecs.checkpoint.pace import Pace
 
 
 class Reclaim:
-    """Asks about once per second. The process saves by itself and gets SIGTERM in the last seconds alone."""
+    """Poll for notices about once per second. The script saves itself, and gets SIGTERM only in the last seconds."""
 
     def __init__(self) -> None:
         self._pace = Pace()
@@ -18,9 +18,9 @@ class Reclaim:
         sdk.register_checkpointer()
 
     def is_near(self) -> bool:
-        """Return whether a node is being reclaimed, the same on all ranks, which must call it after each step."""
+        """Return True if a node is being reclaimed; all ranks must call it after each step, and agree."""
         if not self._pace.is_due():
             return False
-        if self._ranks is None:  # the process group is made after the callback
+        if self._ranks is None:  # trainers create the callback before the process group
             self._ranks = Collectives()
         return self._pace.poll(self._ranks, math.isfinite)

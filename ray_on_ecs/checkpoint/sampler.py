@@ -1,4 +1,4 @@
-"""A sampler whose position survives a restart, on as many ranks or on another number."""
+"""Stateful distributed sampler, resumable within an epoch on any number of ranks."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-# Seeds of two epochs must differ for any two seeds that users choose: a prime that is larger than the number of epochs.
+# seed * EPOCH_STRIDE + epoch is unique as long as there are fewer epochs than this.
 EPOCH_STRIDE = 1_000_003
 
 
 class DistributedSampler(Sampler[int]):
-    """Split a data set among the ranks, like torch's sampler of this name, from a position within the epoch on.
+    """Splits a data set among the ranks like torch's sampler of this name, starting at a position within the epoch.
 
-    The order of an epoch follows from seed and epoch alone. Rank r of n takes every n-th index, so the ranks' batches
-    of a step are one slice of that order, however many ranks there are. A `Checkpointer` that has the sampler in its
-    `state` advances the position by the samples that the loop has used, not by those that a loader has fetched.
+    The order of an epoch depends only on seed and epoch. Rank r of n takes every n-th index, so the ranks' batches of a
+    step are one slice of that order for any number of ranks. A `Checkpointer` that has the sampler in its `state`
+    advances the position by the samples that the loop has used; samples that a loader has prefetched don't count.
 
     Args:
-        dataset: The data set, or anything of that length.
+        dataset: The data set, or any object of that length.
         seed: Seed of the order, the same on all ranks.
-        shuffle: Shuffle again in each epoch; otherwise keep the order of the data set.
+        shuffle: Reshuffle in each epoch; otherwise keep the order of the data set.
 
     Attributes:
-        rank: This process among all.
-        world_size: The number of processes.
+        rank: Rank of this process.
+        world_size: The number of ranks.
         epoch: The epoch, counted from 0.
         position: Samples of this epoch that all ranks have used.
     """
@@ -36,57 +36,61 @@ class DistributedSampler(Sampler[int]):
         self._samples = len(dataset)
         self._seed = seed
         self._shuffle = shuffle
-        self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.world_size = dist.get_world_size() if dist.is_initialized() else 1
         self._ended: int | None = None
         self._restore: Callable[[], None] | None = None
         self.epoch = 0
         self.position = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch; the one that is under way goes on from its position."""
+        """Begin an epoch; the current one continues from its position."""
         if epoch != self.epoch:
-            self.epoch, self.position = epoch, 0
+            self.epoch = epoch
+            self.position = 0
 
     def counts_one_rank(self, samples: int) -> bool:
-        """Return whether, at the end of an epoch, the position seems to be that of one rank instead of all.
+        """Return True if, at the end of an epoch, the position seems to count one rank's samples instead of all.
 
         Args:
-            samples: Those of the last step.
+            samples: The samples of the last step.
         """
         missing = self._samples - self.position * self.world_size
         return self.world_size > 1 and abs(missing) < samples * self.world_size
 
     def restore_random(self, restore: Callable[[], None]) -> None:
-        """Restore the random numbers once more when a loader goes on within the epoch.
+        """Restore the random state again when a loader continues within the epoch.
 
-        A DataLoader draws a number when it begins; without the interruption it began at the start of the epoch.
+        A DataLoader draws a random number when its iterator starts; without the interruption it started with the epoch.
         """
         self._restore = restore if self.position else None
 
-    def begin(self, least: int = 1) -> list[int]:
-        """Return the indices that are left of the epoch.
+    def begin(self, minimum: int = 1) -> list[int]:
+        """Return the remaining indices of the epoch.
 
         Raises:
-            RuntimeError: There are fewer than the least number for the second time: a loop would go on for ever.
+            RuntimeError: Fewer than the minimum remain for the second time: a loop would never end.
         """
         if self._restore:
             self._restore()
         self._restore = None
-        rest = self.remaining()
-        has_ended = len(rest) < least
+        remaining = self.remaining()
+        has_ended = len(remaining) < minimum
         if has_ended and self._ended == self.epoch:
-            raise RuntimeError(f"epoch {self.epoch} has no samples left; call end_epoch() or set_epoch() after each")
+            raise RuntimeError(
+                f"epoch {self.epoch} has no samples left; call end_epoch() or set_epoch() after each epoch"
+            )
         self._ended = self.epoch if has_ended else None
-        return rest
+        return remaining
 
     def batches(self, global_batch_size: int) -> GlobalBatches:
         """Return a `batch_sampler` for a DataLoader: this rank's share of each global batch.
 
         Args:
-            global_batch_size: Samples of a step on all ranks; it need not be a multiple of their number.
+            global_batch_size: Samples of a step on all ranks; need not be a multiple of the number of ranks.
 
         Raises:
-            ValueError: It is less than the number of ranks, or more than the data set has.
+            ValueError: It is below the number of ranks, or above the length of the data set.
         """
         if not self.world_size <= global_batch_size <= self._samples:
             raise ValueError(
@@ -96,12 +100,12 @@ class DistributedSampler(Sampler[int]):
         return GlobalBatches(self, self._samples, global_batch_size)
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the rest of this rank's indices; the epoch's first ones fill up the last round."""
-        rest = self.begin()
-        missing = -len(rest) % self.world_size
+        """Yield the rest of this rank's indices; the epoch's first indices pad the last round."""
+        indices = self.begin()
+        missing = -len(indices) % self.world_size
         if missing:
-            rest += (self.order() * self.world_size)[:missing]
-        yield from rest[self.rank :: self.world_size]
+            indices += (self.order() * self.world_size)[:missing]
+        yield from indices[self.rank :: self.world_size]
 
     def __len__(self) -> int:
         """Return the number of a rank's indices in a whole epoch, also in the middle of one."""
@@ -123,21 +127,22 @@ class DistributedSampler(Sampler[int]):
         return {"epoch": self.epoch, "position": self.position, "samples": self._samples, "seed": self._seed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a position.
+        """Continue from a position.
 
         Raises:
-            ValueError: It is of another data set, or of another seed.
+            ValueError: The data set has another length, or the seed is another one.
         """
         for name, value in (("samples", self._samples), ("seed", self._seed)):
             if state[name] != value:
                 raise ValueError(f"the sampler's {name} was {state[name]}, and is {value} now")
-        self.epoch, self.position = state["epoch"], state["position"]
+        self.epoch = state["epoch"]
+        self.position = state["position"]
 
 
 class GlobalBatches(Sampler[list[int]]):
-    """A rank's shares of the global batches of an epoch, which differ by one sample at most between the ranks.
+    """Batch sampler of a rank's shares of an epoch's global batches; shares differ by at most one sample.
 
-    A last batch that is not full is left out. The share of a rank is every n-th sample of the batch.
+    An incomplete last batch is dropped. Rank r of n gets every n-th sample of the batch.
     """
 
     def __init__(self, sampler: DistributedSampler, samples: int, size: int) -> None:
@@ -147,9 +152,9 @@ class GlobalBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the rest of the epoch's shares."""
-        rest = self._sampler.begin(self._size)
-        for first in range(0, len(rest) - self._size + 1, self._size):
-            yield rest[first + self._sampler.rank : first + self._size : self._sampler.world_size]
+        indices = self._sampler.begin(self._size)
+        for start in range(0, len(indices) - self._size + 1, self._size):
+            yield indices[start + self._sampler.rank : start + self._size : self._sampler.world_size]
 
     def __len__(self) -> int:
         """Return the number of global batches in a whole epoch, also in the middle of one."""

@@ -1,4 +1,4 @@
-"""The settings of a training, and their changes between two runs of a script."""
+"""Settings of a training as JSON, and their comparison with a checkpoint's settings."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from typing import Any
 
 
 def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as JSON has them; a value of another kind becomes a text that is the same in each process."""
+    """Return settings as JSON values; other types become a string that is the same in each process."""
     return {str(name): _plain(value) for name, value in settings.items()}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return the settings that differ with both values, or an empty text."""
-    changed = [name for name in {**before, **now} if _value(before, name) != _value(now, name)]
-    return ", ".join(f"{name} was {_value(before, name)} and is {_value(now, name)}" for name in changed)
+    """Return the settings that differ, with both values; empty if they are equal."""
+    changes = []
+    for name in {**before, **now}:
+        old = json.dumps(before[name]) if name in before else "not set"
+        new = json.dumps(now[name]) if name in now else "not set"
+        if old != new:
+            changes.append(f"{name} was {old} and is {new}")
+    return ", ".join(changes)
 
 
 def _plain(value: Any) -> Any:
@@ -27,14 +32,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return as_json(value)
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if isinstance(value, set | frozenset):
-        return sorted((_plain(each) for each in value), key=str)
+        return sorted((_plain(item) for item in value), key=str)
     if hasattr(value, "__qualname__"):  # a function or a class
         return f"{value.__module__}.{value.__qualname__}"
     text = str(value)
-    return f"{type(value).__module__}.{type(value).__qualname__}" if " at 0x" in text else text
-
-
-def _value(settings: Mapping[str, Any], name: str) -> str:
-    return json.dumps(settings[name]) if name in settings else "not set"
+    if " at 0x" in text:  # the default repr, with an address that differs between processes
+        return f"{type(value).__module__}.{type(value).__qualname__}"
+    return text

@@ -1,7 +1,7 @@
-"""A copy of the state in host memory, taken between two steps by all ranks.
+"""Copy of the state in host memory, which all ranks take between two steps.
 
-The planners of torch.distributed.checkpoint decide which rank copies and writes what: of tensors that several ranks
-have alike, each writes some.
+The planners of torch.distributed.checkpoint divide the work: every rank copies and writes its shards, and some of the
+replicated tensors.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ray_on_ecs.checkpoint.state import TrainingState
 
 
 class DivergedError(ArithmeticError):
-    """A weight is not a finite number; no checkpoint has it. All ranks raise it at the same step."""
+    """A weight is NaN or infinite, and is not saved. All ranks raise it at the same step."""
 
 
 @dataclass(frozen=True)
 class Copy:
-    """A rank's part of a checkpoint in host memory.
+    """Part of a checkpoint in a rank's host memory.
 
     Attributes:
         name: The checkpoint's folder.
         plan: The items that this rank writes.
-        planner: It has the copies.
-        metadata: On rank 0 the items of all ranks.
-        manifest: The manifest, still without files.
+        planner: The planner with the copies of the items.
+        metadata: The metadata of all ranks' items, on rank 0.
+        manifest: The manifest without the files.
     """
 
     name: str
@@ -50,19 +50,21 @@ def take_copy(state: TrainingState, manifest: Manifest, ranks: Collectives, inde
     """
     planner = StagingPlanner()
     planner.set_up_planner(state.collect(), is_coordinator=ranks.rank == 0)
-    plans: list[Any] = ranks.gather((planner.create_local_plan(), state.is_finite()))
+    gathered = ranks.gather((planner.create_local_plan(), state.is_finite()))
     metadata = None
+    messages: list[Any] = []  # for each rank: its plan and the folder, or the first rank that has diverged
     if index is not None:
-        if wrong := [rank for rank, (_, is_finite) in enumerate(plans) if not is_finite]:
-            plans = [wrong] * len(plans)
+        diverged = [rank for rank, (_, is_finite) in enumerate(gathered) if not is_finite]
+        if diverged:
+            messages = [diverged[0]] * len(gathered)
         else:
-            plans, metadata = planner.create_global_plan([plan for plan, _ in plans])
-            plans = FileSystemWriter("").prepare_global_plan(plans)  # which names the files
+            global_plan, metadata = planner.create_global_plan([plan for plan, _ in gathered])
             name = index.new_name(manifest["step"])
-            plans = [(name, plan) for plan in plans]
-    plan = ranks.scatter(plans)
-    if isinstance(plan, list):
+            # prepare_global_plan names the files.
+            messages = [(name, plan) for plan in FileSystemWriter("").prepare_global_plan(global_plan)]
+    message = ranks.scatter(messages)
+    if isinstance(message, int):
         step = manifest["step"]
-        raise DivergedError(f"weights of rank {plan[0]} are not finite after step {step}; they are not saved")
-    name, plan = plan
+        raise DivergedError(f"weights of rank {message} are not finite after step {step}; they are not saved")
+    name, plan = message
     return Copy(name, planner.finish_plan(plan), planner, metadata, manifest)

@@ -1,7 +1,7 @@
-"""The state of a training: collected as flat tensors and one value of Python's per rank, and put back.
+"""State of a training: flat tensors shared by all ranks, and one pickled value per rank.
 
-Weights and the optimizer's tensors go by the names of the parameters, so that another number of ranks finds them. All
-else, as schedules, samplers and random numbers, is the rank's own value.
+Keys of weights and optimizer tensors contain the parameters' names, so that any number of ranks can load them. Other
+state, such as schedulers, samplers and random generators, is each rank's own value.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ RANKS = "ranks"
 
 
 class TrainingState:
-    """The objects of a training, on one rank.
+    """Objects of a training on one rank.
 
     Args:
         model: The module, also under DDP, FSDP2 (`fully_shard`) or torch.compile.
         optimizer: Its optimizer, if there is one.
-        extra: More objects with `state_dict` and `load_state_dict`, by name; modules and optimizers may be among them.
-        rank: This process among all.
-        world_size: The number of processes.
-        saves_frozen: Whether parameters without `requires_grad` are part of the state.
+        extra: More objects with `state_dict` and `load_state_dict`, by name; also modules and optimizers.
+        rank: Rank of this process.
+        world_size: The number of ranks.
+        saves_frozen: Parameters without `requires_grad` are part of the state.
 
     Attributes:
         module: The module without DDP and torch.compile.
@@ -57,192 +57,212 @@ class TrainingState:
         self._rank = rank
         self._world_size = world_size
         self.module = unwrapped(model)
-        everything = {MODEL: model} | ({OPTIMIZER: optimizer} if optimizer else {})
-        everything |= {f"state.{name}": value for name, value in extra.items()}
-        self._modules = {name: unwrapped(each) for name, each in everything.items() if isinstance(each, nn.Module)}
-        self._optimizers = {name: each for name, each in everything.items() if isinstance(each, Optimizer)}
-        self._others = {
-            name: each for name, each in everything.items() if name not in {*self._modules, *self._optimizers}
-        }
-        for name, each in self._others.items():
-            if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
-                raise TypeError(f"{name}: a {type(each).__name__} has no state_dict and load_state_dict")
-        for name, each in self._modules.items():
-            if any(isinstance(part, FullyShardedDataParallel) for part in each.modules()):
-                raise TypeError(f"{name}: FullyShardedDataParallel is not supported; shard it by fully_shard (FSDP2)")
-        parameters = [
-            (_full(prefix, name), parameter)
-            for prefix, module in self._modules.items()
-            for name, parameter in module.named_parameters(remove_duplicate=False)
-        ]
-        self._left_out = {name for name, each in parameters if not (each.requires_grad or saves_frozen)}
-        self._names = {
-            id(parameter): _full(prefix, name)
-            for prefix, module in reversed(self._modules.items())
-            for name, parameter in module.named_parameters()
-        }
-        for name, each in self._optimizers.items():
-            if missing := [p for group in each.param_groups for p in group["params"] if id(p) not in self._names]:
-                raise ValueError(
-                    f"{name}: a parameter of shape {tuple(missing[0].shape)} belongs neither to the model nor to a "
-                    "module in state; add its module to state"
-                )
+        objects: dict[str, Any] = {MODEL: model}
+        if optimizer is not None:
+            objects[OPTIMIZER] = optimizer
+        objects |= {f"state.{name}": value for name, value in extra.items()}
+        self._modules: dict[str, nn.Module] = {}
+        self._optimizers: dict[str, Optimizer] = {}
+        self._others: dict[str, Any] = {}
+        for prefix, value in objects.items():
+            if isinstance(value, nn.Module):
+                module = unwrapped(value)
+                if any(isinstance(submodule, FullyShardedDataParallel) for submodule in module.modules()):
+                    raise TypeError(
+                        f"{prefix}: FullyShardedDataParallel is not supported; shard it by fully_shard (FSDP2)"
+                    )
+                self._modules[prefix] = module
+            elif isinstance(value, Optimizer):
+                self._optimizers[prefix] = value
+            elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+                self._others[prefix] = value
+            else:
+                raise TypeError(f"{prefix}: a {type(value).__name__} has no state_dict and load_state_dict")
+        self._frozen: set[str] = set()
+        self._names: dict[int, str] = {}
+        for prefix, module in self._modules.items():
+            for name, parameter in module.named_parameters(remove_duplicate=False):
+                if not parameter.requires_grad and not saves_frozen:
+                    self._frozen.add(_key(prefix, name))
+            for name, parameter in module.named_parameters():
+                self._names.setdefault(id(parameter), _key(prefix, name))
+        for prefix, value in self._optimizers.items():
+            for parameter in _parameters(value):
+                if id(parameter) not in self._names:
+                    raise ValueError(
+                        f"{prefix}: a parameter of shape {tuple(parameter.shape)} belongs neither to the model nor to "
+                        "a module in state; add its module to state"
+                    )
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the tensors of all modules by name, without copies; DTensors where the ranks have shards."""
-        return {name: value for name, value in self._entries() if isinstance(value, Tensor)}
+        """Return the tensors of all modules by key, without copies; DTensors under FSDP2."""
+        return {key: value for key, value in self._module_entries() if isinstance(value, Tensor)}
 
     def is_finite(self) -> bool:
-        """Return whether all parameters of this rank are finite numbers; a buffer may be a mask of infinities."""
-        parameters = [each for module in self._modules.values() for each in module.parameters()]
-        weights = [_local(each.detach()) for each in parameters if each.is_floating_point()]
-        checks = [weight.isfinite().all() for weight in weights]
-        return not checks or bool(torch.stack([check.to(checks[0].device) for check in checks]).all())
+        """Return True if all parameters of this rank are finite. Buffers don't count: masks may hold infinities."""
+        checks: list[Tensor] = []
+        for module in self._modules.values():
+            for parameter in module.parameters():
+                if parameter.is_floating_point():
+                    weight = parameter.detach()
+                    local = weight.to_local() if isinstance(weight, DTensor) else weight
+                    checks.append(local.isfinite().all())
+        if not checks:
+            return True
+        # One reduction, so that the GPU is synchronized once.
+        return bool(torch.stack([check.to(checks[0].device) for check in checks]).all())
 
     def collect(self) -> dict[str, Any]:
         """Return this rank's state for a planner of torch.distributed.checkpoint, without copies of tensors."""
         return {**self.tensors(), f"{RANKS}.{self._rank}": _pack(self.values())}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of all modules and optimizers by name, without copies."""
-        return self.weights() | {
-            f"{prefix}.{self._names[id(parameter)]}.{key}": value
-            for prefix, optimizer in self._optimizers.items()
-            for parameter, state in optimizer.state.items()
-            for key, value in state.items()
-            if isinstance(value, Tensor)
-        }
+        """Return the tensors of all modules and optimizers by key, without copies."""
+        tensors = self.weights()
+        for prefix, optimizer in self._optimizers.items():
+            for parameter, state in optimizer.state.items():
+                name = self._names[id(parameter)]
+                for key, value in state.items():
+                    if isinstance(value, Tensor):
+                        tensors[f"{prefix}.{name}.{key}"] = value
+        return tensors
 
     def values(self) -> dict[str, Any]:
-        """Return the rest of the state, which each rank has for itself."""
+        """Return the rest of the state, which differs between the ranks."""
+        optimizers: dict[str, Any] = {}
+        for prefix, optimizer in self._optimizers.items():
+            numbers: dict[str, dict[str, Any]] = {}
+            for parameter, state in optimizer.state.items():
+                name = self._names[id(parameter)]
+                numbers[name] = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
+            optimizers[prefix] = {
+                "class": type(optimizer).__name__,
+                "groups": self._groups(optimizer),
+                "values": numbers,
+            }
+        buffers: dict[str, Tensor] = {}
+        if self._world_size > 1:  # a single rank's buffers are among the tensors
+            buffers = {key: buffer.cpu() for key, buffer in self._buffers()}
         return {
-            "modules": {name: value for name, value in self._entries() if not isinstance(value, Tensor)},
-            "buffers": {name: buffer.cpu() for name, buffer in self._buffers()} if self._world_size > 1 else {},
-            "optimizers": {
-                prefix: {
-                    "class": type(optimizer).__name__,
-                    "groups": self._groups(optimizer),
-                    "values": {
-                        self._names[id(parameter)]: {k: v for k, v in state.items() if not isinstance(v, Tensor)}
-                        for parameter, state in optimizer.state.items()
-                    },
-                }
-                for prefix, optimizer in self._optimizers.items()
-            },
-            "state": {name: each.state_dict() for name, each in self._others.items()},
+            "modules": {key: value for key, value in self._module_entries() if not isinstance(value, Tensor)},
+            "buffers": buffers,
+            "optimizers": optimizers,
+            "state": {prefix: value.state_dict() for prefix, value in self._others.items()},
             "random": self.random(),
         }
 
     def random(self) -> dict[str, Any]:
-        """Return the states of the random number generators, those of the model's devices included."""
+        """Return the states of the random generators, on the CPU and on the model's devices."""
         return random_state.capture(self._devices())
 
     def restore_random(self, state: Mapping[str, Any]) -> None:
-        """Set the random number generators to a state."""
+        """Restore the random generators to a state."""
         random_state.restore(dict(state), self._devices())
 
     def restore(self, reader: Reader, world_size: int) -> None:
-        """Continue where a checkpoint was taken; each rank reads what it needs by itself.
+        """Restore a checkpoint, without collectives.
 
         Args:
-            reader: Reads the checkpoint.
+            reader: Reader of the checkpoint.
             world_size: The number of ranks that saved it.
 
         Raises:
-            ValueError: It is of another model, optimizer or other objects.
+            ValueError: It has another model, another optimizer or other objects.
         """
         saved = reader.read_metadata().state_dict_metadata
-        is_same = world_size == self._world_size
+        is_same_world_size = world_size == self._world_size
         tensors = self.targets(saved)
-        key = f"{RANKS}.{self._rank if is_same else 0}"
-        found: dict[str, Any] = {key: b""}
-        dcp.load(found, reader)
-        values = _unpack(found[key])
-        self._check_values(values, is_same)
+        rank_key = f"{RANKS}.{self._rank if is_same_world_size else 0}"
+        packed: dict[str, Any] = {rank_key: b""}
+        dcp.load(packed, reader)
+        values = _unpack(packed[rank_key])
+        self._check_values(values, is_same_world_size)  # before anything is changed
         dcp.load(tensors, reader)
         self.apply(tensors, values)
-        if is_same:
-            for name, buffer in self._buffers():
-                buffer.copy_(values["buffers"].get(name, buffer))
+        if is_same_world_size:
+            for key, buffer in self._buffers():
+                buffer.copy_(values["buffers"].get(key, buffer))
             self.restore_random(values["random"])
 
     def targets(self, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Return tensors to load a checkpoint into: the modules' own, and new ones for the optimizers.
+        """Return the tensors to load a checkpoint into: the modules' tensors, and new ones for the optimizers.
 
         Args:
-            saved: The checkpoint's metadata by name.
+            saved: The checkpoint's metadata by key.
 
         Raises:
-            ValueError: It is of another model.
+            ValueError: It has another model.
         """
         tensors: dict[str, Any] = self.weights()
         self._check_weights(saved, tensors, self._modules)
         for prefix in self._optimizers:
-            tensors |= self._targets(prefix, saved)
+            tensors |= self._optimizer_targets(prefix, saved)
         return tensors
 
     def apply(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Put loaded tensors and values into the objects."""
+        """Load tensors and values into the objects."""
         for prefix, module in self._modules.items():
-            known = {**tensors, **values["modules"]}
-            own = module.state_dict()
-            module.load_state_dict({name: known.get(_full(prefix, name), value) for name, value in own.items()})
+            _load_module(prefix, module, {**tensors, **values["modules"]})
         for prefix, optimizer in self._optimizers.items():
-            own = {name: tensor for name, tensor in tensors.items() if name.startswith(f"{prefix}.")}
-            self._load_optimizer(prefix, optimizer, values["optimizers"][prefix], own)
-        for name, each in self._others.items():
-            each.load_state_dict(values["state"][name])
+            own_tensors = {key: tensor for key, tensor in tensors.items() if key.startswith(f"{prefix}.")}
+            self._load_optimizer(prefix, optimizer, values["optimizers"][prefix], own_tensors)
+        for prefix, value in self._others.items():
+            value.load_state_dict(values["state"][prefix])
 
     def load_model(self, reader: Reader) -> None:
-        """Load the weights of the model alone.
+        """Load only the model's weights.
 
         Raises:
-            ValueError: They are of another model.
+            ValueError: The checkpoint has another model.
         """
-        loaded: dict[str, Any] = {name: value for name, value in self.weights().items() if name.startswith(f"{MODEL}.")}
-        self._check_weights(reader.read_metadata().state_dict_metadata, loaded, [MODEL])
-        dcp.load(loaded, reader)
-        own = self.module.state_dict()
-        self.module.load_state_dict({name: loaded.get(_full(MODEL, name), value) for name, value in own.items()})
+        weights: dict[str, Any] = {key: value for key, value in self.weights().items() if key.startswith(f"{MODEL}.")}
+        self._check_weights(reader.read_metadata().state_dict_metadata, weights, [MODEL])
+        dcp.load(weights, reader)
+        _load_module(MODEL, self.module, weights)
 
     def _devices(self) -> list[torch.device]:
         """Return the CUDA devices of the model, in order."""
-        found = {parameter.device for parameter in self.module.parameters() if parameter.is_cuda}
-        return sorted(found if torch.cuda.is_available() else (), key=lambda device: device.index or 0)
+        if not torch.cuda.is_available():
+            return []
+        devices = {parameter.device for parameter in self.module.parameters() if parameter.is_cuda}
+        return sorted(devices, key=lambda device: device.index or 0)
 
-    def _entries(self) -> Iterator[tuple[str, Any]]:
+    def _module_entries(self) -> Iterator[tuple[str, Any]]:
+        """Yield the entries of the modules' state_dicts by key, without frozen parameters if they are not saved."""
         for prefix, module in self._modules.items():
             for name, value in module.state_dict().items():
-                if (full := _full(prefix, name)) not in self._left_out:
-                    yield full, value
+                key = _key(prefix, name)
+                if key not in self._frozen:
+                    yield key, value
 
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the buffers of a state_dict, whose values may differ between the ranks."""
-        stored = self.weights().keys()
+        """Yield the persistent buffers, whose values may differ between the ranks, as in batch normalization."""
+        saved = self.weights().keys()
         for prefix, module in self._modules.items():
             for name, buffer in module.named_buffers():
-                if (full := _full(prefix, name)) in stored and not isinstance(buffer, DTensor):
-                    yield full, buffer
+                key = _key(prefix, name)
+                if key in saved and not isinstance(buffer, DTensor):
+                    yield key, buffer
 
     def _groups(self, optimizer: Optimizer) -> list[dict[str, Any]]:
-        return [
-            {**group, "params": [self._names[id(parameter)] for parameter in group["params"]]}
-            for group in optimizer.param_groups
-        ]
+        """Return an optimizer's parameter groups, with names in place of the parameters."""
+        groups = []
+        for group in optimizer.param_groups:
+            names = [self._names[id(parameter)] for parameter in group["params"]]
+            groups.append({**group, "params": names})
+        return groups
 
-    def _targets(self, prefix: str, saved: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return a tensor for each of an optimizer's in a checkpoint: a parameter without gradients has none there."""
+    def _optimizer_targets(self, prefix: str, saved: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return a tensor for each saved tensor of an optimizer; a new optimizer doesn't have them yet."""
         targets: dict[str, Tensor] = {}
         parameters = {
-            f"{prefix}.{self._names[id(parameter)]}": parameter
-            for group in self._optimizers[prefix].param_groups
-            for parameter in group["params"]
+            f"{prefix}.{self._names[id(parameter)]}": parameter for parameter in _parameters(self._optimizers[prefix])
         }
         for name, entry in saved.items():
             parameter = parameters.get(name.rpartition(".")[0])
             if parameter is None or not isinstance(entry, TensorStorageMetadata):
                 continue
-            if entry.size == parameter.shape:
+            if entry.size == parameter.shape:  # sharded like the parameter
                 targets[name] = torch.zeros_like(parameter, dtype=entry.properties.dtype, requires_grad=False)
             else:
                 targets[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -252,54 +272,74 @@ class TrainingState:
         self, prefix: str, optimizer: Optimizer, saved: dict[str, Any], tensors: Mapping[str, Tensor]
     ) -> None:
         state: dict[str, dict[str, Any]] = {name: dict(values) for name, values in saved["values"].items()}
-        for full, tensor in tensors.items():
-            name, _, key = full.removeprefix(f"{prefix}.").rpartition(".")
+        for full_key, tensor in tensors.items():
+            name, _, key = full_key.removeprefix(f"{prefix}.").rpartition(".")
             state.setdefault(name, {})[key] = tensor
-        names = [name for group in saved["groups"] for name in group["params"]]
-        numbers = {name: number for number, name in enumerate(names)}
-        groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in saved["groups"]]
-        numbered = {numbers[name]: each for name, each in state.items()}
+        # Optimizer.load_state_dict takes the parameters' numbers, in the order of the groups.
+        numbers: dict[str, int] = {}
+        groups = []
+        for group in saved["groups"]:
+            for name in group["params"]:
+                numbers.setdefault(name, len(numbers))
+            groups.append({**group, "params": [numbers[name] for name in group["params"]]})
+        numbered = {numbers[name]: values for name, values in state.items()}
         optimizer.load_state_dict({"state": numbered, "param_groups": groups})
-        # PyTorch has cast them to the dtype of the parameters.
+        # load_state_dict has cast the state to the dtype of the parameters.
         for parameter, loaded in optimizer.state.items():
             for key, value in state.get(self._names[id(parameter)], {}).items():
                 if isinstance(value, Tensor) and loaded[key].dtype != value.dtype:
                     loaded[key] = value.to(loaded[key].device)
 
     def _check_weights(self, saved: Mapping[str, Any], own: Mapping[str, Tensor], prefixes: Iterable[str]) -> None:
-        """Raise ValueError unless a checkpoint has these weights and no other ones of the same modules."""
-        found = {name: each for name, each in saved.items() if isinstance(each, TensorStorageMetadata)}
-        theirs = {name: f"{each.properties.dtype} {tuple(each.size)}" for name, each in found.items()}
-        mine = {name: f"{each.dtype} {tuple(each.shape)}" for name, each in own.items()}
-        for name, form in mine.items():
-            if theirs.get(name) != form:
-                raise ValueError(f"{name} is {form}, and in the checkpoint {theirs.get(name, 'it is missing')}")
-        heads = tuple(f"{prefix}." for prefix in prefixes)
-        if unknown := [name for name in theirs if name.startswith(heads) and name not in mine]:
-            raise ValueError(f"the checkpoint has {unknown[0]}, and the model has not")
+        """Raise ValueError unless a checkpoint has exactly these weights of the modules."""
+        saved_forms: dict[str, str] = {}
+        for key, entry in saved.items():
+            if isinstance(entry, TensorStorageMetadata):
+                saved_forms[key] = f"{entry.properties.dtype} {tuple(entry.size)}"
+        for key, tensor in own.items():
+            form = f"{tensor.dtype} {tuple(tensor.shape)}"
+            if saved_forms.get(key) != form:
+                raise ValueError(f"{key} is {form}, and in the checkpoint {saved_forms.get(key, 'it is missing')}")
+        modules = tuple(f"{prefix}." for prefix in prefixes)
+        for key in saved_forms:
+            if key.startswith(modules) and key not in own:
+                raise ValueError(f"the checkpoint has {key}, and the model has not")
 
-    def _check_values(self, own: Mapping[str, Any], is_same: bool) -> None:
-        """Raise ValueError unless a checkpoint has the same other objects, which these ranks can load."""
-        for kind, mine in (("state", self._others), ("optimizers", self._optimizers)):
-            if own[kind].keys() != mine.keys():
-                raise ValueError(f"the checkpoint has the {kind} {_listed(own[kind])}, and this script {_listed(mine)}")
+    def _check_values(self, saved: Mapping[str, Any], is_same_world_size: bool) -> None:
+        """Raise ValueError unless a checkpoint has the same optimizers and objects, and these ranks can load them."""
+        for kind, own in (("state", self._others), ("optimizers", self._optimizers)):
+            if saved[kind].keys() != own.keys():
+                raise ValueError(
+                    f"the checkpoint has the {kind} {_listed(saved[kind])}, and this script {_listed(own)}"
+                )
         for prefix, optimizer in self._optimizers.items():
-            if (name := type(optimizer).__name__) != (before := own["optimizers"][prefix]["class"]):
-                raise ValueError(f"{prefix} was of class {before}, and is of class {name} now")
-            theirs = [group["params"] for group in own["optimizers"][prefix]["groups"]]
-            if theirs != [group["params"] for group in self._groups(optimizer)]:
-                raise ValueError(f"{prefix} has other groups of parameters than the checkpoint")
-        for name, each in self._others.items():
-            if not is_same and any(kind.__name__ == "StatefulDataLoader" for kind in type(each).__mro__):
-                raise ValueError(f"{name} is a StatefulDataLoader, which can't go on with another number of ranks")
+            class_name = type(optimizer).__name__
+            saved_optimizer = saved["optimizers"][prefix]
+            if class_name != saved_optimizer["class"]:
+                raise ValueError(f"{prefix} was of class {saved_optimizer['class']}, and is of class {class_name} now")
+            saved_names = [group["params"] for group in saved_optimizer["groups"]]
+            if saved_names != [group["params"] for group in self._groups(optimizer)]:
+                raise ValueError(f"{prefix} has other parameter groups than the checkpoint")
+        if is_same_world_size:
+            return
+        for prefix, value in self._others.items():
+            if any(base.__name__ == "StatefulDataLoader" for base in type(value).__mro__):
+                raise ValueError(f"{prefix} is a StatefulDataLoader, which can't resume on another number of ranks")
 
 
-def _full(prefix: str, name: str) -> str:
+def _key(prefix: str, name: str) -> str:
     return f"{prefix}.{plain_name(name)}"
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _load_module(prefix: str, module: nn.Module, entries: Mapping[str, Any]) -> None:
+    """Load a module's state_dict; entries that are missing, such as unsaved frozen parameters, keep their values."""
+    own = module.state_dict()
+    module.load_state_dict({name: entries.get(_key(prefix, name), value) for name, value in own.items()})
 
 
 def _listed(names: Mapping[str, Any]) -> str:
@@ -307,12 +347,12 @@ def _listed(names: Mapping[str, Any]) -> str:
 
 
 def _pack(value: Any) -> bytes:
-    """Return a value as the bytes of torch.save, which a planner does not take apart."""
+    """Return the bytes of torch.save, as one value that a planner does not flatten."""
     packed = io.BytesIO()
     torch.save(value, packed)
     return packed.getvalue()
 
 
 def _unpack(packed: bytes) -> Any:
-    """Return the value again; a script's own state may be of any class."""
+    """Return the value of `_pack`. It may be of any class, so this is not limited to weights."""
     return torch.load(io.BytesIO(packed), map_location="cpu", weights_only=False)

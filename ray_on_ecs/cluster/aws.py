@@ -1,10 +1,10 @@
-"""What the commands ask AWS about a stack, by boto3."""
+"""AWS API calls about a stack, through boto3."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
@@ -16,7 +16,7 @@ from ray_on_ecs.errors import HeadUnavailable, ResourceError, StackNotFound, Tra
 from ray_on_ecs.node.errors import GpuError
 from ray_on_ecs.run.zone_failover import newest_failure
 
-# Codes with which services refuse credentials.
+# Error codes for invalid or expired credentials.
 BAD_CREDENTIALS = {
     *("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException"),
     *("RequestExpired", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthFailure"),
@@ -24,11 +24,11 @@ BAD_CREDENTIALS = {
 CONNECT_SECONDS = 10
 READ_SECONDS = 30
 ATTEMPTS = 3
-# The stopped reason of a task that a scale-in or a deployment ended.
+# Prefix of a task's stoppedReason after a scale-in or a deployment.
 SCALING = "Scaling activity initiated"
-# Of `ray-worker`, where a GPU fails.
+# Exit status of `ray-worker` after a GPU fault.
 GPU_EXIT_STATUS = GpuError.exit_status
-# Of a group's activities, the newest ones.
+# Number of scaling activities to read, the newest first.
 ACTIVITIES = 20
 
 
@@ -41,33 +41,33 @@ def client(service: str, stack: Stack) -> Any:
     return _session().client(service, region_name=stack.region, config=settings)
 
 
-def call(service: str, stack: Stack, method: str, **given: Any) -> Any:
+def call(service: str, stack: Stack, method: str, **arguments: Any) -> Any:
     """Call AWS.
 
     Raises:
-        UsageError: There are no credentials, or they have expired.
+        UsageError: Credentials are missing or have expired.
         ResourceError: AWS can't be reached, or refuses; the message has its code.
     """
     with _translated(service):
-        return getattr(client(service, stack), method)(**given)
+        return getattr(client(service, stack), method)(**arguments)
 
 
 @contextmanager
 def _translated(service: str) -> Generator[None]:
-    """Raise what `call` raises in the place of boto3's errors."""
+    """Translate boto3's errors into the ones that `call` documents."""
     from botocore import exceptions
 
-    without_credentials = tuple(
-        found
-        for name in (
-            *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"),
-            *("SSOError", "TokenRetrievalError", "LoginError"),
-        )
-        if (found := getattr(exceptions, name, None))
-    )
     try:
         yield
-    except without_credentials as cause:
+    except (
+        exceptions.NoCredentialsError,
+        exceptions.PartialCredentialsError,
+        exceptions.CredentialRetrievalError,
+        exceptions.ProfileNotFound,
+        exceptions.SSOError,
+        exceptions.TokenRetrievalError,
+        getattr(exceptions, "LoginError", exceptions.SSOError),  # botocore has it since `aws login` exists
+    ) as cause:
         raise _no_credentials(one_line(cause)) from cause
     except exceptions.MissingDependencyException as cause:
         raise UsageError(
@@ -87,10 +87,10 @@ def _no_credentials(reason: str) -> UsageError:
 
 
 class Refused(ResourceError):
-    """AWS's answer is an error.
+    """AWS has returned an error.
 
     Attributes:
-        code: AWS's name of it.
+        code: AWS's error code.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -102,20 +102,21 @@ def token(stack: Stack) -> str:
     """Return Ray's token.
 
     Raises:
-        UsageError: There are no credentials, or the stack is not up any more.
+        UsageError: Credentials are missing or have expired.
+        StackNotFound: The stack is down.
         ResourceError: AWS refuses.
     """
     try:
-        found = call("ssm", stack, "get_parameter", Name=stack.token_parameter, WithDecryption=True)
+        response = call("ssm", stack, "get_parameter", Name=stack.token_parameter, WithDecryption=True)
     except Refused as cause:
         if cause.code == "ParameterNotFound":
             raise gone(stack) from cause
         raise
-    return found["Parameter"]["Value"]
+    return response["Parameter"]["Value"]
 
 
 def gone(stack: Stack) -> StackNotFound:
-    """Return the error for a stack of which there is nothing."""
+    """Return the error for a stack whose resources don't exist."""
     return StackNotFound(
         f"stack {stack.name} is down, or in another account: {stack.region} has nothing of it; pulumi up creates it, "
         "AWS_PROFILE chooses the account"
@@ -123,58 +124,56 @@ def gone(stack: Stack) -> StackNotFound:
 
 
 def head_instance(stack: Stack) -> str:
-    """Return the instance of the head's task: the outputs may be older than it."""
-    try:
-        given = {"cluster": stack.cluster_name, "serviceName": stack.services["head"]}
-        if tasks := call("ecs", stack, "list_tasks", **given)["taskArns"]:
-            described = call("ecs", stack, "describe_tasks", cluster=stack.cluster_name, tasks=tasks)["tasks"]
-            instances = [task["containerInstanceArn"] for task in described if task.get("containerInstanceArn")]
-            found = call(
-                "ecs",
-                stack,
-                "describe_container_instances",
-                cluster=stack.cluster_name,
-                containerInstances=instances[:1],
-            )["containerInstances"]
-            return found[0]["ec2InstanceId"]
-    except (Refused, LookupError):
-        pass
+    """Return the EC2 instance of the head's task; without one, the instance in the outputs, which may be older."""
+    cluster = stack.cluster_name
+    with suppress(Refused, LookupError):
+        task_arns = call("ecs", stack, "list_tasks", cluster=cluster, serviceName=stack.services["head"])["taskArns"]
+        if task_arns:
+            tasks = call("ecs", stack, "describe_tasks", cluster=cluster, tasks=task_arns)["tasks"]
+            arns = [task["containerInstanceArn"] for task in tasks if task.get("containerInstanceArn")]
+            response = call("ecs", stack, "describe_container_instances", cluster=cluster, containerInstances=arns[:1])
+            return response["containerInstances"][0]["ec2InstanceId"]
     return stack.head_instance_id
 
 
 def explain_head(stack: Stack) -> ResourceError | None:
-    """Return why the head doesn't answer, as ECS sees it, or None if ECS doesn't say."""
+    """Return ECS's reason why the head doesn't answer, or None if ECS can't be asked."""
     try:
-        answer = call("ecs", stack, "describe_services", cluster=stack.cluster_name, services=[stack.services["head"]])
-        service = next(iter(answer["services"]), {})
+        response = call(
+            "ecs", stack, "describe_services", cluster=stack.cluster_name, services=[stack.services["head"]]
+        )
     except Refused as cause:
         return gone(stack) if cause.code == "ClusterNotFoundException" else None
     except TrainingError:
         return None
-    if service.get("status") != "ACTIVE":
+    services = [service for service in response["services"] if service["status"] == "ACTIVE"]
+    if not services:
         return gone(stack)
+    [service] = services
     if not service["runningCount"]:
-        last = next((one_line(event["message"]) for event in service.get("events", [])), "no event yet")
-        return HeadUnavailable(f"the head's task is not running: it is starting or being replaced; ECS says: {last}")
+        events = service.get("events") or [{"message": "no event yet"}]
+        message = one_line(events[0]["message"])
+        return HeadUnavailable(f"the head's task is not running: it is starting or being replaced; ECS says: {message}")
     return HeadUnavailable(
         "the head's task runs, and Ray doesn't answer yet: it is starting, or being replaced; try again in a minute"
     )
 
 
 def workers(stack: Stack) -> ClusterInfo:
-    """Return what the stack says of its workers.
+    """Return the stack's description of its workers.
 
     Raises:
-        TrainingError: AWS refuses, or the parameter says something else.
+        TrainingError: AWS refuses, or the parameter has other content.
     """
-    found = call("ssm", stack, "get_parameter", Name=stack.cluster_info_parameter)["Parameter"]["Value"]
-    if (parsed := parse_cluster_info(found)) is None:
+    response = call("ssm", stack, "get_parameter", Name=stack.cluster_info_parameter)
+    info = parse_cluster_info(response["Parameter"]["Value"])
+    if info is None:
         raise ResourceError(f"{stack.cluster_info_parameter} does not say what the workers are; pulumi up writes it")
-    return parsed
+    return info
 
 
 def spot_usd(stack: Stack, info: ClusterInfo) -> dict[str, float]:
-    """Return EC2's present price of a spot instance of each of the workers' types, in dollars an hour.
+    """Return EC2's current spot price of each of the workers' types, in dollars an hour.
 
     Raises:
         TrainingError: AWS refuses.
@@ -183,24 +182,25 @@ def spot_usd(stack: Stack, info: ClusterInfo) -> dict[str, float]:
 
 
 def services(stack: Stack) -> dict[str, dict[str, Any]]:
-    """Return ECS's description of the service of each kind of node; one that is not there is left out.
+    """Return ECS's description of each kind of node's service, without missing and inactive ones.
 
     Raises:
         TrainingError: AWS refuses.
     """
-    names = {name: kind for kind, name in stack.services.items()}
-    answer = call("ecs", stack, "describe_services", cluster=stack.cluster_name, services=list(names))
-    there = {names.get(each["serviceName"]): each for each in answer["services"] if each["status"] == "ACTIVE"}
-    return {kind: there[kind] for kind in stack.services if kind in there}
+    names = list(stack.services.values())
+    response = call("ecs", stack, "describe_services", cluster=stack.cluster_name, services=names)
+    active = {service["serviceName"]: service for service in response["services"] if service["status"] == "ACTIVE"}
+    return {kind: active[name] for kind, name in stack.services.items() if name in active}
 
 
 def deployment_fault(service: dict[str, Any]) -> str | None:
-    """Return why ECS has given up a service's newest deployment, or None if it hasn't.
+    """Return the reason why a service's newest deployment failed, or None if it hasn't.
 
     Args:
-        service: As `services` returns it.
+        service: A service as `services` returns it.
     """
-    failed = [each for each in service.get("deployments", ()) if each.get("rolloutState") == "FAILED"]
+    deployments = service.get("deployments", ())
+    failed = [deployment for deployment in deployments if deployment.get("rolloutState") == "FAILED"]
     if not failed:
         return None
     reason = one_line(failed[0].get("rolloutStateReason") or "ECS gives no reason").removesuffix(".")
@@ -208,20 +208,21 @@ def deployment_fault(service: dict[str, Any]) -> str | None:
 
 
 def last_stop(stack: Stack, service: dict[str, Any]) -> str | None:
-    """Return why the newest task that a service has lost stopped, or None if ECS knows none.
+    """Return the reason why a service's last task stopped, or None without one.
 
-    ECS forgets a stopped task after an hour.
+    Tasks that a scale-in or a deployment stopped don't count. ECS forgets a stopped task after an hour.
 
     Raises:
         TrainingError: AWS refuses.
     """
-    given = {"serviceName": service["serviceName"], "desiredStatus": "STOPPED"}
-    if not (tasks := call("ecs", stack, "list_tasks", cluster=stack.cluster_name, **given)["taskArns"]):
+    cluster = stack.cluster_name
+    task_filter = {"serviceName": service["serviceName"], "desiredStatus": "STOPPED"}
+    task_arns = call("ecs", stack, "list_tasks", cluster=cluster, **task_filter)["taskArns"]
+    if not task_arns:
         return None
-    described = call("ecs", stack, "describe_tasks", cluster=stack.cluster_name, tasks=tasks)["tasks"]
-    stopped = [
-        task for task in described if task.get("stoppedAt") and not task.get("stoppedReason", "").startswith(SCALING)
-    ]
+    tasks = call("ecs", stack, "describe_tasks", cluster=cluster, tasks=task_arns)["tasks"]
+    stopped = [task for task in tasks if task.get("stoppedAt")]
+    stopped = [task for task in stopped if not task.get("stoppedReason", "").startswith(SCALING)]
     if not stopped:
         return None
     newest = max(stopped, key=lambda task: task["stoppedAt"])
@@ -234,45 +235,53 @@ def group(stack: Stack, name: str) -> dict[str, Any]:
     """Return EC2's description of an Auto Scaling group.
 
     Raises:
-        TrainingError: AWS refuses, or there is no such group.
+        TrainingError: AWS refuses, or the group does not exist.
     """
-    found = call("autoscaling", stack, "describe_auto_scaling_groups", AutoScalingGroupNames=[name])
-    if not found["AutoScalingGroups"]:
+    groups = call("autoscaling", stack, "describe_auto_scaling_groups", AutoScalingGroupNames=[name])[
+        "AutoScalingGroups"
+    ]
+    if not groups:
         raise ResourceError(f"there is no Auto Scaling group {name}; pulumi up makes it")
-    return found["AutoScalingGroups"][0]
+    return groups[0]
 
 
 def unhealthy(group: dict[str, Any]) -> list[str]:
-    """Return the instances of an Auto Scaling group that it replaces because they are unhealthy."""
+    """Return the unhealthy instances of an Auto Scaling group, which it replaces."""
     return [member["InstanceId"] for member in group["Instances"] if member["HealthStatus"] == "Unhealthy"]
 
 
 def launch_failure(stack: Stack, workers: ClusterInfo) -> str | None:
-    """Return what EC2 says of the workers' last launch if it failed within a day.
+    """Return EC2's message if the workers' last launch failed within a day, else None.
 
     Raises:
         TrainingError: AWS refuses.
     """
-    given = {"AutoScalingGroupName": workers["group"], "MaxRecords": ACTIVITIES}
-    activities = call("autoscaling", stack, "describe_scaling_activities", **given)["Activities"]
+    response = call(
+        "autoscaling",
+        stack,
+        "describe_scaling_activities",
+        AutoScalingGroupName=workers["group"],
+        MaxRecords=ACTIVITIES,
+    )
+    activities = response["Activities"]
     subnets = [zone["subnet_id"] for zone in workers["zones"]]
     failure = newest_failure(activities, subnets, datetime.now(UTC) - timedelta(days=1))
     return one_line(failure.message) if failure else None
 
 
 def scaling_alarms(stack: Stack, kind: str) -> dict[str, dict[str, Any]]:
-    """Return the alarms that change the number of the GPU or the CPU workers: `short` and `idle`.
+    """Return the alarms that scale the GPU or the CPU workers: `short` and `idle`.
 
     Raises:
         TrainingError: AWS refuses.
     """
     prefix = scaling_prefix(stack.cluster_name, kind)
-    found = call("cloudwatch", stack, "describe_alarms", AlarmNamePrefix=prefix, AlarmTypes=["MetricAlarm"])
-    return {alarm["AlarmName"].removeprefix(prefix): alarm for alarm in found["MetricAlarms"]}
+    response = call("cloudwatch", stack, "describe_alarms", AlarmNamePrefix=prefix, AlarmTypes=["MetricAlarm"])
+    return {alarm["AlarmName"].removeprefix(prefix): alarm for alarm in response["MetricAlarms"]}
 
 
 def scaling_prefix(cluster_name: str, kind: str) -> str:
-    """Return the prefix of these alarms' names (see infra/node_scaling.py)."""
+    """Return the prefix of the scaling alarms' names (see infra/node_scaling.py)."""
     return f"{cluster_name}-{kind}-"
 
 
@@ -280,42 +289,46 @@ def instance(stack: Stack, instance_id: str) -> dict[str, Any]:
     """Return EC2's description of an instance.
 
     Raises:
-        TrainingError: AWS refuses, or there is none.
+        TrainingError: AWS refuses, or the instance does not exist.
     """
-    found = call("ec2", stack, "describe_instances", InstanceIds=[instance_id])["Reservations"]
-    if not found:
+    reservations = call("ec2", stack, "describe_instances", InstanceIds=[instance_id])["Reservations"]
+    if not reservations:
         raise ResourceError(f"there is no instance {instance_id}")
-    return found[0]["Instances"][0]
+    return reservations[0]["Instances"][0]
 
 
 def credentials() -> Any:
-    """Return the present credentials: `access_key`, `secret_key` and, if they are temporary, `token`.
+    """Return the current credentials: `access_key`, `secret_key` and, if they are temporary, `token`.
 
     Raises:
-        UsageError: There are none.
+        UsageError: Credentials are missing.
     """
     with _translated("sts"):
-        found = _session().get_credentials()
-        if found is None:
+        refreshable = _session().get_credentials()
+        if refreshable is None:
             raise _no_credentials("there are none here")
-        return found.get_frozen_credentials()
+        return refreshable.get_frozen_credentials()
 
 
 def variables() -> dict[str, str]:
-    """Return the environment in which another program has the same credentials.
+    """Return this process's environment with the current credentials, for another program.
 
     Raises:
-        UsageError: There are none.
+        UsageError: Credentials are missing.
     """
-    found = credentials()
-    given = {"AWS_ACCESS_KEY_ID": found.access_key, "AWS_SECRET_ACCESS_KEY": found.secret_key}
-    kept = {name: value for name, value in os.environ.items() if name not in ("AWS_PROFILE", "AWS_SESSION_TOKEN")}
-    return {**kept, **given, **({"AWS_SESSION_TOKEN": found.token} if found.token else {})}
+    current = credentials()
+    environment = dict(os.environ)
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):  # of other credentials
+        environment.pop(name, None)
+    environment |= {"AWS_ACCESS_KEY_ID": current.access_key, "AWS_SECRET_ACCESS_KEY": current.secret_key}
+    if current.token:
+        environment["AWS_SESSION_TOKEN"] = current.token
+    return environment
 
 
 @cache
 def _session() -> Any:
-    """Return the one session, whose credentials renew themselves; a new one would find those that were exported."""
+    """Return the only session, which refreshes its credentials; a new one would use exported, expiring ones."""
     import boto3
 
     return boto3.Session()

@@ -1,4 +1,4 @@
-"""The cluster that a command talks to: a stack's, through Session Manager; this machine's; or that of compose."""
+"""Clusters that a command can use: a stack's, through Session Manager; this machine's; or docker compose's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ray_on_ecs.cluster.stack import Stack
     from ray_on_ecs.tracking.storage import RunStorage
 
-# Set in the image: commands in its containers are for the cluster that these belong to.
+# Set in the image, where commands are for the container's own cluster.
 CLUSTER_VARIABLE, HEAD = "RAY_ON_ECS_CLUSTER", "head"
 # See docker/compose.yaml.
 COMPOSE_TOKEN = "only-for-this-laptop"
@@ -39,28 +39,28 @@ COMPOSE_S3 = "http://127.0.0.1:5001"
 COMPOSE_CLUSTER = "laptop"
 COMPOSE_PORTS = {8888: 18888}
 REQUEST_SECONDS = 20.0
-# A head that starts pulls its image first; in a head's container its dashboard alone can be away.
+# A new head pulls its image first; in the head's container only its dashboard can be down.
 HEAD_SECONDS, DASHBOARD_SECONDS = 1800.0, 60.0
 RETRY_SECONDS = 5.0
-# Of a run without GPUs.
+# Number of workers of a run without GPUs.
 DEFAULT_WORKERS = 2
 WRONG_TOKEN = "the Ray head refuses the token"
 
 
 @dataclass
 class Head:
-    """A Ray head that answers, at an address of this machine.
+    """Ray head at an address of this machine.
 
     Attributes:
-        url: Of its dashboard, without a slash at its end.
-        token: Ray's token; empty if the cluster has none.
+        url: The URL of its dashboard, without a slash at its end.
+        token: Ray's token; empty for a cluster without one.
     """
 
     url: str
     token: str = ""
 
     def get(self, path: str) -> Any:
-        """Return the JSON that a path of the dashboard answers with.
+        """Return the JSON document at a path of the dashboard.
 
         Raises:
             UsageError: The head refuses the token.
@@ -72,19 +72,19 @@ class Head:
             raise _silent(cause) from cause
 
     def date(self) -> str | None:
-        """Return the head's clock as HTTP says it, if it does."""
+        """Return the head's clock, from HTTP's Date header, or None."""
         return self._get("/api/version").headers.get("Date")
 
     @cached_property
     def jobs(self) -> JobSubmissionClient:
-        """The client of Ray's Jobs API."""
+        """Client of Ray's Jobs API."""
         from ray_on_ecs.cluster.jobs import connect  # it imports Ray
 
         self.export()
         return connect()
 
     def export(self) -> None:
-        """Let Ray's own clients in this process find it: they read the environment."""
+        """Set the environment variables through which Ray's clients in this process find the head."""
         os.environ["RAY_API_SERVER_ADDRESS"] = self.url
         for name in ("NO_PROXY", "no_proxy"):  # a proxy would read the token, and can't reach this machine
             os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
@@ -107,13 +107,13 @@ class Head:
         return answer
 
     def runs_under_way(self) -> set[str]:
-        """Return the names of the runs that have not ended; none if it doesn't answer."""
+        """Return the names of the runs that have not ended; empty if the head doesn't answer."""
         try:
             jobs = self.get("/api/jobs/")
         except (ResourceError, UsageError):
             return set()
-        metadata = [job["metadata"] or {} for job in jobs if job["status"] in ("PENDING", "RUNNING")]
-        return {each["run_name"] for each in metadata if "run_name" in each}
+        active = [job["metadata"] or {} for job in jobs if job["status"] in ("PENDING", "RUNNING")]
+        return {metadata["run_name"] for metadata in active if "run_name" in metadata}
 
 
 def _silent(cause: Exception) -> ResourceError:
@@ -121,14 +121,14 @@ def _silent(cause: Exception) -> ResourceError:
 
 
 class Cluster(ABC):
-    """A cluster, which need not be up.
+    """Cluster that a command is for; it need not be up.
 
     Attributes:
-        name: What errors call it.
-        storage_path: Where its runs are, seen from here.
-        typed: The flag that names it, with a space before it, if one was typed.
-        typed_path: The storage path if it was typed; hints name it in a variable.
-        start_seconds: How long to wait for its head.
+        name: Its name in errors.
+        storage_path: The folder or prefix of its runs, as this machine reaches it.
+        typed: The cluster flag that the user typed, with a space before it; empty without one.
+        typed_path: The storage path that the user typed, which hints repeat as an environment variable.
+        start_seconds: Time to wait for its head.
     """
 
     name: str
@@ -138,10 +138,14 @@ class Cluster(ABC):
     start_seconds: float = HEAD_SECONDS
 
     def command(self, words: str) -> str:
-        """Return another command on the same cluster, for hints: its verb, and what follows."""
-        verb, _, rest = words.partition(" ")
+        """Return a command on the same cluster, for hints.
+
+        Args:
+            words: The subcommand and its arguments, such as `logs RUN`.
+        """
+        subcommand, space, arguments = words.partition(" ")
         path = f"RAY_ON_ECS_STORAGE_PATH={shlex.quote(self.typed_path)} " if self.typed_path else ""
-        return f"{path}ray-on-ecs {verb}{self.typed}{' ' if rest else ''}{rest}"
+        return f"{path}ray-on-ecs {subcommand}{self.typed}{space}{arguments}"
 
     @property
     def is_here(self) -> bool:
@@ -149,11 +153,11 @@ class Cluster(ABC):
         return False
 
     def absolute(self, storage_path: str) -> str:
-        """Return a storage path as its jobs must be given it."""
+        """Return a storage path as its jobs need it."""
         return storage_path
 
     def code_storage(self, run_name: str) -> RunStorage:
-        """Return the folder of a run where this machine may write the user's code.
+        """Return a folder for the user's code of a run, which this machine can write.
 
         Raises:
             UsageError: The storage path can't be reached.
@@ -167,11 +171,11 @@ class Cluster(ABC):
 
     @contextmanager
     def connect(self) -> Generator[Head]:
-        """Reach the head; whatever had to be opened is closed afterwards.
+        """Connect to the head until the block ends.
 
         Raises:
-            UsageError: The head refuses the token, or something to reach it with is missing here.
-            ResourceError: It can't be reached.
+            UsageError: The head refuses the token, or a program for the connection is not installed.
+            ResourceError: The head can't be reached.
         """
         with self._reach() as head:
             try:
@@ -184,86 +188,89 @@ class Cluster(ABC):
 
     @contextmanager
     def connect_when_up(self, say: Callable[[str], None]) -> Generator[Head]:
-        """Reach the head as `connect` does, and wait for one that is starting.
+        """Connect like `connect`, and wait for a head that is starting.
 
         Args:
-            say: Gets the reason to wait, as often as it is another one.
+            say: Prints the reason of the wait, whenever it changes.
         """
-        deadline, said = time.monotonic() + self.start_seconds, ""
-        with ExitStack() as opened:
+        deadline = time.monotonic() + self.start_seconds
+        last_reason = ""
+        with ExitStack() as connection:
             while True:
                 try:
-                    head = opened.enter_context(self.connect())
+                    head = connection.enter_context(self.connect())
                     break
                 except HeadUnavailable as cause:
                     if time.monotonic() > deadline:
                         raise
-                    if said != (said := str(cause)):
+                    if str(cause) != last_reason:
                         say(f"waiting for the Ray head: {cause}")
+                    last_reason = str(cause)
                     time.sleep(RETRY_SECONDS)
             yield head
 
     @property
     def ends_with_run(self) -> bool:
-        """Whether the head is there for the runs alone, and so ends with the last one."""
+        """True if a run starts the head, and the last run ends it."""
         return False
 
     def up(self, workers: int, say: Callable[[str], None]) -> bool:
-        """Start the head that ends with its runs, if it is not there; return whether it is there now.
+        """Start a head that ends with its runs, unless it is up; return True if it is up now.
 
         Args:
-            workers: The number of workers that the run asks for; 0 if it leaves that to the cluster.
-            say: Gets a line about it.
+            workers: The number of workers of the run; 0 if the cluster decides.
+            say: Prints a line about the start.
 
         Raises:
-            ResourceError: It does not start.
+            ResourceError: The head does not start.
         """
         return False
 
     def down(self, run_name: str) -> bool:
-        """End the head that ends with its runs, unless one beside this is under way; return whether it has ended."""
+        """End a head that ends with its runs, unless another run is active; return True if it has ended."""
         return False
 
     @property
     def token_hint(self) -> str:
-        """What to do where the token is wrong."""
+        """The way out of a wrong token."""
         return "set RAY_AUTH_TOKEN to the cluster's"
 
     def explain(self, cause: ResourceError) -> ResourceError:
-        """Return the error that says best why the head doesn't answer."""
+        """Return the most precise error for a head that doesn't answer."""
         return cause
 
     def storage(self, run_name: str) -> RunStorage:
-        """Return the folder of a run; nothing is created.
+        """Return the folder of a run, without creating it.
 
         Raises:
             UsageError: The storage path can't be reached.
         """
         from ray_on_ecs.tracking.storage import RunStorage
 
-        if "://" in self.storage_path and (access := self.s3_access()):
+        access = self.s3_access() if "://" in self.storage_path else None
+        if access is not None:
             return access.open(self.storage_path, run_name)
         return RunStorage.open(self.storage_path, run_name)
 
     def secrets_of(self, uri: str) -> secrets.Store:
-        """Return the secrets of the run with this folder."""
+        """Return the store of a run's secrets, by the run's folder."""
         return secrets.store(uri)
 
     def s3_access(self) -> S3Access | None:
-        """Return how its bucket is reached, or None if the environment says so.
+        """Return the access to its bucket; None for the environment's.
 
         Raises:
-            UsageError: There are no credentials.
+            UsageError: Credentials are missing.
         """
         return None
 
     def run_flags(self) -> dict[str, Any]:
-        """Return the settings, by name, that a run on this cluster has by default."""
+        """Return this cluster's defaults of a run's settings, by name."""
         return {}
 
     @contextmanager
     def forward(self, host: str, port: int) -> Generator[int]:
-        """Make a port of a node, by its name in the cluster, reachable from here; yields the port of this machine."""
+        """Forward a port of a node, by its name in the cluster; yields the local port."""
         yield port
 
     @abstractmethod
@@ -272,11 +279,11 @@ class Cluster(ABC):
 
     @abstractmethod
     def _reach(self) -> Any:
-        """Return a context that yields the Head, unasked."""
+        """Return a context that yields the Head, without checking that it answers."""
 
 
 class StackCluster(Cluster):
-    """The cluster of a stack."""
+    """Cluster of a stack."""
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
@@ -298,7 +305,7 @@ class StackCluster(Cluster):
 
     @contextmanager
     def forward(self, host: str, port: int) -> Generator[int]:
-        """See Cluster: through the head's instance, as all nodes let each other in."""
+        """See Cluster: through the head's instance, from which every node is reachable."""
         from ray_on_ecs.cluster import aws
         from ray_on_ecs.cluster.session import forwarded_port
 
@@ -308,13 +315,12 @@ class StackCluster(Cluster):
             yield local
 
     def code_storage(self, run_name: str) -> RunStorage:
-        """See Cluster: the bucket, if the storage path is a folder of the nodes."""
-        return self.s3_access().open(
-            self.storage_path if "://" in self.storage_path else self._stack.storage_path, run_name
-        )
+        """See Cluster: in the stack's bucket if the storage path is a folder of the nodes."""
+        path = self.storage_path if "://" in self.storage_path else self._stack.storage_path
+        return self.s3_access().open(path, run_name)
 
     def run_flags(self) -> dict[str, Any]:
-        """See Cluster: a worker for each GPU of the stack, which the run waits for."""
+        """See Cluster: a worker for each GPU of the stack; the run waits for them."""
         return {"num_workers": self.stack.default_gpus} if self.stack.default_gpus else {}
 
     @property
@@ -333,21 +339,17 @@ class StackCluster(Cluster):
         return aws.explain_head(self.stack) or cause
 
     def s3_access(self) -> S3Access:
-        """See Cluster: with boto3's credentials, as pyarrow's own SDK knows fewer ways to log in."""
+        """See Cluster: with boto3's credentials, because pyarrow's C++ SDK supports fewer kinds of login."""
         from ray_on_ecs.cluster import aws
 
-        found = aws.credentials()
-        return S3Access(self.stack.region, found.access_key, found.secret_key, found.token)
+        current = aws.credentials()
+        return S3Access(self.stack.region, current.access_key, current.secret_key, current.token)
 
     def secrets_of(self, uri: str) -> secrets.Store:
         """See Cluster."""
         from ray_on_ecs.cluster import aws
 
-        return secrets.parameters(
-            secrets_prefix(self.stack.cluster_name),
-            uri,
-            lambda method, **given: aws.call("ssm", self.stack, method, **given),
-        )
+        return secrets.parameters(secrets_prefix(self.stack.cluster_name), uri, partial(aws.call, "ssm", self.stack))
 
     def shell(self) -> list[str]:
         """See Cluster."""
@@ -357,7 +359,7 @@ class StackCluster(Cluster):
 
 
 class LocalCluster(Cluster):
-    """A Ray cluster on this machine: that of `RAY_API_SERVER_ADDRESS`, or of the head that `run --local` starts."""
+    """Ray cluster on this machine: at `RAY_API_SERVER_ADDRESS`, or of the head that `run --local` starts."""
 
     name = "this machine"
     start_seconds = DASHBOARD_SECONDS
@@ -379,13 +381,14 @@ class LocalCluster(Cluster):
     def _reach(self) -> Generator[Head]:
         if self._address:
             yield _head_at(self._address)
-        elif own := local_head.find():
-            yield Head(own.url, own.token)
-        else:
+            return
+        started = local_head.find()
+        if started is None:
             raise HeadGone(
                 "no Ray head is up on this machine; ray-on-ecs run --local starts one, and RAY_API_SERVER_ADDRESS "
                 "names the dashboard of another"
             )
+        yield Head(started.url, started.token)
 
     def up(self, workers: int, say: Callable[[str], None]) -> bool:
         """See Cluster."""
@@ -393,7 +396,8 @@ class LocalCluster(Cluster):
             return False
         with local_head.lock():
             if not local_head.find():
-                cpus, needed = os.cpu_count() or 1, workers or DEFAULT_WORKERS
+                cpus = os.cpu_count() or 1
+                needed = workers or DEFAULT_WORKERS
                 shared = f"; {needed} workers share {counted(cpus, 'CPU')}" if needed > cpus else ""
                 say(f"starting Ray on this machine{shared}")
                 local_head.start(max(cpus, needed))
@@ -401,7 +405,7 @@ class LocalCluster(Cluster):
 
     @property
     def ends_with_run(self) -> bool:
-        """See Cluster: one that the user has named is the user's."""
+        """See Cluster: not a head at RAY_API_SERVER_ADDRESS, which is the user's."""
         return not self._address
 
     def down(self, run_name: str) -> bool:
@@ -409,10 +413,11 @@ class LocalCluster(Cluster):
         if not self.ends_with_run:
             return False
         with local_head.lock():
-            if own := local_head.find():
-                if Head(own.url, own.token).runs_under_way() - {run_name}:
+            started = local_head.find()
+            if started is not None:
+                if Head(started.url, started.token).runs_under_way() - {run_name}:
                     return False
-                local_head.stop(own)
+                local_head.stop(started)
         return True
 
     def explain(self, cause: ResourceError) -> ResourceError:
@@ -422,7 +427,8 @@ class LocalCluster(Cluster):
                 f"no Ray head answers at {_head_at(self._address).url}; correct RAY_API_SERVER_ADDRESS, or unset it: "
                 "ray-on-ecs run --local then starts one"
             )
-        pid = own.pid if (own := local_head.find()) else 0
+        started = local_head.find()
+        pid = started.pid if started else 0
         return HeadUnavailable(f"the Ray head of this machine doesn't answer ({cause}); kill -9 -{pid} ends it")
 
     def run_flags(self) -> dict[str, Any]:
@@ -438,7 +444,7 @@ class LocalCluster(Cluster):
 
 
 class HeadCluster(LocalCluster):
-    """The cluster of the container that this runs in: jobs find the storage path in the head's environment."""
+    """Cluster of the container that this runs in; jobs take the storage path from the head's environment."""
 
     name = "this cluster"
 
@@ -452,7 +458,7 @@ class HeadCluster(LocalCluster):
         return False
 
     def explain(self, cause: ResourceError) -> ResourceError:
-        """See Cluster: a head starts its dashboard again."""
+        """See Cluster: unavailable for a moment, as the head restarts its dashboard."""
         return HeadUnavailable(f"its dashboard doesn't answer at {self._address} ({cause})")
 
     def run_flags(self) -> dict[str, Any]:
@@ -465,8 +471,9 @@ def _head_at(address: str) -> Head:
 
 
 def _token_of_this_machine() -> str:
-    """Return the token where Ray's own clients look for it, or nothing: Ray makes one for clusters of this machine."""
-    if token := os.environ.get("RAY_AUTH_TOKEN"):
+    """Return the token from where Ray's clients look for it; empty if it is not there."""
+    token = os.environ.get("RAY_AUTH_TOKEN")
+    if token:
         return token
     file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     try:
@@ -476,7 +483,7 @@ def _token_of_this_machine() -> str:
 
 
 class ComposeCluster(Cluster):
-    """The cluster of docker/compose.yaml on this machine."""
+    """Cluster of docker/compose.yaml on this machine."""
 
     name = "compose"
     storage_path = COMPOSE_STORAGE
@@ -493,7 +500,7 @@ class ComposeCluster(Cluster):
 
     @contextmanager
     def forward(self, host: str, port: int) -> Generator[int]:
-        """See Cluster: compose publishes the notebook's port of the head, beside the dashboard's."""
+        """See Cluster: compose publishes the ports of the head's dashboard and notebook."""
         yield COMPOSE_PORTS.get(port, port)
 
     def s3_access(self) -> S3Access:
@@ -501,9 +508,9 @@ class ComposeCluster(Cluster):
         return S3Access("us-east-1", "local", "local", endpoint=COMPOSE_S3)
 
     def secrets_of(self, uri: str) -> secrets.Store:
-        """See Cluster: in the same emulated AWS as its bucket."""
-        prefix, ssm = secrets_prefix(COMPOSE_CLUSTER), self.s3_access().client("ssm")
-        return secrets.parameters(prefix, uri, lambda method, **given: secrets.call(ssm, method, **given))
+        """See Cluster: in the emulated AWS of its bucket."""
+        ssm = self.s3_access().client("ssm")
+        return secrets.parameters(secrets_prefix(COMPOSE_CLUSTER), uri, partial(secrets.call, ssm))
 
     def shell(self) -> list[str]:
         """See Cluster."""
@@ -511,10 +518,10 @@ class ComposeCluster(Cluster):
 
 
 def choose(stack: str | None, outputs: str | None, *, local: bool | None, compose: bool | None) -> Cluster:
-    """Return the cluster that the flags name.
+    """Return the cluster of the flags.
 
     Raises:
-        TrainingError: There is none (see `stack.find`).
+        TrainingError: The stack can't be found (see `stack.find`).
     """
     if sum(map(bool, (local, compose, stack, outputs))) > 1:
         raise UsageError("--stack, --outputs, --local and --compose: give one of them")
@@ -533,7 +540,7 @@ def chosen(flags: dict[str, Any]) -> Cluster:
     """Return the cluster of the flags of `cluster_flags`, which its hints repeat.
 
     Raises:
-        TrainingError: There is none (see `stack.find`).
+        TrainingError: The stack can't be found (see `stack.find`).
     """
     cluster = choose(**flags)
     source = click.get_current_context().get_parameter_source
@@ -565,28 +572,28 @@ CLUSTER_NAMES = ("stack", "outputs", "local", "compose")
 
 
 def cluster_flags(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the flags that name a cluster, as `flags`: what is typed goes before what the environment says."""
+    """Add the cluster flags to a command, which gets them as `flags`; typed flags override the environment's."""
 
     @wraps(function)
-    def called(*args: Any, **given: Any) -> Any:
-        flags = {name: given.pop(name) for name in CLUSTER_NAMES}
+    def wrapper(*args: Any, **options: Any) -> Any:
+        flags = {name: options.pop(name) for name in CLUSTER_NAMES}
         context = click.get_current_context()
         typed = {name for name in flags if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
         if typed:
             flags = {name: value if name in typed else None for name, value in flags.items()}
-        return function(*args, flags=flags, **given)
+        return function(*args, flags=flags, **options)
 
     for option in reversed(CLUSTER_FLAGS):
-        called = option(called)
-    return called
+        wrapper = option(wrapper)
+    return wrapper
 
 
 def on_cluster(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the flags that name a cluster, and call it with `cluster` in their place."""
+    """Add the cluster flags to a command, which gets the cluster as `cluster`."""
 
     @cluster_flags
     @wraps(function)
-    def called(*args: Any, flags: dict[str, Any], **given: Any) -> Any:
-        return function(*args, cluster=chosen(flags), **given)
+    def wrapper(*args: Any, flags: dict[str, Any], **options: Any) -> Any:
+        return function(*args, cluster=chosen(flags), **options)
 
-    return called
+    return wrapper

@@ -1,6 +1,7 @@
-"""The runs of a cluster, from their folders: how far each is, and whether its driver is still there.
+"""Runs of a cluster, from their folders: state, progress and cost.
 
-Times are compared by the storage's clock: that of a laptop may be wrong. Ray's jobs decide what the folders leave open.
+Times are compared by the storage's clock, because a laptop's may be wrong. Ray's jobs complete the folders: a job whose
+run has not written a status yet, and a driver that is gone.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ READERS = 32
 NEAREST_NAMES = 3
 
 PENDING, RUNNING = "PENDING", "RUNNING"
-# The documents that a folder is known by, beside its lock.
+# The documents that identify a run's folder, in addition to its lock.
 DOCUMENTS = (layout.STATUS, layout.SETTINGS, layout.METRICS, layout.RESULT, layout.ERROR)
 
 Job = Mapping[str, Any]
@@ -41,23 +42,22 @@ Job = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """How a run is doing; what is not known is None.
+    """State of a run; unknown values are None.
 
     Attributes:
-        name: The run.
-        state: That of `status.json` (queued, waiting, training, finished, failed, interrupted), or starting: its job
-            is, and its folder doesn't know yet; lost: its driver vanished; unreadable: a document is broken.
-        owner: The user who started it.
+        state: The state in `status.json` (queued, waiting, training, finished, failed, interrupted), or: starting, a
+            job without a status yet; lost, the driver is gone; unreadable, a document is broken.
+        owner: The user who started the run.
         behind: The run that it is queued behind.
         step: Steps done.
         loss: The last loss that its script logged.
-        started: When its last command began, in UTC (ISO 8601).
-        started_seconds_ago: How long ago that was by the storage's clock; never negative.
-        updated: When its folder last heard of its driver, likewise.
-        cost_usd: What its workers have cost, over all its commands.
-        workers: How many there are.
-        job: The ID of its Ray job.
-        url: The page that an experiment tracker has for it.
+        started: The start of the last command, in UTC (ISO 8601).
+        started_seconds_ago: The time since then by the storage's clock; never negative.
+        updated: The driver's last write, in UTC (ISO 8601).
+        cost_usd: The cost of its workers over all commands.
+        workers: The number of workers.
+        job: The submission ID of its Ray job.
+        url: The run's page at an experiment tracker.
     """
 
     name: str
@@ -76,7 +76,7 @@ class RunInfo:
 
 
 def ray_jobs(head: Head) -> list[Job]:
-    """Return the jobs that were submitted to Ray, as its REST API has them; that needs no import of Ray.
+    """Return the submitted jobs from Ray's REST API, without the slow import of Ray.
 
     Raises:
         TrainingError: The head doesn't answer.
@@ -88,31 +88,32 @@ def find_run(cluster: Cluster, name: str) -> RunStorage:
     """Return the folder of a run.
 
     Raises:
-        UsageError: There is no such run; the message has the nearest names. Or see `list_folders`.
+        UsageError: The run does not exist; the message has the nearest names. Or see `list_folders`.
         ResourceError: The storage can't be reached.
     """
     from difflib import get_close_matches
 
-    everything = cluster.storage("")
-    _now(cluster, everything)
-    names = sorted(each.base_name for each in _list(everything) if not each.is_file and each.base_name[0] != ".")
+    root = cluster.storage("")
+    _now(cluster, root)  # raises if the bucket is missing
+    folders = [info.base_name for info in _list(root) if not info.is_file]
+    names = sorted(folder for folder in folders if not folder.startswith("."))
     if name in names:
         return cluster.storage(name)
-    nearest = (
-        get_close_matches(name, names, n=NEAREST_NAMES) or [each for each in names if name in each][:NEAREST_NAMES]
-    )
+    nearest = get_close_matches(name, names, n=NEAREST_NAMES)
+    if not nearest:
+        nearest = [other for other in names if name in other][:NEAREST_NAMES]
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"{cluster.command('runs')} lists what is there"
     raise UsageError(f"there is no run {name!r} in {cluster.storage_path}; {hint}")
 
 
 @dataclass(frozen=True)
 class Folders:
-    """What the storage path held at one moment.
+    """Listing of the storage path at one moment.
 
     Attributes:
         storage: The storage path.
-        now: That moment, by the storage's clock (Unix time).
-        files: The documents and the lock of each folder of a run, by its name and theirs.
+        now: The moment, by the storage's clock (Unix time).
+        files: The documents and the lock of each run, by the run's name and the file's.
     """
 
     storage: RunStorage
@@ -120,29 +121,29 @@ class Folders:
     files: dict[str, dict[str, FileInfo]] = field(default_factory=dict)
 
     def runs(self, jobs: Sequence[Job] | None, limit: int | None = None) -> list[RunInfo]:
-        """Return the runs, the one that began last first.
+        """Return the runs, with the last started one first.
 
         Args:
-            jobs: What `ray_jobs` returned, or None if the head can't be reached.
-            limit: How many of them, those whose folders changed last; None for all.
+            jobs: The result of `ray_jobs`, or None if the head can't be reached.
+            limit: Only the runs whose folders changed last; None for all.
         """
-        mine = self.jobs_under_way(jobs)
+        jobs_of_runs = self.jobs_under_way(jobs)
+        new = [name for name in jobs_of_runs if name not in self.files]
         changed = sorted(self.files, key=lambda name: _newest(self.files[name]), reverse=True)
-        names = [*(name for name in mine if name not in self.files), *changed][:limit]
         with ThreadPoolExecutor(READERS) as readers:
-            found = list(readers.map(lambda name: self._run(name, mine.get(name)), names))
-        return sorted(found, key=lambda run: (run.started or "", run.name), reverse=True)
+            runs = list(readers.map(lambda name: self._run(name, jobs_of_runs.get(name)), [*new, *changed][:limit]))
+        return sorted(runs, key=lambda run: (run.started or "", run.name), reverse=True)
 
     def jobs_under_way(self, jobs: Sequence[Job] | None) -> dict[str, Job]:
-        """Return the jobs that are pending or running, by the name of their run.
+        """Return the pending and running jobs by the name of their run.
 
         Args:
-            jobs: What `ray_jobs` returned, or None if the head can't be reached.
+            jobs: The result of `ray_jobs`, or None if the head can't be reached.
         """
         return _under_way(jobs or (), self.storage.uri.rstrip("/"))
 
     def is_locked(self, name: str) -> bool:
-        """Return whether a driver has refreshed the lock of a run lately."""
+        """Return True if a driver has recently refreshed the lock of a run."""
         lock = self.files.get(name, {}).get(layout.LOCK)
         return lock is not None and self.now - _modified(lock) < LOST_SECONDS
 
@@ -150,33 +151,35 @@ class Folders:
         files = self.files.get(name)
         try:
             if files is None and job is not None:
-                found = RunInfo(
-                    name=name, state="starting", owner=_owner(job), started=_iso(_number(job["start_time"], 1000))
-                )
+                started = _iso(_number(job["start_time"], 1000))
+                run = RunInfo(name=name, state="starting", owner=_owner(job), started=started)
             else:
-                found = self._of_folder(name, files or {}, job)
-            seconds = max(self.now - datetime.fromisoformat(found.started).timestamp(), 0.0) if found.started else None
+                run = self._of_folder(name, files or {}, job)
+            seconds = None
+            if run.started:
+                seconds = max(self.now - datetime.fromisoformat(run.started).timestamp(), 0.0)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            heard = _newest(files or {})
-            return RunInfo(name=name, state="unreadable", started=_iso(heard), updated=_iso(heard))
-        return replace(found, started_seconds_ago=seconds, job=job["submission_id"] if job else found.job)
+            last_write = _iso(_newest(files or {}))
+            return RunInfo(name=name, state="unreadable", started=last_write, updated=last_write)
+        return replace(run, started_seconds_ago=seconds, job=job["submission_id"] if job else run.job)
 
     def _of_folder(self, name: str, files: Mapping[str, FileInfo], job: Job | None) -> RunInfo:
         if layout.STATUS in files:
             status = self.read(name, layout.STATUS)
-        else:  # a driver may be killed before it writes one
+        else:  # a driver may be killed before it writes its status
             state = "training" if layout.LOCK in files else "interrupted"
             status = {"state": state, "started": _iso(_newest(files, layout.SETTINGS)) or ""}
-        heard = _newest({each: files[each] for each in (layout.STATUS, layout.LOCK) if each in files} or files)
+        of_driver = {file: files[file] for file in (layout.STATUS, layout.LOCK) if file in files}
+        last_write = _newest(of_driver or files)
         return RunInfo(
             name=name,
-            state=_state(status, files, job, is_silent=self.now - heard > LOST_SECONDS),
+            state=_state(status, files, job, is_silent=self.now - last_write > LOST_SECONDS),
             owner=status.get("owner"),
             behind=status.get("behind"),
             step=_integer(status.get("step")),
             loss=_number(status.get("loss")),
             started=_utc(status["started"]),
-            updated=_iso(heard),
+            updated=_iso(last_write),
             cost_usd=_number(total_usd(status, {})),
             workers=_integer(status.get("workers")),
             job=status.get("job"),
@@ -193,7 +196,7 @@ class Folders:
         with self.storage.filesystem.open_input_file(f"{self.storage.base}/{name}/{document_name}") as stream:
             document = json.loads(stream.read())
         if not isinstance(document, dict):
-            raise ValueError("it is no object")
+            raise ValueError(f"{document_name} is not a JSON object")
         return document
 
 
@@ -201,24 +204,23 @@ def list_folders(cluster: Cluster, storage: RunStorage) -> Folders:
     """List the folders of all runs, without reading them.
 
     Args:
-        cluster: Whose they are.
-        storage: Its storage path, as `cluster.storage("")` opens it: that writes the environment, so it is not for the
-            thread that this may be in.
+        cluster: The cluster.
+        storage: `cluster.storage("")`, opened by the caller: that writes the environment, and this may run in a thread.
 
     Raises:
-        UsageError: There is no such bucket, or no credentials for it.
+        UsageError: The bucket does not exist, or credentials are missing.
         ResourceError: It can't be reached.
     """
     now = _now(cluster, storage)
     files: dict[str, dict[str, FileInfo]] = {}
     newest = 0.0
     start = len(storage.base) + 1
-    for each in _list_all(storage):
-        name, _, file = each.path[start:].partition("/")
-        if each.is_file:
-            newest = max(newest, _modified(each))
+    for info in _list_all(storage):
+        name, _, file = info.path[start:].partition("/")
+        if info.is_file:
+            newest = max(newest, _modified(info))
         if file in (*DOCUMENTS, layout.LOCK):
-            files.setdefault(name, {})[file] = each
+            files.setdefault(name, {})[file] = info
     return Folders(storage, max(now, newest), files)
 
 
@@ -228,26 +230,26 @@ def _now(cluster: Cluster, storage: RunStorage) -> float:
 
 
 def _bucket_time(cluster: Cluster, storage: RunStorage) -> float:
-    """Ask S3 what time it is there. This also finds out soon that there is no bucket, or that S3 can't be reached.
+    """Return S3's time. The request also finds out quickly if the bucket is missing, or S3 can't be reached.
 
-    Pyarrow lists a bucket that isn't there as an empty one, and tries for minutes to reach one that doesn't answer.
+    pyarrow lists a missing bucket as an empty one, and retries for minutes if S3 doesn't answer.
     """
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
     access = cluster.s3_access() or S3Access(region=getattr(storage.filesystem, "region", None))
     bucket = storage.base.partition("/")[0]
     try:
-        answer = access.client().head_bucket(Bucket=bucket)
-    except ClientError as cause:
-        answer = cause.response
-        if answer["Error"]["Code"] == "404":
+        response = access.client().head_bucket(Bucket=bucket)
+    except ClientError as cause:  # also a refusal has the date
+        response = cause.response
+        if response["Error"]["Code"] == "404":
             raise _no_bucket(cluster, bucket) from cause
     except NoCredentialsError as cause:
         raise UsageError("no AWS credentials that work (there are none here); log in, or set AWS_PROFILE") from cause
     except BotoCoreError as cause:
         raise ResourceError(f"the runs in {cluster.storage_path} can't be reached ({one_line(cause)})") from cause
-    said = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-    return parsedate_to_datetime(said).timestamp() if said else 0.0
+    date = response["ResponseMetadata"]["HTTPHeaders"].get("date")
+    return parsedate_to_datetime(date).timestamp() if date else 0.0
 
 
 def _no_bucket(cluster: Cluster, bucket: str) -> Exception:
@@ -259,13 +261,13 @@ def _no_bucket(cluster: Cluster, bucket: str) -> Exception:
 
 
 def _list_all(storage: RunStorage) -> Iterator[FileInfo]:
-    """List the files of all runs; on a disk those alone that are not below their folders, which scripts fill."""
+    """List the files of all runs; on a disk only the top level of each run's folder, as scripts fill subfolders."""
     if not storage.is_local:
         yield from _list(storage, recursive=True)
         return
-    for each in _list(storage):
-        if not each.is_file:
-            yield from _list(replace(storage, base=each.path))
+    for info in _list(storage):
+        if not info.is_file:
+            yield from _list(replace(storage, base=info.path))
 
 
 def _list(storage: RunStorage, *, recursive: bool = False) -> Iterable[FileInfo]:
@@ -282,34 +284,38 @@ def _list(storage: RunStorage, *, recursive: bool = False) -> Iterable[FileInfo]
 
 
 def _under_way(jobs: Iterable[Job], storage_path: str) -> dict[str, Job]:
-    """Return the jobs that are pending or running, by the name of their run.
+    """Return the pending and running jobs by the name of their run; a running one before a pending one.
 
-    A job says which storage path was typed, if one was: elsewhere, a run of the same name is another one.
+    A job's metadata has the storage path if one was typed: a run of the same name elsewhere is another run.
     """
     from ray_on_ecs.config import RunConfig
 
-    mine = {storage_path, RunConfig.storage_path}
-    found: dict[str, Job] = {}
+    own_paths = {storage_path, RunConfig.storage_path}
+    jobs_of_runs: dict[str, Job] = {}
     for job in jobs:
         metadata = job.get("metadata") or {}
-        is_mine = metadata.get("storage_path", storage_path).rstrip("/") in mine
-        if job["status"] in (PENDING, RUNNING) and is_mine and (name := metadata.get("run_name")):
-            found[name] = job if found.get(name, {}).get("status") != RUNNING else found[name]
-    return found
+        name = metadata.get("run_name")
+        if not name or job["status"] not in (PENDING, RUNNING):
+            continue
+        if metadata.get("storage_path", storage_path).rstrip("/") not in own_paths:
+            continue
+        if name not in jobs_of_runs or jobs_of_runs[name]["status"] != RUNNING:
+            jobs_of_runs[name] = job
+    return jobs_of_runs
 
 
 def _state(status: Mapping[str, Any], files: Mapping[str, FileInfo], job: Job | None, *, is_silent: bool) -> str:
-    """Return a run's state: that of its status, unless this is older than its job or its driver has vanished."""
-    written = str(status["state"])
+    """Return the state in a run's status, unless the status is older than its job or its driver is gone."""
     if layout.RESULT in files:
         return "finished"
-    is_of_job = job is not None and status.get("job") == job["submission_id"]
-    is_over = written not in layout.UNDER_WAY
-    if job is not None and not is_of_job and (is_over or is_silent):
-        return "starting"
-    if job is None and is_silent and not is_over:
-        return "failed" if written == "training" and layout.ERROR in files else "lost"
-    return written
+    state = str(status["state"])
+    is_over = state not in layout.UNDER_WAY
+    if job is not None:
+        is_of_job = status.get("job") == job["submission_id"]
+        return "starting" if not is_of_job and (is_over or is_silent) else state
+    if is_over or not is_silent:
+        return state
+    return "failed" if state == "training" and layout.ERROR in files else "lost"
 
 
 def _owner(job: Job) -> str | None:
@@ -317,9 +323,10 @@ def _owner(job: Job) -> str | None:
 
 
 def _newest(files: Mapping[str, FileInfo], preferred: str | None = None) -> float:
-    """Return when the newest of these files was written, or the preferred one if it is there (Unix time)."""
-    chosen = [files[preferred]] if preferred is not None and preferred in files else files.values()
-    return max(map(_modified, chosen), default=0.0)
+    """Return the modification time of the newest file, or of the preferred one if it exists (Unix time)."""
+    if preferred is not None and preferred in files:
+        return _modified(files[preferred])
+    return max(map(_modified, files.values()), default=0.0)
 
 
 def _modified(file: FileInfo) -> float:
@@ -331,11 +338,12 @@ def _number(value: Any, divisor: float = 1) -> float | None:
 
 
 def _integer(value: Any) -> int | None:
-    return None if (number := _number(value)) is None else int(number)
+    number = _number(value)
+    return None if number is None else int(number)
 
 
 def _utc(text: str) -> str:
-    """Return a time in the form that all times of a list have, so that they sort."""
+    """Return a time in the list's format, in which times sort as text."""
     return _iso(datetime.fromisoformat(text).timestamp()) or ""
 
 

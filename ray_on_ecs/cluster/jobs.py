@@ -1,11 +1,10 @@
-"""Runs as jobs of a Ray head: submitted once, found again, and followed to their end.
+"""Ray jobs of runs: submission, lookup and log streaming.
 
-A job's metadata names its run: the same command finds the job again, and submits another one only if none is under
-way. It also says how often the head may submit the run again after losing the job's driver.
+A job's metadata has the name of its run: the same command finds an active job again instead of submitting another one.
+It also has the number of times that the head may resubmit the run after losing the job's driver.
 """
 
 import asyncio
-import itertools
 import logging
 import sys
 import time
@@ -25,28 +24,28 @@ if TYPE_CHECKING:
 
     from ray_on_ecs.tracking.storage import RunStorage
 
-# How often in a row the head may submit the run again.
+# Resubmissions of a run in a row.
 DEFAULT_MAX_RESUBMISSIONS = 3
-# How long to wait for the head to submit a lost run again; the head polls its jobs every five seconds.
+# Time to wait for the head to resubmit a lost run; it polls its jobs every five seconds.
 RESUBMISSION_SECONDS = 30.0
 POLL_SECONDS = 1.0
 SUBMIT_ATTEMPTS = 3
-# Ray gives the command to a shell as one argument, of which Linux takes 128 KiB.
+# Ray passes the command to a shell as one argument, which Linux limits to 128 KiB.
 MAX_COMMAND_BYTES = 120 * 2**10
-# Parts of Ray's client that log each package, and how a log was closed.
+# Loggers of Ray's client that report each upload and each closed connection.
 NOISY = ("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging")
-# How long a head that has just started may need until it accepts jobs.
+# Time that a new head may need until it accepts jobs.
 AGENT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What is submitted.
+    """Run to submit.
 
     Attributes:
-        run: The part of a job's metadata that all jobs of a run have in common.
-        script: The settings that were typed alone: defaults are those of the head's environment.
-        workers: The fewest workers that it needs; 0 if the cluster decides.
+        run: The metadata that all jobs of a run share.
+        script: The typed settings; the others get their defaults from the head's environment.
+        workers: The minimum number of workers; 0 if the cluster decides.
     """
 
     run: dict[str, str]
@@ -75,12 +74,12 @@ class Submission:
         """Store the user's code, and return the submission that names it.
 
         Args:
-            storage: A folder beside that of the run's.
-            say: Gets lines about what is not taken.
-            is_here: Whether the job is on this machine, and so finds the user's folder.
+            storage: The folder for the code.
+            say: Prints the files that are left out.
+            is_here: True if the job runs on this machine, where it finds the user's folder.
 
         Raises:
-            UsageError: There is too much of it, or it can't be stored.
+            UsageError: The code is too large, or can't be stored.
         """
         from ray_on_ecs.run import code  # it imports pyarrow
 
@@ -105,34 +104,38 @@ def submission_of_script(arguments: Sequence[str]) -> Submission:
 
 
 def run_identity(config: RunConfig, typed: RunConfig) -> dict[str, str]:
-    """Return the part of a job's metadata that all jobs of a run have in common.
+    """Return the metadata that all jobs of a run share.
 
-    A run's name is that of a folder, so under another storage path it is another run. Of the storage path only what was
-    typed can be compared, because the default of the head's environment may not be known here.
+    The same name under another storage path is another run. Only a typed storage path can be compared, because the
+    default comes from the head's environment.
     """
     return {"run_name": str(config.run_name), "storage_path": typed.storage_path}
 
 
 def free_id(jobs: dict[str, Any], name: str) -> str:
-    """Return `name`, `name.2` or `name.3`...: Ray keeps the jobs that have ended, and takes no ID twice."""
-    later = (f"{name}.{number}" for number in itertools.count(2))
-    return next(each for each in itertools.chain([name], later) if each not in jobs)
+    """Return the first free one of `name`, `name.2`, `name.3`...: Ray keeps ended jobs, and their IDs are unique."""
+    job_id = name
+    number = 1
+    while job_id in jobs:
+        number += 1
+        job_id = f"{name}.{number}"
+    return job_id
 
 
 def connect() -> "JobSubmissionClient":
-    """Connect to the Jobs API of the head's dashboard; Ray reads its address and the token from the environment.
+    """Connect to the Jobs API of the head's dashboard; Ray reads the address and the token from the environment.
 
     Raises:
         UsageError: The head refuses the token.
         ResourceError: The address is wrong, or no dashboard answers.
     """
-    from ray.exceptions import AuthenticationError  # takes seconds: not for --help or a mistyped flag
+    from ray.exceptions import AuthenticationError  # takes seconds, so not for --help or a mistyped flag
     from ray.job_submission import JobSubmissionClient
 
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        return JobSubmissionClient(DASHBOARD_URL)  # or that of RAY_API_SERVER_ADDRESS or RAY_ADDRESS
+        return JobSubmissionClient(DASHBOARD_URL)  # RAY_API_SERVER_ADDRESS and RAY_ADDRESS override it
     except AuthenticationError as cause:
         raise UsageError(
             "RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's, and RAY_AUTH_MODE=token"
@@ -150,16 +153,16 @@ def find_or_submit(
     *,
     follows: bool = True,
 ) -> str:
-    """Return the ID of the run's job that is under way, or else submit a new one; print which.
+    """Return the ID of the run's active job, or else of a new one, and print it.
 
     Args:
-        client: Of the Jobs API.
+        client: The client of the Jobs API.
         work: The run.
         metadata: Of its job.
         follows: Whether the caller shows its log.
 
     Raises:
-        ResourceError: The head accepts no job.
+        ResourceError: The head does not accept the job.
     """
     name = work.run["run_name"]
     attempts = SUBMIT_ATTEMPTS
@@ -175,9 +178,9 @@ def find_or_submit(
             client.submit_job(entrypoint=work.entrypoint, submission_id=job_id, metadata=metadata)
         except (OSError, RuntimeError, ValueError) as cause:
             attempts -= 1
-            if "already exists" in str(cause) and attempts:  # another command submitted one, perhaps of this run
+            if "already exists" in str(cause) and attempts:  # another command has submitted a job, perhaps of this run
                 continue
-            # The head has just started, or its answer was lost; a job that it took is found in the list.
+            # The head has just started, or its response was lost; an accepted job is in the next list.
             is_passing = isinstance(cause, OSError) or "try again later" in str(cause)
             if is_passing and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
@@ -188,7 +191,7 @@ def find_or_submit(
 
 
 def submitted(listed: list[Any]) -> dict[str, Any]:
-    """Return the jobs by ID. Ray lists every driver; one that was not submitted has no ID."""
+    """Return the submitted jobs by ID, without drivers that were started by hand, which have no ID."""
     return {job.submission_id: job for job in listed if job.submission_id}
 
 
@@ -198,13 +201,13 @@ def of_run(jobs: dict[str, Any], run: dict[str, str]) -> dict[str, Any]:
 
 
 def under_way(jobs: dict[str, Any], run: dict[str, str]) -> str | None:
-    """Return the ID of the run's job that is pending or running, or None."""
-    mine = of_run(jobs, run)
-    return next((job_id for job_id, job in mine.items() if not job.status.is_terminal()), None)
+    """Return the ID of the run's pending or running job, or None."""
+    active = [job_id for job_id, job in of_run(jobs, run).items() if not job.status.is_terminal()]
+    return active[0] if active else None
 
 
 def is_under_way(client: "JobSubmissionClient", work: Submission) -> bool:
-    """Return whether a job of the run is pending or running; False if the head can't tell yet."""
+    """Return True if a job of the run is pending or running; False if the head doesn't answer yet."""
     try:
         return under_way(submitted(client.list_jobs()), work.run) is not None
     except (OSError, RuntimeError, ValueError):
@@ -212,13 +215,13 @@ def is_under_way(client: "JobSubmissionClient", work: Submission) -> bool:
 
 
 class UnreadLogs:
-    """Reads the logs of jobs, each character once: Ray sends a log from its start with each connection."""
+    """Reader of jobs' logs that skips what it has read before: with each connection Ray sends a log from its start."""
 
     def __init__(self) -> None:
         self._read: dict[str, int] = {}
 
     async def read(self, client: "JobSubmissionClient", job_id: str) -> AsyncIterator[str]:
-        """Yield the rest of a job's log, until it ends. A part counts as read when the next one is asked for."""
+        """Yield the rest of a job's log until it ends. A part counts as read once the next one is requested."""
         end = 0
         async for text in client.tail_job_logs(job_id):
             begin, end = end, end + len(text)
@@ -232,20 +235,21 @@ ShowLog = Callable[["JobSubmissionClient", str], Coroutine[Any, Any, None]]
 
 
 def follow_to_end(client: "JobSubmissionClient", run: dict[str, str], job_id: str, show: ShowLog) -> tuple[str, Any]:
-    """Show the logs of the job and of those that the head submits in its place.
+    """Show the logs of the job and of its resubmissions by the head.
 
     Returns:
-        The ID of the last one, and what Ray reports of it.
+        The ID and Ray's details of the last job.
 
     Raises:
         OSError, RuntimeError, aiohttp.ClientError: The connection was lost.
     """
-    job = _show_to_end(client, job_id, show)
-    while successor := _resubmitted(client, run, job):
+    while True:
+        job = _show_to_end(client, job_id, show)
+        successor = _resubmitted(client, run, job)
+        if successor is None:
+            return job_id, job
         _say(f"job {job_id} lost its driver; the head has submitted run {run['run_name']} again as job {successor}")
         job_id = successor
-        job = _show_to_end(client, job_id, show)
-    return job_id, job
 
 
 def _show_to_end(client: "JobSubmissionClient", job_id: str, show: ShowLog) -> Any:
@@ -257,7 +261,7 @@ def _show_to_end(client: "JobSubmissionClient", job_id: str, show: ShowLog) -> A
 
 
 def _resubmitted(client: "JobSubmissionClient", run: dict[str, str], lost: Any) -> str | None:
-    """Wait until the head has submitted the run again if this job lost its driver; return the new ID, or None."""
+    """Wait for the head to resubmit the run if this job lost its driver; return the new ID, or None."""
     if not _lost_driver(lost) or (lost.metadata or {}).get(MAX_RESUBMISSIONS, "0") == "0":
         return None
     deadline = time.monotonic() + RESUBMISSION_SECONDS
@@ -271,17 +275,17 @@ def _resubmitted(client: "JobSubmissionClient", run: dict[str, str], lost: Any) 
 
 
 def _lost_driver(job: Any) -> bool:
-    """Return whether the job failed because its driver or its head died."""
+    """Return True if the job failed because its driver or its head died."""
     status = job.driver_exit_code
     return job.status == "FAILED" and (status is None or status < 0 or status > Interrupted.exit_status)
 
 
 def driver_exit_status(job_id: str, job: Any, again: str) -> int:
-    """Return the driver's exit status; print a line if a signal ended it, because then the log doesn't say why.
+    """Return the driver's exit status; print a line if a signal ended it, as the log doesn't show that.
 
     Raises:
         Interrupted: The job was stopped.
-        TrainingError: The driver has no exit status.
+        TrainingError: The driver's exit status is not known.
     """
     status = job.driver_exit_code
     if status is None and job.status == "STOPPED":

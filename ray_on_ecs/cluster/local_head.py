@@ -1,6 +1,7 @@
-"""The Ray head that `ray-on-ecs run --local` starts on this machine, and that ends with the last run on it.
+"""Local Ray head, which `ray-on-ecs run --local` starts on this machine and the last run ends.
 
-One for each Python environment, because its jobs run in that. A file in `~/.ray-on-ecs` says where it is.
+Each Python environment has a separate head, because jobs run in the head's environment. A file in `~/.ray-on-ecs`
+stores its address and token.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ray_on_ecs.node import head as image_head
 from ray_on_ecs.node import ports
 
 HOST = "127.0.0.1"
-# Ray gives up a start after 30 s, which a busy machine may need; its dashboard comes later.
+# Several, as Ray gives up a start after 30 s, which is short on a busy machine; the dashboard starts later.
 START_ATTEMPTS, START_SECONDS = 4, 300.0
 POLL_SECONDS, ANSWER_SECONDS = 0.2, 10.0
 STOP_SECONDS = 10.0
@@ -39,23 +40,23 @@ RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"
 VARIABLES = {
     **ports.METRICS,
     image_head.JOB_LIMIT: image_head.JOB_LIMIT_SECONDS,
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # this machine's end is not announced
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a laptop does not get interruption notices
     "PYTHONUNBUFFERED": "1",
     LOCAL_VARIABLE: "1",
 }
-# Of another cluster.
+# Variables for another cluster.
 OTHERS = ("RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN_PATH")
 
 
 @dataclass(frozen=True)
 class LocalHead:
-    """A head that was started here.
+    """Head on this machine.
 
     Attributes:
-        url: The address of its dashboard.
+        url: The URL of its dashboard.
         token: Ray's token.
-        pid: The ID of its first process.
-        created: When that process began, as another one may have its ID later.
+        pid: The process ID of `ray start`.
+        created: The start time of that process, as its ID may be reused.
         folder: Ray's temporary folder.
     """
 
@@ -67,7 +68,7 @@ class LocalHead:
 
     @property
     def processes(self) -> list[psutil.Process]:
-        """Its processes, the first one before its descendants; none if it has ended."""
+        """`ray start` and its descendants; empty if it has ended."""
         try:
             first = psutil.Process(self.pid)
             if first.create_time() != self.created or first.status() == psutil.STATUS_ZOMBIE:
@@ -78,7 +79,7 @@ class LocalHead:
 
 
 def find() -> LocalHead | None:
-    """Return the head that runs, or None."""
+    """Return the running head, or None."""
     try:
         head = LocalHead(**json.loads(_file().read_text()))
     except (OSError, TypeError, ValueError):
@@ -87,7 +88,7 @@ def find() -> LocalHead | None:
 
 
 def start(cpus: int) -> LocalHead:
-    """Start a head for this user alone, and return it when its dashboard answers.
+    """Start a head that only this user can reach; return it once its dashboard answers.
 
     Raises:
         ResourceError: Ray does not start.
@@ -112,13 +113,13 @@ def start(cpus: int) -> LocalHead:
 
 
 def stop(head: LocalHead) -> None:
-    """End a head with all that runs on it."""
+    """End a head and everything that runs on it."""
     _end(head, head.folder)
     forget()
 
 
 def forget() -> None:
-    """Remove the file and the folder of a head that has ended, also one that was killed."""
+    """Remove the file and the folder of a head that has ended or was killed."""
     with suppress(OSError, TypeError, ValueError):
         shutil.rmtree(LocalHead(**json.loads(_file().read_text())).folder, ignore_errors=True)
     _file().unlink(missing_ok=True)
@@ -126,7 +127,7 @@ def forget() -> None:
 
 @contextmanager
 def lock() -> Generator[None]:
-    """Let one command at a time find, start or stop the head."""
+    """Lock for commands that find, start or stop the head."""
     from filelock import FileLock
 
     _file().parent.mkdir(mode=0o700, exist_ok=True)
@@ -159,18 +160,18 @@ def _launch(folder: str, cpus: int) -> LocalHead:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # Ctrl-C is for the command, which stops the run before its head
+            start_new_session=True,  # Ctrl-C goes to the command only, which stops the run before its head
         )
-    process.returncode = 0  # it outlives this command, or is waited for by psutil
+    process.returncode = 0  # suppresses Popen's ResourceWarning: it outlives this command, or psutil waits for it
     created = psutil.Process(process.pid).create_time()
     return LocalHead(f"http://{HOST}:{numbers['--dashboard-port']}", token, process.pid, created, folder)
 
 
 def _environment(own: Mapping[str, str], address: str, token: str) -> dict[str, str]:
-    """Return the variables of a head, which its jobs inherit: `python` is this interpreter, and Ray this one's."""
+    """Return the variables of a head, which its jobs inherit; `python` and `ray` are this environment's."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{own.get('PATH', os.defpath)}"
     kept = {name: value for name, value in own.items() if name not in OTHERS}
-    # Without the address, parts of Ray look for the only Ray on the machine, which this need not be.
+    # Without the address, parts of Ray look for any Ray on the machine, which may be another one.
     ray = {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
     return {**VARIABLES, **kept, **ray, "PATH": path}
 
@@ -215,9 +216,9 @@ def _end(head: LocalHead | None, folder: str) -> None:
         folder: Its folder, which is deleted; empty if it stays.
     """
     processes = head.processes if head else []
-    for each in processes:
+    for process in processes:
         with suppress(psutil.NoSuchProcess):
-            each.kill()
+            process.kill()
     psutil.wait_procs(processes, STOP_SECONDS)
     if folder:
         shutil.rmtree(folder, ignore_errors=True)
@@ -231,7 +232,7 @@ def _logs(folder: str) -> Path:
 
 def _last_line(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    return next((line for line in reversed(lines) if line), "it says nothing")
+    return next((line for line in reversed(lines) if line), "its log is empty")
 
 
 def _free_ports(count: int) -> list[int]:

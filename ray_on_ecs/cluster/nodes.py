@@ -1,4 +1,4 @@
-"""The nodes that a Ray head knows."""
+"""Nodes of a Ray cluster, from Ray's state API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ALIVE = "ALIVE"
 
 
 def nodes(head: Head) -> list[dict[str, Any]]:
-    """Return the nodes as Ray's state API has them, also those that have left.
+    """Return the nodes, dead ones included.
 
     Raises:
         UsageError: The head refuses the token.
@@ -21,6 +21,8 @@ def nodes(head: Head) -> list[dict[str, Any]]:
 
 
 def head_code(head: Head) -> str | None:
-    """Return the fingerprint of the head's code (ray_on_ecs.node.code), or None if it says none."""
-    found = [node["labels"].get(CODE) for node in nodes(head) if node["is_head_node"] and node["state"] == ALIVE]
-    return found[0] if found else None
+    """Return the fingerprint of the head's code (ray_on_ecs.node.code), or None without that label."""
+    for node in nodes(head):
+        if node["is_head_node"] and node["state"] == ALIVE:
+            return node["labels"].get(CODE)
+    return None

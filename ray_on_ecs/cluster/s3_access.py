@@ -1,4 +1,4 @@
-"""The runs' folders as a laptop reads them: with the credentials of boto3, and without a run's patience."""
+"""S3 access of the command line: boto3's credentials, and short timeouts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,11 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class S3Access:
-    """How a bucket is reached; what is None comes from the environment.
+    """Region, credentials and endpoint of a bucket; None for the environment's.
 
     Attributes:
-        region: The bucket's region.
-        access_key: The credentials' first part.
-        secret_key: Their second part.
-        session_token: Their third part, if they are temporary.
-        endpoint: The URL of an S3 that is not AWS's.
+        session_token: The token of temporary credentials.
+        endpoint: The URL of an S3-compatible store.
     """
 
     region: str | None = None
@@ -33,7 +30,7 @@ class S3Access:
     endpoint: str | None = None
 
     def client(self, service: str = "s3") -> Any:
-        """Return boto3's client of S3, or of another service there."""
+        """Return a boto3 client of S3, or of another service."""
         import boto3
         from botocore.config import Config
 
@@ -49,7 +46,7 @@ class S3Access:
         )
 
     def open(self, storage_path: str, run_name: str) -> RunStorage:
-        """Return the folder of a run under an `s3://bucket/prefix`; nothing is created or asked."""
+        """Return the folder of a run under an `s3://bucket/prefix`, without a request to S3."""
         from pyarrow import fs
 
         from ray_on_ecs.tracking.storage import RunStorage

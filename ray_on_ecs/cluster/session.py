@@ -1,6 +1,6 @@
-"""Session Manager: a port of this machine that leads into the stack's VPC, as long as it is needed.
+"""Port forwarding into the stack's VPC through Session Manager.
 
-`aws ssm start-session` and its plugin do the work; whatever this starts ends with it.
+`aws ssm start-session` and its plugin forward the port; their processes end with the context.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ PLUGIN = "https://docs.aws.amazon.com/systems-manager/latest/userguide/session-m
 def forwarded_port(
     region: str, instance_id: str, document: str, host: str, port: int, environment: Mapping[str, str]
 ) -> Generator[int]:
-    """Forward a port of this machine to `host:port`, as the instance reaches it; yields the port here.
+    """Forward a local port to `host:port` through an instance; yields the local port.
 
     Args:
-        region: The region.
-        instance_id: The instance.
+        region: The instance's region.
+        instance_id: The EC2 instance.
         document: The Session document that forwards ports.
-        host: The name or address that leads to the port from there.
-        port: That port.
-        environment: The variables of the AWS CLI, with its credentials.
+        host: Name or IP address, as the instance resolves it.
+        port: The port of the host.
+        environment: Environment of the AWS CLI, with its credentials.
 
     Raises:
-        UsageError: The AWS CLI or its plugin is not installed, or there are no credentials.
-        ResourceError: Session Manager does not reach the instance.
+        UsageError: The AWS CLI or its plugin is not installed, or credentials are missing.
+        ResourceError: Session Manager can't reach the instance.
     """
     check_installed()
     local = _free_port()
@@ -52,18 +52,18 @@ def forwarded_port(
         *("aws", "ssm", "start-session", "--region", region, "--target", instance_id),
         *("--document-name", document, "--parameters", json.dumps(parameters)),
     ]
-    with tempfile.TemporaryFile("w+") as said:
-        # A group of its own: Ctrl-C is for the command, which then closes the session.
+    with tempfile.TemporaryFile("w+") as output:
+        # A new process group: Ctrl-C goes to the command only, which then closes the session.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=said,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             env=dict(environment),
         )
         try:
-            _wait_until_open(process, local, said)
+            _wait_until_open(process, local, output)
             yield local
         finally:
             _close(process)
@@ -71,58 +71,60 @@ def forwarded_port(
 
 def check_installed() -> None:
     """Raise UsageError unless the AWS CLI and its Session Manager plugin are installed."""
-    for program, where in (("aws", AWS_CLI), ("session-manager-plugin", PLUGIN)):
+    for program, instructions in (("aws", AWS_CLI), ("session-manager-plugin", PLUGIN)):
         if shutil.which(program) is None:
             raise UsageError(f"command not found: {program}; install it: {where}")
 
 
-def _wait_until_open(process: subprocess.Popen[bytes], port: int, said: IO[str]) -> None:
+def _wait_until_open(process: subprocess.Popen[bytes], port: int, output: IO[str]) -> None:
     deadline = time.monotonic() + OPEN_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise _refused(_read(said))
+            raise _session_error(_read(output))
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
         time.sleep(POLL_SECONDS)
-    raise HeadUnavailable(f"Session Manager opened no port in {OPEN_SECONDS:.0f} s ({one_line(_read(said))})")
+    raise HeadUnavailable(
+        f"Session Manager did not open a port within {OPEN_SECONDS:.0f} s ({one_line(_read(output))})"
+    )
 
 
-def _refused(said: str) -> Exception:
-    """Return the error for what the AWS CLI has printed."""
-    line = one_line(re.sub(r"^.*?An error occurred ", "", said, flags=re.DOTALL)) or "it said nothing"
-    if "TargetNotConnected" in said:
+def _session_error(output: str) -> Exception:
+    """Return the error for the output of the AWS CLI."""
+    line = one_line(re.sub(r"^.*?An error occurred ", "", output, flags=re.DOTALL)) or "without a message"
+    if "TargetNotConnected" in output:
         return HeadUnavailable(
             "the head's instance is not connected to Session Manager: it is starting, or was replaced; try again in a "
             "minute, and then pulumi up, which finds the new one"
         )
-    if "credential" in said.lower() or "ExpiredToken" in said:
+    if "credential" in output.lower() or "ExpiredToken" in output:
         return UsageError(f"no AWS credentials that work ({line}); log in, or set AWS_PROFILE")
-    return ResourceError(f"Session Manager opened no session ({line}); ray-on-ecs doctor looks for the cause")
+    return ResourceError(f"Session Manager did not open a session ({line}); ray-on-ecs doctor looks for the cause")
 
 
-def _read(said: IO[str]) -> str:
-    said.seek(0)
-    return said.read()
+def _read(output: IO[str]) -> str:
+    output.seek(0)
+    return output.read()
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:
-    """End the session. The plugin closes it in AWS, too, when it is interrupted, and the AWS CLI waits for that."""
+    """End the session. On SIGINT the plugin also closes it in AWS, and the AWS CLI waits for the plugin."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
-            if _is_over(process, number, CLOSE_SECONDS):
+            if _ends(process, number, CLOSE_SECONDS):
                 return
-    finally:  # also when the user can't wait
-        _is_over(process, signal.SIGKILL, 0)
+    finally:  # also on a second Ctrl-C
+        _ends(process, signal.SIGKILL, 0)
 
 
-def _is_over(process: subprocess.Popen[bytes], number: signal.Signals, seconds: float) -> bool:
-    """Send a signal to the session's processes, and return whether they end within some seconds."""
+def _ends(process: subprocess.Popen[bytes], number: signal.Signals, seconds: float) -> bool:
+    """Send a signal to the session's processes; return True if they end in time."""
     with suppress(ProcessLookupError, PermissionError):  # macOS refuses the signal once they have ended
         os.killpg(process.pid, number)
     with suppress(subprocess.TimeoutExpired):

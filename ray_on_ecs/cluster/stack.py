@@ -1,4 +1,4 @@
-"""Where a stack's cluster is: the stack's outputs, from Pulumi or from a file that a user with Pulumi has made."""
+"""Outputs of a stack, from Pulumi or from a file of `pulumi stack output --json`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ray_on_ecs.errors import ResourceError, UsageError, one_line
 
 PROJECT_FILE = "Pulumi.yaml"
-# Pulumi asks a backend that may be far away.
+# Long, as Pulumi reads the state from a remote backend.
 PULUMI_SECONDS = 120.0
 INSTALL_PULUMI = (
     "install Pulumi, or give the stack's outputs as --outputs FILE (pulumi stack output --json > FILE), or --local "
@@ -25,7 +25,7 @@ UPDATE = (
 )
 
 
-# What Pulumi says, and what mends it.
+# Parts of Pulumi's error messages, and the command that fixes each.
 PULUMI_HINTS = {
     "PULUMI_CONFIG_PASSPHRASE": "export PULUMI_CONFIG_PASSPHRASE=…, the passphrase of pulumi stack init",
     "incorrect passphrase": "export PULUMI_CONFIG_PASSPHRASE=…, the passphrase of pulumi stack init",
@@ -34,10 +34,10 @@ PULUMI_HINTS = {
 
 
 class PulumiError(UsageError):
-    """Pulumi does not tell the stack's outputs.
+    """Pulumi does not print the stack's outputs.
 
     Attributes:
-        fix: The command that mends it.
+        fix: The command that fixes it.
     """
 
     def __init__(self, line: str, fix: str) -> None:
@@ -47,15 +47,15 @@ class PulumiError(UsageError):
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """The cluster of a stack that is up: the output `connection` of the program that makes it.
+    """Output `connection` of a stack that is up.
 
     Attributes:
-        name: What the stack is called: its name, or that of the file with its outputs.
+        name: The name of the stack, or of the file with its outputs.
         region: The AWS region.
         bucket: The bucket that keeps the runs.
         cluster_name: The ECS cluster.
-        head_instance_id: The EC2 instance of the head, when the outputs were written.
-        head_host: The name of the head's task in the VPC.
+        head_instance_id: The EC2 instance of the head at the time of `pulumi up`.
+        head_host: The DNS name of the head in the VPC.
         token_parameter: The SSM parameter with Ray's token.
         cluster_info_parameter: The SSM parameter that describes the workers.
         shell_document: The Session document that opens a shell in the head's container.
@@ -64,7 +64,7 @@ class Stack:
         default_gpus: Number of GPUs that a job requests by default.
         log_group: The CloudWatch log group.
         metrics_dashboard: The CloudWatch dashboard.
-        estimated_hourly_usd: What all instances cost an hour, or None if AWS did not say.
+        estimated_hourly_usd: The hourly price of all instances, or None if it is not known.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Stack:
 
     @property
     def storage_path(self) -> str:
-        """Where its runs are."""
+        """The prefix of the runs."""
         return f"s3://{self.bucket}/runs"
 
 
@@ -94,73 +94,79 @@ def find(name: str | None, outputs: str | None, seconds: float = PULUMI_SECONDS)
 
     Args:
         name: The stack's name, or None for the one that Pulumi has selected.
-        outputs: A file with the JSON of `pulumi stack output --json`, or None to ask Pulumi.
-        seconds: How long Pulumi may take.
+        outputs: A file with the JSON of `pulumi stack output --json`, or None to run Pulumi.
+        seconds: The timeout of Pulumi.
 
     Raises:
-        UsageError: There is no project, no stack, or no such file; or it is not a stack of this project.
-        ResourceError: Pulumi can't be asked, or the stack is not up.
+        UsageError: The project, the stack or the file is missing, or the outputs are another program's.
+        ResourceError: Pulumi fails, or the stack is not up.
     """
     if outputs is not None:
         return _read(Path(outputs).stem, _load(outputs), f"--outputs: {outputs}")
     folder = _project_folder()
-    called = name or "the selected stack"
-    return _read(name or "(selected)", _ask_pulumi(folder, name, seconds), f"{called} of {folder}")
+    shown_name = name or "the selected stack"
+    return _read(name or "(selected)", _pulumi_outputs(folder, name, seconds), f"{shown_name} of {folder}")
 
 
 def _project_folder() -> Path:
-    """Return the folder of the nearest Pulumi project: the one that is here, or the one of this very code."""
-    here, code = Path.cwd(), Path(__file__).resolve().parents[2]
-    for folder in (here, *here.parents, code):
+    """Return the nearest Pulumi project: the working directory or a parent, else the checkout of this code."""
+    cwd = Path.cwd()
+    checkout = Path(__file__).resolve().parents[2]
+    for folder in (cwd, *cwd.parents, checkout):
         if (folder / PROJECT_FILE).is_file():
             return folder
     raise UsageError(f"there is no {PROJECT_FILE} here or above; go to the project's folder, or give --outputs FILE")
 
 
-def _ask_pulumi(folder: Path, name: str | None, seconds: float) -> dict[str, Any]:
-    command = ["pulumi", "stack", "output", "--json", "--non-interactive", *(["--stack", name] if name else [])]
+def _pulumi_outputs(folder: Path, name: str | None, seconds: float) -> dict[str, Any]:
+    command = ["pulumi", "stack", "output", "--json", "--non-interactive"]
+    if name:
+        command += ["--stack", name]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL
         )
     except FileNotFoundError as cause:
         raise UsageError(f"command not found: pulumi; {INSTALL_PULUMI}") from cause
     except subprocess.TimeoutExpired as cause:
-        raise ResourceError(f"pulumi stack output did not end in {seconds:.0f} s; try it by itself") from cause
-    if done.returncode:
-        said = one_line(done.stderr or done.stdout).removeprefix("error: ")
+        raise ResourceError(
+            f"pulumi stack output took more than {seconds:.0f} s; run it in {folder} to see the reason"
+        ) from cause
+    if process.returncode:
+        message = one_line(process.stderr or process.stdout).removeprefix("error: ")
         for part, hint in PULUMI_HINTS.items():
-            if part in said:
-                raise PulumiError(f"pulumi stack output fails in {folder} ({said}); {hint}", hint)
+            if part in message:
+                raise PulumiError(f"pulumi stack output fails in {folder} ({message}); {hint}", hint)
         hint = "pulumi stack ls lists the stacks, pulumi stack select chooses one, --stack NAME names one"
-        raise PulumiError(f"pulumi names no stack in {folder} ({said}); {hint}", "pulumi stack ls")
+        raise PulumiError(f"pulumi names no stack in {folder} ({message}); {hint}", "pulumi stack ls")
     try:
-        return json.loads(done.stdout or "{}")
+        return json.loads(process.stdout or "{}")
     except ValueError as cause:
-        raise ResourceError(f"pulumi stack output printed no JSON ({one_line(done.stdout)})") from cause
+        raise ResourceError(f"the output of pulumi stack output is not JSON ({one_line(process.stdout)})") from cause
 
 
 def _load(file: str) -> dict[str, Any]:
     try:
         outputs = json.loads(Path(file).expanduser().read_text())
     except (OSError, ValueError) as cause:
-        reason = "it is no JSON" if isinstance(cause, ValueError) else cause
+        reason = "it is not JSON" if isinstance(cause, ValueError) else cause
         raise UsageError(
-            f"--outputs: {file} can't be read ({reason}); make it by pulumi stack output --json"
+            f"--outputs: {file} can't be read ({reason}); write it with pulumi stack output --json"
         ) from cause
     if not isinstance(outputs, dict):
-        raise UsageError(f"--outputs: {file} has no outputs of a stack; make it by pulumi stack output --json")
+        raise UsageError(f"--outputs: {file} has no outputs of a stack; write it with pulumi stack output --json")
     return outputs
 
 
-def _read(name: str, outputs: dict[str, Any], called: str) -> Stack:
+def _read(name: str, outputs: dict[str, Any], source: str) -> Stack:
     if not outputs:
-        raise ResourceError(f"{called} has no outputs: the stack is not up; pulumi up creates it")
-    known = {each.name for each in fields(Stack)} - {"name"}
-    # A file may hold the connection alone, as of one of several clusters of a program.
-    connection = outputs if known <= outputs.keys() else outputs.get(CONNECTION)
+        raise ResourceError(f"{source} has no outputs: the stack is not up; pulumi up creates it")
+    keys = {field.name for field in fields(Stack)} - {"name"}
+    # A file may hold only the connection, for example of one of a program's clusters.
+    connection = outputs if keys <= outputs.keys() else outputs.get(CONNECTION)
     if not isinstance(connection, dict):
-        raise UsageError(f"{called}: has no output {CONNECTION}; {UPDATE}")
-    if missing := sorted(known - connection.keys()):
-        raise UsageError(f"{called}: its output {CONNECTION} has no {', '.join(missing)}; {UPDATE}")
-    return Stack(name=name, **{key: connection[key] for key in known})
+        raise UsageError(f"{source}: has no output {CONNECTION}; {UPDATE}")
+    missing = sorted(keys - connection.keys())
+    if missing:
+        raise UsageError(f"{source}: its output {CONNECTION} has no {', '.join(missing)}; {UPDATE}")
+    return Stack(name=name, **{key: connection[key] for key in keys})

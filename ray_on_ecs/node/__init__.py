@@ -1,6 +1,6 @@
-"""The commands of the cluster's containers: `ray-head`, `ray-worker` and their health check `ray-health`.
+"""Commands of the cluster's containers: `ray-head`, `ray-worker` and their health check `ray-health`.
 
-They find the head, check that this node is fit to join, leave the rest to `ray start`, submit again the jobs that lost
-their driver, publish to CloudWatch what the cluster needs, protect the tasks of nodes in use, and exit as the
-container's engine expects. They import neither infra/ nor training/ and know nothing about the training itself.
+They find the head, check that this node can join, run `ray start`, resubmit jobs that lost their driver, publish the
+cluster's demand to CloudWatch, protect the tasks of nodes in use from scale-in, and exit with the status that the
+container engine expects. They import neither infra/ nor training/, and don't depend on the kind of training.
 """

@@ -1,4 +1,4 @@
-"""The address under which the other nodes reach this one, even if the container has several."""
+"""IP address of this node for the other nodes, also in a container with several interfaces."""
 
 import socket
 
@@ -8,11 +8,11 @@ UNROUTABLE = "192.0.2.1"  # reserved for documentation (RFC 5737), so the kernel
 def source_address_for(host: str) -> str:
     """Return this node's IP address on the route to `host`.
 
-    An ECS task in awsvpc mode has its own network interface and another one to the agent, and a container may be on
-    several networks: the other nodes are on the one that leads to the head.
+    An ECS task in awsvpc mode has a network interface in the VPC and another one to the agent, and a container may be
+    on several networks: the other nodes are on the network of the head.
 
     Raises:
-        OSError: `host` has no address, or no route leads there.
+        OSError: `host` does not resolve, or is not routable.
     """
     [(family, kind, _, _, address), *_] = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
     with socket.socket(family, kind) as probe:
@@ -21,7 +21,7 @@ def source_address_for(host: str) -> str:
 
 
 def default_address() -> str:
-    """Return the head's own IP address: the one on the default route, or the one of its host name if there is none."""
+    """Return this node's IP address on the default route, or its host name's address without a default route."""
     try:
         return source_address_for(UNROUTABLE)
     except OSError:

@@ -6,23 +6,23 @@ import urllib.request
 from http.client import HTTPException
 from typing import Any
 
-# Fits into the ten seconds that a health check has.
+# Shorter than a health check's timeout of ten seconds.
 TIMEOUT_SECONDS = 4.0
 # Ignore the proxies of the environment: the nodes are near, and a proxy would read the token.
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def get(url: str, timeout: float = TIMEOUT_SECONDS) -> Any:
-    """Return the JSON document, or the text, that `url` answers with.
+    """Return the JSON document, or the text, at `url`.
 
     Raises:
-        OSError: No answer, a refusal (`urllib.error.HTTPError`), or not an answer of Ray's.
+        OSError: The server doesn't answer, refuses (`urllib.error.HTTPError`), or is not Ray.
     """
     return _send(urllib.request.Request(url), timeout)
 
 
 def post(url: str, body: dict[str, Any] | None = None, timeout: float = TIMEOUT_SECONDS) -> Any:
-    """Send a request that changes something, with a JSON body or none; return and raise as `get` does."""
+    """Send a POST request, with a JSON body if there is one; return and raise as `get` does."""
     data = None if body is None else json.dumps(body).encode()
     return _send(urllib.request.Request(url, data, {"Content-Type": "application/json"}, method="POST"), timeout)
 

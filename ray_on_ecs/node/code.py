@@ -1,6 +1,6 @@
-"""Which code this is: a fingerprint that is the same wherever the same files are, in an image or in a checkout.
+"""Fingerprint of the code, equal in an image and in a checkout with the same files.
 
-A node shows it as a label, so a laptop can tell that the cluster runs other code than is there.
+It is a label of each node, so that the command line can warn if the cluster runs other code than the laptop's.
 """
 
 import hashlib
@@ -10,13 +10,13 @@ from pathlib import Path
 
 LABEL = "code"
 PACKAGES = ("ray_on_ecs", "training")
-# Of what a build packs; the rest, such as caches, differs between machines.
+# Files that a build packs; others, such as caches, differ between machines.
 SUFFIXES = (".py", ".j2")
 DIGITS = 12
 
 
 def fingerprint() -> str:
-    """Return the first digits of a hash over all files of the packages and their names."""
+    """Return the first digits of a SHA-256 over the names and contents of the packages' files."""
     digest = hashlib.sha256()
     for package in PACKAGES:
         for name, file in _files(package):
@@ -26,9 +26,9 @@ def fingerprint() -> str:
 
 
 def _files(package: str) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a package, which is not imported, and their names, in the order of the names."""
+    """Yield the names and files of a package, sorted by name, without importing it."""
     spec = find_spec(package)
     folders = spec.submodule_search_locations if spec else None
     for folder in map(Path, folders or ()):
-        found = (file for file in folder.rglob("*") if file.suffix in SUFFIXES and file.is_file())
-        yield from sorted((f"{package}/{file.relative_to(folder).as_posix()}", file) for file in found)
+        files = [file for file in folder.rglob("*") if file.suffix in SUFFIXES and file.is_file()]
+        yield from sorted((f"{package}/{file.relative_to(folder).as_posix()}", file) for file in files)

@@ -1,10 +1,10 @@
 """`ray start --head --block` with a supervised dashboard: `python -m ray_on_ecs.node.dashboard start --head ...`.
 
-Ray ends the whole head, and with it all jobs, when its dashboard crashes, and leaves one alone that hangs. But jobs run
-without it; only who submits, lists or follows one needs it.
+When the dashboard crashes, Ray ends the head and all jobs with it; a dashboard that hangs, it does not notice. But jobs
+run without the dashboard: it is needed only to submit, list or follow them.
 
-This module alone uses private names of Ray for that: `ray start` asks its node every second which of its processes
-have ended. tests/ray_on_ecs/node/test_dashboard.py holds that the names exist.
+`ray start` asks its node every second for processes that have ended. Only this module uses the private names of Ray for
+that; tests/ray_on_ecs/node/test_dashboard.py checks that they exist.
 """
 
 import math
@@ -22,40 +22,44 @@ from ray_on_ecs.node import api
 
 ASK_SECONDS = 15.0
 ANSWER_SECONDS = 10.0
-# From the first question that it leaves unanswered; and from its start to its first answer, which takes long on a busy
-# machine.
+# Time without an answer before a restart, once it has answered, and from its start, which is slow on a busy machine.
 HANG_SECONDS = 90.0
 START_SECONDS = 300.0
-# Between two starts, in case that it ends at once.
+# Minimum time between two starts.
 RETRY_SECONDS = 15.0
 
 dead_processes = Node.dead_processes
 
 
 class Supervisor:
-    """Stands in for Ray's question which processes of the head's node have ended, and never names the dashboard."""
+    """Replacement of `Node.dead_processes` that restarts the dashboard and never reports it as dead."""
 
     def __init__(self) -> None:
         self._asked_at = self._started_at = self._silent_since = time.monotonic()
         self._limit = START_SECONDS
 
     def dead_processes(self, node: Node) -> list[Any]:
-        """Return the processes that have ended except the dashboard, which is started again if it has, or hangs."""
-        if (why := self._failure(node)) and time.monotonic() - self._started_at >= RETRY_SECONDS:
-            print(f"ray-head: the dashboard {why}; starting it again", file=sys.stderr, flush=True)
+        """Return the dead processes except the dashboard, which is restarted if it has ended or hangs."""
+        failure = self._failure(node)
+        if failure and time.monotonic() - self._started_at >= RETRY_SECONDS:
+            print(f"ray-head: the dashboard {failure}; starting it again", file=sys.stderr, flush=True)
             self._restart(node)
-        return [each for each in dead_processes(node) if each[0] != PROCESS_TYPE_DASHBOARD]
+        return [entry for entry in dead_processes(node) if entry[0] != PROCESS_TYPE_DASHBOARD]
 
     def _failure(self, node: Node) -> str | None:
-        """Return why the dashboard has to be started again, or None."""
-        [process] = _dashboards(node) or [None]
-        if process is None or process.poll() is not None:
-            return "has not started" if process is None else f"has ended with {process.returncode}"
+        """Return the reason to restart the dashboard, or None."""
+        processes = _dashboards(node)
+        if not processes:
+            return "has not started"
+        [process] = processes
+        if process.poll() is not None:
+            return f"has ended with {process.returncode}"
         if time.monotonic() - self._asked_at < ASK_SECONDS:
             return None
         self._asked_at = time.monotonic()
         if _answers(node):
-            self._silent_since, self._limit = math.inf, HANG_SECONDS
+            self._silent_since = math.inf
+            self._limit = HANG_SECONDS
             return None
         self._silent_since = min(self._silent_since, self._asked_at)
         silent = time.monotonic() - self._silent_since
@@ -68,20 +72,20 @@ class Supervisor:
         node.all_processes.pop(PROCESS_TYPE_DASHBOARD, None)
         try:
             node.start_api_server(include_dashboard=True, raise_on_failure=False)
-        except Exception as cause:  # a full disk, a busy GCS: the head goes on without a dashboard for a while
+        except Exception as cause:  # a full disk or a busy GCS: the head runs without a dashboard until the next try
             print(f"ray-head: the dashboard does not start ({cause!r}); trying again", file=sys.stderr, flush=True)
         self._asked_at = self._started_at = self._silent_since = time.monotonic()
         self._limit = START_SECONDS
 
 
 def _dashboards(node: Node) -> list[Any]:
-    return [each.process for each in node.all_processes.get(PROCESS_TYPE_DASHBOARD, [])]
+    return [info.process for info in node.all_processes.get(PROCESS_TYPE_DASHBOARD, [])]
 
 
 def _answers(node: Node) -> bool:
-    """Return whether the dashboard and its Jobs API answer.
+    """Return True if the dashboard and its Jobs API answer.
 
-    Not at `node.webui_url`: on a head that has come back elsewhere with its state, that is the previous head's.
+    Not at `node.webui_url`: on a head that was restored elsewhere from its state, that is the previous head's address.
     """
     try:
         api.get(f"http://127.0.0.1:{node._ray_params.dashboard_port}/api/version", ANSWER_SECONDS)
@@ -91,12 +95,12 @@ def _answers(node: Node) -> bool:
 
 
 def _kill_tree(pid: int) -> None:
-    """Kill a process, whatever state it is in, and its descendants, which may hold its port."""
+    """Kill a process and its descendants, which may hold its port."""
     with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        for each in [*process.children(recursive=True), process]:
+        root = psutil.Process(pid)
+        for process in [*root.children(recursive=True), root]:
             with suppress(psutil.NoSuchProcess):
-                each.kill()
+                process.kill()
 
 
 def main() -> None:

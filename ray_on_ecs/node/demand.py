@@ -1,7 +1,7 @@
-"""The GPUs and CPUs that the cluster has and needs, read from Ray; the stack scales its GPU and CPU workers by them.
+"""GPUs and CPUs that the cluster has and needs, read from Ray; the stack scales GPU and CPU workers by them.
 
 GPU workers are counted in GPUs and CPU workers in CPUs: the head offers neither, a GPU worker both, and a CPU worker
-CPUs alone.
+only CPUs.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ Resources = Mapping[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """The resources of the cluster and the demand for them, each a number of GPUs or CPUs.
+    """Resources of the cluster and the demand for them, as numbers of GPUs or CPUs.
 
     Attributes:
         gpus: GPUs of all nodes.
         gpus_used: GPUs that run work, or that a placement group reserves.
         gpus_waiting: GPUs of all pending tasks, actors and placement groups.
-        gpus_requested: GPUs that a program requests whatever is pending: `ray.autoscaler.sdk.request_resources`. Ray
-            Data does so, too, for pipelines that keep half of their resources busy.
-        worker_cpus_used: CPUs of nodes with GPUs, used in the same way.
-        cpu_worker_cpus: CPUs of all other nodes.
-        cpu_worker_cpus_used: Those of them that are used.
-        workers_in_use: Nodes with GPUs of which a GPU or a CPU is used.
-        cpu_workers_in_use: All other nodes of which a CPU is used.
-        cpus_waiting: CPUs of all that is pending and needs no GPU, each bundle of a placement group by itself.
-        cpus_requested: CPUs that a program requests in bundles without a GPU. Ray Data requests what would
-            double a busy pipeline's throughput, again and again.
-        has_cpu_workers: Whether the stack can have CPU workers.
+        gpus_requested: GPUs requested by `ray.autoscaler.sdk.request_resources`, independent of pending work. Ray Data
+            also requests them, for pipelines that keep half of their resources busy.
+        worker_cpus_used: Used or reserved CPUs of nodes with GPUs.
+        cpu_worker_cpus: CPUs of nodes without GPUs.
+        cpu_worker_cpus_used: Used or reserved CPUs of nodes without GPUs.
+        workers_in_use: Nodes with GPUs that have a used GPU or CPU.
+        cpu_workers_in_use: Nodes without GPUs that have a used CPU.
+        cpus_waiting: CPUs of pending tasks, actors and bundles of placement groups without a GPU.
+        cpus_requested: CPUs that a program requests in bundles without a GPU. Ray Data repeatedly requests enough to
+            double a busy pipeline's throughput.
+        has_cpu_workers: True if the stack can have CPU workers.
     """
 
     gpus: float = 0
@@ -60,41 +60,41 @@ class Demand:
 
     @property
     def gpus_needed(self) -> int:
-        """The number of GPUs that the cluster should have; which of them are idle, ECS knows by itself.
+        """Desired number of GPUs.
 
-        Where there can be no CPU workers, work that waits for CPUs alone needs a GPU worker if there is none, and then
-        counts as one GPU.
+        Without CPU workers in the stack, pending work that needs only CPUs counts as one GPU if the cluster has none.
         """
         for_cpus = float(self.cpus_waiting > 0 and not self.gpus and not self.has_cpu_workers)
         return _needed(self.gpus_in_use, self.gpus_waiting or for_cpus, self.gpus_requested)
 
     @property
     def gpus_in_use(self) -> float:
-        """The number of GPUs that are used; a worker of which the CPUs alone are used counts as one."""
+        """Number of used GPUs; workers with only CPUs in use count as one."""
         return self.gpus_used or float(self.worker_cpus_used > 0)
 
     @property
     def cpu_worker_cpus_needed(self) -> int:
-        """The number of CPUs that the CPU workers should have."""
+        """Desired number of CPUs of the CPU workers."""
         return _needed(self.cpu_worker_cpus_used, self.cpus_waiting, self.cpus_requested)
 
 
 def read(gcs_address: str, *, has_cpu_workers: bool) -> Demand:
-    """Read the present demand from the GCS at `gcs_address`, `host:port`.
+    """Read the current demand from the GCS at `gcs_address`, `host:port`.
 
     Raises:
         Exception: The GCS didn't answer within a minute; any of Ray's errors.
     """
-    # Not at the top: the import takes seconds, by which it would delay `ray start`.
+    # Not at the top: the import takes seconds and would delay `ray start`.
     from ray._private.ray_constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
     from ray.autoscaler.v2 import sdk
 
     # Without an autoscaler, request_resources leaves its bundles under this key, and the status doesn't show them.
-    left = sdk.GcsClient(gcs_address).internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL, timeout=TIMEOUT_SECONDS)
+    client = sdk.GcsClient(gcs_address)
+    stored_request = client.internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL, timeout=TIMEOUT_SECONDS)
     status = sdk.get_cluster_status(gcs_address, timeout=TIMEOUT_SECONDS)
     demands = status.resource_demands
     waiting = _bundles([*demands.ray_task_actor_demand, *demands.placement_group_demand])
-    requested = [*json.loads(left or "[]"), *_bundles(demands.cluster_constraint_demand)]
+    requested = [*json.loads(stored_request or "[]"), *_bundles(demands.cluster_constraint_demand)]
     nodes = _nodes(status)
     workers = [node for node in nodes if node.total_resources().get("GPU")]
     cpu_workers = [node for node in nodes if not node.total_resources().get("GPU")]
@@ -115,7 +115,7 @@ def read(gcs_address: str, *, has_cpu_workers: bool) -> Demand:
 
 
 def node_in_use(gcs_address: str, ip_address: str) -> bool:
-    """Return whether a CPU or GPU of the node with this address is used, or reserved by a placement group.
+    """Return True if a CPU or GPU of the node with this address is used, or reserved by a placement group.
 
     Raises:
         Exception: The GCS didn't answer; any of Ray's errors.
@@ -138,14 +138,17 @@ def _is_used(node: NodeInfo) -> bool:
 
 
 def _needed(used: float, waiting: float, requested: float) -> int:
-    """Return how many GPUs or CPUs of a kind of node are needed."""
+    """Return the desired number of GPUs or CPUs of a kind of node."""
     return math.ceil(round(max(used + waiting, requested), DIGITS))
 
 
 def _bundles(demands: Iterable[ResourceDemand]) -> list[Resources]:
-    """Return what is asked for, all bundles of one shape as one."""
-    shapes = [each for demand in demands for each in demand.bundles_by_count]
-    return [{name: amount * shape.count for name, amount in shape.bundle.items()} for shape in shapes]
+    """Return the demanded resources, with the sum of all bundles of one shape."""
+    bundles: list[Resources] = []
+    for demand in demands:
+        for shape in demand.bundles_by_count:
+            bundles.append({name: amount * shape.count for name, amount in shape.bundle.items()})
+    return bundles
 
 
 def _without_gpus(bundles: Iterable[Resources]) -> list[Resources]:
@@ -153,4 +156,4 @@ def _without_gpus(bundles: Iterable[Resources]) -> list[Resources]:
 
 
 def _sum(name: str, resources: Iterable[Resources]) -> float:
-    return sum(each.get(name, 0) for each in resources)
+    return sum(amounts.get(name, 0) for amounts in resources)

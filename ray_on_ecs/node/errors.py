@@ -1,4 +1,4 @@
-"""The reasons why a node doesn't start, and the exit status of each."""
+"""Errors that keep a node from starting, with their exit statuses."""
 
 
 class NodeError(Exception):
@@ -8,7 +8,7 @@ class NodeError(Exception):
 
 
 class StartError(NodeError):
-    """The node can't start or join as it is configured; another attempt would fail in the same way."""
+    """The node can't start or join with its configuration; another attempt would fail, too."""
 
     exit_status = 2
 

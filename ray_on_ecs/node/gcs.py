@@ -1,6 +1,6 @@
-"""Ask Ray's GCS, the state of a cluster, whether it is alive.
+"""Liveness check of Ray's GCS, which holds the state of a cluster.
 
-Over plain gRPC: Ray's own client would take seconds to import, and retries for ever where nothing answers.
+It uses plain gRPC: Ray's client takes seconds to import, and retries for ever if the GCS doesn't answer.
 """
 
 import os
@@ -9,8 +9,8 @@ import grpc
 
 from ray_on_ecs.node import address, ports
 
-# An RPC of Ray's own that its dashboard asks, too: the GCS itself answers it. gRPC's standard health service would
-# answer on a thread beside it.
+# The RPC of Ray's dashboard, which the GCS's event loop answers. gRPC's standard health service answers on another
+# thread, also while the GCS hangs.
 CHECK = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 TIMEOUT_SECONDS = 4.0
 # Ignore the proxies of the environment: the nodes are near, and a proxy would read the token.

@@ -1,7 +1,7 @@
-"""Checks of the GPUs that the task requested: that they compute before the node joins, and are present from then on.
+"""Checks of the task's GPUs: a computation before the node joins, and their presence from then on.
 
-The first check runs in its own process, `python -m ray_on_ecs.node.gpus 4`: it leaves no CUDA context behind in this
-one, and it can be abandoned if a GPU hangs.
+The computation runs in a subprocess, `python -m ray_on_ecs.node.gpus 4`, so that it doesn't leave a CUDA context in
+this process, and can be abandoned if a GPU hangs.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from ray_on_ecs.node.errors import GpuError, StartError
 
 TIMEOUT_SECONDS = 120.0
 CHECK = (sys.executable, "-m", "ray_on_ecs.node.gpus")
-# Exit status of that process if a GPU is at fault; any other failure is of the image.
+# Exit status of the subprocess if a GPU is at fault; any other failure is the image's.
 GPU_FAULT = 3
 DRIVER = "libcuda.so.1"
 DEVICE = re.compile(r"/dev/nvidia\d+")
@@ -54,7 +54,7 @@ def load_driver() -> ctypes.CDLL:
     """Load the CUDA driver, which NVIDIA's container runtime puts into the container.
 
     Raises:
-        StartError: It is not there.
+        StartError: It is missing.
     """
     try:
         return ctypes.CDLL(DRIVER)
@@ -63,16 +63,18 @@ def load_driver() -> ctypes.CDLL:
 
 
 def driver_error(driver: ctypes.CDLL, expected: int) -> str | None:
-    """Return why the CUDA driver does not open the first `expected` GPUs, or None.
+    """Return the reason why the CUDA driver can't open `expected` GPUs, or None.
 
-    The call opens the device files anew and makes no context, so a training beside it loses neither memory nor time. A
-    container loses these files when systemd reloads its units on the host, and a GPU that fell off the bus is gone.
+    cuInit opens the device files without a CUDA context, so a training on the GPU loses neither memory nor time. A
+    container loses access to these files when systemd reloads its units on the host, and a GPU may fall off the bus.
     https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__INITIALIZE.html
     """
-    if status := driver.cuInit(0):
+    status = driver.cuInit(0)
+    if status:
         return f"the CUDA driver does not start: cuInit returns {status}"
     count = ctypes.c_int()
-    if status := driver.cuDeviceGetCount(ctypes.byref(count)):
+    status = driver.cuDeviceGetCount(ctypes.byref(count))
+    if status:
         return f"the CUDA driver does not count its GPUs: cuDeviceGetCount returns {status}"
     if count.value < expected:
         return f"the task requested {counted(expected, 'GPU')} and has {count.value}"
@@ -80,7 +82,7 @@ def driver_error(driver: ctypes.CDLL, expected: int) -> str | None:
 
 
 def are_in_use(processes: Path = Path("/proc")) -> bool:
-    """Return whether a process of this container has a GPU open."""
+    """Return True if a process of this container has a GPU open."""
     for file in processes.glob("[0-9]*/fd/*"):
         with suppress(OSError):  # a process or its file may be gone
             if DEVICE.fullmatch(os.readlink(file)):
@@ -89,19 +91,20 @@ def are_in_use(processes: Path = Path("/proc")) -> bool:
 
 
 def gpu_error(expected: int) -> str | None:
-    """Return what is wrong with the first `expected` GPUs of this container, or None.
+    """Return the fault of the first `expected` GPUs of this container, or None.
 
     Raises:
-        StartError: The image's PyTorch can't use GPUs that the driver has.
+        StartError: The image's PyTorch can't use the driver's GPUs.
     """
-    if fault := driver_error(load_driver(), expected):
+    fault = driver_error(load_driver(), expected)
+    if fault:
         return fault
     import torch
 
-    found = torch.cuda.device_count()
-    if found < expected:
+    count = torch.cuda.device_count()
+    if count < expected:
         raise StartError(
-            f"PyTorch {torch.__version__} finds {found} of {counted(expected, 'GPU')}; is it one for CUDA?"
+            f"PyTorch {torch.__version__} finds {count} of {counted(expected, 'GPU')}; is it a build with CUDA?"
         )
     for index in range(expected):
         try:

@@ -1,6 +1,6 @@
-"""`ray-head`: the node that schedules, serves the dashboard and the Jobs API, and runs the jobs' drivers.
+"""`ray-head`: the cluster's head, with scheduler, dashboard, Jobs API and the jobs' drivers.
 
-Arguments, such as --num-cpus=0, go to `ray start`. With RAY_HEAD_STATE it takes over the state of the previous head.
+Arguments, such as --num-cpus=0, go to `ray start`. With RAY_HEAD_STATE it restores the state of the previous head.
 """
 
 import os
@@ -9,11 +9,11 @@ import sys
 from ray_on_ecs.node import address, labels, metrics, ports, process, protection, state
 from ray_on_ecs.node.jobs import JobRecovery, any_under_way
 
-# Seconds after which Ray kills a job that is stopped. Its default, 3, is too short: a script has 30 s after SIGTERM,
+# Grace period of a stopped job before Ray kills it. Ray's default, 3 s, is too short: a script has 30 s after SIGTERM,
 # and its workers 30 s more to store its files.
 JOB_LIMIT = "RAY_JOB_STOP_WAIT_TIME_S"
 JOB_LIMIT_SECONDS = "70"
-# `ray` with a dashboard that is started again. -P: not with modules of this folder, to which jobs write.
+# `ray` with a supervised dashboard. -P: without the working directory, to which jobs write, on sys.path.
 RAY = (sys.executable, "-P", "-m", "ray_on_ecs.node.dashboard")
 
 
@@ -31,9 +31,9 @@ def start() -> int:
     jobs = JobRecovery(head_state)
     jobs.start()
     metrics.start()
-    # Drivers use no CPU that Ray counts, so the head goes by its jobs.
+    # Ray doesn't count the CPUs of drivers, so the head's jobs decide.
     protection.start("ray-head", any_under_way)
-    # The dashboard listens on every interface: it is reached from the instance, and requires the token.
+    # On every interface: Session Manager forwards to it from the instance, and it requires the token.
     arguments = [
         "--head",
         f"--node-ip-address={address.default_address()}",

@@ -1,4 +1,4 @@
-"""The containers' health check: exit status 0 if this Ray node is healthy, 1 with the reason if it isn't."""
+"""Health check of the containers: exit status 0 if this Ray node is healthy, 1 with the reason if it isn't."""
 
 import argparse
 import sys
@@ -10,12 +10,13 @@ from ray_on_ecs.node.errors import GpuError, NodeError
 def check(kind: str, num_gpus: int) -> None:
     """Return if this node is healthy.
 
-    Head: the GCS alone decides, because nothing runs without it. A dashboard that hangs is started again by
-    `ray_on_ecs.node.dashboard`, and no run needs it: a new head would cost each of them a restart. Worker: its agent,
-    which asks the head whether this raylet is dead; an unreachable head counts as "no". A worker outlives its head for
-    a while and exits by itself if no head comes back: a replacement would only have to wait for a head as well. A
-    worker that can't open its GPUs any more is unhealthy, but not while a process still has one open: that may train
-    on, as after systemd has reloaded its units on the host.
+    Head: only the GCS decides, because the cluster can't run without it. `ray_on_ecs.node.dashboard` restarts a
+    dashboard that hangs, and a run doesn't need it, whereas a new head would restart every run.
+
+    Worker: its agent, which asks the head whether this raylet is dead; an unreachable head counts as "no". A worker
+    waits for a new head for a while and exits if there is none: a replacement would have to wait, too. A worker that
+    can't open its GPUs is unhealthy, unless a process still has one open: its training may continue, for example after
+    systemd has reloaded its units on the host.
 
     Args:
         kind: `head` or `worker`.
@@ -23,7 +24,7 @@ def check(kind: str, num_gpus: int) -> None:
 
     Raises:
         OSError: Ray is not healthy.
-        NodeError: A GPU is not, or the driver is missing.
+        NodeError: A GPU is not healthy, or the driver is missing.
     """
     if kind == "head":
         gcs.check(gcs.own_address())

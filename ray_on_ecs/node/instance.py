@@ -16,7 +16,7 @@ LABEL_VALUE = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 
 
 def labels() -> dict[str, str]:
-    """Return the labels; none, and a line that says why, if the file can't be used."""
+    """Return the labels; if the file can't be used, print the reason and return none."""
     name = os.environ.get(INSTANCE_FILE_VARIABLE)
     if not name:
         return {}
@@ -24,7 +24,7 @@ def labels() -> dict[str, str]:
         return read(Path(name))
     except (OSError, ValueError) as cause:
         reason = " ".join(str(cause).split())
-        line = f"ray-worker: {INSTANCE_FILE_VARIABLE}: {reason}; this node gets no labels of it"
+        line = f"ray-worker: {INSTANCE_FILE_VARIABLE}: {reason}; this node gets no instance labels"
         print(line, file=sys.stderr, flush=True)
         return {}
 
@@ -34,14 +34,14 @@ def read(file: Path) -> dict[str, str]:
 
     Raises:
         OSError: The file can't be read.
-        ValueError: It says something else, or what Ray would refuse as a label.
+        ValueError: A key is missing, or Ray would refuse a value as a label.
     """
     try:
         document = json.loads(file.read_text())
         labels = {label: document[key] for key, label in INSTANCE_LABELS.items()}
     except (KeyError, TypeError, ValueError) as cause:
-        raise ValueError(f"{file} does not say what instance this is ({cause!r})") from cause
+        raise ValueError(f"{file} does not describe this instance ({cause!r})") from cause
     for label, value in labels.items():
         if not isinstance(value, str) or not re.fullmatch(LABEL_VALUE, value):
-            raise ValueError(f"{file} has no value for {label} that Ray would take: {value!r}")
+            raise ValueError(f"{file} has {value!r} for {label}, which is not a valid Ray label")
     return labels

@@ -1,8 +1,8 @@
-"""The head's jobs: stop them with the head, and submit again those that lost their driver or their head.
+"""Job recovery of the head: stops jobs with the head, and resubmits jobs that lost their driver or their head.
 
-Ray's own table of jobs, which is part of the head's state, is all that is remembered: the job of a run that ended last
-decides. A job takes part if its metadata has the name of its run and `max_resubmissions`; the client
-(ray_on_ecs/cluster/jobs.py) writes both.
+The only memory is Ray's table of jobs, which is part of the head's state: the job of a run that ended last decides. A
+job takes part if its metadata has its run's name and `max_resubmissions`, which the client
+(ray_on_ecs/cluster/jobs.py) writes.
 """
 
 import json
@@ -20,30 +20,26 @@ from ray_on_ecs.errors import TrainingError
 from ray_on_ecs.node import api, ports
 from ray_on_ecs.node.state import State
 
-# The metadata of a job. Jobs are of the same run if they agree in RUN; the first of RUN is also the first job's ID.
+# Keys of a job's metadata. Jobs belong to the same run if they agree in RUN; the run's name is the first job's ID.
 RUN = ("run_name", "storage_path")
 MAX_RESUBMISSIONS = "max_resubmissions"
 RESUBMISSIONS = "resubmissions"
-# A JSON list: the run's folder, and the names of the secrets that are stored for it.
+# A JSON list: the run's folder, and the names of its stored secrets.
 SECRETS = "secrets"
 
 ENDED = {"STOPPED", "SUCCEEDED", "FAILED"}
-# Ray's error types of a job without a supervisor, the actor that runs the driver. JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE
-# is none of them: that driver may still run.
+# Ray's error types of a job whose supervisor, the actor that runs the driver, is dead. After
+# JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE the driver may still run.
 SUPERVISOR_LOST = {
     "JOB_SUPERVISOR_ACTOR_DIED",
     "JOB_SUPERVISOR_ACTOR_START_FAILURE",
     "JOB_SUPERVISOR_ACTOR_START_TIMEOUT",
 }
-# Exit codes of a driver that was killed or crashed, as Python and as a shell report them. SIGINT and SIGTERM are not
-# among them: with these a user asks a driver to stop.
-KILLED = {
-    code
-    for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV)
-    for code in (-number, 128 + number)
-}
+# Exit codes of a driver that was killed or crashed. SIGINT and SIGTERM are not among them: they are a user's stop.
+FATAL_SIGNALS = {signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV}
+KILLED = {-number for number in FATAL_SIGNALS} | {128 + number for number in FATAL_SIGNALS}  # Python's and a shell's
 # A job that lasted this long has made progress, so the resubmissions before it don't count. It is longer than a run
-# waits for its workers, or a driver that is killed whenever training starts would be submitted again for ever.
+# waits for its workers: else a driver that is killed at every start of the training would be resubmitted for ever.
 PROGRESS_SECONDS = 2.0 * WORKER_TIMEOUT
 
 POLL_SECONDS = 5.0
@@ -63,17 +59,17 @@ def url() -> str:
 
 
 def wait_for_jobs_api() -> None:
-    """Return as soon as the dashboard accepts our token, and says that the GCS is alive."""
+    """Return once the dashboard accepts our token and reports the GCS as alive."""
     while True:
         with suppress(OSError):
-            for question in ("version", "gcs_healthz"):
-                api.get(f"http://127.0.0.1:{ports.DASHBOARD}/api/{question}")
+            for endpoint in ("version", "gcs_healthz"):
+                api.get(f"http://127.0.0.1:{ports.DASHBOARD}/api/{endpoint}")
             return
         time.sleep(1)
 
 
 def next_id(name: str, taken: set[str]) -> str:
-    """Return the first of `name.2`, `name.3`, ... that is free, as `ray_on_ecs.cluster.jobs` does."""
+    """Return the first free one of `name.2`, `name.3`, ..., like `ray_on_ecs.cluster.jobs`."""
     number = 2
     while f"{name}.{number}" in taken:
         number += 1
@@ -81,12 +77,12 @@ def next_id(name: str, taken: set[str]) -> str:
 
 
 class JobRecovery:
-    """Watches the jobs of a head, from a thread, and submits again each run whose last job lost its driver or head.
+    """Thread that watches the head's jobs, and resubmits each run whose last job lost its driver or head.
 
-    A job whose driver exited by itself, or that a user stopped, is not submitted again.
+    A job whose driver exited, or that a user stopped, is not resubmitted.
 
     Args:
-        state: The state that this head took over from the previous one, or None.
+        state: The state of the previous head, or None.
     """
 
     def __init__(self, state: State | None) -> None:
@@ -102,21 +98,21 @@ class JobRecovery:
         threading.Thread(target=self.run, name="jobs", daemon=True).start()
 
     def run(self) -> None:
-        """Recover the jobs of the previous head as soon as Ray is up, then watch the jobs until the head stops."""
+        """Recover the jobs of the previous head once Ray is up, then watch the jobs until the head stops."""
         wait_for_jobs_api()
         if self._state:
             self.fail_orphaned_jobs()
             self._poll()
-            wait_for_jobs_api()  # the state of the jobs can be damaged as well
+            wait_for_jobs_api()  # reading the jobs of a damaged state can end Ray
             self._state.mark_healthy()
         while not self._stopping.wait(POLL_SECONDS):
             self._poll()
 
     def stop_jobs(self) -> signal.Signals:
-        """Stop the jobs, whose drivers run here, so that each can print how it is continued.
+        """Stop the jobs, whose drivers run on the head, so that each can print the command that resumes it.
 
-        After some seconds the node is drained whether they have ended or not. The state has their IDs, so that the next
-        head submits them again.
+        The node is drained after some seconds even if a job has not ended. The state records their IDs, so that the
+        next head resubmits them.
 
         Returns:
             The signal for Ray: SIGTERM.
@@ -138,9 +134,9 @@ class JobRecovery:
         return signal.SIGTERM
 
     def fail_orphaned_jobs(self) -> None:
-        """Make Ray notice that the jobs from before this head have no driver any more, so that they are FAILED.
+        """Make Ray mark the previous head's jobs, whose drivers are gone, as FAILED.
 
-        Ray checks its jobs only when the first request for one arrives, and would show them as running until then.
+        Ray checks a job only when a request for it arrives, and would show it as running until then.
         """
         deadline = time.monotonic() + ORPHANS_SECONDS
         while time.monotonic() < deadline:
@@ -153,22 +149,23 @@ class JobRecovery:
             time.sleep(ORPHANS_POLL_SECONDS)
 
     def resubmit_lost_jobs(self) -> None:
-        """Submit again each run whose last job lost its driver or head, up to its `max_resubmissions` in a row.
+        """Resubmit each run whose last job lost its driver or head, up to `max_resubmissions` times in a row.
 
         Raises:
-            OSError: The Jobs API doesn't answer, or not as Ray does.
+            OSError: The Jobs API doesn't answer, or is not Ray's.
         """
         jobs = _list_jobs()
+        ids = {job["submission_id"] for job in jobs}
         for job in _last_jobs(jobs):
             if self._is_lost(job) and not self._stopping.is_set():
-                self._resubmit(job, taken={each["submission_id"] for each in jobs})
+                self._resubmit(job, ids)
 
     def _is_older(self, job: Job) -> bool:
         return (job.get("start_time") or 0) < 1000 * self._started_at
 
     def _fail_orphaned(self, job: str) -> None:
         self._report(job, "has ended with the head that it ran on")
-        with suppress(OSError):  # Ray's agent is not up yet, or busy
+        with suppress(OSError):  # Ray's agent is still starting, or busy
             api.post(f"{url()}{job}/stop")
 
     def _record_interrupted(self, jobs: list[str]) -> None:
@@ -186,9 +183,9 @@ class JobRecovery:
     def _is_lost(self, job: Job) -> bool:
         if job["status"] == "STOPPED":
             return job["submission_id"] in self._interrupted
-        return job["status"] == "FAILED" and (
-            job.get("error_type") in SUPERVISOR_LOST or job.get("driver_exit_code") in KILLED
-        )
+        if job["status"] != "FAILED":
+            return False
+        return job.get("error_type") in SUPERVISOR_LOST or job.get("driver_exit_code") in KILLED
 
     def _resubmit(self, job: Job, taken: set[str]) -> None:
         lost = job["submission_id"]
@@ -209,13 +206,13 @@ class JobRecovery:
         }
         try:
             api.post(url(), body, timeout=SUBMIT_SECONDS)
-        except OSError as cause:  # the next poll tries again, unless Ray has the job by then
+        except OSError as cause:  # the next poll tries again, unless Ray has accepted the job nevertheless
             self._report(lost, f"could not be submitted again ({cause})")
         else:
             self._report(lost, f"was lost; submitted again as {successor} ({resubmissions + 1} of {maximum})")
 
     def _delete_secrets(self, job: Job) -> None:
-        """Delete, once, the secrets of a run that is not submitted again."""
+        """Delete the secrets of a run that is not resubmitted, once."""
         if SECRETS not in job["metadata"] or job["submission_id"] in self._without_secrets:
             return
         uri, *names = json.loads(job["metadata"][SECRETS])
@@ -223,24 +220,24 @@ class JobRecovery:
             secrets.store(uri).delete(names)
             self._without_secrets.add(job["submission_id"])
 
-    def _report(self, job: str, what: str) -> None:
-        """Print a line about a job, once."""
-        if (job, what) not in self._reported:
-            self._reported.add((job, what))
-            print(f"ray-head: job {job} {what}", flush=True)
+    def _report(self, job: str, event: str) -> None:
+        """Print an event of a job, once."""
+        if (job, event) not in self._reported:
+            self._reported.add((job, event))
+            print(f"ray-head: job {job} {event}", flush=True)
 
 
 def any_under_way() -> bool:
-    """Return whether a job is pending or running, or a driver that was started by hand, as in the head's shell.
+    """Return True if a job is pending or running, or a driver that was started by hand, as in the head's shell.
 
     Raises:
-        OSError: The Jobs API doesn't answer, or not as Ray does.
+        OSError: The Jobs API doesn't answer, or is not Ray's.
     """
     return any(_is_running(job) for job in _list_all())
 
 
 def _list_jobs() -> list[Job]:
-    """Return the submitted jobs; a driver that was started by hand has no submission ID, and is left out."""
+    """Return the submitted jobs, without drivers that were started by hand, which have no submission ID."""
     return [job for job in _list_all() if job["submission_id"]]
 
 
@@ -256,7 +253,7 @@ def _is_running(job: Job) -> bool:
 
 
 def _running() -> list[str]:
-    """Return the IDs of the jobs that have not ended, or none if the dashboard doesn't answer."""
+    """Return the IDs of the jobs that have not ended; empty if the dashboard doesn't answer."""
     try:
         return [job["submission_id"] for job in _list_jobs() if _is_running(job)]
     except OSError as cause:
@@ -267,12 +264,13 @@ def _running() -> list[str]:
 def _last_jobs(jobs: list[Job]) -> list[Job]:
     """Return the job of each run that ended last, or that still runs.
 
-    Not the one that started last: the run's lock refuses a second job while the first one trains.
+    The job that started last may have been refused by the run's lock while an earlier one trains.
     """
 
     def times(job: Job) -> tuple[float, float]:
         start = job.get("start_time") or 0
-        return (math.inf if _is_running(job) else job.get("end_time") or start), start
+        end = job.get("end_time") or start
+        return (math.inf if _is_running(job) else end), start
 
     last = {}
     for job in sorted(jobs, key=times):
@@ -283,12 +281,12 @@ def _last_jobs(jobs: list[Job]) -> list[Job]:
 
 
 def _resubmissions_in_a_row(job: Job) -> int:
-    """Return how often the run was submitted again without progress in between, before this job was lost."""
+    """Return the number of resubmissions without progress in between, before this job was lost."""
     seconds = ((job.get("end_time") or 0) - (job.get("start_time") or 0)) / 1000
     return 0 if seconds >= PROGRESS_SECONDS else _number(job["metadata"], RESUBMISSIONS)
 
 
 def _number(metadata: dict[str, str], key: str) -> int:
-    """Return a number of the metadata, 0 if there is none."""
+    """Return a number of the metadata; 0 if it is missing."""
     text = metadata.get(key, "")
     return int(text) if text.isdecimal() else 0

@@ -1,4 +1,4 @@
-"""The labels of a Ray node: what kind of instance it is on, and which code it runs."""
+"""Labels of a Ray node: instance type, zone, market and code fingerprint."""
 
 from ray_on_ecs.node import code, instance
 

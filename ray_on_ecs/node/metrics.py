@@ -1,8 +1,7 @@
-"""Publish to CloudWatch once per minute what the cluster has and what it needs, from a thread of the head.
+"""CloudWatch metrics of the cluster's resources and demand, published once per minute by a thread of the head.
 
-The thread runs if CLOUDWATCH_NAMESPACE names a namespace. Each stack has its own namespace, so no metric has a
-dimension. The stack starts and stops GPU and CPU workers by these metrics. A failure is a line in the log and does not
-harm the head.
+The thread runs if CLOUDWATCH_NAMESPACE is set. Each stack has a separate namespace, so the metrics don't need
+dimensions. The stack scales GPU and CPU workers by them. A failure costs one line in the log.
 """
 
 import os
@@ -11,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from ray_on_ecs.contract import CLOUDWATCH_NAMESPACE_VARIABLE, CPU_WORKERS_VARIABLE
@@ -27,17 +26,18 @@ Datum = dict[str, Any]
 
 
 def start() -> None:
-    """Start the thread that publishes, if there is a namespace to publish to; it ends with this process."""
-    if namespace := os.environ.get(CLOUDWATCH_NAMESPACE_VARIABLE):
-        threading.Thread(target=repeat, args=(lambda: publish(namespace),), name="metrics", daemon=True).start()
+    """Start the thread, if there is a namespace; it ends with this process."""
+    namespace = os.environ.get(CLOUDWATCH_NAMESPACE_VARIABLE)
+    if namespace:
+        threading.Thread(target=repeat, args=(partial(publish, namespace),), name="metrics", daemon=True).start()
 
 
 def repeat(work: Callable[[], None]) -> None:
-    """Call `work` every minute, for the first time after a minute, and print when it starts failing and recovers."""
+    """Call `work` every minute, starting after a minute, and print when it begins to fail and recovers."""
     due = time.monotonic()
     failing = False
     while True:
-        due += PUBLISH_SECONDS  # counted from start to start, so that every minute has a value
+        due += PUBLISH_SECONDS  # from start to start, so that every minute has a value
         time.sleep(max(0.0, due - time.monotonic()))
         cause = _failure(work)
         if cause and not failing:
@@ -48,36 +48,36 @@ def repeat(work: Callable[[], None]) -> None:
 
 
 def publish(namespace: str) -> None:
-    """Publish the present values.
+    """Publish the current values.
 
     Raises:
         Exception: Ray didn't answer, or CloudWatch refused the values; any of urllib's, Ray's or boto's errors.
     """
-    own = gcs.own_address()
-    gcs.check(own)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
-    found = demand.read(own, has_cpu_workers=os.environ.get(CPU_WORKERS_VARIABLE) == "true")
-    # The metrics that scale GPU and CPU workers go first, so that they don't depend on those of the GPUs, which the
-    # dashboard knows. RunProgress=0 is a baseline: alarms take the maximum, so a run's own value wins; without a run
-    # the metric reads 0 instead of being missing.
+    own_address = gcs.own_address()
+    gcs.check(own_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
+    current = demand.read(own_address, has_cpu_workers=os.environ.get(CPU_WORKERS_VARIABLE) == "true")
+    # The metrics that scale the workers go first, so that they don't depend on the dashboard, which has the GPUs'
+    # utilization. RunProgress=0 is a baseline: alarms take the maximum, so a run's value wins, and without a run the
+    # metric is 0 instead of missing.
     counts = {
-        "GPUs": found.gpus,
-        "GPUsRequested": found.gpus_needed,
-        "GPUsUsed": found.gpus_in_use,
-        "GPUNodesInUse": found.workers_in_use,
+        "GPUs": current.gpus,
+        "GPUsRequested": current.gpus_needed,
+        "GPUsUsed": current.gpus_in_use,
+        "GPUNodesInUse": current.workers_in_use,
         "RunProgress": 0,
     }
-    if found.has_cpu_workers:
+    if current.has_cpu_workers:
         counts |= {
-            "CPUs": found.cpu_worker_cpus,
-            "CPUsRequested": found.cpu_worker_cpus_needed,
-            "CPUsUsed": found.cpu_worker_cpus_used,
-            "CPUNodesInUse": found.cpu_workers_in_use,
+            "CPUs": current.cpu_worker_cpus,
+            "CPUsRequested": current.cpu_worker_cpus_needed,
+            "CPUsUsed": current.cpu_worker_cpus_used,
+            "CPUNodesInUse": current.cpu_workers_in_use,
         }
     _put(namespace, [_datum(name, "Count", [value]) for name, value in counts.items()])
     try:
         nodes = api.get(f"http://127.0.0.1:{ports.DASHBOARD}/nodes?view=summary")
     except OSError as cause:
-        raise OSError(f"only the GPU utilization: {cause}") from cause
+        raise OSError(f"only the GPU utilization: {cause}") from cause  # the other metrics are published
     _put(namespace, utilization(nodes))
 
 
@@ -86,20 +86,23 @@ def utilization(nodes: Any) -> list[Datum]:
 
     The dashboard keeps dead nodes for a while, and has None or -1 for a GPU that doesn't report its utilization.
     """
-    alive = [node for node in nodes["data"]["summary"] if node["raylet"].get("state") == "ALIVE"]
-    gpus = [gpu for node in alive for gpu in node.get("gpus", ())]
-    percent = {
-        "GPUUtilization": [busy for gpu in gpus if (busy := gpu["utilizationGpu"]) is not None and busy >= 0],
-        "GPUMemoryUtilization": [
-            round(100 * gpu["memoryUsed"] / total) for gpu in gpus if (total := gpu["memoryTotal"])
-        ],
-    }
+    busy_percent: list[float] = []
+    memory_percent: list[float] = []
+    for node in nodes["data"]["summary"]:
+        if node["raylet"].get("state") != "ALIVE":
+            continue
+        for gpu in node.get("gpus", ()):
+            if gpu["utilizationGpu"] is not None and gpu["utilizationGpu"] >= 0:
+                busy_percent.append(gpu["utilizationGpu"])
+            if gpu["memoryTotal"]:
+                memory_percent.append(round(100 * gpu["memoryUsed"] / gpu["memoryTotal"]))
+    percent = {"GPUUtilization": busy_percent, "GPUMemoryUtilization": memory_percent}
     return [_datum(name, "Percent", values) for name, values in percent.items() if values]
 
 
 @cache
 def cloudwatch() -> Any:
-    """Create a client that gives up soon, because the next minute brings newer values."""
+    """Create a client with short timeouts, because the next minute brings newer values."""
     import boto3
     from botocore.config import Config
 
@@ -110,7 +113,7 @@ def cloudwatch() -> Any:
 
 
 def _datum(name: str, unit: str, values: list[float]) -> Datum:
-    """Return values as CloudWatch takes them: up to 150 distinct ones with their counts; there are 101 percents."""
+    """Return values with their counts. CloudWatch accepts up to 150 distinct ones, and there are 101 percentages."""
     counts = Counter(values)
     return {"MetricName": name, "Unit": unit, "Values": [*counts], "Counts": [*counts.values()]}
 
@@ -121,7 +124,7 @@ def _put(namespace: str, data: list[Datum]) -> None:
 
 
 def _failure(work: Callable[[], None]) -> str | None:
-    """Call `work`; return why it failed, on one line, or None."""
+    """Call `work`; return the reason of a failure on one line, or None."""
     try:
         work()
     except Exception as cause:

@@ -1,4 +1,4 @@
-"""The ports that a node listens on, all of them fixed; docs/image.md says which server has which."""
+"""Fixed ports of a node's servers; docs/image.md lists them."""
 
 from ray_on_ecs.contract import DASHBOARD_PORT
 
@@ -14,17 +14,17 @@ NODE = {
     "--object-manager-port": 6381,
     "--runtime-env-agent-port": 6382,
     "--dashboard-agent-grpc-port": 6383,
-    # Not Ray's default, 52365: the kernel may have given that port to a connection before the agent starts.
+    # Not Ray's default, 52365: an ephemeral port, which a connection may hold before the agent starts.
     "--dashboard-agent-listen-port": AGENT,
     "--metrics-export-port": 8080,
     "--min-worker-port": 10002,
     "--max-worker-port": 10999,
 }
 
-# Ray's Prometheus servers check no token, so they are off; RAY_enable_metrics_collection=true turns on a node's own.
+# Ray's Prometheus servers don't check the token, so they are off; RAY_enable_metrics_collection=true enables a node's.
 METRICS = {
     "RAY_enable_metrics_collection": "false",
-    # These two have no switch; Ray runs without a server whose port can't be bound.
+    # These two can't be disabled, but Ray runs without a server whose port can't be bound.
     "AUTOSCALER_METRIC_PORT": "-1",
     "DASHBOARD_METRIC_PORT": "-1",
 }

@@ -1,4 +1,4 @@
-"""Run `ray start` as this process's child, and exit as the container's engine expects."""
+"""`ray start` as a child process, with the exit status that the container engine expects."""
 
 import os
 import re
@@ -14,22 +14,22 @@ from ray_on_ecs.node import ports
 from ray_on_ecs.node.errors import NodeError, StartError
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Return codes of `ray start --block` after one of these: 1 if it has shut down, the signal if it wasn't up yet.
+# Return codes of `ray start --block` after a stop signal: 1 if it has shut down, the signal if it was still starting.
 CLEAN_EXITS = (0, 1, -signal.SIGTERM, -signal.SIGINT)
 POLL_SECONDS = 0.2
 
 
 def run_node(name: str, start: Callable[[], int]) -> NoReturn:
-    """Call `start` and exit with the status that it returns.
+    """Call `start` and exit with its status.
 
-    A NodeError becomes one line and its exit status; a stop signal before Ray runs is exit status 0.
+    A NodeError becomes one line and its exit status; a stop signal before Ray runs becomes exit status 0.
 
     Args:
-        name: The command, with which the lines in the log begin.
+        name: The command, a prefix of the lines in the log.
         start: Runs the node to its end.
     """
-    for each in STOP_SIGNALS:
-        signal.signal(each, lambda *_: sys.exit(0))
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda *_: sys.exit(0))
     try:
         _check_token()
         sys.exit(start())
@@ -44,19 +44,19 @@ def ray_start(
     """Run `ray start --block` until it ends.
 
     Args:
-        name: The command, with which the lines in the log begin.
-        arguments: Arguments of `ray start`, in addition to the ports that all nodes have.
-        before_stop: Called when the node is asked to stop; returns the signal that Ray gets. On SIGTERM Ray drains the
-            node: it takes no more work, and running work has RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S seconds to end. On
-            SIGINT Ray exits at once.
+        name: The command, a prefix of the lines in the log.
+        arguments: Arguments of `ray start`, in addition to the ports of all nodes.
+        before_stop: Called on a stop signal; returns the signal for Ray. On SIGTERM Ray drains the node: it does not
+            accept new work, and running work has RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S seconds to end. On SIGINT Ray
+            exits at once.
         ray: Ray's command.
 
     Returns:
-        0 if the node was asked to stop and Ray exited cleanly, else Ray's own exit status.
+        0 if Ray exited cleanly after a stop signal, else Ray's exit status.
     """
     received: list[int] = []
-    for each in STOP_SIGNALS:
-        signal.signal(each, lambda number, _: received.append(number))
+    for stop_signal in STOP_SIGNALS:
+        signal.signal(stop_signal, lambda number, _: received.append(number))
     command = [*ray, "start", *arguments, *ports.flags(ports.NODE), "--disable-usage-stats", "--block"]
     child = subprocess.Popen(command, env={**ports.METRICS, **os.environ})
     while child.poll() is None and not received:
@@ -73,7 +73,7 @@ def ray_start(
 
 
 def _stop_signal(name: str, before_stop: Callable[[], signal.Signals]) -> signal.Signals:
-    """Return the signal that `before_stop` chooses, or SIGTERM if it fails: Ray must be drained in any case."""
+    """Return the signal of `before_stop`, or SIGTERM if it fails: Ray must be drained in any case."""
     try:
         return before_stop()
     except Exception as cause:

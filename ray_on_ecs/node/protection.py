@@ -1,7 +1,7 @@
-"""Task scale-in protection: ECS stops no task of a node that is in use, neither for a scale-in nor for a deployment.
+"""Task scale-in protection: ECS does not stop the task of a node in use for a scale-in or a deployment.
 
-A thread asks every few seconds whether this node is in use, and tells ECS's agent on the instance. Where ECS_AGENT_URI
-is not set, as in containers elsewhere, there is no thread.
+A thread checks every few seconds whether this node is in use, and sets the protection through the ECS agent on the
+instance. It does not run without ECS_AGENT_URI, as in containers elsewhere.
 https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-scale-in-protection-endpoint.html
 """
 
@@ -22,44 +22,47 @@ from ray_on_ecs.node import api
 
 AGENT_VARIABLE = "ECS_AGENT_URI"  # ECS sets it in every container
 PATH = "/task-protection/v1/state"
-# Of a question to Ray; a node that is taken into use is protected after that time.
+# The delay until a node that comes into use is protected.
 POLL_SECONDS = 10.0
 RENEW_SECONDS = 60.0
-# Longer than a restart of ECS's agent, and short enough for a node whose process hangs: it is billed until then.
+# Longer than a restart of the ECS agent, and short for a node whose process hangs: it is billed until then.
 EXPIRES_MINUTES = 15
-# A run that starts its workers again leaves its nodes unused for a minute.
+# A run that restarts its workers leaves its nodes unused for a minute.
 IDLE_SECONDS = 120.0
-# The agent itself gives up a call to ECS earlier.
+# Longer than the agent's timeout for a call to ECS.
 TIMEOUT_SECONDS = 10.0
-# A failure that is over sooner is not worth a line, such as that of a Ray that still starts.
+# Shorter failures are not reported, for example while Ray starts.
 REPORT_SECONDS = 60.0
 
 
 def start(name: str, in_use: Callable[[], bool]) -> None:
-    """Start the thread, if this is a task of ECS; it ends with this process.
+    """Start the thread, if this is an ECS task; it ends with this process.
 
     Args:
-        name: The command, with which the lines in the log begin.
-        in_use: Whether this node is in use; it may raise whatever it likes.
+        name: The command, a prefix of the lines in the log.
+        in_use: Returns True if this node is in use; may raise any exception.
     """
-    if agent := os.environ.get(AGENT_VARIABLE):
+    agent = os.environ.get(AGENT_VARIABLE)
+    if agent:
         protection = Protection(name, f"{agent}{PATH}", in_use)
         threading.Thread(target=protection.run, name="protection", daemon=True).start()
 
 
 class Protection:
-    """Protects this node's task while the node is in use, and for `IDLE_SECONDS` longer.
+    """Protection of this node's task while the node is in use, and for `IDLE_SECONDS` longer.
 
-    While Ray can't be asked, a node that was in use stays protected: a monitor that fails must end no run.
+    While Ray doesn't answer, a node that was in use stays protected: a failing monitor must not end a run.
 
     Args:
-        name: The command, with which the lines in the log begin.
+        name: The command, a prefix of the lines in the log.
         url: The agent's endpoint.
-        in_use: Whether this node is in use.
+        in_use: Returns True if this node is in use.
     """
 
     def __init__(self, name: str, url: str, in_use: Callable[[], bool]) -> None:
-        self._name, self._url, self._in_use = name, url, in_use
+        self._name = name
+        self._url = url
+        self._in_use = in_use
         self._wanted = self._set = False
         self._set_at = -math.inf
         self._idle_since: float | None = None
@@ -73,11 +76,12 @@ class Protection:
             self.poll()
 
     def poll(self) -> None:
-        """Ask Ray once, and tell the agent what has changed or has to be renewed; a failure is a line at most."""
-        causes = [_failure(self._ask), _failure(self._tell)]
-        self._report(next(filter(None, causes), None))
+        """Check the use once, and set or renew the protection; a failure costs at most one line."""
+        check_failure = _failure(self._check)
+        update_failure = _failure(self._update)  # also after a failed check: the protection may have to be renewed
+        self._report(check_failure or update_failure)
 
-    def _ask(self) -> None:
+    def _check(self) -> None:
         was_idle_since, self._idle_since = self._idle_since, None
         if self._in_use():
             self._wanted = True
@@ -85,25 +89,27 @@ class Protection:
         self._idle_since = time.monotonic() if was_idle_since is None else was_idle_since
         self._wanted = self._wanted and time.monotonic() - self._idle_since < IDLE_SECONDS
 
-    def _tell(self) -> None:
+    def _update(self) -> None:
         is_due = self._wanted and time.monotonic() - self._set_at >= RENEW_SECONDS
         if self._wanted == self._set and not is_due:
             return
         if self._wanted:
-            self._set = True  # even if the answer is lost: it has to be released later
+            self._set = True  # even if the response is lost: it has to be released later
             put(self._url, {"ProtectionEnabled": True, "ExpiresInMinutes": EXPIRES_MINUTES})
             self._set_at = time.monotonic()
         else:
             put(self._url, {"ProtectionEnabled": False})
-            self._set, self._set_at = False, -math.inf
+            self._set = False
+            self._set_at = -math.inf
 
     def _report(self, cause: str | None) -> None:
-        """Print when a failure has lasted a while, and when it is over."""
+        """Print a failure that has lasted a while, and its end."""
         now = time.monotonic()
         if cause is None:
             if self._is_reported:
                 self._print("works again")
-            self._failing_since, self._is_reported = None, False
+            self._failing_since = None
+            self._is_reported = False
             return
         if self._failing_since is None:
             self._failing_since = now
@@ -111,15 +117,15 @@ class Protection:
             self._is_reported = True
             self._print(f"has failed for {REPORT_SECONDS:.0f} s ({cause}); trying again")
 
-    def _print(self, what: str) -> None:
-        print(f"{self._name}: the protection of this task {what}", file=sys.stderr, flush=True)
+    def _print(self, event: str) -> None:
+        print(f"{self._name}: the protection of this task {event}", file=sys.stderr, flush=True)
 
 
 def put(url: str, state: dict[str, Any]) -> None:
     """Send a state to the agent's endpoint, which passes it on to ECS.
 
     Raises:
-        OSError: The agent does not answer, or ECS refuses.
+        OSError: The agent doesn't answer, or ECS refuses.
     """
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(state).encode(), headers, method="PUT")
@@ -130,14 +136,14 @@ def put(url: str, state: dict[str, Any]) -> None:
         raise OSError(f"ECS's agent answers {refusal.code}: {refusal.read().decode(errors='replace')}") from None
     except (HTTPException, ValueError) as cause:
         raise OSError(f"not an answer of ECS's agent: {cause!r}") from cause
-    # An answer of 200 may have a `failure` in its place, such as DEPLOYMENT_BLOCKED where a service has more protected
-    # tasks than it is to have.
+    # A response with status 200 may have a `failure` instead, such as DEPLOYMENT_BLOCKED if a service has more
+    # protected tasks than its desired count.
     if "protection" not in answer:
         raise OSError(f"ECS refuses: {json.dumps(answer)}")
 
 
 def _failure(call: Callable[[], None]) -> str | None:
-    """Call; return why it failed, on one line, or None."""
+    """Call a function; return the reason of a failure on one line, or None."""
     try:
         call()
     except Exception as cause:

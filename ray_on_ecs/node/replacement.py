@@ -1,7 +1,7 @@
-"""Replacement of an instance whose GPUs fail: Auto Scaling ends one that is marked unhealthy, and starts another.
+"""Replacement of an instance whose GPUs fail: Auto Scaling replaces an instance that is marked unhealthy.
 
-One at a time in a group of up to five, and at most a fifth of a larger one: a fault that all instances share is not
-mended by others of the same kind.
+At most one at a time in a group of up to five, and a fifth of a larger group: new instances of the same type don't help
+against a fault that all instances share.
 https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_SetInstanceHealth.html
 """
 
@@ -19,17 +19,18 @@ from ray_on_ecs.errors import counted, one_line
 CONNECT_SECONDS = 5
 READ_SECONDS = 10
 ATTEMPTS = 3
-# Instances that fail at the same time ask at different times, so that most see the marks of those before them.
+# Random delay: most instances that fail at the same time see the marks of earlier ones.
 SPREAD_SECONDS = 30.0
 
 
 def request(name: str) -> None:
-    """Mark this instance unhealthy, and print that, or why not; on a machine that is not an instance do nothing.
+    """Mark this instance unhealthy, and print the outcome; outside EC2 do nothing.
 
     Args:
-        name: The command, with which the line in the log begins.
+        name: The command, a prefix of the line in the log.
     """
-    if not (file := os.environ.get(INSTANCE_FILE_VARIABLE)):
+    file = os.environ.get(INSTANCE_FILE_VARIABLE)
+    if not file:
         return
     try:
         instance_id = json.loads(Path(file).read_text())[INSTANCE_ID]
@@ -41,7 +42,7 @@ def request(name: str) -> None:
 
 
 def mark_unhealthy(instance_id: str, autoscaling: Any) -> str:
-    """Mark an instance unhealthy unless too many of its group are; return what was done.
+    """Mark an instance unhealthy unless too many of its group are; return a line with the outcome.
 
     Args:
         instance_id: The instance.
@@ -50,10 +51,10 @@ def mark_unhealthy(instance_id: str, autoscaling: Any) -> str:
     Raises:
         Exception: AWS did not answer, or refused; any of boto's errors.
     """
-    known = autoscaling.describe_auto_scaling_instances(InstanceIds=[instance_id])["AutoScalingInstances"]
-    if not known:
-        return f"{instance_id} is in no Auto Scaling group that could replace it"
-    group_name = known[0]["AutoScalingGroupName"]
+    instances = autoscaling.describe_auto_scaling_instances(InstanceIds=[instance_id])["AutoScalingInstances"]
+    if not instances:
+        return f"{instance_id} is not in an Auto Scaling group, which could replace it"
+    group_name = instances[0]["AutoScalingGroupName"]
     [group] = autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[group_name])["AutoScalingGroups"]
     unhealthy = {member["InstanceId"] for member in group["Instances"] if member["HealthStatus"] != "Healthy"}
     if instance_id in unhealthy:
@@ -66,13 +67,12 @@ def mark_unhealthy(instance_id: str, autoscaling: Any) -> str:
             f"{group_name} are, and at most {limit} may be at a time"
         )
     # A fault shows soon after the start, within the group's grace period, in which AWS would ignore the mark.
-    mark = {"HealthStatus": "Unhealthy", "ShouldRespectGracePeriod": False}
-    autoscaling.set_instance_health(InstanceId=instance_id, **mark)
+    autoscaling.set_instance_health(InstanceId=instance_id, HealthStatus="Unhealthy", ShouldRespectGracePeriod=False)
     return f"marked {instance_id} unhealthy; {group_name} replaces it"
 
 
 def most_unhealthy(size: int) -> int:
-    """Return how many instances of a group of this size may be marked unhealthy at a time."""
+    """Return the maximum number of instances marked unhealthy at a time in a group of this size."""
     return max(1, size // 5)
 
 

@@ -1,7 +1,7 @@
-"""The head's state on a volume: the database of Ray's GCS with its nodes and jobs, for the next head on the instance.
+"""Head state on a volume: the GCS database with the cluster's nodes and jobs, for the next head on the instance.
 
-RAY_HEAD_STATE names the folder, below which each version of Ray has its own. A state with which the head can't start is
-quarantined: without it the head has no history, with it there would be no head.
+RAY_HEAD_STATE is the folder, with a subfolder for each version of Ray. A state with which the head can't start is
+quarantined: a head without its history is better than no head.
 """
 
 import os
@@ -14,31 +14,31 @@ from pathlib import Path
 
 from ray_on_ecs.contract import HEAD_STATE_VARIABLE
 
-# One failed start is not enough: the head may have been stopped, or killed for another reason.
+# More than one: a head may have been stopped during its start, or killed for another reason.
 MAX_FAILED_STARTS = 2
 
 
 @dataclass(frozen=True)
 class State:
-    """The GCS database in `folder`, a counter of consecutive starts that never became healthy, and a list of jobs.
+    """GCS database in `folder`, a counter of consecutive failed starts, and a list of interrupted jobs.
 
-    The jobs are those that a head stopped because it was stopped itself; the next head submits them again.
+    A head that is stopped stops its jobs, and the next head resubmits them.
     """
 
     folder: Path
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables that make Ray keep its state here."""
+        """Environment variables that make Ray store its state in the folder."""
         return {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(self.folder)}
 
     @property
     def interrupted_jobs(self) -> set[str]:
-        """The IDs of the jobs that the previous head stopped because it was stopped itself."""
+        """IDs of the jobs that the previous head interrupted when it was stopped."""
         return set(self._interrupted.read_text().splitlines()) if self._interrupted.exists() else set()
 
     def record_interrupted(self, jobs: Iterable[str]) -> None:
-        """Record jobs that this head stops because it is being stopped itself.
+        """Record jobs that this head interrupts because it is being stopped.
 
         Raises:
             OSError: The folder can't be written.
@@ -47,7 +47,7 @@ class State:
             file.writelines(f"{job}\n" for job in jobs)
 
     def record_start(self) -> None:
-        """Count one more start; quarantine the state first if the previous starts with it failed.
+        """Count a start; quarantine the state first if the previous starts with it failed.
 
         Raises:
             OSError: The folder can't be written.
@@ -58,7 +58,7 @@ class State:
             starts.write(".")
 
     def mark_healthy(self) -> None:
-        """Count failed starts from zero again, and forget the interrupted jobs: the head has recovered them."""
+        """Reset the failed starts and the interrupted jobs, which the head has recovered."""
         self._starts.unlink(missing_ok=True)
         self._interrupted.unlink(missing_ok=True)
 
@@ -84,7 +84,7 @@ class State:
 
 
 def open_state() -> State | None:
-    """Return the state for this version of Ray, with this start recorded, or None if there is no folder for it."""
+    """Return the state of this version of Ray, with this start recorded; None without a usable folder."""
     folder = os.environ.get(HEAD_STATE_VARIABLE)
     if not folder:
         return None

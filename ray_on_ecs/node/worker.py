@@ -1,16 +1,18 @@
 """`ray-worker`: a node that joins the cluster whose head is RAY_HEAD_HOST.
 
 Arguments, such as --num-gpus=1, go to `ray start`. Before the node joins, it checks that its GPUs work, and that the
-head answers under that name, accepts this node's token and runs the same version of Ray. A failed check is one line. An
-instance whose GPUs fail the check is replaced.
+head answers at that name, accepts the token and runs the same version of Ray. A failed check costs one line. An
+instance whose GPUs fail is replaced.
 """
 
 import argparse
+import math
 import os
 import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from urllib.error import HTTPError
@@ -20,11 +22,11 @@ from ray_on_ecs.node import address, api, demand, gcs, gpus, labels, ports, proc
 from ray_on_ecs.node.errors import GpuError, HeadError, StartError
 
 DEFAULT_WAIT_SECONDS = 300.0
-# How long a worker that has joined waits for a new head, which may have to pull its image first.
+# Time that a joined worker waits for a new head, which may have to pull its image first.
 RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 RECONNECT_SECONDS = "600"
 RETRY_SECONDS = 5.0
-# Both checks of the GPUs and the replacement fit into the health check's start period, 300 s.
+# Both GPU checks and the replacement fit into the health check's start period, 300 s.
 RECHECK_SECONDS, SECOND_CHECK_SECONDS = 30.0, 60.0
 
 
@@ -49,9 +51,9 @@ def start() -> int:
     try:
         own = address.source_address_for(host)
     except OSError as cause:
-        raise HeadError(f"{host} has no address any more, or no route leads there ({cause})") from cause
+        raise HeadError(f"{host} has no address any longer, or is not routable ({cause})") from cause
     os.environ.setdefault(RECONNECT, RECONNECT_SECONDS)
-    # By name, not by address: Ray finds the next head by it, which may have another address.
+    # A name instead of an address: the next head, which Ray reconnects to, may have another address.
     head = f"{host}:{ports.GCS}"
     protection.start("ray-worker", partial(demand.node_in_use, head, own))
     arguments = [f"--address={head}", f"--node-ip-address={own}", *labels.flags(), *sys.argv[1:]]
@@ -59,13 +61,13 @@ def start() -> int:
 
 
 def check_gpus(expected: int) -> None:
-    """Check the GPUs, a second time if that fails; after that have this instance replaced.
+    """Check the GPUs, twice if the first check fails; then request a replacement of this instance.
 
-    GPUs of an instance that has just started may need a moment, such as those that a fabric manager connects.
+    On an instance that has just started they may need a moment, such as GPUs that a fabric manager connects.
 
     Raises:
         GpuError: They failed twice.
-        StartError: The image can't use them.
+        StartError: The image can't use the GPUs.
     """
     try:
         gpus.check(expected)
@@ -81,19 +83,17 @@ def check_gpus(expected: int) -> None:
 
 
 def wait_seconds() -> float:
-    """Return how many seconds to wait for the head: RAY_HEAD_WAIT_S, or five minutes.
+    """Return the time to wait for the head: RAY_HEAD_WAIT_S, or five minutes.
 
     Raises:
         StartError: RAY_HEAD_WAIT_S is not a number of seconds.
     """
-    given = os.environ.get("RAY_HEAD_WAIT_S") or str(DEFAULT_WAIT_SECONDS)
-    try:
-        seconds = float(given)
-        if 0 <= seconds < float("inf"):
+    text = os.environ.get("RAY_HEAD_WAIT_S") or str(DEFAULT_WAIT_SECONDS)
+    with suppress(ValueError):
+        seconds = float(text)
+        if 0 <= seconds < math.inf:
             return seconds
-    except ValueError:
-        pass
-    raise StartError(f"RAY_HEAD_WAIT_S: {given!r} is not a number of seconds")
+    raise StartError(f"RAY_HEAD_WAIT_S: {text!r} is not a number of seconds")
 
 
 def expected_gpus(arguments: list[str]) -> int:
@@ -104,7 +104,7 @@ def expected_gpus(arguments: list[str]) -> int:
 
 
 def stop_signal(host: str) -> signal.Signals:
-    """Return SIGTERM, to drain the node, or SIGINT if there is no head, without which no work could be moved."""
+    """Return SIGTERM to drain the node, or SIGINT if the head is gone: without it Ray can't move work elsewhere."""
     for _ in range(2):
         try:
             gcs.check(f"{host}:{ports.GCS}")
@@ -116,14 +116,17 @@ def stop_signal(host: str) -> signal.Signals:
 
 
 def wait_for_head(host: str, seconds: float) -> None:
-    """Return as soon as the head accepts this node.
+    """Return once the head accepts this node.
 
     Raises:
         StartError: The head refuses this token, or runs another version of Ray.
-        HeadError: No head has answered within `seconds`.
+        HeadError: The head has not answered within `seconds`.
     """
     started_at = time.monotonic()
-    while reason := join_blocker(host):
+    while True:
+        reason = join_blocker(host)
+        if reason is None:
+            return
         waited = time.monotonic() - started_at
         if waited >= seconds:
             raise HeadError(f"{reason}, after {seconds:.0f} s; is the head running, and {HEAD_HOST_VARIABLE} its name?")
@@ -132,14 +135,14 @@ def wait_for_head(host: str, seconds: float) -> None:
 
 
 def join_blocker(host: str) -> str | None:
-    """Return why this node can't join the head yet, or None if it can.
+    """Return the reason why this node can't join the head yet, or None if it can.
 
     Raises:
         StartError: The head refuses this token, or runs another version of Ray.
     """
     try:
         socket.getaddrinfo(host, ports.DASHBOARD)
-    except (OSError, UnicodeError):  # the latter if it can't be a host name
+    except (OSError, UnicodeError):  # UnicodeError: not a valid host name
         return f"{host} has no address"
     try:
         answer = api.get(f"http://{host}:{ports.DASHBOARD}/api/version")
@@ -151,11 +154,9 @@ def join_blocker(host: str) -> str | None:
         return f"{host}:{ports.DASHBOARD} does not answer ({getattr(cause, 'reason', cause)})"
     if not isinstance(answer, dict) or "ray_version" not in answer:
         return f"{host}:{ports.DASHBOARD} does not answer as a Ray head does"
-    _refuse_another_version(host, answer["ray_version"])
+    head_version, own_version = answer["ray_version"], version("ray")
+    if head_version != own_version:
+        raise StartError(
+            f"the head {host} runs Ray {head_version} and this node Ray {own_version}; start both from one image"
+        )
     return None
-
-
-def _refuse_another_version(host: str, theirs: str) -> None:
-    ours = version("ray")
-    if theirs != ours:
-        raise StartError(f"the head {host} runs Ray {theirs} and this node Ray {ours}; start both from one image")

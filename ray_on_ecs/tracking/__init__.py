@@ -1,1 +1,1 @@
-"""A run's folder: storage, lock, status, metrics, progress, cost and report."""
+"""Run folder: storage, lock, status, metrics, progress, cost and report."""

@@ -1,6 +1,6 @@
-"""CloudWatch metrics of a run: that it is alive, and what its script logs.
+"""CloudWatch metrics of a run: a heartbeat, and the metrics that its script logs.
 
-They are published only if there is a namespace, from a thread of its own: training continues whatever goes wrong here.
+A separate thread publishes them if the stack has a namespace. Training continues whatever goes wrong here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Datum = dict[str, Any]
 
 @contextmanager
 def publish_metrics(monitor: RunMonitor, namespace: str | None, console: Console) -> Generator[None]:
-    """Publish the run's metrics until the block ends, and what is left then, unless the user interrupts the run.
+    """Publish the run's metrics until the block ends, and the remaining ones then unless the user interrupts the run.
 
     Does nothing without a namespace.
     """
@@ -53,15 +53,15 @@ def publish_metrics(monitor: RunMonitor, namespace: str | None, console: Console
 
 
 class Publisher:
-    """Publishes what is new: the first metrics at once, later ones once a minute; `train_loss` is named TrainLoss.
+    """Publishes new metrics: the first ones at once, later ones once a minute; `train_loss` becomes TrainLoss.
 
-    An idle stop goes by RunProgress: the steps made since the last time, and 1 if there are none. A run that loads its
-    data, tests or compiles is not idle; one that hangs is ended, and publishes nothing from then on.
+    The idle alarm watches RunProgress: the steps since the last publication, and 1 if there were none. So a run that
+    loads its data, validates or compiles is not idle. A run that hangs is ended, and publishes nothing afterwards.
 
     Args:
-        monitor: Knows the run.
-        namespace: CloudWatch's namespace.
-        console: Shows a failure, once.
+        monitor: Source of the steps and metrics.
+        namespace: The CloudWatch namespace.
+        console: Shows the first failure.
     """
 
     def __init__(self, monitor: RunMonitor, namespace: str, console: Console) -> None:
@@ -74,17 +74,21 @@ class Publisher:
         self._warned = False
 
     def publish_if_due(self) -> None:
-        """Publish if the last time is a minute ago."""
+        """Publish if the last publication is a minute old."""
         if time.monotonic() >= self._next_publish_at:
             self.publish()
 
     def publish(self) -> None:
-        """Publish what is new. A failure is shown once; its metrics are published with the next ones."""
+        """Publish new metrics. Only the first failure is shown; its metrics are published with the next ones."""
         self._next_publish_at = time.monotonic() + PUBLISH_SECONDS
         try:
             self._publish_new()
         except Exception as cause:
-            self._warn(one_line(f"{type(cause).__name__}: {cause}"))
+            if not self._warned:
+                reason = escape(one_line(f"{type(cause).__name__}: {cause}"))
+                line = f"CloudWatch does not accept the run's metrics; training continues ({reason})"
+                self._console.print(line, highlight=False, soft_wrap=True)
+            self._warned = True
 
     def _publish_new(self) -> None:
         steps_made = self._monitor.steps_made
@@ -93,20 +97,20 @@ class Publisher:
         data: list[Datum] = [{"MetricName": "RunProgress", "Unit": "Count", "Value": steps}]
         for metrics in new:
             data += self._data(metrics)
-        for first in range(0, len(data), MAX_DATA_PER_CALL):
-            part = data[first : first + MAX_DATA_PER_CALL]
-            self._client.put_metric_data(Namespace=self._namespace, MetricData=part)
+        for start in range(0, len(data), MAX_DATA_PER_CALL):
+            chunk = data[start : start + MAX_DATA_PER_CALL]
+            self._client.put_metric_data(Namespace=self._namespace, MetricData=chunk)
         self._published_steps = steps_made
         self._published += len(new)
 
     def _data(self, metrics: Any) -> list[Datum]:
-        """Return the data of some metrics; CloudWatch takes no infinities and nothing that is not a number."""
-        names = {_camel_case(key): value for key, value in metrics.items()}
-        return [
-            {"MetricName": name, "Unit": UNITS.get(name, "None"), "Value": value}
-            for name, value in names.items()
-            if isinstance(value, float) and math.isfinite(value)
-        ]
+        """Return the data of one record's metrics; CloudWatch rejects infinities and NaN."""
+        data: list[Datum] = []
+        for key, value in metrics.items():
+            if isinstance(value, float) and math.isfinite(value):
+                name = "".join(word[:1].upper() + word[1:] for word in key.split("_"))
+                data.append({"MetricName": name, "Unit": UNITS.get(name, "None"), "Value": value})
+        return data
 
     @cached_property
     def _client(self) -> Any:
@@ -117,13 +121,3 @@ class Publisher:
         return boto3.client(
             "cloudwatch", config=Config(connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS, retries=retries)
         )
-
-    def _warn(self, cause: str) -> None:
-        if not self._warned:
-            line = f"CloudWatch does not accept the run's metrics; training continues ({escape(cause)})"
-            self._console.print(line, highlight=False, soft_wrap=True)
-        self._warned = True
-
-
-def _camel_case(name: str) -> str:
-    return "".join(part[:1].upper() + part[1:] for part in name.split("_"))

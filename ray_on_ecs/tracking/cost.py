@@ -1,4 +1,4 @@
-"""Cost of a run's workers: on demand at the prices in the stack's parameter, on spot at EC2's present prices."""
+"""Cost of a run's workers, at the stack's on-demand prices and EC2's current spot prices."""
 
 from __future__ import annotations
 
@@ -12,19 +12,27 @@ from ray_on_ecs.cluster_info import ClusterInfo, ask_aws, read_cluster_info
 from ray_on_ecs.contract import ON_DEMAND, SPOT
 
 SPOT_SECONDS = 300.0
-# Prices on spot by type, each with the time of the question; None where EC2 knows none.
-_known: dict[str, tuple[float, float | None]] = {}
+
+
+class _SpotPrice(NamedTuple):
+    """Hourly price in dollars, None if EC2 has none, and the time (monotonic) of the request."""
+
+    usd: float | None
+    requested_at: float
+
+
+_spot_price_cache: dict[str, _SpotPrice] = {}
 
 
 class InstanceKind(NamedTuple):
-    """An instance's type and its market, `spot` or `on-demand`; each None where its node doesn't say."""
+    """Instance type and market, `spot` or `on-demand`; None where the node has no label for it."""
 
     instance_type: str | None = None
     market: str | None = None
 
 
 class InstanceCost(TypedDict):
-    """The instances of one kind: their hours, and the price of one of them, an hour."""
+    """Instances of one kind: their total hours, and the hourly price of one instance."""
 
     instance_type: str
     market: str
@@ -33,13 +41,12 @@ class InstanceCost(TypedDict):
 
 
 class Cost(TypedDict):
-    """What a command's workers have cost.
+    """Cost of a command's workers.
 
     Attributes:
-        usd: Dollars: the hours by their prices. The head, disks and traffic are no part of it.
-        on_demand_usd: What they would have cost on demand.
-        instance_hours: The hours of all instances on which the command held a place for a worker.
-        instances: The same by kind of instance.
+        usd: The hours at their prices, in dollars, without the head, disks and traffic.
+        on_demand_usd: The same hours at on-demand prices.
+        instance_hours: The hours of all instances on which the command reserved a worker.
     """
 
     usd: float
@@ -49,56 +56,63 @@ class Cost(TypedDict):
 
 
 def cost_of(hours: Mapping[InstanceKind, float]) -> Cost | None:
-    """Return the cost of so many hours of each kind of instance, or None where a price is not known."""
+    """Return the cost of the hours of each kind of instance, or None if a price is not known."""
     info = read_cluster_info()
     if info is None or info["prices"] is None:
         return None
-    kinds = _by_full_kind(hours, info)
-    usd = {ON_DEMAND: info["prices"], SPOT: _spot_prices(info, {name for name, market in kinds if market == SPOT})}
-    on_demand_usd = 0.0
+    labelled_hours = _with_defaults(hours, info)
+    on_spot = {instance_type for instance_type, market in labelled_hours if market == SPOT}
+    prices = {ON_DEMAND: info["prices"], SPOT: _spot_prices(info, on_spot)}
+    usd = on_demand_usd = 0.0
     instances: list[InstanceCost] = []
-    for (instance_type, market), counted in kinds.items():
-        hourly_usd, on_demand = usd[market].get(instance_type), info["prices"].get(instance_type)
-        if hourly_usd is None or on_demand is None:
+    for (instance_type, market), count in labelled_hours.items():
+        hourly_usd = prices[market].get(instance_type)
+        hourly_on_demand_usd = prices[ON_DEMAND].get(instance_type)
+        if hourly_usd is None or hourly_on_demand_usd is None:
             return None
-        on_demand_usd += counted * on_demand
-        instances.append({"instance_type": instance_type, "market": market, "hours": counted, "hourly_usd": hourly_usd})
+        usd += count * hourly_usd
+        on_demand_usd += count * hourly_on_demand_usd
+        instances.append({"instance_type": instance_type, "market": market, "hours": count, "hourly_usd": hourly_usd})
     return {
-        "usd": round(sum(each["hours"] * each["hourly_usd"] for each in instances), 4),
+        "usd": round(usd, 4),
         "on_demand_usd": round(on_demand_usd, 4),
-        "instance_hours": sum(each["hours"] for each in instances),
+        "instance_hours": sum(labelled_hours.values()),
         "instances": instances,
     }
 
 
 def cost_line(cost: Cost | None) -> str:
-    """Return what the line at the end of a run says of the cost; empty if it is not known, or there was no instance."""
+    """Return the cost for the last line of a run's log; empty if it is not known, or there was not an instance."""
     if not cost or not cost["instances"]:
         return ""
-    kinds = " and ".join(
-        f"{each['hours']:.2f} h of {each['instance_type']}{' on spot' if each['market'] == SPOT else ''}"
-        for each in cost["instances"]
-    )
-    line = f", {cost['usd']:.2f} USD for {kinds}"
-    is_on_spot = any(each["market"] == SPOT for each in cost["instances"])
-    return f"{line} ({cost['on_demand_usd']:.2f} USD on demand)" if is_on_spot else line
+    kinds = []
+    for instance in cost["instances"]:
+        market = " on spot" if instance["market"] == SPOT else ""
+        kinds.append(f"{instance['hours']:.2f} h of {instance['instance_type']}{market}")
+    line = f", {cost['usd']:.2f} USD for {' and '.join(kinds)}"
+    if any(instance["market"] == SPOT for instance in cost["instances"]):
+        line += f" ({cost['on_demand_usd']:.2f} USD on demand)"
+    return line
 
 
 def _spot_prices(info: ClusterInfo, instance_types: set[str]) -> dict[str, float]:
-    """Return the prices by type; a run asks for its cost every few seconds, and EC2 is asked every few minutes."""
+    """Return the spot prices by type; a type without a price is missing."""
     now = time.monotonic()
-    if instance_types - _known.keys() or any(now - _known[name][0] > SPOT_SECONDS for name in instance_types):
-        answer = ask_aws("ec2", "describe_spot_price_history", **spot_prices.question(info, instance_types))
-        found = spot_prices.by_type(answer) if answer else {}
-        for name in instance_types:  # the last price holds where EC2 says nothing
-            _known[name] = now, found.get(name, _known.get(name, (now, None))[1])
-    return {name: price for name in instance_types if (price := _known[name][1]) is not None}
+    fresh = {name for name, price in _spot_price_cache.items() if now - price.requested_at <= SPOT_SECONDS}
+    if instance_types - fresh:  # a run asks for its cost every few seconds
+        response = ask_aws("ec2", "describe_spot_price_history", **spot_prices.question(info, instance_types))
+        prices = spot_prices.by_type(response) if response else {}
+        for name in instance_types:
+            last_price = _spot_price_cache.get(name, _SpotPrice(None, now)).usd
+            _spot_price_cache[name] = _SpotPrice(prices.get(name, last_price), now)
+    cached = {name: _spot_price_cache[name].usd for name in instance_types}
+    return {name: usd for name, usd in cached.items() if usd is not None}
 
 
-def _by_full_kind(hours: Mapping[InstanceKind, float], workers: ClusterInfo) -> dict[tuple[str, str], float]:
-    """Return the hours by type and market; where a node says neither, it counts as what the stack asks for first."""
-    market = SPOT if workers["spot"] else ON_DEMAND
-    found: dict[tuple[str, str], float] = defaultdict(float)
-    for kind, counted in hours.items():
-        found[kind.instance_type or workers["types"][0], kind.market or market] += counted
-    return found
+def _with_defaults(hours: Mapping[InstanceKind, float], info: ClusterInfo) -> dict[tuple[str, str], float]:
+    """Return the hours by type and market; a node without labels counts as the stack's first choice."""
+    default_market = SPOT if info["spot"] else ON_DEMAND
+    labelled_hours: dict[tuple[str, str], float] = defaultdict(float)
+    for kind, count in hours.items():
+        labelled_hours[kind.instance_type or info["types"][0], kind.market or default_market] += count
+    return labelled_hours

@@ -1,11 +1,11 @@
-"""One command per run, wherever it is started: a lock in the run's folder that its owner keeps refreshing.
+"""Lock of a run: a lease in the run's folder, which keeps a second command from training the same run.
 
-S3's conditional writes decide who gets it (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html),
-on a disk exclusive creation and renaming. A lock whose owner has died is taken over: at once if that was a process of
-this machine, else when it hasn't been refreshed for a while by this machine's own clock.
+S3's conditional writes make it exclusive (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html),
+on a disk exclusive creation and renaming. The lock of a dead owner is taken over: at once if the owner was a process of
+this machine, else once it hasn't been refreshed for a while by this machine's clock.
 
-A write may succeed although its answer is lost, and its repetition then fails: the lock is another version by now. So
-each owner has a token, and no two writes are alike: only a lock with another token is another command's.
+A write may succeed although its response is lost, and its retry then fails, because the lock has a new version. So each
+owner has a token, and every write is unique: a lock with this owner's token is never mistaken for another command's.
 """
 
 from __future__ import annotations
@@ -21,41 +21,39 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import psutil
-from pyarrow import fs
 
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.storage import RunStorage
 
+T = TypeVar("T")
+
 REFRESH_SECONDS = 15.0
 STALE_SECONDS = 60.0
 POLL_SECONDS = 1.0
-# A call that hangs must not take as long as a lock needs to become stale.
+# A call that hangs must end before the lock becomes stale.
 CALL_SECONDS = 10
-# How often a write is tried again because the lock has changed, as with S3's ConditionalRequestConflict.
+# Attempts of a write while the lock changes, as with S3's ConditionalRequestConflict.
 WRITE_ATTEMPTS = 5
 NOT_THIS_VERSION = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey")
 
 
 @contextmanager
 def hold_lock(storage: RunStorage, say: Callable[[str], None]) -> Generator[RunLock]:
-    """Hold the lock of a run and keep refreshing it, until the block ends.
+    """Hold the lock of a run and refresh it until the block ends.
 
-    If another command takes the run over, because this one was silent for too long, this process gets SIGTERM.
+    This process gets SIGTERM if another command takes the run over, because this one did not refresh for too long.
 
     Args:
         storage: The run's folder.
-        say: Told why this command waits or ends.
-
-    Yields:
-        The lock.
+        say: Prints why this command waits or ends.
 
     Raises:
-        UsageError: Another command trains the run.
+        HeldError: Another command trains the run.
     """
 
     def refresh() -> None:
@@ -72,28 +70,29 @@ class HeldError(UsageError):
 
 
 class RunLock:
-    """Holds the lock of a run; a context. Call `refresh` every `REFRESH_SECONDS`.
+    """Lock of a run as a context manager. Call `refresh` every `REFRESH_SECONDS`.
 
     Args:
         storage: The run's folder.
-        say: Told why this command waits.
+        say: Prints why this command waits.
 
     Raises:
-        UsageError: Another command holds it and is alive.
+        HeldError: Another command holds it and is alive.
     """
 
     def __init__(self, storage: RunStorage, say: Callable[[str], None] = print) -> None:
         self._storage = storage
         self._say = say
         self._token = uuid.uuid4().hex
-        self._file = _file(storage, self._token)
+        self._file: _LockFile = _LocalFile(storage, self._token) if storage.is_local else _Object(storage)
         self._version: str | None = None
         self._refreshed_at = 0.0
         self._has_ended = False
-        self._count = 0
+        self._write_count = 0
 
     def __enter__(self) -> RunLock:
-        if (other := self._write(None, may_create=True)) is not None:
+        other = self._write(None, may_create=True)
+        if other is not None:
             self._take_over(other)
         return self
 
@@ -103,18 +102,18 @@ class RunLock:
         self._has_ended = True  # a refresh in progress writes no new lock
         if self._version:
             with suppress(OSError):  # it goes stale
-                self._file.delete(self._is_mine)
+                self._file.delete(self._is_owned)
 
     @property
     def is_held(self) -> bool:
-        """Whether no other command has taken it over, as far as is known here."""
+        """True until a refresh has found that another command has taken the lock over."""
         return self._version is not None
 
     def refresh(self) -> bool:
-        """Show that the owner is alive; returns False if another command has taken the lock over.
+        """Renew the lease; returns False if another command has taken the lock over.
 
-        A storage that doesn't answer is not another command. A lock that is gone was deleted by a person, and is
-        written again. If it could have become stale before, another command may have taken it over and ended.
+        A storage that doesn't answer changes nothing. A missing lock was deleted by a person and is written again,
+        unless it may have become stale before: then another command may have taken it over and ended.
         """
         if self._version is None:
             return False
@@ -127,93 +126,98 @@ class RunLock:
             self._version = None
         return self._version is not None
 
-    def _write(self, replaces: str | None, *, may_create: bool) -> _Seen | None:
-        """Write the lock if it has this version, None for no lock, or is this owner's.
+    def _write(self, replaces: str | None, *, may_create: bool) -> _Version | None:
+        """Write the lock if it has this version, None for a missing lock, or this owner's token.
+
+        Args:
+            replaces: The version to replace.
+            may_create: Also write a lock that has been deleted meanwhile.
 
         Returns:
-            What is there instead, if it is another owner's or nothing; None if the lock is written.
+            The lock that is there instead; None if this one is written.
         """
         for _ in range(WRITE_ATTEMPTS):
-            began, content = time.time(), self._content()
+            began = time.time()
+            content = self._next_content()
             version = self._file.write(json.dumps(content).encode(), replaces)
             if version is None:
-                seen = self._file.read()
-                if seen.content == content:  # the answer was lost
-                    version = seen.version
+                current = self._file.read()
+                if current.content == content:  # written, and the response was lost
+                    version = current.version
             if version is not None:
-                self._version, self._refreshed_at = version, began
+                self._version = version
+                self._refreshed_at = began
                 return None
-            if seen.version == replaces:  # other requests were in progress
+            may_replace = may_create if current.version is None else self._is_owned(current.content)
+            if current.version == replaces:  # a conflict with a request in progress
                 time.sleep(POLL_SECONDS)
-            elif not (may_create if seen.version is None else self._is_mine(seen.content)):
-                return seen
-            replaces = seen.version
-        raise OSError("the lock of the run can't be written: it changes all the time")
+            elif not may_replace:
+                return current
+            replaces = current.version
+        raise OSError(f"the lock of the run could not be written in {WRITE_ATTEMPTS} attempts: it keeps changing")
 
-    def _is_mine(self, content: Mapping[str, Any]) -> bool:
+    def _is_owned(self, content: Mapping[str, Any]) -> bool:
         return content.get("token") == self._token
 
-    def _take_over(self, seen: _Seen) -> None:
-        since = time.monotonic()
-        said = False
-        while True:
-            if seen.version is None or _is_dead(seen.content) or time.monotonic() - since > STALE_SECONDS:
-                if (other := self._write(seen.version, may_create=True)) is None:
-                    return
-                raise self._refusal(other)
-            if not said:
-                self._say(
-                    f"waiting up to {STALE_SECONDS:.0f} s to see whether {_owner(seen.content)} still trains this run"
-                )
-                said = True
+    def _take_over(self, current: _Version) -> None:
+        """Wait until the other owner is known to be dead, and write the lock; HeldError if it is alive."""
+        began = time.monotonic()
+        is_announced = False
+        while current.version is not None and not _is_dead(current.content):
+            if time.monotonic() - began > STALE_SECONDS:
+                break
+            if not is_announced:
+                owner = _owner_name(current.content)
+                self._say(f"waiting up to {STALE_SECONDS:.0f} s to see whether {owner} still trains this run")
+                is_announced = True
             time.sleep(POLL_SECONDS)
-            now = self._file.read()
-            if now.version is not None and now.version != seen.version:
-                raise self._refusal(now)
-            seen = now
+            previous, current = current, self._file.read()
+            if current.version not in (None, previous.version):  # refreshed
+                raise self._refusal(current)
+        other = self._write(current.version, may_create=True)
+        if other is not None:
+            raise self._refusal(other)
 
-    def _refusal(self, seen: _Seen) -> HeldError:
+    def _refusal(self, other: _Version) -> HeldError:
         return HeldError(
-            f"--run-name: run {self._storage.run_name!r} is being trained by {_owner(seen.content)}; wait for it or "
-            "stop it, or give another --run-name"
+            f"--run-name: run {self._storage.run_name!r} is being trained by {_owner_name(other.content)}; wait for it "
+            "or stop it, or give another --run-name"
         )
 
-    def _content(self) -> dict[str, Any]:
-        """Return what is written next, which is never the same twice."""
-        self._count += 1
+    def _next_content(self) -> dict[str, Any]:
+        self._write_count += 1  # makes every content unique
         process = psutil.Process()
         owner = {"host": socket.gethostname(), "pid": process.pid, "created": process.create_time()}
-        return {**owner, "token": self._token, "refreshed": self._count}
+        return {**owner, "token": self._token, "refreshed": self._write_count}
 
 
-class _Seen(NamedTuple):
-    """A version of the lock and what it says; None and nothing if there is no lock."""
+class _Version(NamedTuple):
+    """Version of the lock and its content; None and empty for a missing lock."""
 
     version: str | None
     content: Mapping[str, Any]
 
 
 class _LockFile(Protocol):
-    """A file of which every content has a version."""
+    """File with a version for every content."""
 
     def write(self, content: bytes, replaces: str | None) -> str | None:
-        """Write if the file has this version, None for no file; returns the new version, or None if it may not be so.
+        """Write the file if it has this version, None for a missing file.
 
-        It may be written nevertheless.
+        Returns:
+            The new version; None if it had another one, or if the response of a successful write was lost.
         """
         ...
 
-    def read(self) -> _Seen:
-        """Return the version and the content."""
-        ...
+    def read(self) -> _Version: ...
 
-    def delete(self, is_mine: Callable[[Mapping[str, Any]], bool]) -> None:
+    def delete(self, is_owned: Callable[[Mapping[str, Any]], bool]) -> None:
         """Delete the file if its content is the owner's."""
         ...
 
 
 class _Object:
-    """An object in S3, whose version is its ETag."""
+    """S3 object, whose version is its ETag."""
 
     def __init__(self, storage: RunStorage) -> None:
         self._bucket, _, self._key = storage.path(layout.LOCK).partition("/")
@@ -221,23 +225,25 @@ class _Object:
 
     def write(self, content: bytes, replaces: str | None) -> str | None:
         condition = {"IfNoneMatch": "*"} if replaces is None else {"IfMatch": replaces}
-        return self._call(
-            lambda: self._client.put_object(Bucket=self._bucket, Key=self._key, Body=content, **condition)["ETag"]
-        )
 
-    def read(self) -> _Seen:
-        def get() -> _Seen:
-            answer = self._client.get_object(Bucket=self._bucket, Key=self._key)
-            return _Seen(answer["ETag"], _parsed(answer["Body"].read()))
+        def put() -> str:
+            return self._client.put_object(Bucket=self._bucket, Key=self._key, Body=content, **condition)["ETag"]
 
-        return self._call(get) or _Seen(None, {})
+        return self._call(put)
 
-    def delete(self, is_mine: Callable[[Mapping[str, Any]], bool]) -> None:
-        if is_mine(self.read().content):
+    def read(self) -> _Version:
+        def get() -> _Version:
+            response = self._client.get_object(Bucket=self._bucket, Key=self._key)
+            return _Version(response["ETag"], _parsed(response["Body"].read()))
+
+        return self._call(get) or _Version(None, {})
+
+    def delete(self, is_owned: Callable[[Mapping[str, Any]], bool]) -> None:
+        if is_owned(self.read().content):
             self._call(lambda: self._client.delete_object(Bucket=self._bucket, Key=self._key))
 
-    def _call(self, call: Callable[[], Any]) -> Any:
-        """Make a call; None if its condition doesn't hold or there is no such object, OSError if it fails."""
+    def _call(self, call: Callable[[], T]) -> T | None:
+        """Make a call; None if its condition fails or the object is missing, OSError for other errors."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -259,7 +265,7 @@ class _Object:
 
 
 class _LocalFile:
-    """A file on a disk, whose version is its content. The last command that replaces it wins."""
+    """File on a disk, whose version is its content. The last command that replaces it wins."""
 
     def __init__(self, storage: RunStorage, token: str) -> None:
         self._path = Path(storage.path(layout.LOCK))
@@ -270,7 +276,7 @@ class _LocalFile:
         try:
             self._new.write_bytes(content)
             if replaces is None:
-                os.link(self._new, self._path)  # fails if it is there, on shared file systems too
+                os.link(self._new, self._path)  # exclusive, also on NFS
             elif self.read().version == replaces:
                 self._new.replace(self._path)
             else:
@@ -281,31 +287,27 @@ class _LocalFile:
             self._new.unlink(missing_ok=True)
         return content.decode()
 
-    def read(self) -> _Seen:
+    def read(self) -> _Version:
         try:
             content = self._path.read_bytes()
         except FileNotFoundError:
-            return _Seen(None, {})
-        return _Seen(content.decode(errors="replace"), _parsed(content))
+            return _Version(None, {})
+        return _Version(content.decode(errors="replace"), _parsed(content))
 
-    def delete(self, is_mine: Callable[[Mapping[str, Any]], bool]) -> None:
-        if is_mine(self.read().content):
-            self._delete_left_over()
+    def delete(self, is_owned: Callable[[Mapping[str, Any]], bool]) -> None:
+        if is_owned(self.read().content):
+            self._delete_abandoned()
             self._path.unlink(missing_ok=True)
-            with suppress(OSError):  # unless the run has left something
+            with suppress(OSError):  # the folder is not empty
                 self._path.parent.rmdir()
 
-    def _delete_left_over(self) -> None:
-        """Delete the new files of commands that were killed before these had replaced the lock."""
+    def _delete_abandoned(self) -> None:
+        """Delete the temporary files of commands that were killed during a write."""
         now = self._path.stat().st_mtime
-        for each in self._path.parent.glob(f"{self._path.name}.*"):
+        for temporary in self._path.parent.glob(f"{self._path.name}.*"):
             with suppress(FileNotFoundError):
-                if now - each.stat().st_mtime > STALE_SECONDS:
-                    each.unlink()
-
-
-def _file(storage: RunStorage, token: str) -> _LockFile:
-    return _LocalFile(storage, token) if isinstance(storage.filesystem, fs.LocalFileSystem) else _Object(storage)
+                if now - temporary.stat().st_mtime > STALE_SECONDS:
+                    temporary.unlink()
 
 
 def _parsed(content: bytes) -> dict[str, Any]:
@@ -316,14 +318,14 @@ def _parsed(content: bytes) -> dict[str, Any]:
     return owner if isinstance(owner, dict) else {}
 
 
-def _owner(owner: Mapping[str, Any]) -> str:
+def _owner_name(owner: Mapping[str, Any]) -> str:
     if not owner:
         return "another command"
     return f"another command (process {owner.get('pid')} on {owner.get('host')})"
 
 
 def _is_dead(owner: Mapping[str, Any]) -> bool:
-    """Whether the owner was a process of this machine that has ended."""
+    """Return True if the owner was a process of this machine and has ended."""
     if owner.get("host") != socket.gethostname():
         return False
     try:

@@ -1,4 +1,4 @@
-"""A run on the user's terminal: a bar with the steps that are done."""
+"""Progress bar of a run's steps on the user's terminal."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ray_on_ecs.tracking.run_monitor import RunMonitor
 
 
 class ProgressBar:
-    """Shows a run; a context. What the workers print meanwhile appears above the bar.
+    """Progress bar as a context manager. The workers' output appears above it.
 
     Args:
-        monitor: Knows the run.
-        console: Where it is shown, if it is a terminal.
+        monitor: Source of the progress.
+        console: Shows the bar if it is a terminal.
     """
 
     def __init__(self, monitor: RunMonitor, console: Console) -> None:
@@ -39,6 +39,7 @@ class ProgressBar:
             self._bar.stop()
 
     def draw(self) -> None:
-        """Show what is new."""
-        if progress := self._monitor.progress:
+        """Show the current step."""
+        progress = self._monitor.progress
+        if progress:
             self._bar.update(self._task, description="running", completed=progress.step)

@@ -1,14 +1,14 @@
-"""The report of a run: one page of HTML in its folder that can be read when nothing else of the run is left.
+"""Report of a run: one HTML page in the run's folder that needs no other file.
 
-It is made of the documents in the folder alone, so it can also be made for a run whose command was killed.
+It is built from the documents in the folder, so it can also be written for a run whose command was killed.
 """
 
 from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,42 +25,37 @@ TEMPLATE = Path(__file__).with_name("report.html.j2")
 LOG_LINES = 100
 LOG_BYTES = 2**18
 MAX_TRIALS = 20
-# Escape sequences of a terminal, and other characters that no page may have.
+# Terminal escape sequences, and other control characters that HTML does not allow.
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
-Document = dict[str, Any]
+Document = Mapping[str, Any]
 Rows = Sequence[tuple[str, Any]]
 
 
 @dataclass(frozen=True)
 class Documents:
-    """What the folder of a run holds; None, or nothing, where it lacks something.
+    """Contents of a run's folder; a missing document is empty.
 
     Attributes:
-        run_name: The run.
-        uri: Its folder.
+        uri: The run's folder.
         settings: The settings in `config.json`.
-        status: `status.json`.
-        result: `result.json`.
-        error: `error.json`.
-        metrics: The lines of `metrics.jsonl`.
-        curves: The picture of the metrics, a PNG.
+        curves: The plot of the metrics, as a PNG.
         log: The last lines of the newest log.
     """
 
     run_name: str
     uri: str
-    settings: Document | None = None
-    status: Document | None = None
-    result: Document | None = None
-    error: Document | None = None
+    settings: Document = field(default_factory=dict)
+    status: Document = field(default_factory=dict)
+    result: Document = field(default_factory=dict)
+    error: Document = field(default_factory=dict)
     metrics: Sequence[Document] = ()
-    trials: Document | None = None
-    curves: bytes | None = None
+    trials: Document = field(default_factory=dict)
+    curves: bytes = b""
     log: Sequence[str] = ()
 
     @property
     def state(self) -> str:
-        """How the run is doing, as far as the documents say."""
+        """State of the run according to its documents."""
         if self.result:
             return "finished"
         if self.status:
@@ -69,7 +64,7 @@ class Documents:
 
 
 def try_write_report(storage: RunStorage, say: Callable[[str], None]) -> None:
-    """Write the report of a run; if that fails, say so and go on."""
+    """Write the report of a run; a failure costs one line."""
     try:
         write_report(storage)
     except Exception as cause:
@@ -87,57 +82,57 @@ def write_report(storage: RunStorage) -> None:
 
 
 def read_documents(storage: RunStorage) -> Documents:
-    """Read what a report shows.
+    """Read the documents of a report.
 
     Raises:
         OSError: The folder can't be read.
         UsageError: A document in it is broken.
     """
-    settings = storage.read_json(layout.SETTINGS)
+    config = storage.read_json(layout.SETTINGS) or {"settings": {}}
+    try:
+        curves = storage.read(layout.CURVES)
+    except FileNotFoundError:
+        curves = b""
     return Documents(
         run_name=storage.run_name,
         uri=storage.uri,
-        settings=settings and settings["settings"],
-        status=storage.read_json(layout.STATUS),
-        result=storage.read_json(layout.RESULT),
-        error=storage.read_json(layout.ERROR),
+        settings=config["settings"],
+        status=storage.read_json(layout.STATUS) or {},
+        result=storage.read_json(layout.RESULT) or {},
+        error=storage.read_json(layout.ERROR) or {},
         metrics=read_records(storage),
-        trials=storage.read_json(layout.TRIALS),
-        curves=_read(storage, layout.CURVES),
+        trials=storage.read_json(layout.TRIALS) or {},
+        curves=curves,
         log=_read_log(storage),
     )
 
 
 def render(documents: Documents) -> str:
-    """Return the report, a page of HTML that needs nothing else."""
+    """Return the report as HTML."""
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page = template.from_string(TEMPLATE.read_text())
+    resume_command = None
+    if not documents.result:
+        resume_command = (documents.status or documents.error).get("next")
     changed, defaults = _settings(documents)
     return page.render(
         name=documents.run_name,
         uri=documents.uri,
         state=documents.state,
         outcome=_outcome(documents),
-        command=None if documents.result else (documents.status or documents.error or {}).get("next"),
+        command=resume_command,
         is_under_way=documents.state in layout.UNDER_WAY,
-        url=(documents.status or {}).get("url"),
+        url=documents.status.get("url"),
         facts=_facts(documents),
-        curves=documents.curves and base64.b64encode(documents.curves).decode(),
+        curves=base64.b64encode(documents.curves).decode(),
         metrics=_metrics(documents),
-        trials=_trials(documents.trials or {}),
-        more_trials=max(len(documents.trials or {}) - MAX_TRIALS, 0),
+        trials=_trials(documents.trials),
+        more_trials=max(len(documents.trials) - MAX_TRIALS, 0),
         changed=changed,
         defaults=defaults,
-        sections=[each for each in _sections(documents) if each[1]],
+        sections=[(title, rows) for title, rows in _sections(documents).items() if rows],
         log=documents.log,
     )
-
-
-def _read(storage: RunStorage, name: str) -> bytes | None:
-    try:
-        return storage.read(name)
-    except FileNotFoundError:
-        return None
 
 
 def _read_log(storage: RunStorage) -> list[str]:
@@ -149,93 +144,92 @@ def _read_log(storage: RunStorage) -> list[str]:
     with storage.open_reader(f"{layout.LOGS}/{newest}") as stream:
         stream.seek(max(sizes[newest] - LOG_BYTES, 0))
         text = stream.read().decode(errors="replace")
-    return [CONTROLS.sub("", line) for line in text.removesuffix("\n").split("\n")[-LOG_LINES:]]
+    lines = text.removesuffix("\n").split("\n")
+    return [CONTROLS.sub("", line) for line in lines[-LOG_LINES:]]
 
 
 def _outcome(documents: Documents) -> str:
-    """Return on one line what has come of the run, beside its state; empty if nothing more is known."""
-    result, status, error = documents.result, documents.status or {}, documents.error or {}
-    if result:
-        return _last_metrics(result)
+    """Return the line after the state: last metrics, error or position; empty if none of them is known."""
+    status = documents.status
+    if documents.result:
+        metrics = documents.result["metrics"] or {}
+        logged = [(name, value) for name, value in metrics.items() if name not in ("step", "time")]
+        return ", ".join(f"{_words(name)} {_shown(value)}" for name, value in logged)
     if documents.state == "failed":
-        return status.get("error") or error.get("what") or ""
-    if documents.state == "interrupted":
-        return _position(status)
+        return status.get("error") or documents.error.get("what") or ""
     if not status:
         return ""
-    return "; ".join(filter(None, (_position(status), f"last heard of at {_moment(status['updated'])}")))
-
-
-def _last_metrics(result: Document) -> str:
-    """Return what the script has logged last."""
-    logged = {name: value for name, value in (result["metrics"] or {}).items() if name not in ("step", "time")}
-    return ", ".join(f"{_words(name)} {_shown(value)}" for name, value in logged.items())
-
-
-def _position(status: Document) -> str:
-    return f"after step {status['step']:,}" if status["step"] is not None else ""
+    position = [f"after step {status['step']:,}"] if status["step"] is not None else []
+    if documents.state != "interrupted":  # of a killed command, the state in the document is an old one
+        position.append(f"last update {_moment(status['updated'])}")
+    return "; ".join(position)
 
 
 def _facts(documents: Documents) -> Rows:
-    """Return the few numbers at the top of the report."""
-    status, result = documents.status or {}, documents.result or {}
+    """Return the summary at the top of the report."""
+    status, result = documents.status, documents.result
+    seconds = total_seconds(status, result)
+    usd = total_usd(status, result)
     facts = {
-        "what": " ".join((documents.settings or {}).get("command", ())) or None,
+        "command": " ".join(documents.settings.get("command", ())) or None,
         "workers": (result.get("hardware") or status).get("workers"),
-        "time": _duration(total_seconds(status, result)),
-        "cost": _usd(total_usd(status, result)),
+        "time": None if seconds is None else _duration(seconds),
+        "cost": None if usd is None else _usd(usd),
     }
     return [(name, value) for name, value in facts.items() if value is not None]
 
 
 def _settings(documents: Documents) -> tuple[Rows, Rows]:
-    """Return the settings that the user has given, and the others."""
-    settings = {name: _setting(value) for name, value in (documents.settings or {}).items()}
-    given = (documents.status or {}).get("changed", settings)
-    changed = [(_words(name), value) for name, value in settings.items() if name in given]
-    return changed, [(_words(name), value) for name, value in settings.items() if name not in given]
-
-
-def _setting(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(map(str, value)) or "none"
-    return "none" if value is None else str(value)
+    """Return the settings that the user changed, and the ones at their defaults."""
+    changed_names = documents.status.get("changed", documents.settings)
+    changed, defaults = [], []
+    for name, value in documents.settings.items():
+        text = "none" if value is None else str(value)
+        if isinstance(value, list):
+            text = " ".join(map(str, value)) or "none"
+        rows = changed if name in changed_names else defaults
+        rows.append((_words(name), text))
+    return changed, defaults
 
 
 def _metrics(documents: Documents) -> Rows:
     """Return the last value of each metric."""
-    last = {name: each[name] for each in documents.metrics for name in each if name != "time"}
-    return [(_words(name), _shown(value)) for name, value in last.items()]
+    last: dict[str, Any] = {}
+    for record in documents.metrics:
+        last |= record
+    return [(_words(name), _shown(value)) for name, value in last.items() if name != "time"]
 
 
 def _trials(trials: Document) -> Sequence[Sequence[str]]:
-    """Return a table of the first trials of Ray Tune: its headings, and their rows; nothing if there are none.
+    """Return a table of the first trials of Ray Tune: its headings and rows; empty without trials.
 
-    Which are the best only the program knows: Ray Tune does not tell its callbacks the metric.
+    They are in Ray Tune's order: it does not pass its callbacks the metric that ranks them.
     """
-    parameters = list(dict.fromkeys(name for each in trials.values() for name in each["config"]))
-    metrics = list(dict.fromkeys(name for each in trials.values() for name in each["metrics"]))
-    rows = [
-        [
-            trial,
-            each["status"].lower(),
-            *("" if name not in each["config"] else _shown(each["config"][name]) for name in parameters),
-            *("" if name not in each["metrics"] else _shown(each["metrics"][name]) for name in metrics),
-        ]
-        for trial, each in [*trials.items()][:MAX_TRIALS]
-    ]
-    return [["trial", "status", *map(_words, (*parameters, *metrics))], *rows] if rows else []
+    if not trials:
+        return []
+    parameters: dict[str, Any] = {}  # as an ordered set
+    metrics: dict[str, Any] = {}
+    for trial in trials.values():
+        parameters |= trial["config"]
+        metrics |= trial["metrics"]
+    table = [["trial", "status", *map(_words, (*parameters, *metrics))]]
+    for name, trial in list(trials.items())[:MAX_TRIALS]:
+        row = [name, trial["status"].lower()]
+        for columns, values in ((parameters, trial["config"]), (metrics, trial["metrics"])):
+            row += [_shown(values[column]) if column in values else "" for column in columns]
+        table.append(row)
+    return table
 
 
-def _sections(documents: Documents) -> Sequence[tuple[str, Rows]]:
-    result, status = documents.result or {}, documents.status or {}
-    return [
-        ("Hardware", _rows(result.get("hardware"))),
-        ("Times", _times(documents)),
-        ("Cost", _cost(result.get("cost") or status)),
-        ("Versions", _rows(result.get("versions"))),
-        ("Failure", _failure(documents)),
-    ]
+def _sections(documents: Documents) -> dict[str, Rows]:
+    result = documents.result
+    return {
+        "Hardware": _rows(result.get("hardware")),
+        "Times": _times(documents),
+        "Cost": _cost(result.get("cost") or documents.status),
+        "Versions": _rows(result.get("versions")),
+        "Failure": _failure(documents),
+    }
 
 
 def _rows(document: Document | None) -> Rows:
@@ -243,37 +237,44 @@ def _rows(document: Document | None) -> Rows:
 
 
 def _times(documents: Documents) -> Rows:
-    if documents.result:
-        times = documents.result["times"].items()
-        return [
-            (_words(name.removesuffix("_seconds")), _duration(value) if name.endswith("_seconds") else _moment(value))
-            for name, value in times
-        ]
-    names = ("started", "updated") if documents.status else ()
-    return [(name, _moment((documents.status or {})[name])) for name in names]
+    if not documents.result:
+        names = ("started", "updated") if documents.status else ()
+        return [(name, _moment(documents.status[name])) for name in names]
+    rows = []
+    for name, value in documents.result["times"].items():
+        if name.endswith("_seconds"):
+            rows.append((_words(name.removesuffix("_seconds")), _duration(value)))
+        else:
+            rows.append((_words(name), _moment(value)))
+    return rows
 
 
 def _cost(document: Document) -> Rows:
-    """Return the hours of each kind of instance, and the sum."""
+    """Return the hours and price of each kind of instance, and the total.
+
+    Args:
+        document: The `cost` of `result.json`, or `status.json`, whose total has another name.
+    """
     instances = document.get("instances")
     if not instances:
         return ()
-    kinds = [
-        (
-            f"{each['instance_type']}, {each['market']}",
-            f"{each['hours']:.2f} h at {each['hourly_usd']:.4g} USD: {_usd(each['hours'] * each['hourly_usd'])}",
-        )
-        for each in instances
-    ]
-    on_demand = document.get("on_demand_usd")
-    would = [("the same on demand", _usd(on_demand))] if on_demand is not None else []
-    return [*kinds, ("in all", _usd(document.get("usd", document.get("cost_usd")))), *would]
+    rows = []
+    for instance in instances:
+        hours, hourly_usd = instance["hours"], instance["hourly_usd"]
+        cost = f"{hours:.2f} h at {hourly_usd:.4g} USD: {_usd(hours * hourly_usd)}"
+        rows.append((f"{instance['instance_type']}, {instance['market']}", cost))
+    rows.append(("total", _usd(document["usd"] if "usd" in document else document["cost_usd"])))
+    if document.get("on_demand_usd") is not None:
+        rows.append(("on demand", _usd(document["on_demand_usd"])))
+    return rows
 
 
 def _failure(documents: Documents) -> Rows:
-    error = documents.error if documents.state == "failed" else None
-    shown = ("time", "what", "rank", "stacks")
-    return [(name, _shown(error[name])) for name in shown if error.get(name) is not None] if error else ()
+    if documents.state != "failed":
+        return ()
+    fields = ("time", "what", "rank", "stacks")
+    error = documents.error
+    return [(name, _shown(error[name])) for name in fields if error.get(name) is not None]
 
 
 def _words(name: str) -> str:
@@ -281,22 +282,22 @@ def _words(name: str) -> str:
 
 
 def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, list | tuple):
         return ", ".join(map(_shown, value))
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return "none" if value is None else str(value)
+    return str(value)
 
 
-def _usd(value: float | None) -> str | None:
-    return None if value is None else f"{value:.2f} USD"
+def _usd(value: float) -> str:
+    return f"{value:.2f} USD"
 
 
-def _duration(seconds: float | None) -> str | None:
-    if seconds is None:
-        return None
+def _duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 

@@ -1,4 +1,4 @@
-"""The versions and times of `result.json`, and figures as PNG."""
+"""Versions and times of `result.json`, and figures as PNG."""
 
 from __future__ import annotations
 
@@ -28,18 +28,15 @@ def png(figure: Figure) -> bytes:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of what the run ran on; torch itself, which takes a second to import, is not imported."""
-    packages = {name: metadata.version(name) for name in PACKAGES}
+    """Return the versions of Python, CUDA and the packages."""
+    # torch takes a second to import, and its version.py is enough.
+    torch_version = metadata.distribution("torch").locate_file("torch/version.py")
     return {
         "ray_on_ecs": ray_on_ecs.__version__,
         "python": platform.python_version(),
-        "cuda": _cuda_of_torch(),
-        **packages,
+        "cuda": runpy.run_path(str(torch_version))["cuda"],
+        **{name: metadata.version(name) for name in PACKAGES},
     }
-
-
-def _cuda_of_torch() -> str | None:
-    return runpy.run_path(str(metadata.distribution("torch").locate_file("torch/version.py")))["cuda"]
 
 
 def run_times(script_start: float) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The actor of a run, on the driver's node: workers tell it how they are doing, the driver reads it, and directs them.
+"""Ray actor of a run: workers report to it, and the driver reads the reports and sends its directive.
 
-Each message holds absolute values. The workers repeat their statuses and the driver its directive, so an actor that Ray
-had to restart has them again within a second; progress and metrics come again with the next step.
+Messages hold absolute values. Workers repeat their status and the driver its directive, so an actor that Ray has
+restarted has them again within a second; progress and metrics return with the next step.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ ANSWER_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the workers are.
+    """Progress of the workers.
 
     Attributes:
-        workers: Identifies these workers; a restart has others.
+        workers: ID of these workers; a restart gets another one.
         step: Steps done, as their script reports them.
     """
 
@@ -35,10 +35,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class RunState:
-    """What the actor knows.
+    """State of the actor.
 
     Attributes:
-        incarnation: Another one after Ray had to restart the actor.
+        incarnation: ID of the actor's process; a restart by Ray changes it.
         progress: The last report, or None before the first.
         metrics: The metrics that the reader doesn't have, by number, in order.
         url: The page that an experiment tracker has for the run, or None.
@@ -53,7 +53,7 @@ class RunState:
 
 
 class RunActor:
-    """Holds the last reports, the members of the newest worker group and the driver's directive; Ray runs it."""
+    """Actor with the last reports, the members of the newest worker group and the driver's directive."""
 
     def __init__(self) -> None:
         self._incarnation = uuid.uuid4().hex
@@ -74,7 +74,7 @@ class RunActor:
         self._metrics[number] = metrics
 
     def report_url(self, url: str) -> None:
-        """Keep the page of an experiment tracker."""
+        """Keep the URL of the run's page at an experiment tracker."""
         self._url = url
 
     def report_guess(self, guess: dict[str, Any]) -> None:
@@ -82,14 +82,14 @@ class RunActor:
         self._guess = guess
 
     def read(self, after: int) -> RunState:
-        """Return the state, with the metrics of higher numbers."""
+        """Return the state, with the metrics above a number."""
         new = {number: self._metrics[number] for number in sorted(self._metrics) if number > after}
         return RunState(self._incarnation, self._progress, new, self._url, self._guess)
 
     def update(self, group: str, rank: int, member: Any, wants_members: bool) -> tuple[Any, dict[int, Any]]:
-        """Take what a worker says of itself; return the directive, and all members if it wants them.
+        """Store a worker's status; return the directive, and all members if it wants them.
 
-        A group that another one has followed is not heard. An actor that was restarted has it from the directive.
+        Updates of a group that has been replaced are ignored. A restarted actor learns past groups from the directive.
         """
         if self._directive is not None and group in self._directive.past:
             return self._directive, {}
@@ -102,19 +102,20 @@ class RunActor:
         return self._directive, self._members if wants_members else {}
 
     def direct(self, directive: Any) -> tuple[str | None, dict[int, Any]]:
-        """Take the directive; return the newest worker group and its members by rank."""
+        """Store the directive; return the newest worker group and its members by rank."""
         self._directive = directive
-        return (self._groups[-1] if self._groups else None), self._members
+        newest = self._groups[-1] if self._groups else None
+        return newest, self._members
 
 
 class RunClient:
-    """The actor's methods. Nothing here waits for a report to arrive, or fails when the actor is gone.
+    """Client of the actor. Its methods don't wait for a report to arrive, and don't fail when the actor is gone.
 
     The driver creates the actor with the first call, and workers find it by its name. So the head starts Ray Train's
     controller first, which everything else waits for: a head without CPUs starts one process at a time.
 
     Args:
-        name: The actor's name among those of the job.
+        name: The actor's name, unique in the job.
         is_driver: True for the driver's client, which creates the actor.
     """
 
@@ -136,7 +137,7 @@ class RunClient:
         self._call("report_metrics", number, metrics)
 
     def report_url(self, url: str) -> None:
-        """Report the page that an experiment tracker has for the run."""
+        """Report the URL of the run's page at an experiment tracker."""
         self._call("report_url", url)
 
     def report_guess(self, guess: dict[str, Any]) -> None:
@@ -144,17 +145,17 @@ class RunClient:
         self._call("report_guess", guess)
 
     def read(self, after: int) -> RunState | None:
-        """Return the state with the metrics of higher numbers, or None if the actor doesn't answer."""
+        """Return the state with the metrics above a number, or None if the actor doesn't answer."""
         return self._ask("read", after)
 
     def update(
         self, group: str, rank: int, member: Any, wants_members: bool = False
     ) -> tuple[Any, dict[int, Any]] | None:
-        """Tell how a worker is doing; return the driver's directive, or None if the actor doesn't answer."""
+        """Send a worker's status; return the directive and the members, or None if the actor doesn't answer."""
         return self._ask("update", group, rank, member, wants_members)
 
     def direct(self, directive: Any) -> tuple[str | None, dict[int, Any]] | None:
-        """Tell the directive; return the newest group and its members, or None if the actor doesn't answer."""
+        """Send the directive; return the newest group and its members, or None if the actor doesn't answer."""
         return self._ask("direct", directive)
 
     def _call(self, method: str, *arguments: Any) -> Any:
@@ -162,35 +163,38 @@ class RunClient:
         with self._finding:  # Ray ends the actor with the driver's first handle, so a second thread must not replace it
             try:
                 self._actor = self._actor or self._find()
-            except (RayError, ValueError):  # the latter: there is none of this name
+            except (RayError, ValueError):  # ValueError: an actor of this name does not exist
                 return None
         return getattr(self._actor, method).remote(*arguments)
 
     def _find(self) -> Any:
         if self._is_driver:
-            with suppress(ValueError):  # an earlier request has created it, and the answer was lost
+            with suppress(ValueError):  # an earlier request has created it, and the response was lost
                 return _create(self._name)
         return ray.get_actor(self._name)
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        call = self._call(method, *arguments)
+        reference = self._call(method, *arguments)
+        if reference is None:
+            return None
         try:
-            return None if call is None else ray.get(call, timeout=ANSWER_SECONDS)
+            return ray.get(reference, timeout=ANSWER_SECONDS)
         except RayError:
             return None
 
 
 def create_run_actor() -> RunClient:
-    """Return the driver's client of an actor that is created when it is first called."""
+    """Return the driver's client of a new actor, which the first call creates."""
     return RunClient(f"run-{uuid.uuid4().hex}", is_driver=True)
 
 
 def _create(name: str) -> Any:
-    """Create the actor on the driver's node, so that losing a worker node does not lose it.
-
-    It gets what is told while Ray restarts it as soon as it is back.
-    """
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    """Create the actor on the driver's node, so that it survives the loss of a worker node."""
     actor: Any = ray.remote(RunActor)
-    options = {"name": name, "num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": here}
-    return actor.options(**options).remote()
+    return actor.options(
+        name=name,
+        num_cpus=0,
+        max_restarts=-1,
+        max_task_retries=-1,  # calls during a restart arrive once the actor is back
+        scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
+    ).remote()

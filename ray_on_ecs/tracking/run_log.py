@@ -1,4 +1,4 @@
-"""The log of a command, stored in the run's folder where its output is a file, as that of a Ray job is."""
+"""Log of a command in the run's folder, where its standard output is a file, as in a Ray job."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ STDOUT = 1
 
 
 class RunLog:
-    """Stores the end of what this process prints; nothing where that goes to a terminal or a pipe.
+    """Stores the end of this process's output; does nothing if that goes to a terminal or a pipe.
 
     Args:
         storage: The run's folder.
-        started: When the command began; the file is named after it.
-        descriptor: Where it prints.
+        started: The start of the command, which names the file.
+        descriptor: The file descriptor of the output.
     """
 
     def __init__(self, storage: RunStorage, started: datetime, descriptor: int = STDOUT) -> None:
@@ -38,24 +38,24 @@ class RunLog:
 
     @contextmanager
     def storing(self) -> Generator[None]:
-        """Store it every minute until the block ends."""
+        """Store the log every minute until the block ends."""
         with run_every(STORE_SECONDS, self.store, "run log"):
             yield
 
     def store(self) -> None:
-        """Store what has been printed, if there is more than the last time. A failure is left to the next call."""
+        """Store the log if it has changed; the next call repeats a failed one."""
         with suppress(OSError, ValueError), self._lock:
             sys.stdout.flush()
-            found = os.fstat(self._descriptor)
-            version = (found.st_size, found.st_mtime_ns)
-            if not stat.S_ISREG(found.st_mode) or version == self._stored:
+            status = os.fstat(self._descriptor)
+            version = (status.st_size, status.st_mtime_ns)
+            if not stat.S_ISREG(status.st_mode) or version == self._stored:
                 return
-            self._storage.write(self._name, self._read_end(found.st_size).encode())
+            self._storage.write(self._name, self._read_end(status.st_size).encode())
             self._stored = version
 
     def _read_end(self, size: int) -> str:
-        """Return what is shown of the last `MAX_BYTES`, from the start of a line."""
-        with open(f"/proc/self/fd/{self._descriptor}", "rb") as file:  # the descriptor itself may not be read
+        """Return the shown lines of the last `MAX_BYTES`, from the start of a line."""
+        with open(f"/proc/self/fd/{self._descriptor}", "rb") as file:  # the descriptor is open for writing only
             file.seek(max(size - MAX_BYTES, 0))
             if size > MAX_BYTES:
                 file.readline()

@@ -1,4 +1,4 @@
-"""The driver's view of a run: it polls the run's actor and keeps what it has seen, whatever becomes of the actor."""
+"""Driver's view of a run: polls the run's actor and keeps its reports, also when the actor is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ray_on_ecs.tracking.run_actor import REPORT_SECONDS, Progress, RunClient, R
 
 
 class RunMonitor:
-    """What the driver knows of its run.
+    """Progress and metrics of a run.
 
     Attributes:
         progress: The last report, or None before the first.
@@ -48,11 +48,12 @@ class RunMonitor:
 
     def poll(self) -> None:
         """Read the actor once."""
-        if (state := self._run_state.read(self._last_number)) is not None:
+        state = self._run_state.read(self._last_number)
+        if state is not None:
             self.update(state)
 
     def update(self, state: RunState) -> None:
-        """Take over what the actor knows."""
+        """Add the actor's state."""
         if self._incarnation not in (None, state.incarnation):
             self._console.print("the actor of the run was lost and restarted; training continues", highlight=False)
         self._incarnation = state.incarnation
@@ -62,7 +63,8 @@ class RunMonitor:
         self._last_number = max(state.metrics, default=self._last_number)
         if state.progress is None:
             return
-        same_workers = self.progress is not None and self.progress.workers == state.progress.workers
-        known = self.progress.step if self.progress and same_workers else 0
-        self.steps_made += state.progress.step - known
+        steps_before = 0
+        if self.progress is not None and self.progress.workers == state.progress.workers:
+            steps_before = self.progress.step
+        self.steps_made += state.progress.step - steps_before
         self.progress = state.progress

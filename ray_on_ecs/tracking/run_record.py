@@ -1,6 +1,6 @@
-"""What a command leaves of its run for readers elsewhere: how far it is, what it prints, and a report at its end.
+"""Record of a command in the run's folder: its status, its log, and a report at its end.
 
-All of it is for people: no decision about the run depends on it, and nothing of it may end the run or hold it up.
+They are for people: the run does not depend on them, and a failed write neither ends it nor holds it up.
 """
 
 from __future__ import annotations
@@ -36,24 +36,22 @@ State = Literal["queued", "waiting", "training", "finished", "failed", "interrup
 
 
 class Status(TypedDict):
-    """The document `status.json`. Times are in UTC (ISO 8601), and what is not known is null.
+    """Document `status.json`. Times are in UTC (ISO 8601), and unknown values are null.
 
     Attributes:
-        run_name: The run.
-        state: What the command does, or how it ended.
         owner: The user who started the run.
         behind: The run that this one is queued behind.
-        started: When the command began.
-        updated: When this was written.
+        started: The start of the command.
+        updated: The time of this document.
         step: Steps done since the start of the training.
         loss: The last loss that the script logged, or printed if it reports nothing.
         workers: How many there are.
         cost_usd: What this command's workers have cost so far.
         earlier: Time and cost of the commands before this one.
-        instances: On which instances that was.
-        job: The ID by which Ray knows the job.
-        url: The page that an experiment tracker, such as W&B or MLflow, has for the run.
-        error: Why the run failed, on one line.
+        instances: The instances of `cost_usd`.
+        job: The submission ID of the Ray job.
+        url: The run's page at an experiment tracker, such as W&B or MLflow.
+        error: The reason why the run failed, on one line.
         changed: The names of the settings that are not at their defaults.
         next: The command that resumes the run.
     """
@@ -78,11 +76,11 @@ class Status(TypedDict):
 
 
 class RunRecord:
-    """Writes the status, the log and the report of one command on a run.
+    """Writer of the status, log and report of one command on a run.
 
     Args:
         storage: The run's folder.
-        requested: The settings as the user gave them.
+        requested: The user's settings.
         config: The same, with the run's name.
 
     Attributes:
@@ -111,11 +109,11 @@ class RunRecord:
 
     @contextmanager
     def closing(self, is_ours: Callable[[], bool], say: Callable[[str], None]) -> Generator[None]:
-        """Write how the command has ended when the block ends, if it got as far as to wait or to train.
+        """Write the final status when the block ends, if the command has begun to wait or to train.
 
         Args:
-            is_ours: Returns whether no other command has taken the run over.
-            say: Told that the report couldn't be written.
+            is_ours: Returns False once another command has taken the run over.
+            say: Prints that the report couldn't be written.
         """
         self._is_ours = is_ours
         try:
@@ -127,7 +125,7 @@ class RunRecord:
 
     @contextmanager
     def queued(self) -> Generator[None]:
-        """Say until the block ends that the run is queued behind another one, which `behind` names."""
+        """Write the state `queued` until the block ends; the attribute `behind` is the run ahead."""
         self._keep_before()
         try:
             with self._updating("queued"):
@@ -137,7 +135,7 @@ class RunRecord:
 
     @contextmanager
     def waiting(self) -> Generator[None]:
-        """Say until the block ends that the run waits for workers."""
+        """Write the state `waiting` until the block ends: the run waits for workers."""
         self._keep_before()
         with self._updating("waiting"):
             yield
@@ -148,19 +146,19 @@ class RunRecord:
             return
         with suppress(OSError):
             self._before = self._storage.read(layout.STATUS)
-        with suppress(ValueError, KeyError, TypeError, AttributeError):  # one that is not whole has no totals
+        with suppress(ValueError, KeyError, TypeError, AttributeError):  # a broken document has no totals
             self.earlier = earlier_of(json.loads(self._before or b"null"))
 
     @contextmanager
     def training(
         self, monitor: RunMonitor, hours: Mapping[InstanceKind, float], workers: int | None
     ) -> Generator[None]:
-        """Say until the block ends how far the run is, and store what is printed.
+        """Write the state `training` and the progress until the block ends, and store the log.
 
         Args:
-            monitor: Knows how far it is.
-            hours: The hours of its instances so far, which go on.
-            workers: How many workers it has; None if a Ray program starts them.
+            monitor: Source of the progress.
+            hours: The hours of its instances so far; the caller keeps counting.
+            workers: The number of workers; None if a Ray program starts them.
         """
         self._keep_before()
         self._monitor, self._hours, self._workers = monitor, hours, workers
@@ -169,17 +167,17 @@ class RunRecord:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the run's status says that it waits."""
+        """True while the state is `waiting`."""
         return self._state == "waiting"
 
     def note_waiting(self, is_waiting: bool) -> None:
-        """Say that a run that trains waits for resources, or has them again."""
+        """Change the state of a run that trains: it waits for resources, or has them again."""
         with self._lock:
             if self._state in layout.UNDER_WAY:
                 self._state = "waiting" if is_waiting else "training"
 
     def status(self) -> Status:
-        """Return how the run is doing now."""
+        """Return the current status."""
         progress = self._monitor.progress if self._monitor else None
         history = self._monitor.history if self._monitor else []
         steps = progress.step if progress else None
@@ -217,30 +215,33 @@ class RunRecord:
             yield
 
     def _write(self, state: State) -> bool:
-        """Write the status, unless it is another one by now; return whether it is written."""
-        with self._lock:
+        """Write the status unless the state has changed; return True if it is written."""
+        with self._lock, suppress(Exception):
             if self._state == state and self._is_ours():
-                with suppress(Exception):
-                    self._storage.write_json(layout.STATUS, self.status())
-                    return True
+                self._storage.write_json(layout.STATUS, self.status())
+                return True
         return False
 
     def _close(self, error: BaseException | None, say: Callable[[str], None]) -> None:
         if self._state is None or not self._is_ours():
             return
-        if self._monitor is None and isinstance(error, UsageError):  # refused: it is as if it had never begun
-            self._put_back()
+        if self._monitor is None and isinstance(error, UsageError):
+            self._restore_before()
             return
         with self._lock:
             self._state = state = _end_state(error)
-            self._error = _line(error) if error and state == "failed" else None
-        if not self._write(state):  # the storage is away: each more attempt would hold up the end
+            if error and state == "failed":
+                self._error = one_line(
+                    error if isinstance(error, TrainingError) else f"{type(error).__name__}: {error}"
+                )
+        if not self._write(state):  # the storage doesn't answer, and another attempt would hold up the end
             return
         self._log.store()
-        atexit.register(self._log.store)  # with the lines that come after this
+        atexit.register(self._log.store)  # for the lines after this
         try_write_report(self._storage, say)
 
-    def _put_back(self) -> None:
+    def _restore_before(self) -> None:
+        """Restore the status of the command before: this one was refused and has changed nothing."""
         with self._lock, suppress(OSError):
             self._state = None
             if self._before is None:
@@ -250,12 +251,12 @@ class RunRecord:
 
 
 def submission_id() -> str | None:
-    """Return the ID of the Ray job that this process is the driver of, or None if it is none."""
+    """Return the submission ID if this process is the driver of a Ray job, else None."""
     return job_metadata().get("job_submission_id")
 
 
 def job_metadata() -> dict[str, str]:
-    """Return the metadata of the Ray job that this process is the driver of; none if it is none."""
+    """Return the Ray job's metadata if this process is the driver of one, else an empty dict."""
     return json.loads(os.environ.get(JOB_VARIABLE) or "{}").get("metadata") or {}
 
 
@@ -265,24 +266,19 @@ def _end_state(error: BaseException | None) -> State:
     return "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt | SystemExit) else "failed"
 
 
-def _line(error: BaseException) -> str:
-    return one_line(error if isinstance(error, TrainingError) else f"{type(error).__name__}: {error}")
+def _last_loss(history: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the last training loss that the script logged; None before the first, or if it is not finite.
 
-
-def _logged_step(history: Sequence[Any]) -> int | None:
-    """Return the step of the last metrics: a script need not report its steps."""
-    return history[-1]["step"] if history else None
-
-
-def _last_loss(history: Sequence[Any]) -> float | None:
-    """Return the last training loss that the script logged; None if there is none, or it is not a finite number."""
-    # A validation's metrics may be the newest: a script's own training loss comes first.
-    metrics = next((each for each in reversed(history) if "train_loss" in each or "loss" in each), None)
-    if metrics is None:
-        metrics = next((each for each in reversed(history) if any(name.endswith("loss") for name in each)), {})
-    names = [name for name in ("train_loss", "loss") if name in metrics]
-    names += [name for name in reversed(metrics) if name.endswith("loss")]
-    value = metrics[names[0]] if names else None
+    The newest metrics may be a validation's, so a `train_loss` or `loss` comes before other losses.
+    """
+    value = None
+    for metrics in reversed(history):
+        if "train_loss" in metrics or "loss" in metrics:
+            value = metrics["train_loss"] if "train_loss" in metrics else metrics["loss"]
+            break
+        if value is None:
+            losses = [metrics[name] for name in metrics if name.endswith("loss")]
+            value = losses[-1] if losses else None
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 

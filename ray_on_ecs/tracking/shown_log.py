@@ -1,7 +1,8 @@
-"""The log of a run as it is shown: the script's lines, without those that Ray writes about itself.
+"""Filters for a run's log: the script's lines are shown, and Ray's lines about itself are not.
 
-Ray forwards the lines of all its processes to the driver, which prints them by this module; Ray's own logs keep all of
-them. Those that Ray's job supervisor and Ray's C++ write into a job's log are left out where that is shown or stored.
+Ray forwards the output of all its processes to the driver, which prints it through this module; Ray's log files keep
+every line. The lines that Ray's job supervisor and its C++ code write into a job's log are left out wherever that is
+shown or stored.
 """
 
 from __future__ import annotations
@@ -16,33 +17,33 @@ from typing import IO, Any
 # of 6 MB nothing more would be shown, not even the end of the run.
 MAX_CHARACTERS, MARK_CHARACTERS = 64 * 2**10, 80
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-# Ray's own function that prints the lines, in ray._private.worker.
+# The function in ray._private.worker that prints the forwarded lines.
 PRINT = "print_to_stdstream"
-# Ray Train's workers. Their standard output has the lines of the scripts.
+# The actors of Ray Train's workers, whose standard output is the script's.
 WORKER = "RayTrainWorker"
 # Ray's autoscaler does not start nodes here.
 AUTOSCALER = "autoscaler"
-# Lines of Ray's processes at every start of workers, which ask for nothing.
+# Lines that Ray's processes write at every start of workers.
 OF_PROCESSES = re.compile(
     r"core_worker\.cc:\d+: Actor with class name: 'PreemptionWatcher' "
     r"|PYTHON worker processes have been started on node"
     r"|__ray_tqdm_magic_token__"
 )
-# The lines with which Ray's job supervisor begins each job's log.
+# The first lines of every job's log, from Ray's job supervisor.
 OF_JOBS = re.compile(
     r"^\S+ \S+\s+INFO job_manager\.py:\d+ -- Runtime env is setting up\."
     r"|^Running entrypoint for job \S+: "
 )
-# A signal as Ray's C++ reports it: a first line and the stack, on standard error and once more as lines of its log.
+# A signal as Ray's C++ code reports it: a header and the stack, on standard error and again as lines of its log.
 SIGNAL = re.compile(r"(^|logging\.cc:\d+: )\*\*\* (SIG\w+) received at time=")
 STACK = re.compile(r"(^|logging\.cc:\d+: )(PC: @|\s+@) ")
 
 
 class Filter:
-    """Leaves out Ray's lines about itself.
+    """Filter of one stream, without Ray's lines about itself.
 
     Args:
-        harmless: The lines to leave out, beside the report of a SIGTERM, which has several. A filter is for one stream.
+        harmless: The lines to leave out, in addition to the lines that report a SIGTERM.
     """
 
     def __init__(self, harmless: re.Pattern[str] = OF_JOBS) -> None:
@@ -52,15 +53,16 @@ class Filter:
     def shown(self, lines: Iterable[str]) -> Iterator[str]:
         """Yield the lines to show, cut to `MAX_CHARACTERS`. They have no line ends."""
         for line in lines:
-            if header := SIGNAL.search(line):
+            header = SIGNAL.search(line)
+            if header:
                 self._signal = header[2]
             is_sigterm = self._signal == "SIGTERM" and (header or STACK.search(line))
-            if not (is_sigterm or self._harmless.search(line)):
+            if not is_sigterm and not self._harmless.search(line):
                 yield cut(line)
 
 
 def cut(line: str) -> str:
-    """Return a line of at most `MAX_CHARACTERS`; a longer one ends with the number of characters that are cut off."""
+    """Return a line of at most `MAX_CHARACTERS`; a longer one ends with the number of omitted characters."""
     if len(line) <= MAX_CHARACTERS:
         return line
     kept = MAX_CHARACTERS - MARK_CHARACTERS
@@ -68,17 +70,17 @@ def cut(line: str) -> str:
 
 
 def without_escapes(text: str) -> str:
-    """Return a text without colours and other escape sequences of terminals."""
+    """Return a text without colours and other terminal escape sequences."""
     return ESCAPES.sub("", text)
 
 
 def shows_colours(stream: IO[str]) -> bool:
-    """Return whether a stream is a terminal and NO_COLOR is not set. See https://no-color.org."""
+    """Return True if a stream is a terminal and NO_COLOR (https://no-color.org) is not set."""
     return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
 class ForwardedLines:
-    """Prints the lines that Ray forwards to the driver: a script's by themselves, others behind their actor's name."""
+    """Printer of the lines that Ray forwards to the driver; all but a script's get their actor's name as a prefix."""
 
     def __init__(self) -> None:
         self._filters: dict[tuple[Any, ...], Filter] = {}
@@ -88,9 +90,11 @@ class ForwardedLines:
 
         Args:
             batch: Ray's document: `lines`, `is_err` for standard error, and `pid`, `ip`, `actor_name` or `task_name`.
-            ignore_prefix: Of Ray's own function; not used.
+            ignore_prefix: Unused; an argument of Ray's function.
         """
-        name, pid, is_error = batch.get("actor_name") or batch.get("task_name"), batch.get("pid"), batch["is_err"]
+        name = batch.get("actor_name") or batch.get("task_name")
+        pid = batch.get("pid")
+        is_error = batch["is_err"]
         if pid == AUTOSCALER:
             return
         if name == WORKER and not is_error:
@@ -105,7 +109,7 @@ class ForwardedLines:
 
 
 def install() -> None:
-    """Have Ray print by `ForwardedLines`; before `ray.init`, which hands the function to its threads."""
+    """Make Ray print through `ForwardedLines`; call it before `ray.init`, which passes the function to its threads."""
     from ray._private import worker
 
     setattr(worker, PRINT, ForwardedLines().print)

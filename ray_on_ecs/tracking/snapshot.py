@@ -1,8 +1,8 @@
-"""Snapshots of a run's folder in the storage: a manifest names the files, and is written when all of them are there.
+"""Snapshots of a run's files in its storage, with a manifest that is written last.
 
-`files.json` is the last complete snapshot. Objects that it names are not overwritten before the next one is written, so
-a file that was replaced is stored below `versions/` first, and stands under `files/` at the run's end. Logs alone are
-stored in place.
+`files.json` is the manifest of the last complete snapshot. Its objects are not overwritten before the next manifest is
+written: a replaced file is first stored below `versions/`, and moves to `files/` at the run's end. Only logs are
+overwritten in place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ray_on_ecs.tracking.storage import RunStorage
 
 FORMAT = 1
 COPIES_AT_ONCE = 8
-# S3 copies a larger object in parts alone.
+# CopyObject's limit: https://docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html
 MAX_COPY_BYTES = 5 * 2**30
 CHUNK_BYTES = 16 * 2**20
 ESCAPED = re.compile(r"[\x00-\x1f\x7f\udc80-\udcff]|%(?=[0-9A-F]{2})")
@@ -32,15 +32,15 @@ ESCAPED = re.compile(r"[\x00-\x1f\x7f\udc80-\udcff]|%(?=[0-9A-F]{2})")
 
 @dataclass(frozen=True)
 class KeptFile:
-    """A file of a snapshot, or a symbolic link.
+    """File of a snapshot, or a symbolic link.
 
     Attributes:
         key: The path of its object in the run's folder; empty for a link.
-        size: Its size in bytes.
-        written_at: When it was last written (ns since 1970).
-        mode: Its permissions.
+        size: Bytes.
+        written_at: Modification time (ns since 1970).
+        mode: Permissions.
         link: The target of a link, or None.
-        is_log: Whether it is stored in place while it grows, so that its object may be newer than the snapshot.
+        is_log: The file is stored in place while it grows, so that its object may be newer than the snapshot.
         node: The rank of the node whose script wrote it.
     """
 
@@ -55,12 +55,12 @@ class KeptFile:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The files of a run's folder at one moment, by their paths in it.
+    """Files of a script at one moment.
 
     Attributes:
-        files: The files.
-        left_out: Lines that name what was not kept.
-        folder: The folder of the run's folder below which they stand at the run's end.
+        files: The files by their paths in the script's folder.
+        left_out: Lines that name the files that were not kept, and the reason.
+        folder: The subfolder of the run's folder that has the files at the run's end.
     """
 
     files: Mapping[str, KeptFile] = field(default_factory=dict)
@@ -69,12 +69,12 @@ class Snapshot:
 
     @property
     def keys(self) -> set[str]:
-        """The objects of the files."""
-        return {each.key for each in self.files.values() if each.key}
+        """Keys of the files' objects."""
+        return {kept.key for kept in self.files.values() if kept.key}
 
 
 def read_snapshot(storage: RunStorage, name: str = layout.FILES) -> Snapshot:
-    """Return the last complete snapshot; an empty one before the first.
+    """Return the last complete snapshot; before the first, an empty one.
 
     Raises:
         OSError: The storage can't be read.
@@ -89,23 +89,25 @@ def read_snapshot(storage: RunStorage, name: str = layout.FILES) -> Snapshot:
 
 def write_snapshot(storage: RunStorage, snapshot: Snapshot, name: str = layout.FILES) -> None:
     """Make this the last complete snapshot; all its files must have been stored."""
-    empty = asdict(KeptFile())
-    files = {path: _without(asdict(each), empty) for path, each in sorted(snapshot.files.items())}
+    defaults = asdict(KeptFile())
+    files: dict[str, dict[str, Any]] = {}
+    for path, kept in sorted(snapshot.files.items()):
+        files[path] = {field: value for field, value in asdict(kept).items() if value != defaults[field]}
     document = {"format": FORMAT, "folder": snapshot.folder, "left_out": list(snapshot.left_out), "files": files}
     storage.write_json(name, document)
-
-
-def _without(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value != defaults[name]}
 
 
 def key_of(folder: str, name: str) -> str:
     """Return the key of a file in a folder of the run's folder.
 
-    Bytes that are not UTF-8 are written as %XX, and so are control characters, which a list of objects can't hold, and
-    a % that would look like these.
+    Control characters, which S3's list of objects can't hold, and bytes that are not UTF-8 are escaped as %XX, and so
+    is a % in front of two hexadecimal digits.
     """
-    return f"{folder}/{ESCAPED.sub(lambda each: f'%{ord(each[0]) & 0xFF:02X}', name)}"
+
+    def escape(match: re.Match[str]) -> str:
+        return f"%{ord(match[0]) & 0xFF:02X}"
+
+    return f"{folder}/{ESCAPED.sub(escape, name)}"
 
 
 def restore(
@@ -115,21 +117,22 @@ def restore(
 
     Args:
         storage: The run's folder.
-        files: The files.
+        files: The files by their paths in the folder.
         folder: The folder.
-        here: Files of the snapshot that are on this disk, and are moved.
+        here: Files of the snapshot that are already on this disk, and are moved.
 
     Raises:
-        OSError: A file can't be read from the storage, or not be written here.
+        OSError: A file can't be read from the storage or written to the folder.
     """
     here = here or {}
     fetched: dict[Path, fs.FileInfo] = {}
     for name, kept in files.items():
-        _make_room(folder, folder / name)
+        path = folder / name
+        _make_room(folder, path)
         if name in here:
-            os.replace(here[name], folder / name)
+            os.replace(here[name], path)
         elif kept.link is None:
-            fetched[folder / name] = _info(storage, kept)
+            fetched[path] = _file_info(storage, kept)
     copy_to_disk(storage.filesystem, fetched)
     for name, kept in files.items():
         path = folder / name
@@ -140,18 +143,21 @@ def restore(
             os.utime(path, ns=(kept.written_at, kept.written_at))
 
 
-def _info(storage: RunStorage, kept: KeptFile) -> fs.FileInfo:
+def _file_info(storage: RunStorage, kept: KeptFile) -> fs.FileInfo:
     path = storage.path(kept.key)
-    if kept.is_log and (found := storage.filesystem.get_file_info(path)).is_file:
-        return found
+    if kept.is_log:  # it may have grown since
+        info = storage.filesystem.get_file_info(path)
+        if info.is_file:
+            return info
     return fs.FileInfo(path, type=fs.FileType.File, size=kept.size)
 
 
 def _make_room(folder: Path, path: Path) -> None:
-    """Make the folders of a path, and remove what is in its place."""
+    """Create the parent folders of a path, and delete whatever is in the way."""
     for parent in reversed(path.relative_to(folder).parents[:-1]):
-        if (folder / parent).is_symlink() or (folder / parent).is_file():
-            (folder / parent).unlink()
+        ancestor = folder / parent
+        if ancestor.is_symlink() or ancestor.is_file():
+            ancestor.unlink()
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -159,48 +165,55 @@ def _make_room(folder: Path, path: Path) -> None:
 
 
 def publish(storage: RunStorage) -> Snapshot:
-    """Bring each file of the last snapshot to its place, and delete the stored files that it does not name.
+    """Copy the files of the last snapshot to their final keys, and delete stored files that are not in it.
 
     Returns:
-        The last snapshot, with the files in their places.
+        The last snapshot, with the final keys.
 
     Raises:
-        OSError: The storage can't be read or written; the snapshot is complete all the same.
+        OSError: The storage can't be read or written; the snapshot stays complete.
     """
     snapshot = read_snapshot(storage)
     taken = snapshot.keys
-    places = {name: key_of(snapshot.folder, name) for name, kept in snapshot.files.items() if kept.key}
-    moved = {name: key for name, key in places.items() if key not in taken}
+    final: dict[str, KeptFile] = {}
+    for name, kept in snapshot.files.items():
+        key = key_of(snapshot.folder, name)
+        if kept.key and key not in taken:
+            final[name] = replace(kept, key=key)
     with ThreadPoolExecutor(COPIES_AT_ONCE) as threads:
-        list(threads.map(lambda name: _copy(storage, snapshot.files[name], moved[name]), moved))
-    if moved:
-        files = {**snapshot.files, **{name: replace(snapshot.files[name], key=key) for name, key in moved.items()}}
-        snapshot = replace(snapshot, files=files)
+        list(threads.map(lambda name: _copy(storage, snapshot.files[name], final[name].key), final))
+    if final:
+        snapshot = replace(snapshot, files={**snapshot.files, **final})
         write_snapshot(storage, snapshot)
     delete_others(storage, snapshot)
     return snapshot
 
 
 def delete_others(storage: RunStorage, snapshot: Snapshot) -> None:
-    """Delete the stored files that a snapshot does not name, except below `files/` where the script itself writes.
+    """Delete the stored files that are not in a snapshot, except below `files/` if the script itself writes there.
 
     Raises:
         OSError: The storage can't be read or written.
     """
-    folders = [layout.VERSIONS_FOLDER, *([layout.FILES_FOLDER] if snapshot.folder == layout.FILES_FOLDER else [])]
+    folders = [layout.VERSIONS_FOLDER]
+    if snapshot.folder == layout.FILES_FOLDER:
+        folders.append(layout.FILES_FOLDER)
     for folder in folders:
-        delete_keys(storage, _stored(storage, folder) - snapshot.keys)
+        delete_keys(storage, _stored_keys(storage, folder) - snapshot.keys)
     if not any(key.startswith(f"{layout.VERSIONS_FOLDER}/") for key in snapshot.keys):
-        storage.delete_folder(layout.VERSIONS_FOLDER)  # on a disk the empty folders are left
+        storage.delete_folder(layout.VERSIONS_FOLDER)  # a disk still has its empty folders
     storage.delete_folder(layout.PARTS_FOLDER)
 
 
-def _stored(storage: RunStorage, folder: str) -> set[str]:
+def _stored_keys(storage: RunStorage, folder: str) -> set[str]:
     if not storage.is_local:
         return {f"{folder}/{name}" for name in storage.files(folder)}
-    # Not what is behind links: where a script has worked in the folder itself, these lead to the user's own files.
+    # os.walk does not follow links: where a script has worked in the folder itself, they lead to the user's files.
     base = Path(storage.path())
-    return {str(Path(above, name).relative_to(base)) for above, _, names in os.walk(base / folder) for name in names}
+    keys = set()
+    for parent, _, names in os.walk(base / folder):
+        keys |= {str(Path(parent, name).relative_to(base)) for name in names}
+    return keys
 
 
 def delete_keys(storage: RunStorage, keys: Iterable[str]) -> None:
@@ -210,7 +223,7 @@ def delete_keys(storage: RunStorage, keys: Iterable[str]) -> None:
 
 
 def copy_on_disk(source: Path, target: Path) -> None:
-    """Make a file that is not written any more stand at another path, too: as a hard link where the disk has these."""
+    """Copy a file that is not written any longer, as a hard link if the file system has them."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
@@ -219,11 +232,12 @@ def copy_on_disk(source: Path, target: Path) -> None:
 
 
 def _copy(storage: RunStorage, kept: KeptFile, key: str) -> None:
-    """Copy an object within the storage, unless the script has written it in its place."""
-    source, target = storage.path(kept.key), storage.path(key)
+    """Copy an object within the storage, unless the script has already written it to its final key."""
+    source = storage.path(kept.key)
+    target = storage.path(key)
     if storage.is_local:
-        found = os.lstat(target) if os.path.lexists(target) else None
-        if found is None or (found.st_size, found.st_mtime_ns) != (kept.size, kept.written_at):
+        status = os.lstat(target) if os.path.lexists(target) else None
+        if status is None or (status.st_size, status.st_mtime_ns) != (kept.size, kept.written_at):
             _make_room(Path(storage.path()), Path(target))
             copy_on_disk(Path(source), Path(target))
             os.utime(target, ns=(kept.written_at, kept.written_at))

@@ -1,4 +1,4 @@
-"""The folder of a run, on a disk or in S3: reads and writes by name, and a check that it can be written at all."""
+"""Storage of a run's folder, on a disk or in S3: reads and writes by name, and a check for write access."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunStorage:
-    """One run's folder.
+    """Folder of one run.
 
     Attributes:
-        filesystem: The file system, as pyarrow has it.
-        base: The storage path on that file system, without a scheme.
-        run_name: The run's folder below it.
+        base: The storage path on the file system, without a scheme.
+        run_name: The name of the run, and of its folder below `base`.
         uri: The run's folder as a user would type it.
     """
 
@@ -38,10 +37,10 @@ class RunStorage:
 
     @classmethod
     def open(cls, storage_path: str, run_name: str) -> RunStorage:
-        """Find the run's folder under `storage_path`, a folder or an `s3://bucket/prefix`; nothing is created.
+        """Return the run's folder under `storage_path`, a folder or an `s3://bucket/prefix`, without creating it.
 
         Raises:
-            UsageError: The path is not of a known kind, or its bucket can't be reached.
+            UsageError: The path has another scheme, or its bucket can't be reached.
         """
         try:
             filesystem, base = open_filesystem(storage_path)
@@ -55,7 +54,7 @@ class RunStorage:
         return RunStorage.open, (self.uri.removesuffix(f"/{self.run_name}"), self.run_name)
 
     def check_writable(self) -> None:
-        """Try to write where the run will write; this leaves nothing but, in S3, the empty marker of the prefix.
+        """Check the write access with a temporary file; in S3 an empty marker of the prefix may remain.
 
         Raises:
             UsageError: The folder or bucket is missing, or may not be written.
@@ -69,10 +68,10 @@ class RunStorage:
             raise _unusable(self.uri.removesuffix(f"/{self.run_name}"), cause) from cause
 
     def check_shared(self) -> None:
-        """Refuse a folder that isn't the driver's, who has written the settings there: all results would be lost.
+        """Refuse a folder without the settings that the driver has written: it is local to this node.
 
         Raises:
-            UsageError: It is another one.
+            UsageError: The settings are not there.
         """
         if not self.exists(layout.SETTINGS):
             raise UsageError(
@@ -81,94 +80,94 @@ class RunStorage:
             )
 
     def path(self, *names: str) -> str:
-        """Return a path in the run's folder, as the file system takes it."""
+        """Return a path in the run's folder, as the file system expects it."""
         return "/".join([self.base, self.run_name, *names])
 
     def exists(self, name: str) -> bool:
-        """Return whether the run's folder holds a file of this name."""
+        """Return True if the run's folder has a file of this name."""
         return self.filesystem.get_file_info(self.path(name)).type == fs.FileType.File
 
     def folders(self, prefix: str) -> list[str]:
-        """Return the names of the folders in the run's folder that begin with `prefix`, in order."""
-        found = self.filesystem.get_file_info(fs.FileSelector(self.path(), allow_not_found=True))
-        return sorted(
-            each.base_name for each in found if each.type == fs.FileType.Directory and each.base_name.startswith(prefix)
-        )
+        """Return the sorted names of the folders in the run's folder that begin with `prefix`."""
+        infos = self.filesystem.get_file_info(fs.FileSelector(self.path(), allow_not_found=True))
+        names = [info.base_name for info in infos if info.type == fs.FileType.Directory]
+        return sorted(name for name in names if name.startswith(prefix))
 
     def file_sizes(self, folder: str = "") -> dict[str, int]:
-        """Return the size in bytes of each file in the run's folder, or in one of its folders, by name."""
+        """Return the size in bytes of each file in the run's folder, or in a subfolder, by name."""
         path = self.path(folder) if folder else self.path()
-        found = self.filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
-        return {each.base_name: each.size for each in found if each.type == fs.FileType.File}
+        infos = self.filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        return {info.base_name: info.size for info in infos if info.type == fs.FileType.File}
 
     def files(self, folder: str) -> dict[str, fs.FileInfo]:
-        """Return all files below a folder of the run's folder, by their path in it."""
-        found = self.filesystem.get_file_info(fs.FileSelector(self.path(folder), allow_not_found=True, recursive=True))
+        """Return all files below a subfolder, by their path in it."""
+        infos = self.filesystem.get_file_info(fs.FileSelector(self.path(folder), allow_not_found=True, recursive=True))
         prefix = f"{self.path(folder)}/"
-        return {each.path.removeprefix(prefix): each for each in found if each.type == fs.FileType.File}
+        return {info.path.removeprefix(prefix): info for info in infos if info.type == fs.FileType.File}
 
     def read(self, name: str) -> bytes:
-        """Read a whole file; FileNotFoundError where there is none."""
+        """Read a whole file; FileNotFoundError if it is missing."""
         with self.open_reader(name) as stream:
             return stream.read()
 
     def read_parsed(self, name: str, parse: Callable[[bytes], T]) -> T:
         """Read a whole file and parse it.
 
-        pyarrow asks S3 for an object's size before it reads it. An object that is replaced in between is cut off, or
-        has random bytes at its end, and is read again.
+        pyarrow requests an S3 object's size before its content. An object that is replaced in between is truncated, or
+        ends with random bytes, and is read again.
 
         Raises:
-            FileNotFoundError: There is none.
+            FileNotFoundError: The file is missing.
             ValueError: It can't be parsed.
         """
         content = None
         while True:
-            before, content = content, self.read(name)
+            previous, content = content, self.read(name)
             try:
                 return parse(content)
             except ValueError:
-                if content == before:
+                if content == previous:
                     raise
 
     def open_reader(self, name: str) -> NativeFile:
-        """Open a file to read any part of it; FileNotFoundError where there is none."""
+        """Open a file for random access; FileNotFoundError if it is missing."""
         return self.filesystem.open_input_file(self.path(name))
 
     def open_writer(self, name: str) -> NativeFile:
-        """Open a file to write it from its start, making its folder if need be. S3 shows it once it is closed."""
+        """Open a file to write it from its start, and create its folder. In S3 it appears when it is closed."""
         if self.is_local:  # S3 has no folders
             self.filesystem.create_dir(self.path(*name.split("/")[:-1]), recursive=True)
-        return self.filesystem.open_output_stream(self.path(name), compression=None)  # a name in .gz is a name
+        # pyarrow would compress a file whose name ends with .gz.
+        return self.filesystem.open_output_stream(self.path(name), compression=None)
 
     @contextmanager
     def replace(self, name: str) -> Generator[NativeFile]:
-        """Open a file to write it; until it is complete, readers find the old one."""
-        # A user's files may be a.pt and a.pt.part.
-        written = f"{name}.{uuid.uuid4().hex[:8]}.part" if self.is_local else name
-        with self.open_writer(written) as stream:
+        """Open a file to write it; readers see the old one until it is complete."""
+        # A random name: a user's files may be a.pt and a.pt.part.
+        temporary = f"{name}.{uuid.uuid4().hex[:8]}.part" if self.is_local else name
+        with self.open_writer(temporary) as stream:
             yield stream
         if self.is_local:
-            self.filesystem.move(self.path(written), self.path(name))
+            self.filesystem.move(self.path(temporary), self.path(name))
 
     def write(self, name: str, content: bytes | str) -> None:
-        """Write a whole file; readers find the old one or the new one."""
+        """Write a whole file atomically."""
         with self.replace(name) as stream:
             stream.write(content.encode() if isinstance(content, str) else content)
 
     def write_json(self, name: str, value: Any) -> None:
-        """Write a JSON document that people can read."""
+        """Write an indented JSON document."""
         self.write(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
     def write_lines(self, name: str, values: Sequence[Any]) -> None:
-        """Write one JSON document per line."""
+        """Write a JSON document per line."""
         self.write(name, "".join(json.dumps(value, allow_nan=False) + "\n" for value in values))
 
     def read_json(self, name: str) -> Any:
-        """Read the JSON document of that name, or None where there is none.
+        """Read a JSON document; None if it is missing.
 
         Raises:
-            UsageError: The file is no JSON.
+            UsageError: The file is not JSON.
         """
         try:
             return self.read_parsed(name, json.loads)
@@ -180,18 +179,18 @@ class RunStorage:
             ) from cause
 
     def delete(self, name: str) -> None:
-        """Delete a file, if it is there."""
+        """Delete a file if it exists."""
         with suppress(FileNotFoundError):
             self.filesystem.delete_file(self.path(name))
 
     def delete_folder(self, name: str) -> None:
-        """Delete a folder with everything in it, if it is there."""
+        """Delete a folder and its contents if it exists."""
         with suppress(FileNotFoundError):
             self.filesystem.delete_dir(self.path(name))
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on a disk, not in S3."""
+        """True for a folder on a disk, False in S3."""
         return isinstance(self.filesystem, fs.LocalFileSystem)
 
     def _check_bucket(self) -> None:
@@ -202,7 +201,7 @@ class RunStorage:
 
 
 def _check_folder(folder: Path) -> None:
-    """Try the nearest folder that exists; the others would be made in it."""
+    """Check the nearest existing folder, in which the others would be created."""
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     with tempfile.TemporaryFile(dir=nearest):
         pass
@@ -211,5 +210,5 @@ def _check_folder(folder: Path) -> None:
 def _unusable(path: str, cause: Exception) -> UsageError:
     return UsageError(
         f"--storage-path: {path!r} can't be written ({short_reason(cause)}); "
-        "give a folder that you may write, or s3://bucket/prefix of a bucket that exists and your credentials reach"
+        "give a folder with write access, or s3://bucket/prefix of a bucket that your credentials can write"
     )

@@ -1,4 +1,4 @@
-"""A run's metrics as a TensorBoard event file: `tensorboard --logdir FOLDER` draws them."""
+"""TensorBoard event file of a run's metrics, for `tensorboard --logdir FOLDER`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def write_events(values: Iterable[tuple[str, float, int, str]]) -> bytes:
-    """Return the event file of scalars, each one with its tag, step and time (ISO 8601)."""
-    from tensorboardX import SummaryWriter  # takes a while: not before there is something to write
+    """Return the event file of scalars, as tuples of tag, value, step and time (ISO 8601)."""
+    from tensorboardX import SummaryWriter  # slow to import
 
     with tempfile.TemporaryDirectory() as folder:
         with SummaryWriter(folder) as writer:

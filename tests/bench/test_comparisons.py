@@ -24,7 +24,7 @@ def ours(*accuracies: float) -> list[dict[str, Any]]:
     return [{"seconds": 5.0, "test_accuracy": each} for each in accuracies]
 
 
-def test_the_reference_s_epochs_are_read_from_its_log() -> None:
+def test_epochs_of_the_references_log() -> None:
     printed = ""
     for pid, seconds in ((71, "20.0"), (72, "25.0")):
         worker = f"\x1b[36m(RayTrainWorker {pid})\x1b[0m"
@@ -41,7 +41,7 @@ def test_the_reference_s_epochs_are_read_from_its_log() -> None:
     ]
 
 
-def test_images_per_second_are_those_after_the_first_epoch() -> None:
+def test_throughput_skips_the_first_epoch() -> None:
     runs = [[{"samples_per_second": each} for each in speeds] for speeds in ((1, 100, 300), (1000, 200, 200))]
     faster = [[{"samples_per_second": each} for each in speeds] for speeds in ((1, 300), (1, 500))]
     found = time_to_accuracy.compare_speed(runs, faster)
@@ -67,24 +67,24 @@ def test_the_images_are_made_of_a_few(tmp_path: Path) -> None:
     assert ((brightness - 20 * data.train[1]).abs() < 8).all(), "a blend of images of its class"
 
 
-def test_the_goal_is_the_mean_of_the_reference_s_final_accuracies() -> None:
+def test_goal_is_the_references_mean_accuracy() -> None:
     found = time_to_accuracy.compare(
         [reference(0.5, 0.9, 0.8), reference(0.5, 0.6, 0.7)], [ours(0.74, 0.76), ours(0.8, 0.9)]
     )
     assert found.data["goal"] == pytest.approx(0.75)
-    assert found.ratio == pytest.approx(30 / 7.5), "30 s against the median of 10 and 5 s"
+    assert found.ratio == pytest.approx(30 / 7.5)
     assert found.reached, "at least 3 times"
-    assert "first reaches it in epoch 2, none" in found.note, "the note says when the reference reached it first"
-    assert "would make the ratio 3.3" in found.note, "20 and 30 s against 7.5 s"
+    assert "first reaches it in epoch 2, none" in found.note
+    assert "would make the ratio 3.3" in found.note
 
 
-def test_one_seed_that_misses_the_goal_misses_the_target() -> None:
+def test_one_missed_seed_misses_the_target() -> None:
     found = time_to_accuracy.compare([reference(0.8)] * 2, [ours(0.9), ours(0.7)])
-    assert found.reached is False, "the other seed's speed doesn't count"
+    assert found.reached is False
     assert "1 of 2" in found.note
 
 
-def test_trainings_that_never_reach_the_goal_miss_the_target() -> None:
+def test_unreached_goal_misses_the_target() -> None:
     assert time_to_accuracy.compare([reference(0.8)], [ours(0.7)]).reached is False
 
 
@@ -101,10 +101,10 @@ def test_language_model_prints_its_speed(monkeypatch: pytest.MonkeyPatch) -> Non
     small = {**gpu.MODEL, "vocab_size": 4000, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1}
     found = gpu.language(torch.device("cpu"), small, ("--global-batch-size=2", "--max-steps=20"))
     assert found.ratio is not None, found.note
-    assert found.n == 1, "the first ten steps warm up"
+    assert found.n == 1
 
 
-def test_the_table_names_targets_that_were_reached_and_missed() -> None:
+def test_table_shows_reached_and_missed_targets() -> None:
     comparisons = [
         Comparison(name="fast", reference="1", ours="2", ratio=2, target=report.at_least(2, 1)),
         Comparison(name="small", reference="1", ours="2", ratio=2, target=report.at_most(2, 1)),
@@ -115,14 +115,12 @@ def test_the_table_names_targets_that_were_reached_and_missed() -> None:
     text = console.export_text()
     assert "at least 1: reached" in text
     assert "at most 1: missed" in text
-    assert "at least 3:" not in text, "nothing was measured"
-    assert "torch" in text, "a result names the versions"
+    assert "at least 3:" not in text
+    assert "torch" in text
     assert "seeds 0, 1" in text
 
 
-def test_measuring_one_benchmark_again_keeps_the_others_in_the_table(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_one_new_benchmark_keeps_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     for name in ("second", "first", "second"):
         found = Comparison(name=f"{name} thing", reference="1", ours="2", ratio=2, target=report.at_least(2, 1))
@@ -132,12 +130,12 @@ def test_measuring_one_benchmark_again_keeps_the_others_in_the_table(
     assert text.count("second thing") == 1
 
 
-def test_a_result_names_the_cpu_even_if_the_cloud_hides_its_name() -> None:
+def test_result_has_a_hidden_cpus_model() -> None:
     info = {"model name": "Intel(R) Xeon(R) Processor", "cpu family": "6", "model": "143"}
     assert report.cpu_model(info) == "Intel(R) Xeon(R) Processor, family 6 model 143"
 
 
-def test_the_speeds_of_the_preparing_program_are_read_from_its_log() -> None:
+def test_speeds_of_the_preprocess_log() -> None:
     printed = (
         "(RayTrainWorker pid=7) epoch 0: loss 1.0986, 384 images, 34.5 a second, prepared on {'127.0.0.2': 384}\n"
         "(RayTrainWorker pid=7) epoch 2: loss 0.2, 384 images, 120.0 a second, prepared on {'127.0.0.3': 384}\n"

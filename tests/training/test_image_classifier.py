@@ -114,16 +114,16 @@ def refused(capsys: pytest.CaptureFixture[str], function: Any, *arguments: Any) 
         (["--momentum", "1"], "unrecognized arguments: --momentum 1"),
     ],
 )
-def test_a_mistake_is_one_line_before_torch_is_imported(folder: Path, flags: list[str], line: str) -> None:
+def test_bad_option_fails_before_torch_import(folder: Path, flags: list[str], line: str) -> None:
     (folder / "torch.py").write_text(NO_TORCH)
     done = run(folder / "run", *flags)
     assert done.returncode == 2
     [said] = done.stderr.splitlines()
     assert said.startswith(f"image_classifier.py: error: {line}")
-    assert "torch is imported" in run(folder / "run").stderr, "without a mistake it is"
+    assert "torch is imported" in run(folder / "run").stderr
 
 
-def test_what_depends_on_the_data_is_checked_against_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_are_checked_against_the_data(capsys: pytest.CaptureFixture[str]) -> None:
     data, cpu = digits(), torch.device("cpu")
     line = refused(capsys, resolve_defaults, options(batch_size=5000), data, cpu)
     assert line.startswith("--batch-size: 5000 on each of 1 workers is more than the 1438 training images; use 1438 or")
@@ -135,7 +135,7 @@ def test_what_depends_on_the_data_is_checked_against_it(capsys: pytest.CaptureFi
     assert steps * (found.epochs - 1) < 400 <= steps * found.epochs
     many = options(max_workers=50)
     resolve_defaults(many, data, cpu)
-    assert 1438 // (50 * many.batch_size) >= 8, "an epoch has eight steps on many workers, too"
+    assert 1438 // (50 * many.batch_size) >= 8
 
 
 @pytest.mark.usefixtures("folder")
@@ -201,7 +201,7 @@ def torchvision_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_files_of_fashion_mnist_are_read_from_torchvisions_folder(torchvision_folder: Path) -> None:
+def test_fashion_mnist_in_torchvisions_folder(torchvision_folder: Path) -> None:
     data = image_classifier.load(options(data=str(torchvision_folder)))
     for images, labels in (data.train, data.test):
         assert torch.equal(images, torch.arange(6 * 28 * 28).to(torch.uint8).reshape(6, 1, 28, 28))
@@ -211,7 +211,7 @@ def test_the_files_of_fashion_mnist_are_read_from_torchvisions_folder(torchvisio
 
 
 @pytest.mark.parametrize("content", [b"", b"\0\0\x08\x03", None])
-def test_files_that_are_broken_or_missing_are_one_line(
+def test_broken_or_missing_files_cost_one_line(
     torchvision_folder: Path, content: bytes | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = torchvision_folder / "FashionMNIST" / "raw" / image_classifier.FILES[2]
@@ -220,7 +220,7 @@ def test_files_that_are_broken_or_missing_are_one_line(
     assert line.startswith(f"--data: {str(torchvision_folder)!r} can't be read (")
 
 
-def test_a_run_that_began_on_the_digits_stays_with_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_on_digits_keeps_digits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_classifier, "CACHE", folder / "cache")
     monkeypatch.setattr(FashionMNIST, "mirrors", [(folder / "nothing").as_uri() + "/"])
     assert image_classifier.load(options(data="auto")).name == "digits"
@@ -272,7 +272,7 @@ def steps_of(data: Data, ranks: int, monkeypatch: pytest.MonkeyPatch) -> list[li
     return [[step[n % ranks][n // ranks] for n in range(3)] for step in zip(*steps, strict=True)]
 
 
-def test_a_step_has_the_same_micro_batches_on_any_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_world_size_does_not_change_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     data = digits()
     data.train = data.train[0][:50], data.train[1][:50]
     alone = steps_of(data, 1, monkeypatch)
@@ -294,8 +294,8 @@ def test_each_image_is_flipped_and_shifted_by_itself(monkeypatch: pytest.MonkeyP
     }
     rows, columns = {row for row, _ in places}, {column for _, column in places}
     assert rows == set(range(8, 13))
-    assert columns == {*range(3, 8), *range(20, 25)}, "flipped, the column is 22"
-    assert len(places) > 30, "each has its own shift"
+    assert columns == {*range(3, 8), *range(20, 25)}
+    assert len(places) > 30
 
 
 def test_every_test_image_is_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +317,7 @@ def test_a_rank_without_test_images_has_no_batch(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("of", [1, 2, 5])
-def test_running_statistics_move_once_per_step_by_the_mean(of: int) -> None:
+def test_running_statistics_move_once_per_step(of: int) -> None:
     batches = [torch.randn(8, 4) * (1 + number) + number for number in range(of)]
     norm, separate = nn.BatchNorm1d(4), [nn.BatchNorm1d(4) for _ in range(of)]
     for _ in range(2):
@@ -335,11 +335,11 @@ def test_running_statistics_move_once_per_step_by_the_mean(of: int) -> None:
 def test_one_worker_of_two_learns_what_two_do(folder: Path) -> None:
     two = trained(folder / "two", "--model=models:mlp", ranks=2)
     one = trained(folder / "one", "--model=models:mlp", MAX_WORLD_SIZE="2")
-    assert two.pop("2.num_batches_tracked") * 2 == one.pop("2.num_batches_tracked"), "one has both micro-batches"
+    assert two.pop("2.num_batches_tracked") * 2 == one.pop("2.num_batches_tracked")
     torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
 
 
-def test_a_run_that_is_interrupted_within_an_epoch_ends_with_the_same_weights(folder: Path) -> None:
+def test_resume_within_an_epoch_has_equal_weights(folder: Path) -> None:
     reports = folder / "reports"
     reports.mkdir()
     variables: dict[str, Any] = {sdk.FOLDER_VARIABLE: str(reports)}
@@ -352,7 +352,7 @@ def test_a_run_that_is_interrupted_within_an_epoch_ends_with_the_same_weights(fo
     assert all(torch.equal(weights[name], undisturbed[name]) for name in undisturbed)
     logged = [json.loads(line) for line in (reports / sdk.REPORTS).read_text().splitlines()]
     epochs = [each[sdk.STEP] for each in logged if "test_accuracy" in each.get(sdk.VALUES, {})]
-    assert epochs == [17, 34, 51], "each epoch once"
+    assert epochs == [17, 34, 51]
     with safe_open(folder / "run" / "model.safetensors", "pt") as file:
         known = json.loads(file.metadata()["image_classifier"])
     assert (known["classes"], known["shape"]) == (list("0123456789"), [1, 28, 28])

@@ -8,7 +8,7 @@ import pytest
 from training import preprocess
 
 
-def test_a_generated_image_has_the_color_of_its_class() -> None:
+def test_generated_image_has_its_classs_color() -> None:
     batch = preprocess.generate({"id": np.arange(6, 12)}, size=32)
     assert batch["image"].shape == (6, 32, 32, 3)
     assert batch["label"].tolist() == [0, 1, 2, 0, 1, 2]

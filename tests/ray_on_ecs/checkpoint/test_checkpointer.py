@@ -66,9 +66,7 @@ def test_a_training_that_is_cut_ends_with_the_same_bits(on_ranks: Ranks, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_another_number_of_ranks_uses_the_same_samples_in_the_same_steps(
-    on_ranks: Ranks, tmp_path: Path, kind: str
-) -> None:
+def test_world_size_does_not_change_samples_per_step(on_ranks: Ranks, tmp_path: Path, kind: str) -> None:
     run = partial(train, dropout=0.0)  # whose random numbers each rank has for itself
     whole = on_ranks(3, run, tmp_path / "whole", kind)
     for ranks in (1, 2, 4):
@@ -83,7 +81,7 @@ def test_another_number_of_ranks_uses_the_same_samples_in_the_same_steps(
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_a_parameter_without_gradients_is_no_obstacle(on_ranks: Ranks, tmp_path: Path, kind: str) -> None:
+def test_parameter_without_gradient_is_saved(on_ranks: Ranks, tmp_path: Path, kind: str) -> None:
     run = partial(train, unused=True)
     whole = on_ranks(2, run, tmp_path / "whole", kind)
     on_ranks(2, partial(run, every_steps=1), tmp_path / "cut", kind, 3)
@@ -123,7 +121,7 @@ def announce(folder: Path, rank: int | None, seconds: float) -> None:
         os.environ.pop(sdk.FOLDER_VARIABLE, None)
 
 
-def test_all_ranks_save_and_stop_if_one_of_them_is_told_that_its_node_goes(on_ranks: Ranks, tmp_path: Path) -> None:
+def test_all_ranks_stop_on_one_reclaimed_node(on_ranks: Ranks, tmp_path: Path) -> None:
     whole = on_ranks(2, train, tmp_path / "whole", "ddp")
     told = on_ranks(2, partial(train, begin=partial(announce, tmp_path / "sdk", 1, 60)), tmp_path / "cut", "ddp")
     assert all(each["should_stop"] for each in told)
@@ -167,7 +165,7 @@ def test_the_last_checkpoints_and_the_best_are_kept(model: nn.Linear, tmp_path: 
             model.weight.fill_(accuracy)
         checkpoint.end_epoch(accuracy=accuracy)
         checkpoint.wait()
-    assert names(tmp_path) == ["step-000000002", "step-000000004", "step-000000005"], "the earlier one of two"
+    assert names(tmp_path) == ["step-000000002", "step-000000004", "step-000000005"]
     assert checkpoint.load_best()
     assert model.weight[0, 0].item() == pytest.approx(0.9)
     checkpoint.close()
@@ -175,7 +173,7 @@ def test_the_last_checkpoints_and_the_best_are_kept(model: nn.Linear, tmp_path: 
 
 
 @pytest.mark.parametrize(("stops", "kept"), [(False, [1, 3]), (True, [1, 2, 3])], ids=["finished", "interrupted"])
-def test_a_run_that_has_finished_keeps_the_last_checkpoint_and_the_best(
+def test_finished_run_keeps_last_and_best(
     model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: bool, kept: list[int]
 ) -> None:
     monkeypatch.setenv(RUN_VARIABLE, str(tmp_path))
@@ -204,7 +202,7 @@ def saved(model: nn.Linear, folder: Path) -> None:
     ("harm", "word"),
     [
         (lambda file: file.write_bytes(file.read_bytes()[:100]), "has 100 of"),
-        (lambda file: file.write_bytes(file.read_bytes()[:-1] + b"?"), "holds something else"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-1] + b"?"), "has another SHA-256"),
         (lambda file: file.unlink(), "is missing"),
     ],
     ids=["truncated", "changed", "lost"],
@@ -230,14 +228,14 @@ def test_a_manifest_that_is_not_whole_is_none(model: nn.Linear, tmp_path: Path, 
     assert checkpoint.step == 1
 
 
-def test_a_training_whose_checkpoints_are_all_damaged_starts_anew(model: nn.Linear, tmp_path: Path) -> None:
+def test_only_damaged_checkpoints_start_from_scratch(model: nn.Linear, tmp_path: Path) -> None:
     saved(model, tmp_path)
     for file in tmp_path.glob("*/__0_0.distcp"):
         file.write_bytes(b"")
     nn.init.constant_(model.weight, 7)
     checkpoint = Checkpointer(tmp_path, model=model)
     assert not checkpoint.resume()
-    assert (checkpoint.step, model.weight[0, 0].item()) == (0, 7.0), "nothing is loaded in part"
+    assert (checkpoint.step, model.weight[0, 0].item()) == (0, 7.0)
 
 
 def lose_a_part(rank: int, ranks: int, folder: Path) -> str | None:
@@ -253,7 +251,7 @@ def lose_a_part(rank: int, ranks: int, folder: Path) -> str | None:
     return reason
 
 
-def test_a_part_that_one_rank_can_not_store_is_stored_again_by_all(on_ranks: Ranks, tmp_path: Path) -> None:
+def test_failed_part_is_stored_again_by_all(on_ranks: Ranks, tmp_path: Path) -> None:
     assert on_ranks(2, lose_a_part, tmp_path) == ["slow down", "slow down"]
     assert len(list(tmp_path.glob("*/checkpoint.json"))) == 1
 
@@ -299,7 +297,7 @@ def keys(s3: Any, prefix: str) -> list[str]:
     return [each["Key"] for each in s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix)["Contents"] if each["Size"]]
 
 
-def test_a_training_that_reads_a_checkpoint_says_that_it_is_alive(
+def test_reading_a_checkpoint_sends_heartbeats(
     model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, model=model)
@@ -307,7 +305,7 @@ def test_a_training_that_reads_a_checkpoint_says_that_it_is_alive(
     monkeypatch.setattr(sdk, "alive", lambda: signs.append(None))
     monkeypatch.setattr(manifest, "CHUNK_BYTES", 1000)
     assert Checkpointer(tmp_path, model=model).resume()
-    assert len(signs) > sum(each.stat().st_size for each in tmp_path.glob("*/*")) // 1000, "one for each chunk"
+    assert len(signs) > sum(each.stat().st_size for each in tmp_path.glob("*/*")) // 1000
 
 
 def bytes_read(rank: int, ranks: int, folder: Path) -> int:
@@ -332,7 +330,7 @@ def test_a_rank_reads_only_its_shards(on_ranks: Ranks, tmp_path: Path) -> None:
         assert 0 < read < 0.7 * size
 
 
-def test_a_metric_of_keep_best_that_is_missing_is_named(model: nn.Linear, tmp_path: Path) -> None:
+def test_missing_keep_best_metric_is_named(model: nn.Linear, tmp_path: Path) -> None:
     checkpoint = Checkpointer(tmp_path, model=model, keep_best="accuracy")
     with pytest.raises(ValueError, match="keep_best: there is no 'accuracy' among the metrics loss"):
         checkpoint.end_epoch(loss=1.0)
@@ -350,7 +348,7 @@ def test_other_settings_are_refused_in_one_line(
         other.resume()
     assert refused.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.endswith("lr was 0.1 and is 0.2, seed was not set and is 1; give the same, or another run name")
+    assert line.endswith("lr was 0.1 and is 0.2, seed was not set and is 1; use the same settings, or another run name")
 
 
 class Counter:
@@ -393,7 +391,7 @@ class StatefulDataLoader(Counter):
     ],
     ids=["shape", "dtype", "name", "less", "more"],
 )
-def test_a_checkpoint_of_another_training_is_refused_in_one_line(
+def test_checkpoint_of_another_training_is_refused(
     model: nn.Module, state: State, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(tmp_path, model=nn.Linear(2, 2), state={"counter": Counter()})
@@ -417,15 +415,15 @@ def resume_loader(rank: int, ranks: int, folder: Path) -> str:
     return str(refused.value)
 
 
-def test_a_stateful_data_loader_is_refused_on_another_number_of_ranks(on_ranks: Ranks, tmp_path: Path) -> None:
+def test_stateful_data_loader_needs_the_same_world_size(on_ranks: Ranks, tmp_path: Path) -> None:
     save(tmp_path, model=nn.Linear(2, 2), state={"loader": StatefulDataLoader()})
     lines = on_ranks(2, resume_loader, tmp_path)
     assert all(
-        "state.loader is a StatefulDataLoader, which can't go on with another number of ranks" in x for x in lines
+        "state.loader is a StatefulDataLoader, which can't resume on another number of ranks" in x for x in lines
     )
 
 
-def test_anything_with_a_state_is_restored_modules_and_optimizers_included(tmp_path: Path) -> None:
+def test_extra_state_is_restored(tmp_path: Path) -> None:
     def build(value: int) -> tuple[Checkpointer, nn.Module, torch.optim.Optimizer, Counter]:
         torch.manual_seed(value)
         model, critic, counter = nn.Linear(2, 2), nn.Linear(2, 1), Counter(value)
@@ -480,16 +478,14 @@ def test_a_launcher_without_process_group_is_named(
         Checkpointer(tmp_path, model=model)
 
 
-def test_checkpoints_are_in_the_runs_folder_or_beside_the_script(
-    model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_folder_of_checkpoints(model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert Checkpointer(model=model).uri == f"{tmp_path}/checkpoints"
     monkeypatch.setenv("RUN_URI", f"{tmp_path}/runs/first")
     checkpoint = Checkpointer(model=model)
     assert checkpoint.uri == f"{tmp_path}/runs/first/checkpoints"
     checkpoint.close(export="model.safetensors")
-    assert names(tmp_path / "runs" / "first") == ["model.safetensors"], "nothing was trained"
+    assert names(tmp_path / "runs" / "first") == ["model.safetensors"]
 
 
 def test_metrics_and_steps_reach_the_run(model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -500,7 +496,7 @@ def test_metrics_and_steps_reach_the_run(model: nn.Linear, tmp_path: Path, monke
     checkpoint.close()
     reports = [json.loads(line) for line in (tmp_path / sdk.REPORTS).read_text().splitlines()]
     assert [each["values"] for each in reports if "values" in each] == [{"loss": 0.5}, {"val_loss": 0.25}]
-    assert {each["step"] for each in reports} - {None} == {1}, "None only says that it is alive"
+    assert {each["step"] for each in reports} - {None} == {1}
 
 
 def test_a_storage_that_fails_ends_no_training_but_its_end(
@@ -515,7 +511,7 @@ def test_a_storage_that_fails_ends_no_training_but_its_end(
         checkpoint.close()
 
 
-def test_a_training_that_stores_a_checkpoint_says_that_it_is_alive(
+def test_storing_a_checkpoint_sends_heartbeats(
     model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
@@ -533,14 +529,14 @@ def test_samples_that_are_not_counted_are_an_error(model: nn.Linear, tmp_path: P
         checkpoint.after_step()
 
 
-def test_a_sampler_that_does_not_know_the_ranks_is_an_error(model: nn.Linear, tmp_path: Path) -> None:
+def test_sampler_before_the_process_group_is_refused(model: nn.Linear, tmp_path: Path) -> None:
     sampler = DistributedSampler(range(4))
     sampler.world_size = 2
     with pytest.raises(ValueError, match="make the DistributedSampler after init_process_group"):
         Checkpointer(tmp_path, model=model, state={"sampler": sampler})
 
 
-def test_a_training_that_does_not_resume_leaves_the_checkpoints_alone(model: nn.Linear, tmp_path: Path) -> None:
+def test_step_without_resume_is_refused(model: nn.Linear, tmp_path: Path) -> None:
     save(tmp_path, model=model)
     other = Checkpointer(tmp_path, model=model)
     with pytest.raises(ValueError, match=r"has checkpoints: call resume\(\) first"):
@@ -548,7 +544,7 @@ def test_a_training_that_does_not_resume_leaves_the_checkpoints_alone(model: nn.
     assert names(tmp_path) == ["step-000000000"]
 
 
-def test_the_last_state_is_stored_before_the_best_weights_are_loaded(model: nn.Linear, tmp_path: Path) -> None:
+def test_load_best_stores_the_last_state_first(model: nn.Linear, tmp_path: Path) -> None:
     checkpoint = Checkpointer(tmp_path, model=model, keep_best="loss", every_seconds=None)
     for weight in (1.0, 2.0):
         checkpoint.after_step()
@@ -562,7 +558,7 @@ def test_the_last_state_is_stored_before_the_best_weights_are_loaded(model: nn.L
     assert model.weight[0, 0].item() == 2.0
 
 
-def test_another_save_after_the_step_of_the_best_epoch_has_its_metrics(model: nn.Linear, tmp_path: Path) -> None:
+def test_second_save_of_a_step_keeps_metrics(model: nn.Linear, tmp_path: Path) -> None:
     checkpoint = Checkpointer(tmp_path, model=model, keep_last=1, keep_best="loss")
     checkpoint.after_step()
     checkpoint.end_epoch(loss=0.5)
@@ -570,7 +566,7 @@ def test_another_save_after_the_step_of_the_best_epoch_has_its_metrics(model: nn
     assert names(tmp_path) == ["step-000000001"]
     checkpoint.save()
     checkpoint.wait()
-    assert names(tmp_path) == ["step-000000001-1"], "the first stays until this one is complete"
+    assert names(tmp_path) == ["step-000000001-1"]
     assert checkpoint.load_best()
     checkpoint.close()
     again = Checkpointer(tmp_path, model=model, keep_last=1, keep_best="loss")
@@ -579,7 +575,7 @@ def test_another_save_after_the_step_of_the_best_epoch_has_its_metrics(model: nn
     assert again.load_best()
 
 
-def test_an_epoch_that_ends_during_a_save_is_saved_after_it(
+def test_epoch_end_during_a_save_is_saved_later(
     model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on = threading.Event()
@@ -611,7 +607,7 @@ def settings_of_rank(rank: int, ranks: int, folder: Path) -> bool:
     return resumed
 
 
-def test_settings_that_differ_between_the_ranks_are_those_of_rank_0(on_ranks: Ranks, tmp_path: Path) -> None:
+def test_settings_are_rank_0s(on_ranks: Ranks, tmp_path: Path) -> None:
     assert on_ranks(2, settings_of_rank, tmp_path) == [False, False]
     assert on_ranks(2, settings_of_rank, tmp_path) == [True, True]
 
@@ -671,7 +667,7 @@ def test_another_optimizer_is_refused(model: nn.Linear, tmp_path: Path, capsys: 
     assert "optimizer was of class SGD, and is of class AdamW now" in capsys.readouterr().err
 
 
-def test_many_saves_by_steps_keep_the_polls_a_second_apart() -> None:
+def test_saves_by_steps_keep_the_poll_interval() -> None:
     found = pace.Pace()
     for _ in range(3000):
         found.is_due()
@@ -701,12 +697,12 @@ sys.exit(3)
 """
 
 
-def test_a_script_that_ends_during_a_save_has_its_own_exit_status(tmp_path: Path) -> None:
+def test_exit_during_a_save_keeps_the_exit_status(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", ENDS, str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 3, done.stderr
 
 
-def test_an_epoch_that_ends_right_after_a_resume_has_its_step(
+def test_epoch_end_after_a_resume_has_its_step(
     model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = Checkpointer(tmp_path / "checkpoints", model=model)
@@ -722,7 +718,7 @@ def test_an_epoch_that_ends_right_after_a_resume_has_its_step(
     assert {"step": 1, "values": {"val_loss": 0.25}} in reports
 
 
-def test_a_resume_reports_the_epoch_of_its_checkpoint_again(
+def test_resume_reports_the_checkpoints_metrics_again(
     model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = Checkpointer(tmp_path / "checkpoints", model=model)

@@ -69,7 +69,7 @@ def fail(rank: int, ranks: int, folder: Path) -> str:
     return str(found.value)
 
 
-def test_a_file_that_can_not_be_written_is_an_error_on_all_ranks(on_ranks: Ranks, tmp_path: Path) -> None:
+def test_failed_export_raises_on_all_ranks(on_ranks: Ranks, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     first, second = on_ranks(2, fail, tmp_path)
     assert first == second
@@ -81,7 +81,7 @@ def test_an_export_reaches_a_bucket(s3: Any) -> None:
     assert int.from_bytes(body[:8], "little") < len(body)
 
 
-def test_the_same_weights_and_metadata_make_the_same_file(tmp_path: Path) -> None:
+def test_export_is_reproducible(tmp_path: Path) -> None:
     model, metadata = built(), {"classes": '["Kätzchen"]', "mean": "0.5", "about": "flowers"}
     files = [tmp_path / f"{number}.safetensors" for number in range(10)]
     for file in files:

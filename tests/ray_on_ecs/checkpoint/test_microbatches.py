@@ -63,10 +63,10 @@ def test_a_batch_of_any_form_is_split(batch: Any) -> None:
 
 @pytest.mark.parametrize("batch", ["text", {"text": ["a", "b"], "x": torch.arange(2)}, [torch.arange(2), None]])
 def test_a_batch_of_something_else_is_refused(batch: Any) -> None:
-    with pytest.raises(TypeError, match="can't be divided; give tensors alone"):
+    with pytest.raises(TypeError, match="can't be divided; give only tensors"):
         list(microbatches(batch, 2))
 
 
-def test_a_batch_that_is_not_a_share_is_refused() -> None:
+def test_wrong_share_of_a_batch_is_refused() -> None:
     with pytest.raises(ValueError, match="batch: 3 samples are not a rank's share of 8 on 1 ranks, which is 8"):
         list(microbatches(torch.arange(3), 8))

@@ -32,7 +32,7 @@ def first_near(rank: int, ranks: int, folder: Path, told: int | None) -> int | N
 
 
 @pytest.mark.parametrize("told", [0, 1])
-def test_all_ranks_learn_of_one_at_the_same_step(on_ranks: Ranks, tmp_path: Path, told: int) -> None:
+def test_ranks_agree_on_a_notice(on_ranks: Ranks, tmp_path: Path, told: int) -> None:
     first, second = on_ranks(2, first_near, tmp_path, told)
     assert first == second
     assert first is not None
@@ -44,7 +44,7 @@ def test_nothing_is_near_without_a_notice(on_ranks: Ranks, tmp_path: Path) -> No
     assert on_ranks(2, first_near, tmp_path, None) == [None, None]
 
 
-def test_one_process_without_group_or_runner_is_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_process_has_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(sdk.FOLDER_VARIABLE, raising=False)
     monkeypatch.setattr(pace, "POLL_SECONDS", 0.0)
     reclaim = Reclaim()

@@ -14,7 +14,7 @@ def sampler(samples: int, rank: int = 0, ranks: int = 1, seed: int = 0, shuffle:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
-def test_all_ranks_together_have_each_sample_and_as_many(ranks: int) -> None:
+def test_ranks_share_all_samples_equally(ranks: int) -> None:
     shares = [list(sampler(20, rank, ranks)) for rank in range(ranks)]
     assert {len(share) for share in shares} == {-(-20 // ranks)} == {len(sampler(20, 0, ranks))}
     assert {each for share in shares for each in share} == set(range(20))
@@ -36,12 +36,12 @@ def test_a_position_is_of_all_ranks(before: int, after: int) -> None:
     for rank in range(after):
         resumed = sampler(24, rank, after)
         resumed.load_state_dict({"epoch": 0, "position": 12, "samples": 24, "seed": 0})
-        assert len(resumed) == 24 // after, "a whole epoch's, as a schedule wants it"
+        assert len(resumed) == 24 // after
         rest |= set(resumed)
     assert rest == second
 
 
-def test_an_epoch_begins_at_its_start_and_goes_on_where_it_was() -> None:
+def test_epoch_continues_at_its_position() -> None:
     made = sampler(10)
     made.position = 4
     made.set_epoch(0)
@@ -50,11 +50,11 @@ def test_an_epoch_begins_at_its_start_and_goes_on_where_it_was() -> None:
     assert made.position == 0
 
 
-def test_a_second_pass_without_the_end_of_the_epoch_is_an_error_and_not_a_loop_for_ever() -> None:
+def test_second_pass_without_end_epoch_is_refused() -> None:
     made = sampler(4)
     for _ in DataLoader(TensorDataset(torch.arange(4)), sampler=made):
         made.position += 1
-    assert list(made) == [], "an epoch that was cut before its test has no samples left"
+    assert list(made) == []
     with pytest.raises(RuntimeError, match=r"epoch 0 has no samples left; call end_epoch\(\) or set_epoch\(\)"):
         list(made)
 
@@ -71,23 +71,23 @@ def test_a_position_of_other_data_is_refused(field: str, named: str) -> None:
 @pytest.mark.parametrize(
     ("ranks", "position", "is_wrong"), [(1, 24, False), (2, 24, False), (2, 12, True), (2, 8, False), (3, 20, False)]
 )
-def test_samples_of_one_rank_are_seen_at_the_end_of_an_epoch(ranks: int, position: int, is_wrong: bool) -> None:
+def test_count_of_one_ranks_samples_is_noticed(ranks: int, position: int, is_wrong: bool) -> None:
     made = sampler(24, 0, ranks)
     made.position = position
     assert made.counts_one_rank(4) is is_wrong
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-def test_a_global_batch_is_the_same_on_any_number_of_ranks(ranks: int) -> None:
+def test_global_batch_is_equal_on_all_world_sizes(ranks: int) -> None:
     shares = [list(sampler(25, rank, ranks).batches(8)) for rank in range(ranks)]
     batches = [{each for share in shares for each in share[step]} for step in range(3)]
-    assert [len(batch) for batch in batches] == [8, 8, 8], "the last sample is left out"
+    assert [len(batch) for batch in batches] == [8, 8, 8]
     assert {len(share) for share in shares} == {3} == {len(sampler(25, 0, ranks).batches(8))}
     order = list(sampler(25))
     assert batches == [set(order[8 * step : 8 * step + 8]) for step in range(3)]
 
 
-def test_global_batches_without_the_end_of_the_epoch_are_an_error_and_not_a_loop_for_ever() -> None:
+def test_global_batches_without_end_epoch_are_refused() -> None:
     made = sampler(20)
     made.position = 16
     assert list(made.batches(8)) == []
@@ -95,7 +95,7 @@ def test_global_batches_without_the_end_of_the_epoch_are_an_error_and_not_a_loop
         list(made.batches(8))
 
 
-def test_a_data_set_that_is_smaller_than_the_number_of_ranks_is_repeated() -> None:
+def test_data_set_below_world_size_is_repeated() -> None:
     assert [len(list(sampler(2, rank, 5))) for rank in range(5)] == [1] * 5
 
 
@@ -108,6 +108,6 @@ def test_global_batches_go_on_from_a_position() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 25])
-def test_a_global_batch_that_can_not_be_had_is_named(size: int) -> None:
+def test_impossible_global_batch_size_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match=f"global_batch_size: {size} must be at least 2, the number of ranks, and"):
         sampler(24, 0, 2).batches(size)

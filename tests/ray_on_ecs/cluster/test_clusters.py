@@ -33,7 +33,7 @@ def test_workers_that_share_cpus_are_announced(
     assert (started, said) == ([started_with], [line])
 
 
-def test_a_hint_names_the_storage_path_that_was_typed() -> None:
+def test_hints_repeat_a_typed_storage_path() -> None:
     cluster = LocalCluster()
     cluster.typed = " --local"
     assert cluster.command("fetch first") == "ray-on-ecs fetch --local first"

@@ -46,15 +46,15 @@ def test_jobs_run_in_this_environment_with_this_ray() -> None:
     assert "RAY_API_SERVER_ADDRESS" not in variables
 
 
-def test_a_head_is_found_by_its_owner_alone_while_it_runs(tmp_path: Path) -> None:
+def test_running_head_is_found_by_its_owner(tmp_path: Path) -> None:
     head = running(tmp_path / "ray")
     with local_head.lock():
         local_head._remember(head)
     assert local_head.find() == head
     [file] = (tmp_path / ".ray-on-ecs").glob("*.json")
-    assert file.stat().st_mode & 0o777 == 0o600, "it holds the token"
+    assert file.stat().st_mode & 0o777 == 0o600
     file.write_text(json.dumps(asdict(replace(head, created=head.created - 60))))
-    assert local_head.find() is None, "another process has its ID now"
+    assert local_head.find() is None
     file.write_text("{}")
     assert local_head.find() is None
 

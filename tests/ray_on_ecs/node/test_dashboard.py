@@ -25,7 +25,7 @@ from tests.ray_on_ecs.node.conftest import Head
 
 def test_ray_has_what_the_supervisor_needs() -> None:
     assert scripts.start.callback
-    assert "node.dead_processes()" in inspect.getsource(scripts.start.callback), "`ray start --block` asks by it"
+    assert "node.dead_processes()" in inspect.getsource(scripts.start.callback)
     assert "process_info.process.poll()" in inspect.getsource(Node.dead_processes)
     started = inspect.getsource(Node.start_api_server)
     assert "self.all_processes[ray_constants.PROCESS_TYPE_DASHBOARD] = " in started
@@ -93,7 +93,7 @@ def test_a_dashboard_that_answers_is_left_alone(node: Any, clock: Clock) -> None
     supervisor = Supervisor()
     for _ in range(30):
         clock.now += ASK_SECONDS
-        assert ended(supervisor, node) == ["raylet"], "Ray ends the node for it as before"
+        assert ended(supervisor, node) == ["raylet"]
     assert node.starts == 1
 
 
@@ -105,16 +105,14 @@ def test_a_dashboard_that_has_ended_is_started_again(
     for number in (2, 3):
         node.dashboard.kill()
         node.dashboard.wait()
-        assert ended(supervisor, node) == ["raylet"], "Ray would end the node with it"
+        assert ended(supervisor, node) == ["raylet"]
         assert node.starts == number
         clock.now += RETRY_SECONDS
     assert capsys.readouterr().err == 2 * "ray-head: the dashboard has ended with -9; starting it again\n"
 
 
 @pytest.mark.parametrize("failure", [True, OSError("No space left on device")], ids=["no process", "full disk"])
-def test_a_dashboard_that_does_not_start_is_tried_now_and_then(
-    node: Any, clock: Clock, failure: Exception | bool
-) -> None:
+def test_failed_dashboard_start_is_repeated(node: Any, clock: Clock, failure: Exception | bool) -> None:
     supervisor = Supervisor()
     clock.now += RETRY_SECONDS
     node.dashboard.kill()
@@ -130,9 +128,7 @@ def test_a_dashboard_that_does_not_start_is_tried_now_and_then(
 
 
 @pytest.mark.parametrize(("has_answered", "limit"), [(True, HANG_SECONDS), (False, START_SECONDS)])
-def test_a_dashboard_that_hangs_is_killed_and_started_again(
-    node: Any, head: Head, clock: Clock, has_answered: bool, limit: float
-) -> None:
+def test_hanging_dashboard_is_restarted(node: Any, head: Head, clock: Clock, has_answered: bool, limit: float) -> None:
     supervisor, hung = Supervisor(), node.dashboard
     if has_answered:
         clock.now += ASK_SECONDS
@@ -144,7 +140,7 @@ def test_a_dashboard_that_hangs_is_killed_and_started_again(
         clock.now += ASK_SECONDS
         silent += ASK_SECONDS
         supervisor.dead_processes(node)
-    assert (node.starts, hung.poll()) == (1, None), "a busy machine takes its time"
+    assert (node.starts, hung.poll()) == (1, None)
     clock.now += ASK_SECONDS
     supervisor.dead_processes(node)
     assert (node.starts, hung.poll()) == (2, -9)

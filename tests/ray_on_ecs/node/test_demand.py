@@ -54,7 +54,7 @@ from ray_on_ecs.node.demand import Demand
         "and more can be needed",
     ],
 )
-def test_the_number_of_gpus_that_the_cluster_should_have(demand: Demand, wanted: int) -> None:
+def test_desired_gpus(demand: Demand, wanted: int) -> None:
     assert demand.gpus_needed == wanted
 
 
@@ -101,7 +101,7 @@ def test_the_number_of_gpus_that_are_in_use(demand: Demand, used: float) -> None
         "and what is requested has what waits in it",
     ],
 )
-def test_the_number_of_cpus_that_the_cpu_workers_should_have(demand: Demand, wanted: int) -> None:
+def test_desired_cpus_of_cpu_workers(demand: Demand, wanted: int) -> None:
     assert demand.cpu_worker_cpus_needed == wanted
 
 
@@ -136,6 +136,6 @@ def test_a_node_goes_by_its_own_use(cluster: list[NodeInfo], used: dict[str, flo
     assert not demand.node_in_use("head:6379", "10.0.0.9"), "it has not joined yet"
 
 
-def test_a_gcs_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_gcs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match="does not answer"):
         demand.node_in_use("127.0.0.1:9", "10.0.0.1")

@@ -31,7 +31,7 @@ def as_ray_reads_them() -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("file")
-def test_a_node_is_labelled_with_type_zone_and_market() -> None:
+def test_labels_are_type_zone_and_market() -> None:
     assert as_ray_reads_them() == {
         "code": code.fingerprint(),
         "instance-type": "g5.xlarge",
@@ -41,7 +41,7 @@ def test_a_node_is_labelled_with_type_zone_and_market() -> None:
 
 
 @pytest.mark.usefixtures("file")
-def test_a_run_reads_the_labels_that_a_worker_gets() -> None:
+def test_runs_read_the_labels_of_workers() -> None:
     assert ray_cluster.instance_kind(as_ray_reads_them()) == ("g5.xlarge", "spot"), (
         "or the run's cost would be another one's"
     )
@@ -60,7 +60,7 @@ def test_ray_starts_with_the_labels(file: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(worker, "join_blocker", lambda host: None)
     monkeypatch.setattr(worker.process, "ray_start", start)
     assert worker.start() == 0
-    assert started[2:] == [*labels.flags(), "--num-cpus=4"], "a --labels of the task's own comes last and wins"
+    assert started[2:] == [*labels.flags(), "--num-cpus=4"]
 
 
 @pytest.mark.parametrize(
@@ -74,20 +74,20 @@ def test_ray_starts_with_the_labels(file: Path, monkeypatch: pytest.MonkeyPatch)
         json.dumps(SPOT | {"market": "a=b"}),
     ],
 )
-def test_a_broken_file_is_one_line_and_no_label(text: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_instance_file_costs_one_line(text: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(text)
-    assert instance.labels() == {}, "a worker without labels works; one that doesn't start does not"
+    assert instance.labels() == {}
     line = capsys.readouterr().err
     assert line.startswith(f"ray-worker: INSTANCE_FILE: {file} ")
     assert line.count("\n") == 1
 
 
-def test_a_missing_file_is_one_line_and_no_label(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_instance_file_costs_one_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.unlink()
     assert instance.labels() == {}
     file.mkdir()  # what a container's engine mounts where there is no file
     assert instance.labels() == {}
-    assert capsys.readouterr().err.count("this node gets no labels of it\n") == 2
+    assert capsys.readouterr().err.count("this node gets no instance labels\n") == 2
 
 
 def test_without_a_file_nothing_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,13 +71,13 @@ def test_running_jobs_are_stopped(ray: Head) -> None:
     assert ray.posted == ["/api/jobs/raysubmit_1/stop"]
 
 
-def test_a_head_that_no_longer_answers_is_stopped_nevertheless(ray: Head, capsys: pytest.CaptureFixture[str]) -> None:
+def test_silent_head_is_stopped(ray: Head, capsys: pytest.CaptureFixture[str]) -> None:
     ray.failing = True
     assert JobRecovery(None).stop_jobs() is signal.SIGTERM
     assert "the jobs are not known" in capsys.readouterr().err
 
 
-def test_a_job_that_cannot_be_stopped_does_not_keep_the_others(ray: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_stop_does_not_keep_other_jobs(ray: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     ray.answer = [{"submission_id": name, "status": "RUNNING"} for name in ("first", "second")]
     requested: list[str] = []
 
@@ -90,7 +90,7 @@ def test_a_job_that_cannot_be_stopped_does_not_keep_the_others(ray: Head, monkey
     assert requested == ["first", "second"]
 
 
-def test_orphaned_jobs_are_reported_to_ray_until_it_shows_them_as_failed(
+def test_orphaned_jobs_become_failed(
     ray: Head, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recovery = JobRecovery(None)
@@ -113,13 +113,11 @@ def test_orphaned_jobs_are_reported_to_ray_until_it_shows_them_as_failed(
     monkeypatch.setattr(api, "get", get)
     monkeypatch.setattr(api, "post", stop)
     recovery.fail_orphaned_jobs()
-    assert requested == ["old", "old"], "a job that was submitted to this head keeps running"
+    assert requested == ["old", "old"]
     assert capsys.readouterr().out == "ray-head: job old has ended with the head that it ran on\n"
 
 
-def test_a_state_is_healthy_when_the_head_is_healthy_with_its_jobs(
-    ray: Head, monkeypatch: pytest.MonkeyPatch, state: State
-) -> None:
+def test_state_is_healthy_once_jobs_are_read(ray: Head, monkeypatch: pytest.MonkeyPatch, state: State) -> None:
     state.record_start()
     requested: list[str] = []
     recovery = JobRecovery(state)
@@ -130,7 +128,7 @@ def test_a_state_is_healthy_when_the_head_is_healthy_with_its_jobs(
     requested.clear()
     recovery.run()
     healthy = ["version", "gcs_healthz"]
-    assert requested == [*healthy, "orphans", "lost", *healthy], "a table of jobs can be damaged, too"
+    assert requested == [*healthy, "orphans", "lost", *healthy]
     assert not list(state.folder.parent.iterdir()), "the start doesn't count"
 
 
@@ -145,7 +143,7 @@ def test_a_state_is_healthy_when_the_head_is_healthy_with_its_jobs(
     ],
     ids=["the head was lost", "its supervisor is unknown", "killed", "crashed", "killed below a shell"],
 )
-def test_a_job_that_lost_its_driver_is_submitted_again(
+def test_job_without_a_driver_is_resubmitted(
     ray: Head, capsys: pytest.CaptureFixture[str], ended: dict[str, Any]
 ) -> None:
     lost = a_job(ended)
@@ -191,8 +189,8 @@ def test_only_the_last_job_of_a_run_counts(ray: Head) -> None:
     elsewhere["metadata"] = {**elsewhere["metadata"], "storage_path": "results"}
     ray.answer = [a_job(RUNNING, "mine.2", start_time=2_000_000), a_job(DIED), elsewhere]
     JobRecovery(None).resubmit_lost_jobs()
-    assert [body["metadata"]["storage_path"] for body in ray.bodies] == ["results"], "mine.2 has replaced the lost one"
-    assert ray.bodies[0]["submission_id"] == "mine.3", "Ray takes no ID twice"
+    assert [body["metadata"]["storage_path"] for body in ray.bodies] == ["results"]
+    assert ray.bodies[0]["submission_id"] == "mine.3"
 
 
 def refused(**details: Any) -> dict[str, Any]:
@@ -200,7 +198,7 @@ def refused(**details: Any) -> dict[str, Any]:
     return a_job(ENDED_WITH, "mine.2", driver_exit_code=2, start_time=1_010_000, end_time=1_014_000, **details)
 
 
-def test_a_job_that_the_lock_refused_does_not_decide(ray: Head) -> None:
+def test_job_refused_by_the_lock_is_ignored(ray: Head) -> None:
     ray.answer = [refused(), a_job(DIED)]
     JobRecovery(None).resubmit_lost_jobs()
     assert [body["submission_id"] for body in ray.bodies] == ["mine.3"]
@@ -218,13 +216,15 @@ def test_a_job_that_the_lock_refused_does_not_decide(ray: Head) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "jobs",
 )
-def test_a_run_with_two_jobs_is_not_submitted_a_third_time(ray: Head, jobs: list[Any], why: str) -> None:
+def test_run_with_an_active_job_is_not_resubmitted(ray: Head, jobs: list[Any], why: str) -> None:
     ray.answer = jobs
     JobRecovery(None).resubmit_lost_jobs()
     assert ray.bodies == [], why
 
 
-def test_a_run_that_is_given_up_loses_its_secrets(ray: Head, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_run_without_resubmissions_loses_its_secrets(
+    ray: Head, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     store = secrets.store("s3://b/runs/mine")
     store.put({"TOKEN": "value", "OTHER": "of another"})
@@ -239,17 +239,17 @@ def test_a_run_that_is_given_up_loses_its_secrets(ray: Head, monkeypatch: pytest
         assert store.read(["TOKEN", "OTHER"]) == {"OTHER": "of another"}
 
 
-def test_a_run_that_is_lost_again_and_again_stays_failed(ray: Head, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resubmissions_in_a_row_are_limited(ray: Head, capsys: pytest.CaptureFixture[str]) -> None:
     ray.answer = [a_job(KILLED, "mine.4", resubmissions=3)]
     recovery = JobRecovery(None)
     for _ in range(2):
         recovery.resubmit_lost_jobs()
     assert ray.bodies == []
     said = "ray-head: job mine.4 is not submitted again: its run was lost 4 times in a row\n"
-    assert capsys.readouterr().out == said, "once"
+    assert capsys.readouterr().out == said
 
 
-def test_resubmissions_before_a_job_that_made_progress_do_not_count(ray: Head) -> None:
+def test_progress_resets_resubmissions(ray: Head) -> None:
     end = 1_000_000 + 1000 * PROGRESS_SECONDS
     ray.answer = [a_job(KILLED, "mine.4", resubmissions=3, end_time=end)]
     JobRecovery(None).resubmit_lost_jobs()
@@ -267,7 +267,7 @@ def test_a_job_that_the_head_stopped_with_itself_is_submitted_again_by_the_next_
     next_head.resubmit_lost_jobs()
     assert [body["submission_id"] for body in ray.bodies] == ["mine.2"]
     state.mark_healthy()
-    assert state.interrupted_jobs == set(), "IDs mean nothing to a later state"
+    assert state.interrupted_jobs == set()
 
 
 def test_nothing_is_submitted_while_the_head_stops(ray: Head) -> None:
@@ -278,16 +278,14 @@ def test_nothing_is_submitted_while_the_head_stops(ray: Head) -> None:
     assert ray.bodies == []
 
 
-def test_jobs_are_stopped_even_if_the_state_cannot_be_written(
-    ray: Head, state: State, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_jobs_are_stopped_without_writable_state(ray: Head, state: State, capsys: pytest.CaptureFixture[str]) -> None:
     ray.answer = [a_job()]
     JobRecovery(State(state.folder / "missing" / "2.60.0")).stop_jobs()
     assert ray.posted == ["/api/jobs/mine/stop"]
     assert "the next head will not submit the jobs again" in capsys.readouterr().err
 
 
-def test_a_job_that_ray_refuses_is_one_line_however_often_it_is_tried(
+def test_refused_resubmission_costs_one_line(
     ray: Head, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ray.answer = [a_job(KILLED)]
@@ -303,7 +301,7 @@ def test_a_job_that_ray_refuses_is_one_line_however_often_it_is_tried(
 
 
 @pytest.mark.parametrize("answer", [{"of": "another server"}, "text", [1]])
-def test_an_answer_that_is_not_a_list_of_jobs_is_an_error(ray: Head, answer: object) -> None:
+def test_wrong_list_of_jobs_is_an_error(ray: Head, answer: object) -> None:
     ray.answer = answer
     with pytest.raises(OSError, match="not a list of jobs"):
         JobRecovery(None).resubmit_lost_jobs()
@@ -313,17 +311,17 @@ def test_an_answer_that_is_not_a_list_of_jobs_is_an_error(ray: Head, answer: obj
     ("statuses", "under_way"),
     [([], False), (["SUCCEEDED", "FAILED", "STOPPED"], False), (["PENDING"], True), (["SUCCEEDED", "RUNNING"], True)],
 )
-def test_a_head_is_in_use_while_a_job_is_under_way(ray: Head, statuses: list[str], under_way: bool) -> None:
+def test_head_is_in_use_during_a_job(ray: Head, statuses: list[str], under_way: bool) -> None:
     ray.answer = [a_job({"status": status}, f"job-{status}") for status in statuses]
     assert jobs.any_under_way() is under_way
 
 
-def test_a_driver_in_the_heads_shell_is_under_way(ray: Head) -> None:
+def test_driver_started_by_hand_counts(ray: Head) -> None:
     ray.answer = [{"submission_id": None, "type": "DRIVER", "status": "RUNNING"}]
     assert jobs.any_under_way()
 
 
-def test_a_silent_head_does_not_say_that_it_is_idle(ray: Head) -> None:
+def test_silent_head_is_not_idle(ray: Head) -> None:
     ray.failing = True
     with pytest.raises(OSError, match="500"):
         jobs.any_under_way()

@@ -56,7 +56,7 @@ def ray(head: Head, gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> Head:
     return head
 
 
-def test_the_gpus_that_there_are_those_needed_and_their_utilization_are_published(ray: Head, cloudwatch: Any) -> None:
+def test_gpu_metrics_are_published(ray: Head, cloudwatch: Any) -> None:
     metrics.publish("head-a")
     assert metric_totals(cloudwatch, "head-a") == {
         "GPUs": (1, 3, "Count"),
@@ -74,7 +74,7 @@ def test_a_metric_has_no_dimension(ray: Head, cloudwatch: Any) -> None:
     assert all(not each["Dimensions"] for each in cloudwatch.list_metrics(Namespace="head-b")["Metrics"])
 
 
-def test_where_there_can_be_cpu_workers_their_cpus_are_published_as_well(
+def test_cpu_metrics_are_published_with_cpu_workers(
     ray: Head, cloudwatch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CPU_WORKERS_VARIABLE, "true")
@@ -91,16 +91,14 @@ def test_without_gpus_no_utilization_is_published(ray: Head, cloudwatch: Any) ->
     assert set(metric_totals(cloudwatch, "head-c")) == COUNTS
 
 
-def test_what_scales_the_workers_is_published_even_if_the_gpus_cannot_be_read(ray: Head, cloudwatch: Any) -> None:
+def test_scaling_metrics_without_gpu_utilization(ray: Head, cloudwatch: Any) -> None:
     ray.answer = {"of another": "Ray"}
     with pytest.raises(KeyError):
         metrics.publish("head-d")
     assert set(metric_totals(cloudwatch, "head-d")) == COUNTS
 
 
-def test_what_scales_the_workers_is_published_without_a_dashboard(
-    ray: Head, cloudwatch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scaling_metrics_without_a_dashboard(ray: Head, cloudwatch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "DASHBOARD", 9)
     with pytest.raises(OSError, match="Connection refused"):
         metrics.publish("head-g")
@@ -114,14 +112,14 @@ def test_a_gcs_that_does_not_answer_publishes_nothing(ray: Head, gcs_server: Gcs
     assert metric_totals(cloudwatch, "head-h") == {}
 
 
-def test_a_gpu_that_does_not_report_its_utilization_is_left_out() -> None:
+def test_gpu_without_utilization_is_skipped() -> None:
     [busy, full] = metrics.utilization(summary(node(gpu(None, 0), gpu(-1, 0), gpu(0, 0))))
-    assert (busy["Values"], busy["Counts"]) == ([0], [1]), "0 is a value: such a GPU is idle"
-    assert (full["Values"], full["Counts"]) == ([0], [3]), "CloudWatch takes a value once, with how often it is there"
+    assert (busy["Values"], busy["Counts"]) == ([0], [1])
+    assert (full["Values"], full["Counts"]) == ([0], [3])
 
 
 def test_a_dead_node_is_left_out() -> None:
-    assert metrics.utilization(summary(node(gpu(50, 50), state="DEAD"))) == [], "the dashboard keeps it for a while"
+    assert metrics.utilization(summary(node(gpu(50, 50), state="DEAD"))) == []
 
 
 class Enough(BaseException):
@@ -152,7 +150,7 @@ def outcomes(*causes: str | None) -> Callable[[], None]:
         (["several\nlines"], ["not published (OSError: several lines)"]),
     ],
 )
-def test_a_failure_is_one_line_when_it_starts_and_one_when_it_is_over(
+def test_failure_and_recovery_cost_one_line_each(
     causes: list[str | None], lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(metrics, "PUBLISH_SECONDS", 0.0)
@@ -185,7 +183,7 @@ def test_it_publishes_every_minute_however_long_publishing_takes(monkeypatch: py
 
     with pytest.raises(Enough):
         metrics.repeat(work)
-    assert times == [60, 120, 180, 240], "a minute without a value looks like a head without one"
+    assert times == [60, 120, 180, 240]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +193,7 @@ def test_it_publishes_every_minute_however_long_publishing_takes(monkeypatch: py
         ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "Unable to locate credentials"),
     ],
 )
-def test_an_aws_that_cannot_be_used_is_an_error(
+def test_aws_errors_are_raised(
     ray: Head, cloudwatch: Any, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], said: str
 ) -> None:
     for name, value in variables.items():
@@ -215,7 +213,7 @@ head.main()
 """
 
 
-def test_a_head_that_cannot_publish_keeps_running_and_exits_as_it_would_otherwise(tmp_path: Path) -> None:
+def test_head_runs_without_cloudwatch(tmp_path: Path) -> None:
     # Ray runs until the head has said something.
     ray = fake_ray(tmp_path, "#!/bin/sh\nfor _ in $(seq 600); do [ -s said ] && exit 7; sleep 0.1; done\n")
     with (tmp_path / "said").open("w") as said:
@@ -226,7 +224,7 @@ def test_a_head_that_cannot_publish_keeps_running_and_exits_as_it_would_otherwis
             stderr=said,
             timeout=180,
         )
-    assert status == 7, "Ray's own status"
+    assert status == 7
     [line] = (tmp_path / "said").read_text().splitlines()
     assert line.startswith("ray-head: metrics: not published")
 

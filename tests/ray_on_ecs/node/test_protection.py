@@ -43,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         agent = cast(Agent, self.server)
         agent.put.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-        assert "Authorization" not in self.headers, "Ray's token is not for the agent"
+        assert "Authorization" not in self.headers
         self.send_response(agent.status)
         self.end_headers()
         self.wfile.write(agent.answer.encode())
@@ -93,17 +93,17 @@ def node(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Node:
 
 def test_a_node_in_use_is_protected_and_renews(agent: Agent, node: Node) -> None:
     node.passes(POLL_SECONDS, True)
-    assert agent.put == [("/api/1/task-protection/v1/state", PROTECT)], "at once"
+    assert agent.put == [("/api/1/task-protection/v1/state", PROTECT)]
     node.passes(10 * RENEW_SECONDS, True)
-    assert agent.states == [PROTECT] * 11, "each minute"
+    assert agent.states == [PROTECT] * 11
 
 
 def test_an_idle_node_is_released_once(agent: Agent, node: Node) -> None:
     node.passes(600, False)
-    assert agent.states == [], "it never was protected"
+    assert agent.states == []
     node.passes(POLL_SECONDS, True)
     node.passes(IDLE_SECONDS, False)
-    assert RELEASE not in agent.states, "a run may start its workers again"
+    assert RELEASE not in agent.states
     node.passes(600, False)
     assert agent.states[-1] == RELEASE
     assert agent.states.count(RELEASE) == 1
@@ -121,9 +121,9 @@ def test_a_short_break_releases_nothing(agent: Agent, node: Node) -> None:
 def test_a_silent_ray_keeps_the_protection(agent: Agent, node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     node.passes(POLL_SECONDS, True)
     node.passes(3600, OSError("the GCS does not answer"))
-    assert agent.states == [PROTECT] * 61, "renewed"
+    assert agent.states == [PROTECT] * 61
     node.passes(IDLE_SECONDS, False)
-    assert RELEASE not in agent.states, "idle counts from its first answer"
+    assert RELEASE not in agent.states
     node.passes(POLL_SECONDS, False)
     assert agent.states[-1] == RELEASE
     begins, ends = capsys.readouterr().err.splitlines()
@@ -146,12 +146,12 @@ def test_a_silent_ray_protects_no_idle_node(agent: Agent, node: Node) -> None:
         (200, "[]", "ECS refuses"),
     ],
 )
-def test_a_failing_agent_is_asked_again_and_is_one_line(
+def test_failing_agent_costs_one_line(
     agent: Agent, node: Node, capsys: pytest.CaptureFixture[str], status: int, answer: object, said: str
 ) -> None:
     agent.fail(status, answer)
     node.passes(120, True)
-    assert agent.states == [PROTECT] * 12, "at each poll"
+    assert agent.states == [PROTECT] * 12
     agent.fail(200, SET)
     node.passes(POLL_SECONDS, True)
     agent.fail(status, answer)
@@ -166,7 +166,7 @@ def test_a_failing_agent_is_asked_again_and_is_one_line(
     assert re.search(said, lines[0])
 
 
-def test_an_agent_that_does_not_listen_is_asked_again(node: Node, agent: Agent) -> None:
+def test_silent_agent_is_asked_again(node: Node, agent: Agent) -> None:
     url, node.protection._url = node.protection._url, "http://127.0.0.1:9/state"
     node.passes(60, True)
     node.protection._url = url

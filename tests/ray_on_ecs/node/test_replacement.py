@@ -45,7 +45,7 @@ def unhealthy(service: Any) -> list[str]:
     return [each["InstanceId"] for each in instances(service) if each["HealthStatus"].lower() == "unhealthy"]
 
 
-def test_one_of_five_instances_is_marked_at_a_time(autoscaling: Any) -> None:
+def test_one_of_five_is_marked_at_once(autoscaling: Any) -> None:
     first, second, *_ = [each["InstanceId"] for each in instances(autoscaling)]
     assert replacement.mark_unhealthy(first, autoscaling) == f"marked {first} unhealthy; {GROUP} replaces it"
     assert replacement.mark_unhealthy(first, autoscaling) == f"{first} is marked unhealthy; {GROUP} replaces it"
@@ -89,10 +89,10 @@ def test_a_worker_whose_gpus_fail_marks_its_instance_and_ends(
         (None, "FileNotFoundError"),
         ("{", "JSONDecodeError"),
         ("{}", "KeyError: 'instance_id'"),
-        ('{"instance_id": "i-0123456789abcdef0"}', "is in no Auto Scaling group that could replace it"),
+        ('{"instance_id": "i-0123456789abcdef0"}', "is not in an Auto Scaling group, which could replace it"),
     ],
 )
-def test_an_instance_that_can_not_be_marked_is_one_line(
+def test_failed_replacement_costs_one_line(
     autoscaling: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -120,9 +120,7 @@ def test_a_refusal_of_aws_is_one_line(
     assert "this instance could not be marked unhealthy (EndpointConnectionError" in capsys.readouterr().err
 
 
-def test_a_machine_that_is_not_an_instance_marks_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_replacement_outside_ec2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv(INSTANCE_FILE_VARIABLE, raising=False)
     replacement.request("ray-worker")
     assert not capsys.readouterr().err

@@ -26,19 +26,19 @@ def write_database(folder: Path) -> Path:
 
 
 def test_each_version_of_ray_has_its_own_state(folder: Path) -> None:
-    assert state.open_state() == State(folder / RAY), "an old database isn't opened by a new Ray"
+    assert state.open_state() == State(folder / RAY)
     assert State(folder / RAY).variables == {
         "RAY_gcs_storage": "rocksdb",
         "RAY_gcs_storage_path": f"{folder}/{RAY}",
     }
 
 
-def test_without_a_folder_the_state_ends_with_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_state_without_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_HEAD_STATE", raising=False)
     assert state.open_state() is None
 
 
-def test_a_folder_that_cannot_be_written_keeps_no_head_from_starting(
+def test_head_starts_without_a_writable_state(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_HEAD_STATE", str(folder / "missing"))
@@ -46,14 +46,14 @@ def test_a_folder_that_cannot_be_written_keeps_no_head_from_starting(
     assert "the head's state ends with its container" in capsys.readouterr().err
 
 
-def test_a_state_with_which_two_starts_failed_is_quarantined(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_failed_starts_quarantine_the_state(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     database = write_database(folder)
     state.open_state()
     state.open_state()
     assert database.exists(), "the first may just have been stopped"
     state.open_state()
     assert not database.parent.exists(), "the head would fail for ever"
-    assert (folder / f"{RAY}.quarantine" / "session_name").read_text() == "session", "somebody may want to know why"
+    assert (folder / f"{RAY}.quarantine" / "session_name").read_text() == "session"
     [line] = capsys.readouterr().out.splitlines()
     assert line.startswith(f"ray-head: 2 starts with {database.parent} failed")
 
@@ -65,11 +65,11 @@ def test_only_the_last_quarantined_state_is_kept(folder: Path) -> None:
             opened = state.open_state()
         assert opened is not None
         opened.mark_healthy()
-    assert [each.name for each in folder.iterdir()] == [f"{RAY}.quarantine"], "the disk would fill up"
+    assert [each.name for each in folder.iterdir()] == [f"{RAY}.quarantine"]
     assert (folder / f"{RAY}.quarantine" / "session_name").read_text() == "second"
 
 
-def test_failed_starts_count_from_zero_after_a_healthy_one(folder: Path) -> None:
+def test_healthy_start_resets_failed_starts(folder: Path) -> None:
     database = write_database(folder)
     for _ in range(4):
         opened = state.open_state()

@@ -31,11 +31,11 @@ def test_another_version_ends_the_wait_at_once(head: Head) -> None:
         worker.wait_for_head("127.0.0.1", seconds=60)
 
 
-def test_a_worker_waits_for_a_head_that_is_not_ready(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
+def test_worker_waits_for_the_head(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
     head.failing = True
     with pytest.raises(HeadError, match=r"answers with 500, after 0 s"):
         worker.wait_for_head("127.0.0.1", seconds=0.2)
-    assert "waiting for the head: 127.0.0.1" in capsys.readouterr().out, "a silent wait looks like a hang"
+    assert "waiting for the head: 127.0.0.1" in capsys.readouterr().out
 
 
 def greet(server: socket.socket) -> None:
@@ -51,7 +51,7 @@ def test_another_server_is_no_head(head: Head, answer: bytes) -> None:
     assert "does not answer" in (worker.join_blocker("127.0.0.1") or "")
 
 
-def test_a_server_that_speaks_no_http_is_no_head(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_without_http_is_not_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(ports, "DASHBOARD", server.getsockname()[1])
         talk = threading.Thread(target=greet, args=(server,))
@@ -73,11 +73,11 @@ def test_a_name_without_an_address_is_named(name: str) -> None:
         worker.wait_for_head(name, seconds=0)
 
 
-def test_a_head_that_vanishes_after_it_answered_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_lost_after_its_answer_costs_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_HEAD_HOST", "nobody.invalid")
     monkeypatch.setattr("sys.argv", ["ray-worker"])
     monkeypatch.setattr(worker, "join_blocker", lambda host: None)
-    with pytest.raises(HeadError, match=r"nobody\.invalid has no address any more"):
+    with pytest.raises(HeadError, match=r"nobody\.invalid has no address any longer"):
         worker.start()
 
 
@@ -94,20 +94,20 @@ def test_a_wait_is_a_number_of_seconds(given: str, monkeypatch: pytest.MonkeyPat
         worker.wait_seconds()
 
 
-def test_work_is_drained_only_if_a_head_can_move_it(gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_is_drained_only_with_a_head(gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "DASHBOARD", 9)  # where nothing answers
-    assert worker.stop_signal("127.0.0.1") is signal.SIGTERM, "a dashboard that hangs keeps no work from being moved"
+    assert worker.stop_signal("127.0.0.1") is signal.SIGTERM
     gcs_server.error = grpc.StatusCode.UNAVAILABLE
-    assert worker.stop_signal("127.0.0.1") is signal.SIGINT, "Ray would try to reach the head until its time is up"
+    assert worker.stop_signal("127.0.0.1") is signal.SIGINT
 
 
-def test_the_expected_gpus_are_the_flag_of_the_task() -> None:
+def test_expected_gpus_come_from_the_flag() -> None:
     assert worker.expected_gpus(["--num-cpus=4", "--num-gpus=8"]) == 8
     assert worker.expected_gpus(["--num-gpus", "8", "--num-cpus", "4"]) == 8
     assert worker.expected_gpus(["--num-cpus=4"]) == 0
 
 
-def test_a_missing_driver_is_a_fault_of_the_image() -> None:
+def test_missing_cuda_driver_is_a_start_error() -> None:
     with pytest.raises(StartError, match=r"the CUDA driver is missing: .*; does the instance have NVIDIA's runtime"):
         gpus.check(1)
 
@@ -126,10 +126,10 @@ def test_a_gpu_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, driver: Driv
     assert (gpus.gpu_error(2) or "").startswith(fault)
 
 
-def test_an_image_that_can_not_use_the_gpus_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_without_gpu_support_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "load_driver", lambda: Driver(gpus=2))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    with pytest.raises(StartError, match="finds 0 of 2 GPUs; is it one for CUDA"):
+    with pytest.raises(StartError, match="finds 0 of 2 GPUs; is it a build with CUDA"):
         gpus.gpu_error(2)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.ones", unsupported)
@@ -148,7 +148,7 @@ def test_only_a_fault_of_a_gpu_is_one(monkeypatch: pytest.MonkeyPatch, status: i
         gpus.check(1)
 
 
-def test_the_check_of_a_gpu_that_hangs_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_of_a_hanging_gpu_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "CHECK", (sys.executable, "-c", "import time; time.sleep(60)"))
     with pytest.raises(GpuError, match="one of them hangs"):
         gpus.check(1, seconds=0.2)
@@ -166,6 +166,6 @@ def test_a_task_without_gpus_needs_none() -> None:
     gpus.check(0)
 
 
-def test_the_address_is_the_one_on_the_route_to_the_head() -> None:
+def test_address_is_on_the_route_to_head() -> None:
     assert address.source_address_for("127.0.0.1") == "127.0.0.1"
     assert address.default_address() != "0.0.0.0"

@@ -36,7 +36,7 @@ def put(
     aws_server: str, aws_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Any]]:
     """Puts the stack's document into the parameter, which is not there before, with the given fields changed."""
-    cost_module._known.clear()
+    cost_module._spot_price_cache.clear()
     for name, value in {**aws_variables, CLUSTER_INFO_VARIABLE: NAME}.items():
         monkeypatch.setenv(name, value)
     ssm = client("ssm", aws_server)
@@ -48,7 +48,7 @@ def put(
     ssm.delete_parameters(Names=[NAME])
 
 
-def test_it_is_the_hours_by_the_price(put: Callable[..., Any]) -> None:
+def test_cost_is_hours_times_price(put: Callable[..., Any]) -> None:
     put()
     cost = cost_of({G5: 0.5})
     assert cost == {
@@ -60,20 +60,18 @@ def test_it_is_the_hours_by_the_price(put: Callable[..., Any]) -> None:
     assert cost_line(cost) == ", 0.50 USD for 0.50 h of g5.xlarge"
 
 
-def test_the_price_on_spot_is_asked_for_in_the_workers_zones(
-    put: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spot_price_is_of_the_workers_zones(put: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     put()
     cost = cost_of({G5_SPOT: 1000.0})
     assert cost is not None
-    assert cost["instances"][0]["hourly_usd"] == 0.00001, "moto's price of everything"
+    assert cost["instances"][0]["hourly_usd"] == 0.00001
     assert cost["usd"] == 0.01
     put(zones=[{"zone": "us-west-2z", "subnet_id": "subnet-z", "placement_group": None}])
-    assert cost_of({G5_SPOT: 1000.0}) == cost, "EC2 is not asked each time"
+    assert cost_of({G5_SPOT: 1000.0}) == cost
     monkeypatch.setattr(cost_module, "SPOT_SECONDS", 0.0)
-    assert cost_of({G5_SPOT: 1000.0}) == cost, "the last price holds"
-    cost_module._known.clear()
-    assert cost_of({G5_SPOT: 1000.0}) is None, "EC2 knows no price there"
+    assert cost_of({G5_SPOT: 1000.0}) == cost
+    cost_module._spot_price_cache.clear()
+    assert cost_of({G5_SPOT: 1000.0}) is None
 
 
 @pytest.fixture
@@ -110,19 +108,19 @@ def test_each_kind_has_its_own_price(put: Callable[..., Any]) -> None:
 
 @pytest.mark.usefixtures("prices")
 @pytest.mark.parametrize(("spot", "kind"), [(True, G5_SPOT), (False, G5)])
-def test_an_instance_without_labels_is_what_the_stack_asks_for_first(
+def test_unlabelled_instance_is_the_stacks_first_choice(
     spot: bool, kind: InstanceKind, put: Callable[..., Any]
 ) -> None:
     put(spot=spot)
     cost = cost_of({UNLABELLED: 0.25, kind: 0.75})
-    assert cost == cost_of({kind: 1.0}), "the same kind is counted once"
+    assert cost == cost_of({kind: 1.0})
 
 
 @pytest.mark.usefixtures("prices")
 @pytest.mark.parametrize("hours", [{G5: 0.5, G6_SPOT: 0.1}, {G5: 0.5, InstanceKind("p5.48xlarge", "spot"): 0.1}])
-def test_with_one_price_missing_the_sum_is_not_known(hours: dict[InstanceKind, float], put: Callable[..., Any]) -> None:
+def test_missing_price_makes_the_cost_unknown(hours: dict[InstanceKind, float], put: Callable[..., Any]) -> None:
     put()
-    assert cost_of(hours) is None, "a sum without a part of the instances would be wrong"
+    assert cost_of(hours) is None
 
 
 @pytest.mark.parametrize("text", ["null", "no JSON", '{"group": "workers"}', None])

@@ -85,7 +85,7 @@ def elsewhere(storage: RunStorage) -> None:
     storage.write("run.lock", json.dumps({**owner, "host": "elsewhere"}))
 
 
-def test_the_lock_is_there_while_it_is_held_and_gone_afterwards(storage: RunStorage) -> None:
+def test_lock_exists_only_while_held(storage: RunStorage) -> None:
     with RunLock(storage) as held:
         assert storage.exists("run.lock")
         assert held.refresh()
@@ -109,17 +109,17 @@ def test_an_owner_that_refreshes_it_is_alive_and_the_second_is_refused(
         assert held.refresh(), "the first one keeps it"
 
 
-def test_a_process_of_this_machine_that_was_killed_is_followed_at_once(
+def test_lock_of_killed_local_process_is_taken_over(
     storage: RunStorage, owner: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     owner.kill()
     owner.wait()
     with RunLock(storage):
-        assert capsys.readouterr().out == "", "nobody waits"
+        assert capsys.readouterr().out == ""
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_machine_that_is_gone_is_followed_after_a_while(
+def test_stale_lock_of_another_machine_is_taken_over(
     storage: RunStorage, owner: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     elsewhere(storage)
@@ -129,7 +129,7 @@ def test_a_machine_that_is_gone_is_followed_after_a_while(
 
 
 @pytest.mark.usefixtures("quick")
-def test_who_was_taken_for_dead_hears_of_it(storage: RunStorage) -> None:
+def test_refresh_notices_a_take_over(storage: RunStorage) -> None:
     with RunLock(storage) as first:
         elsewhere(storage)
         with RunLock(storage) as second:
@@ -153,7 +153,7 @@ def test_a_refresh_after_the_end_does_nothing(storage: RunStorage) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_stale_lock_that_is_gone_was_taken_over(storage: RunStorage) -> None:
+def test_missing_stale_lock_counts_as_taken_over(storage: RunStorage) -> None:
     with RunLock(storage) as first:
         elsewhere(storage)
         with RunLock(storage):
@@ -194,7 +194,7 @@ def test_an_unanswered_last_refresh_leaves_no_lock(bucket: RunStorage, line: Fla
     assert not bucket.exists("run.lock")
 
 
-def test_a_lost_answer_to_a_take_over_takes_over(bucket: RunStorage, line: FlakyProxy) -> None:
+def test_lost_response_to_a_take_over(bucket: RunStorage, line: FlakyProxy) -> None:
     bucket.write("run.lock", json.dumps({"host": socket.gethostname(), "pid": 2**22 + 1, "created": 0.0}))
     line.decide("pass", LOCK)
     line.decide("lose", LOCK)
@@ -246,7 +246,7 @@ def test_files_of_killed_commands_go_with_the_lock(tmp_path: Path) -> None:
         for name in ("run.lock.old", "run.lock.new"):
             storage.write(name, "")
         os.utime(storage.path("run.lock.old"), (1, 1))
-    assert [each.name for each in (tmp_path / "mine").iterdir()] == ["run.lock.new"], "its command may be alive"
+    assert [each.name for each in (tmp_path / "mine").iterdir()] == ["run.lock.new"]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}"])

@@ -22,7 +22,7 @@ def shown(console: Console) -> str:
     return console.file.getvalue()
 
 
-def test_a_terminal_has_a_bar_and_a_log_nothing() -> None:
+def test_progress_bar_only_on_a_terminal() -> None:
     on_terminal = shown(Console(file=io.StringIO(), force_terminal=True, width=100))
     assert "running" in on_terminal
     assert "140/?" in on_terminal

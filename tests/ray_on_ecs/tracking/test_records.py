@@ -101,7 +101,7 @@ def test_steps_that_are_made_again_are_replaced(storage: RunStorage, merged: boo
     assert merge_records(storage) == log.records
 
 
-def test_a_line_that_is_half_written_is_left_out(tmp_path: Path) -> None:
+def test_partly_written_line_is_skipped(tmp_path: Path) -> None:
     storage = RunStorage.open(str(tmp_path), "mine")
     log, file = attempt(storage)
     make(log, 1, 2)
@@ -115,7 +115,7 @@ def test_a_line_that_is_half_written_is_left_out(tmp_path: Path) -> None:
     assert steps(storage) == [1, 2, 3]
 
 
-def test_what_is_stored_is_not_written_again(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_records_are_not_rewritten(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     log, file = attempt(storage)
     make(log, *range(1, 200_001))
     file.write(log)
@@ -127,14 +127,14 @@ def test_what_is_stored_is_not_written_again(storage: RunStorage, monkeypatch: p
         make(log, step)
         file.write(log)
     if storage.is_local:
-        assert (written, path.stat().st_ino) == ([], before), "the lines are appended to the file"
+        assert (written, path.stat().st_ino) == ([], before)
         assert steps(storage) == list(range(1, 200_011))
     else:
         assert len(written) == 10
-        assert sum(written) < 10 * 10 * 100, "a part begins, of lines of less than 100 bytes"
+        assert sum(written) < 10 * 10 * 100
 
 
-def test_a_storage_that_was_away_has_all_records_later(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_stored_after_a_storage_outage(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise OSError("away")
 
@@ -202,7 +202,7 @@ def test_a_kill_before_any_change_loses_no_record(tmp_path: Path, monkeypatch: p
             pass
         monkeypatch.setattr(MortalStorage, "changes_left", itertools.repeat(None))
         found = steps(storage)
-        assert found == list(range(1, len(found) + 1)), "none is lost, and none is there twice"
+        assert found == list(range(1, len(found) + 1))
         assert len(found) >= stored
         log, file = attempt(storage)
         make(log, *range(stored + 1, LAST + 1))

@@ -75,35 +75,35 @@ def text(report: str) -> str:
     return re.sub(r"\s*\n\s*", "\n", re.sub(r"<[^>]*>", "\n", re.sub(r"<style>.*?</style>", "", report, flags=re.S)))
 
 
-def test_a_finished_run_shows_its_metrics_and_what_it_ran_on(storage: RunStorage, write: Callable[..., str]) -> None:
+def test_report_of_a_finished_run(storage: RunStorage, write: Callable[..., str]) -> None:
     storage.write_lines("metrics.jsonl", METRICS)
     storage.write("curves.png", PICTURE)
     report = write(result=RESULT)
     shown = text(report)
     assert "mine\nfinished\n: loss 0.5124\n" in shown
-    assert "what\ntrain.py --epochs 5\n" in shown
+    assert "command\ntrain.py --epochs 5\n" in shown
     assert "metric\nlast value\nstep\n2,000\nloss\n0.5124\nlr\n0.1\n" in shown
     assert f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}" in report
     for line in ("NVIDIA A10G", "torch\n2.14.1", "time\n1:01:01", "cost\n1.00 USD", "started\n2026-11-23 18:15:00 UTC"):
         assert line in shown
-    assert "g5.xlarge, spot\n2.00 h at 0.5 USD: 1.00 USD\nin all\n1.00 USD\nthe same on demand\n2.00 USD" in shown
-    assert NEXT not in shown, "there is nothing to resume"
+    assert "g5.xlarge, spot\n2.00 h at 0.5 USD: 1.00 USD\ntotal\n1.00 USD\non demand\n2.00 USD" in shown
+    assert NEXT not in shown
 
 
-def test_settings_that_were_changed_come_first_and_the_rest_is_folded(write: Callable[..., str]) -> None:
+def test_changed_settings_come_first(write: Callable[..., str]) -> None:
     settings, folded = text(write()).split("Settings\n")[1].split("3 at their defaults\n")
     assert settings == "command\ntrain.py --epochs 5\n"
     assert folded.startswith("device\nauto\ncode\nnone\nenv\nnone\n")
 
 
-def test_an_interrupted_run_shows_where_it_was_and_how_to_go_on(write: Callable[..., str]) -> None:
+def test_report_of_an_interrupted_run(write: Callable[..., str]) -> None:
     shown = text(write())
     assert "interrupted\n: after step 1,300\n" in shown
     assert NEXT in shown
     assert "cost\n1.00 USD" in shown
 
 
-def test_a_failed_run_shows_why_and_how_to_go_on(write: Callable[..., str]) -> None:
+def test_report_of_a_failed_run(write: Callable[..., str]) -> None:
     line = "training failed: no progress for 5 s; continue with --run-name mine"
     shown = text(write(status={**STATUS, "state": "failed", "error": line}, error=ERROR))
     assert f"failed\n: {line}\n" in shown
@@ -111,9 +111,9 @@ def test_a_failed_run_shows_why_and_how_to_go_on(write: Callable[..., str]) -> N
     assert "Failure\ntime\n2026-11-23T19:16:01+00:00\nwhat\nno progress for 5 s\nrank\n1\n" in shown
 
 
-def test_a_run_whose_command_was_killed_has_a_report_too(write: Callable[..., str]) -> None:
+def test_report_after_a_killed_command(write: Callable[..., str]) -> None:
     shown = text(write(status={**STATUS, "state": "training"}))
-    assert "training\n: after step 1,300; last heard of at 2026-11-23 19:16:01 UTC\n" in shown
+    assert "training\n: after step 1,300; last update 2026-11-23 19:16:01 UTC\n" in shown
     assert NEXT in shown
 
 
@@ -122,18 +122,18 @@ def test_a_run_whose_command_was_killed_has_a_report_too(write: Callable[..., st
     [({}, "unfinished"), ({"error": ERROR}, "failed\n: no progress for 5 s"), ({"result": RESULT}, "finished\n: loss")],
     ids=["nothing", "error.json", "result.json"],
 )
-def test_a_folder_without_a_status_has_a_report_of_what_there_is(documents: dict[str, Any], outcome: str) -> None:
+def test_report_without_a_status(documents: dict[str, Any], outcome: str) -> None:
     assert f"mine\n{outcome}" in text(render(Documents("mine", "results/mine", **documents)))
 
 
-def test_it_ends_with_the_last_lines_of_the_newest_log(storage: RunStorage, write: Callable[..., str]) -> None:
+def test_report_has_the_end_of_the_log(storage: RunStorage, write: Callable[..., str]) -> None:
     storage.write("logs/20261123T181500Z.txt", "of the command before\n")
     storage.write("logs/20261124T000000Z.txt", "".join(f"\x1b[36m(pid=7)\x1b[0m line {n}\r\n" for n in range(30_000)))
     log = write().split("<pre>")[1].split("</pre>")[0].splitlines()
     assert log == [f"(pid=7) line {number}" for number in range(29_900, 30_000)]
 
 
-def test_nothing_of_a_run_becomes_markup(storage: RunStorage, write: Callable[..., str]) -> None:
+def test_report_escapes_markup(storage: RunStorage, write: Callable[..., str]) -> None:
     evil = "<script>alert('&')</script>"
     storage.write("logs/20261123T181500Z.txt", evil)
     storage.write_lines("metrics.jsonl", [{"step": 1, evil: 1.0}])
@@ -155,7 +155,7 @@ class Addresses(HTMLParser):
         self.found += [value or "" for name, value in attrs if name in ("src", "href", "srcset")]
 
 
-def test_it_needs_nothing_but_itself(storage: RunStorage, write: Callable[..., str]) -> None:
+def test_report_loads_no_other_files(storage: RunStorage, write: Callable[..., str]) -> None:
     storage.write("curves.png", PICTURE)
     report = write()
     addresses = Addresses()
@@ -166,7 +166,7 @@ def test_it_needs_nothing_but_itself(storage: RunStorage, write: Callable[..., s
     assert "@import" not in report
 
 
-def test_a_broken_document_costs_a_line_and_not_the_run(storage: RunStorage) -> None:
+def test_broken_document_costs_one_line(storage: RunStorage) -> None:
     said: list[str] = []
     storage.write("result.json", json.dumps(RESULT)[:-5])
     try_write_report(storage, said.append)
@@ -174,7 +174,7 @@ def test_a_broken_document_costs_a_line_and_not_the_run(storage: RunStorage) -> 
     assert said[0].startswith("report.html could not be written (--run-name: result.json in ")
 
 
-def test_what_is_rendered_is_what_was_read(storage: RunStorage, write: Callable[..., str]) -> None:
+def test_report_renders_the_documents_read(storage: RunStorage, write: Callable[..., str]) -> None:
     report = write()
     documents = read_documents(storage)
     assert render(documents) == report

@@ -18,7 +18,7 @@ class Actor:
 
 
 @pytest.mark.parametrize("error", [GetTimeoutError("the GCS is away"), ValueError("there is none of this name")])
-def test_a_worker_that_finds_no_actor_goes_on_and_looks_again(monkeypatch: pytest.MonkeyPatch, error: Any) -> None:
+def test_worker_looks_again_for_a_missing_actor(monkeypatch: pytest.MonkeyPatch, error: Any) -> None:
     actor, errors = Actor(), [error]
 
     def get_actor(name: str) -> Actor:
@@ -35,7 +35,7 @@ def test_a_worker_that_finds_no_actor_goes_on_and_looks_again(monkeypatch: pytes
     assert actor.reports == [progress]
 
 
-def test_a_driver_whose_request_lost_its_answer_finds_the_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_finds_actor_after_a_lost_response(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [GetTimeoutError("no answer"), ValueError("the name is taken")]
     actor = Actor()
 

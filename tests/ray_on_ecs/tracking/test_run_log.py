@@ -38,9 +38,7 @@ def printed(output: IO[str], text: str) -> None:
     output.flush()
 
 
-def test_what_was_printed_is_stored_under_the_moment_when_the_command_began(
-    storage: RunStorage, output: IO[str], log: RunLog
-) -> None:
+def test_log_is_named_by_the_commands_start(storage: RunStorage, output: IO[str], log: RunLog) -> None:
     for text in ("epoch 1\n", "epoch 2\nepoch 3"):
         printed(output, text)
         log.store()
@@ -53,7 +51,7 @@ def test_lines_of_rays_job_supervisor_are_left_out(storage: RunStorage, output: 
     assert storage.read(NAME) == b"epoch 1\n"
 
 
-def test_what_has_not_changed_is_not_stored_again(storage: RunStorage, output: IO[str], log: RunLog) -> None:
+def test_unchanged_log_is_not_stored_again(storage: RunStorage, output: IO[str], log: RunLog) -> None:
     printed(output, "epoch 1\n")
     log.store()
     storage.delete(NAME)
@@ -64,7 +62,7 @@ def test_what_has_not_changed_is_not_stored_again(storage: RunStorage, output: I
     assert storage.exists(NAME)
 
 
-def test_of_a_long_log_the_end_is_stored_by_whole_lines(
+def test_long_log_is_cut_at_a_line(
     monkeypatch: pytest.MonkeyPatch, storage: RunStorage, output: IO[str], log: RunLog
 ) -> None:
     monkeypatch.setattr(run_log, "MAX_BYTES", 20)

@@ -24,13 +24,13 @@ def test_steps_are_those_of_this_command(monitor: RunMonitor) -> None:
     monitor.update(state(4))
     monitor.update(state(4))
     monitor.update(state(9))
-    assert monitor.steps_made == 9, "a resumed run has others before them"
+    assert monitor.steps_made == 9
 
 
-def test_steps_that_were_lost_and_made_again_count_twice(monitor: RunMonitor) -> None:
+def test_repeated_steps_count_twice(monitor: RunMonitor) -> None:
     for steps, workers in ((8, "a"), (3, "b"), (4, "b")):
         monitor.update(state(steps, workers=workers))
-    assert monitor.steps_made == 8 + 4, "it is progress to whoever stops what idles"
+    assert monitor.steps_made == 8 + 4
 
 
 def test_an_actor_that_was_restarted_costs_a_line(monitor: RunMonitor, capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,7 +39,7 @@ def test_an_actor_that_was_restarted_costs_a_line(monitor: RunMonitor, capsys: p
     monitor.update(state(12, 1, actor="second"))
     assert capsys.readouterr().out.count("the actor of the run was lost and restarted; training continues") == 1
     assert [each["epoch"] for each in monitor.history] == [0, 1]
-    assert monitor.steps_made == 12, "what was known before stays"
+    assert monitor.steps_made == 12
 
 
 class LocalClient(RunClient):
@@ -55,7 +55,7 @@ class LocalClient(RunClient):
         return state
 
 
-def test_a_poll_sends_the_metrics_that_are_new_however_many_there_were() -> None:
+def test_poll_sends_only_new_metrics() -> None:
     client = LocalClient()
     monitor = RunMonitor(client, Console(width=100))
     for epoch in range(5000):

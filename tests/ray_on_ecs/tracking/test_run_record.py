@@ -93,7 +93,7 @@ def test_it_says_how_far_the_run_is(storage: RunStorage, record: RunRecord, monk
     assert "--keep-gib 5" in found["next"]
 
 
-def test_it_waits_before_it_trains_and_is_written_again_and_again(storage: RunStorage, record: RunRecord) -> None:
+def test_status_changes_from_waiting_to_training(storage: RunStorage, record: RunRecord) -> None:
     with record.waiting():
         found = until(lambda: status(storage))
         until(lambda: status(storage)["updated"] > found["updated"])
@@ -112,7 +112,7 @@ def test_it_waits_before_it_trains_and_is_written_again_and_again(storage: RunSt
     ],
     ids=["loss", "a loss", "not finite", "none"],
 )
-def test_a_script_that_reports_no_steps_has_those_of_its_metrics(
+def test_step_of_metrics_without_reported_steps(
     storage: RunStorage, metrics: dict[str, Any], loss: float | None
 ) -> None:
     config = RunConfig(command=("train.py",), run_name="test")
@@ -151,7 +151,7 @@ def test_a_guess_is_shown_unless_the_script_reports(
     ],
     ids=["no error", "Ctrl-C", "SIGTERM", "interrupted", "an error", "a mistake", "a storage"],
 )
-def test_it_says_at_the_end_how_the_command_has_ended(
+def test_final_state_follows_the_error(
     storage: RunStorage, record: RunRecord, error: BaseException | None, state: str, line: str | None
 ) -> None:
     if error is None:
@@ -169,16 +169,14 @@ def test_a_wait_in_vain_is_a_failure(storage: RunStorage, record: RunRecord) -> 
     assert (status(storage)["state"], status(storage)["error"]) == ("failed", "the cluster has no GPU")
 
 
-def test_a_command_that_neither_waits_nor_trains_leaves_nothing(storage: RunStorage, record: RunRecord) -> None:
+def test_command_without_training_leaves_no_status(storage: RunStorage, record: RunRecord) -> None:
     with pytest.raises(ResourceError), record.closing(lambda: True, print):
         raise ResourceError("the machine has no GPU")
     assert not Path(storage.path()).exists()
 
 
 @pytest.mark.parametrize("before", [None, '{"state": "interrupted"}'], ids=["a new run", "a run that is resumed"])
-def test_settings_that_are_refused_leave_the_status_as_it_was(
-    storage: RunStorage, record: RunRecord, before: str | None
-) -> None:
+def test_refused_settings_keep_the_status(storage: RunStorage, record: RunRecord, before: str | None) -> None:
     if before:
         storage.write("status.json", before)
 
@@ -191,10 +189,10 @@ def test_settings_that_are_refused_leave_the_status_as_it_was(
     with pytest.raises(UsageError):
         refused()
     left = {each.name: each.read_text() for each in Path(storage.path()).iterdir()}
-    assert left == ({"status.json": before} if before else {}), "there is no report of it either"
+    assert left == ({"status.json": before} if before else {})
 
 
-def test_a_run_that_is_taken_over_belongs_to_the_other_command(storage: RunStorage, record: RunRecord) -> None:
+def test_taken_over_run_is_not_written(storage: RunStorage, record: RunRecord) -> None:
     held = True
 
     def lose() -> None:
@@ -211,7 +209,7 @@ def test_a_run_that_is_taken_over_belongs_to_the_other_command(storage: RunStora
     assert not storage.exists("report.html")
 
 
-def test_a_run_that_another_command_trains_keeps_its_status(
+def test_run_of_another_command_keeps_its_status(
     storage: RunStorage, record: RunRecord, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "POLL_SECONDS", 0.1)
@@ -240,14 +238,12 @@ class Failing(RunStorage):
         super().write(name, content)
 
 
-def test_a_write_that_fails_is_made_again_and_ends_nothing(
-    storage: RunStorage, config: RunConfig, said: list[str]
-) -> None:
+def test_failed_status_write_is_repeated(storage: RunStorage, config: RunConfig, said: list[str]) -> None:
     failing = Failing(storage.filesystem, storage.base, storage.run_name, storage.uri)
     record = RunRecord(failing, config, config)
     with record.closing(lambda: True, said.append):
         with record.training(monitor(), {}, 2):
             until(lambda: status(storage))
         Failing.failures = 1000
-    assert status(storage)["state"] == "training", "the end could not be written either"
-    assert said == [], "nothing more is tried: each attempt would hold up the end"
+    assert status(storage)["state"] == "training"
+    assert said == []

@@ -122,7 +122,7 @@ def test_colours_are_for_terminals(
     assert stream.getvalue() == shown
 
 
-def test_ray_prints_by_this_function_and_has_this_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_has_the_replaced_print_function(monkeypatch: pytest.MonkeyPatch) -> None:
     source = Path(worker.__file__).read_text()
     assert f"functools.partial({shown_log.PRINT}, ignore_prefix=ignore_prefix)" in source
     monkeypatch.setattr(worker, shown_log.PRINT, getattr(worker, shown_log.PRINT))

@@ -19,14 +19,14 @@ def keys(client: Any, prefix: str) -> set[str]:
     return {found["Key"] for found in client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])}
 
 
-def test_a_folder_is_made_only_when_something_is_written(tmp_path: Path) -> None:
+def test_folder_is_created_by_the_first_write(tmp_path: Path) -> None:
     storage = RunStorage.open(str(tmp_path / "new" / "deep"), "run")
     storage.check_writable()
-    assert list(tmp_path.iterdir()) == [], "a check leaves nothing behind"
+    assert list(tmp_path.iterdir()) == []
     storage.write_json("result.json", {"a": 1})
     assert (tmp_path / "new" / "deep" / "run" / "result.json").is_file()
     assert storage.read_json("result.json") == {"a": 1}
-    assert storage.read_json("config.json") is None, "what is not there is None"
+    assert storage.read_json("config.json") is None
 
 
 @pytest.mark.parametrize("below", ["file", "file/deeper"])
@@ -56,16 +56,16 @@ def test_a_missing_bucket_is_refused_in_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_bucket_is_written_under_its_prefix_and_run(s3: Any) -> None:
+def test_keys_have_prefix_and_run_name(s3: Any) -> None:
     storage = RunStorage.open(f"s3://{BUCKET}/storage/", "run")
     storage.check_writable()
-    assert keys(s3, "storage/") <= {"storage/"}, "a check leaves no object but the prefix's marker"
+    assert keys(s3, "storage/") <= {"storage/"}
     storage.write_lines("metrics.jsonl", [{"epoch": 0}, {"epoch": 1}])
     storage.write("best/model.pt", b"weights")
     assert {"storage/run/metrics.jsonl", "storage/run/best/model.pt"} <= keys(s3, "storage/run")
-    assert storage.uri == f"s3://{BUCKET}/storage/run", "the place is shown as a user types it"
+    assert storage.uri == f"s3://{BUCKET}/storage/run"
     body = s3.get_object(Bucket=BUCKET, Key="storage/run/metrics.jsonl")["Body"].read()
-    assert body == b'{"epoch": 0}\n{"epoch": 1}\n', "one document a line"
+    assert body == b'{"epoch": 0}\n{"epoch": 1}\n'
 
 
 # The calls that change a bucket: of small files, parts of large ones, a file that is deleted, and a folder.
@@ -102,7 +102,7 @@ def test_calls_that_are_lost_are_made_again(s3: Any, aws_server: str, monkeypatc
 
 @pytest.mark.usefixtures("s3")
 @pytest.mark.parametrize(("before", "after"), [("long" * 1000, "short"), ("short", "long" * 1000)])
-def test_a_document_that_is_replaced_while_it_is_read_is_read_again(
+def test_document_replaced_during_a_read(
     s3: Any, aws_server: str, monkeypatch: pytest.MonkeyPatch, before: str, after: str
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", aws_server)
@@ -138,7 +138,7 @@ def test_another_process_retries_as_often(aws_server: str, monkeypatch: pytest.M
         line.failure_rate = 1.0
         with pytest.raises(OSError, match=r"503|NETWORK_CONNECTION"):
             storage.write_json("a.json", 1)
-        assert line.failed == 5, "pyarrow pickles a file system without its retry strategy"
+        assert line.failed == 5
 
 
 @pytest.mark.usefixtures("s3")
@@ -195,10 +195,10 @@ def test_what_no_retry_can_change_fails_at_once(monkeypatch: pytest.MonkeyPatch,
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_written_again_is_never_half_there(tmp_path: Path) -> None:
+def test_file_is_replaced_atomically(tmp_path: Path) -> None:
     storage = RunStorage.open(str(tmp_path), "run")
     storage.write("metrics.jsonl", "old")
     with Path(storage.path("metrics.jsonl")).open() as reader:
         storage.write("metrics.jsonl", "new")
-        assert reader.read() == "old", "it is another file, put in the old one's place"
+        assert reader.read() == "old"
     assert [each.name for each in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]

@@ -22,11 +22,11 @@ def test_each_command_adds_its_own_part() -> None:
 
 
 @pytest.mark.parametrize("unknown", [(None, 1.0), (1.0, None)])
-def test_a_cost_that_is_not_known_makes_the_sum_unknown(unknown: tuple[float | None, float | None]) -> None:
+def test_unknown_cost_makes_the_total_unknown(unknown: tuple[float | None, float | None]) -> None:
     first, second = unknown
     assert total_usd(status(20, second, earlier_of(status(30, first))), {}) is None
 
 
-def test_a_run_that_has_not_begun_has_no_time() -> None:
+def test_run_before_its_start_has_no_time() -> None:
     assert (total_seconds({}, {}), total_usd({}, {})) == (None, None)
     assert earlier_of(None) == {"seconds": 0.0, "usd": 0.0}
