@@ -447,9 +447,9 @@ def secret_hints(variables: Mapping[str, str]) -> list[str]:
     return [f"--env: {name} {shown}; --secret {name} takes it from your shell and shows it nowhere" for name in names]
 
 
-def _check_range(flag: str, given: int | str | None) -> None:
-    """Raise UsageError unless a flag's value is a number from 1, a range of such as `1:4`, or None."""
-    if given is None:
+def _check_range(flag: str, value: int | str | None) -> None:
+    """Raise UsageError unless a flag's value is a positive number, a range such as `1:4`, or None."""
+    if value is None:
         return
     if re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", str(value)):
         minimum, maximum = _worker_range(value)

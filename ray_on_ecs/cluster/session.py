@@ -73,7 +73,7 @@ def check_installed() -> None:
     """Raise UsageError unless the AWS CLI and its Session Manager plugin are installed."""
     for program, instructions in (("aws", AWS_CLI), ("session-manager-plugin", PLUGIN)):
         if shutil.which(program) is None:
-            raise UsageError(f"command not found: {program}; install it: {where}")
+            raise UsageError(f"command not found: {program}; install it: {instructions}")
 
 
 def _wait_until_open(process: subprocess.Popen[bytes], port: int, output: IO[str]) -> None:

@@ -180,8 +180,11 @@ class RunRecord:
         """Return the current status."""
         progress = self._monitor.progress if self._monitor else None
         history = self._monitor.history if self._monitor else []
-        steps = progress.step if progress else None
-        guess = self._monitor.guess if self._monitor and not steps and not history else {}
+        step = progress.step if progress else None
+        if not step and history:  # a script need not report its steps
+            step = history[-1]["step"]
+        # Numbers that the script has printed, without reporting them.
+        printed = self._monitor.guess if self._monitor and not step and not history else {}
         cost = cost_of(dict(self._hours))
         return {
             "run_name": self._storage.run_name,
@@ -190,8 +193,8 @@ class RunRecord:
             "behind": self.behind,
             "started": _iso(self._started),
             "updated": _iso(datetime.now(UTC)),
-            "step": steps or _logged_step(history) or guess.get("step"),
-            "loss": _last_loss(history) if history else guess.get("loss"),
+            "step": step or printed.get("step"),
+            "loss": _last_loss(history) if history else printed.get("loss"),
             "workers": self._workers,
             "cost_usd": cost and cost["usd"],
             "earlier": self.earlier,
