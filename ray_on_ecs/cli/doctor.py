@@ -58,7 +58,7 @@ PLUGIN_FILES = "https://s3.amazonaws.com/session-manager-downloads/plugin/latest
 
 
 class Problem(Exception):
-    """A check that failed: what is wrong, and what to type."""
+    """Failed check: the fault, and the command to type."""
 
     def __init__(self, line: str, fix: str = "") -> None:
         super().__init__(line)
@@ -108,7 +108,7 @@ class Check:
     Attributes:
         name: Name of the check.
         look: Returns what is well; raises a Problem, or any TrainingError.
-        needs: The checks without which it says nothing.
+        needs: The checks that must have passed before it.
     """
 
     name: str

@@ -54,10 +54,10 @@ class Follower:
         """Show the log, also of jobs that the head submits in its place; return the driver's exit status.
 
         Raises:
-            Interrupted: The user pressed Ctrl-C; the run goes on.
-            UsageError: AWS or the head takes the credentials no more; the run goes on.
+            Interrupted: The user pressed Ctrl-C; the run continues.
+            UsageError: AWS or the head no longer accepts the credentials; the run continues.
             ResourceError: The connection was lost, and could not be made again.
-            TrainingError: The driver has no exit status, or the head no longer lists the job.
+            TrainingError: The exit status of the driver is unknown, or the head no longer lists the job.
         """
         self._job, job = job_id, None
         try:

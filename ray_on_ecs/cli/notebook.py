@@ -49,7 +49,7 @@ def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> 
             client.submit_job(
                 entrypoint=ENTRYPOINT,
                 submission_id=job_id,
-                # By this `stop` finds it; under a storage path of its own it is no run.
+                # `stop` finds it by this metadata; its separate storage path keeps it out of the runs.
                 metadata={"run_name": job_id, "storage_path": PACKAGE},
                 runtime_env=environment,
                 entrypoint_num_gpus=1 if worker else None,

@@ -97,7 +97,7 @@ class Own(click.Option):
 
 
 class Needless(click.Option):
-    """A flag of torchrun's that is accepted and not needed; a line says so."""
+    """Flag of torchrun that is accepted but not needed, with a hint."""
 
     def __init__(self, name: str, count: int) -> None:
         names = dict.fromkeys((name, with_underscores(name)))

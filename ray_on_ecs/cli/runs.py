@@ -33,7 +33,7 @@ COLOURS = {
     "unreadable": "red",
 }
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
-# Up to here a time is said in its own unit: 119 s, 119 min, 47 h.
+# Up to these limits a time is shown in this unit: 119 s, 119 min, 47 h.
 UNITS = ((2 * MINUTE, 1.0, "s"), (2 * HOUR, MINUTE, "min"), (2 * DAY, HOUR, "h"))
 
 

@@ -31,7 +31,7 @@ HEAD, WORKERS = "head", "workers"
 @on_cluster
 @click.option("--json", "as_json", is_flag=True, help="Print the same for programs.")
 def command(cluster: Cluster, as_json: bool) -> int:
-    """Show nodes, GPUs, queue, dollars an hour, and what stops by itself."""
+    """Show nodes, GPUs, queue, cost per hour and scale-in."""
     found: Document = {"cluster": cluster.name}
     unreached: TrainingError | None = None
     try:
@@ -47,7 +47,7 @@ def command(cluster: Cluster, as_json: bool) -> int:
         found["unreached"] = str(unreached)
     if as_json:
         print_json(found)
-    # Of a stack that is down AWS knows nothing, and the reason says it all.
+    # AWS does not know a stack that is down; the reason is enough.
     elif not unreached or found.get("services"):
         for line in lines(found):
             out.print(line, markup=False)
@@ -185,7 +185,7 @@ def read_aws(stack: Stack, there: Sequence[Document] | None) -> Document:
 
 
 def service_fault(stack: Stack, service: dict[str, Any]) -> str | None:
-    """Return what keeps a service from its tasks, as ECS says it, or None if it has them.
+    """Return ECS's reason why a service lacks tasks, or None if it has them.
 
     Raises:
         TrainingError: AWS refuses.

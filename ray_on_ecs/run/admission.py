@@ -127,7 +127,7 @@ def hold(admission: Admission, console: Console, values: Mapping[str, str] | Non
 
 
 def interrupted(config: RunConfig, stop: BaseException, *, is_stored: bool = True) -> Interrupted:
-    """Return the error of a run that was stopped; `is_stored` says whether it has stored anything to continue from."""
+    """Return the error of a run that was stopped; `is_stored` is True if it has stored a file to continue from."""
     again = f"the same command with --run-name {config.run_name} starts from the beginning"
     line = f"continue with --run-name {config.run_name}" if is_stored else f"nothing is stored yet, so {again}"
     error = Interrupted(f"interrupted; {line}")

@@ -49,10 +49,10 @@ RECLAIMED = Failure("nodes are being reclaimed", "reclaimed")
 def wait_for_workers(
     config: settings.RunConfig, seconds: float, record: RunRecord, console: Console
 ) -> WorkerAllocation:
-    """Wait until the cluster has room; the folder of a run for which it has room at once never says that it waits.
+    """Wait until the cluster has room; a run for which it has room at once is never shown as waiting.
 
     Raises:
-        ResourceError: The cluster has no room after `seconds`.
+        ResourceError: The cluster still lacks room after `seconds`.
     """
     with suppress(ResourceError):
         return ray_cluster.wait_for_workers(config, 0, console)
@@ -67,7 +67,7 @@ class TrainFunction:
     Attributes:
         function: Takes the settings.
         settings: The function's argument.
-        mark: Returns how far the run is, by which the failure policy tells progress.
+        mark: Returns the progress of the run, for the failure policy.
         newest_checkpoint: Returns the name of what a restart would continue from, or None.
         scripts: Makes what directs the workers' scripts.
     """
@@ -109,7 +109,7 @@ class Attempts:
         """Run to the end; returns what rank 0 returned.
 
         Raises:
-            TrainingError: The run can't continue; `error.json` says why, unless it is the user's mistake.
+            TrainingError: The run can't continue; the reason is in `error.json`, unless it is the user's mistake.
         """
         with (
             tempfile.TemporaryDirectory(prefix="ray-train-") as folder,
@@ -208,7 +208,7 @@ class Attempts:
 
         def began() -> None:
             policy.began()
-            if self.allocation:  # a Ray program's watch knows by itself
+            if self.allocation:  # a Ray program's watch updates the state
                 self.record.note_waiting(False)
 
         return Decider(began, decide, store_stacks, self._say)
@@ -226,7 +226,7 @@ class Attempts:
         return Failure(what, "no workers", where=str(error))
 
     def _decide(self, policy: FailurePolicy, failure: Failure, cause: BaseException | None = None) -> None:
-        """Print a line if the run goes on after a failure.
+        """Print a line if the run continues after a failure.
 
         Raises:
             TrainingError: It doesn't.
@@ -282,7 +282,7 @@ class Attempts:
                 name=self.storage.run_name,
                 storage_path=folder,  # where Ray Train would keep checkpoints if it were given any
                 failure_config=FailureConfig(max_failures=0, max_preemption_failures=0, controller_failure_limit=0),
-                logging_config=LoggingConfig(log_level="CRITICAL"),  # what it would show, the restart's line says
+                logging_config=LoggingConfig(log_level="CRITICAL"),  # the restart's line has what it would show
             ),
         )
 

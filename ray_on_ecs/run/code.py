@@ -112,7 +112,7 @@ def _by_size(left_out: LeftOut) -> int:
 
 
 def _literal(path: Path) -> str:
-    """Return a pattern as in .gitignore that matches this path alone."""
+    """Return a pattern as in .gitignore that only matches this path."""
     return "/" + re.sub(r"([\\*?\[\]! #])", r"\\\1", path.as_posix()) + "/"
 
 

@@ -36,7 +36,7 @@ OnBytes = Callable[[int], None]
 
 
 def pack(code: CodeFiles, target: BinaryIO, on_bytes: OnBytes | None = None) -> None:
-    """Write the archive, whose bytes depend on the names, contents, links and executable bits alone.
+    """Write the archive, whose bytes only depend on the names, contents, links and executable bits.
 
     A file that has changed since it was listed is taken as it is; one that has vanished is not taken.
 
@@ -149,7 +149,7 @@ def _open(path: str, flags: int) -> int:
 
 
 class _Content(io.RawIOBase):
-    """A file's content, which stays as long as it was at first, as the archive says its length before."""
+    """A file's content, cut or padded to its initial length, which the archive has already stored."""
 
     def __init__(self, source: BinaryIO, size: int, on_bytes: OnBytes) -> None:
         if size < PIECE_BYTES:

@@ -99,7 +99,7 @@ class _Listing:
         try:
             with os.scandir(folder) as found:
                 entries = list(found)
-            os.lstat(os.path.join(folder, "."))  # of a folder that is only readable, the names alone can be had
+            os.lstat(os.path.join(folder, "."))  # a folder that is readable but not executable only has names
         except FileNotFoundError:  # deleted since its parent was read
             return
         except PermissionError:

@@ -34,7 +34,7 @@ from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.snapshot import publish, read_snapshot
 from ray_on_ecs.tracking.storage import RunStorage
 
-# A longer time until the script's start, such as that of the queue, is named apart.
+# A longer time until the script's start, as in the queue, is reported separately.
 LONG_START_SECONDS = 60.0
 # A Ray program on a machine that gets no more nodes: its workers may wait for those before them.
 MIN_WAIT_SECONDS = 30.0
@@ -52,8 +52,8 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
 
     Raises:
         UsageError: A setting, the script or a file that it needs can't be used.
-        ResourceError: The cluster has no room for the workers.
-        TrainingError: The script failed; the files that it wrote are kept, and `error.json` says what happened.
+        ResourceError: The cluster lacks room for the workers.
+        TrainingError: The script failed; its files are kept, and `error.json` has the cause.
     """
     config, storage, record = admission.config, admission.storage, admission.record
     found = {name: inputs.resolve(name, source, storage) for name, source in config.inputs.items()}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ray_on_ecs.run.worker_rank import WorkerRank
 
-# What is the same on all ranks, and of use where something else than torchrun's variables tells the ranks.
+# Variables that are equal on all ranks, for launchers that set the ranks differently from torchrun.
 OF_EVERY_RANK = ("MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
 
 # Ray imports these when a script calls Ray Train's or Ray Tune's `fit`.

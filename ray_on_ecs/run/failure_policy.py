@@ -1,4 +1,4 @@
-"""Restarts after a failure: when a run goes on, when it waits, and when it ends.
+"""Restart policy: when a run continues after a failure, when it waits, and when it ends.
 
 A failure counts against `--max-restarts` unless there was progress since the one before, and against a limit a day in
 any case. Progress is a greater step than any so far, or a new stored file that is not a log: one that a run wrote when

@@ -125,7 +125,7 @@ def grows(name: str) -> bool:
 
 
 def open_for_writing(folder: Path, processes: Iterable[psutil.Process]) -> dict[str, bool]:
-    """Return the files in a folder that processes hold open for writing; the value says if only for appending."""
+    """Return the files in a folder that processes hold open for writing; the value is True for append mode only."""
     found: dict[str, bool] = {}
     inside = f"{os.path.realpath(folder)}/"
     for process in processes:

@@ -86,7 +86,7 @@ def _pattern(line: bytes) -> Pattern | None:
     body = text[1].removeprefix(b"!")
     only_folders, body = body.endswith(b"/"), body.removesuffix(b"/")
     plain = re.split(rb"[*?[\\]", body, maxsplit=1)[0] if b"/" in body else b""
-    # As git compares the plain beginning by itself, two asterisks right after it are those of a path's beginning.
+    # git compares the literal prefix separately, so two asterisks right after it count as leading ones.
     path = _expression(body[len(plain) :])
     if path is None:
         return None

@@ -1,4 +1,4 @@
-"""The messages of a worker group: each worker tells how its script is doing, the driver tells all what to do."""
+"""Messages of a worker group: the status that each worker reports, and the directive that the driver sends to all."""
 
 from __future__ import annotations
 

@@ -42,13 +42,13 @@ class Rules:
         for parent, child in zip(parents[:0:-1], parents[-2::-1], strict=True):
             rules = rules.enter(parent)
             if rules.ignored_by(child, is_folder=True):
-                return cls()  # a folder that the user names is meant, even in `out/`: its own files decide alone
+                return cls()  # a folder that the user names is included, even in `out/`: only its own files count
         return rules
 
     def enter(self, folder: str) -> Rules:
         """Return the rules for the entries of a folder."""
         rules = self
-        if os.path.lexists(os.path.join(folder, ".git")):  # a submodule or another clone, too, has rules of its own
+        if os.path.lexists(os.path.join(folder, ".git")):  # a submodule or another clone has its own rules
             rules = Rules(_of_repository(folder), self.ray, _tracked(folder))
         git = _read(os.path.join(folder, GITIGNORE), folder, GITIGNORE)
         ray = _read(os.path.join(folder, RAYIGNORE), folder, RAYIGNORE)
@@ -66,7 +66,7 @@ class Rules:
 
 
 def ask_git(folder: str | os.PathLike[str], *arguments: str, timeout: float = GIT_SECONDS) -> str | None:
-    """Return what git prints about a folder, or None where there is no git, no repository or no answer in time."""
+    """Return the output of git for a folder, or None without git, without a repository, or after a timeout."""
     environment = {name: value for name, value in os.environ.items() if name not in MISLEADING}
     # Else `git status` would write to the repository.
     environment["GIT_OPTIONAL_LOCKS"] = "0"

@@ -78,7 +78,7 @@ def fetch(address: str) -> str:
         address: As `resolve` returned it.
 
     Raises:
-        UsageError: The disk has no room for it, or can't have its names.
+        UsageError: The disk lacks room for it, or does not allow its names.
         OSError: It can't be read.
     """
     if address.startswith(STREAM):

@@ -1,4 +1,4 @@
-"""The end of a script's output: the exception of its traceback, or the line that says best why it has ended."""
+"""The end of a script's output: the exception of its traceback, or the line that best explains its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXCEPTION = re.compile(r"([^\W\d][\w.]*)(: |$)")
 NAMED_ERROR = re.compile(r"([\w.]*(?:Error|Exception|Interrupt))(: |$)")
 # Errors of Ray that report an error in another process.
 OF_RAY = ("ray.exceptions.", "ray.train.", "ray.tune.")
-# How their lines on a process or a node that is gone begin; the last one says why.
+# Prefixes of Ray's lines on a lost process or node; the last such line has the reason.
 LOST = "The actor "
 FRAME = re.compile(r'^\s+File "(.+)", line (\d+)(?:, in | in |$)(.*)')
 TRACEBACK = "Traceback (most recent call last)"
@@ -26,10 +26,10 @@ BLANKS = "\0 \t\r\n"
 
 @dataclass(frozen=True)
 class LastWords:
-    """Why a script has ended, by its own output.
+    """Reason for a script's end, from its output.
 
     Attributes:
-        text: The line that says it best; empty if there is none.
+        text: The most informative line; empty without one.
         exception: The type of the exception that ended it, with its module, or None.
         place: The innermost line of that exception's traceback, such as `train.py:12`, or None.
     """
@@ -44,7 +44,7 @@ def read(lines: Sequence[str], status: int) -> LastWords:
 
     Args:
         lines: The end of its output.
-        status: Its exit status, negative for a signal. An exception is the reason of a positive one alone.
+        status: Its exit status, negative for a signal. An exception only explains a positive one.
     """
     said = [TORCH_PREFIX.sub("", line).rstrip(BLANKS) for line in lines]
     said = [line for line in said if line]

@@ -20,9 +20,9 @@ class LeftOut:
     """A file that is not uploaded, or a folder, of which all but a few files are not.
 
     Attributes:
-        name: Its path in the folder. That of a folder ends with "/", unless its name says why it is here.
+        name: Path in the working directory, with "/" at the end for a folder, unless the name is itself the reason.
         size: In bytes, without the few.
-        why: The kind of ignore file, or a word; empty where the name says it.
+        why: The kind of ignore file, or a word; empty if the name is the reason.
         is_ignored: An ignore file is the reason.
         is_minimum: There was too much to be counted.
     """

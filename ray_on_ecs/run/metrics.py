@@ -52,7 +52,7 @@ class MetricsLog:
 
     Attributes:
         step: Steps done, as the script reports them.
-        guess: The last loss, and the step beside it, in the output; None if there are patterns, or as soon as the
+        guess: The last loss in the output, with the step on its line; None if there are patterns, or as soon as the
             script reports by itself. It is shown, and is neither a record nor progress.
     """
 

@@ -100,7 +100,7 @@ class MpiRun(MpiProcess):
         exchange: An empty folder for the launch agents.
 
     Raises:
-        UsageError: There is no mpirun, or TMPDIR can't be used.
+        UsageError: mpirun is not installed, or TMPDIR can't be used.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class MpiRun(MpiProcess):
             )
         if shutil.which(argv[0], path=variables["PATH"]) is None and not (folder / argv[0]).is_file():
             raise UsageError(f"SCRIPT: there is no program {argv[0]!r} on the node")
-        # Names that nothing has to resolve: they only tell the nodes from one another. By the first one Hydra's daemons
+        # Names that need not resolve: they only distinguish the nodes. By the first one Hydra's daemons
         # find it, and Open MPI knows that it needs none there.
         hosts = ["localhost" if _is_open_mpi(mpirun) else address, *(_host(node) for node in range(1, len(workers)))]
         slots = ",".join(f"{host}:{count}" for host, count in zip(hosts, workers, strict=True))
@@ -203,7 +203,7 @@ class MpiNode:
             self._daemon.__exit__(kind, error, trace)
 
     def describe(self, member: WorkerStatus) -> WorkerStatus:
-        """Return the status of the worker for the others; its end is that of mpirun."""
+        """Return the status of the worker for the others; it ends when mpirun does."""
         daemon_status = self._daemon.poll() if self._daemon else None
         silent_seconds = time.monotonic() - self.heard_at
         return replace(member, status=0, silent_seconds=silent_seconds, daemon_status=daemon_status)
@@ -268,7 +268,7 @@ def runner(python: str) -> tuple[str, ...]:
 
 
 def last_words(lines: Sequence[str], status: int) -> LastWords:
-    """Return the best explanation of a program's end: its own last words, or mpirun's.
+    """Return the best explanation of a program's end: its last words, or mpirun's.
 
     Args:
         lines: The end of mpirun's output.
@@ -300,7 +300,7 @@ def _settings(agent: str, networks: Sequence[str]) -> dict[str, str]:
     values = {
         # A daemon looks for the program of the agent, too, though it starts nothing; `sh` is on every node.
         "PRTE_MCA_plm_ssh_agent": f"sh {agent}",
-        "PRTE_MCA_rml_base_radix": MAX_NODES,  # mpirun starts all daemons by itself
+        "PRTE_MCA_rml_base_radix": MAX_NODES,  # mpirun starts all daemons directly
         "PRTE_MCA_prte_do_not_resolve": "1",
         "PRTE_MCA_hwloc_default_binding_policy": "none",  # a process may use all threads of its worker
         "PRTE_MCA_rmaps_default_mapping_policy": "slot",
@@ -318,7 +318,7 @@ def _settings(agent: str, networks: Sequence[str]) -> dict[str, str]:
         "HYDRA_LAUNCHER": "ssh",
         "HYDRA_LAUNCHER_EXEC": agent,
     }
-    if networks:  # those that all nodes can reach, whatever the interfaces are called; IPv6 is not used beside IPv4
+    if networks:  # networks that all nodes reach, whatever their interface names; IPv6 is not used together with IPv4
         names = ("PRTE_MCA_prte_if_include", "OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include")
         values |= {"OMPI_MCA_btl_tcp_disable_family": "6", **dict.fromkeys(names, ",".join(networks))}
     return values
@@ -346,7 +346,7 @@ def _node(file: Path) -> int:
 
 
 def _signal_programs(ancestor: int, number: int) -> None:
-    """Send a signal to the processes below this one that mpirun has started, and not to their own children."""
+    """Send a signal to the descendants that mpirun has started, but not to their children."""
     try:
         below = psutil.Process(ancestor).children(recursive=True)
     except psutil.NoSuchProcess:

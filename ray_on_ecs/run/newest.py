@@ -1,4 +1,4 @@
-"""The newest file that a run has stored: what a restart continues from."""
+"""Newest stored file or checkpoint of a run, from which a restart continues."""
 
 from __future__ import annotations
 

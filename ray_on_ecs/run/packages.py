@@ -39,10 +39,10 @@ ROOM_BYTES = 8 * 2**30
 # Lines of a requirements file: `-r other.txt`, and `name @ file:///place` as `pip freeze` writes it in conda.
 OTHER_FILE = re.compile(r"^\s*(?:-r|-c|--requirement|--constraint)[\s=]*[\"']?(.+?)[\"']?\s*(?:\s#.*)?$", re.MULTILINE)
 LOCAL_PLACE = re.compile(r"^\s*([^#\s][^@#\n]*?)\s*@\s*file://(/[^\s;#]*)", re.MULTILINE)
-# In a package's folder: what changes how it is installed if it is used in its place, and what is not its source.
+# In a package's folder: files that affect an editable installation, and files that are not source.
 DECLARATIONS = ("pyproject.toml", "setup.cfg", "setup.py")
 NO_SOURCE = ("__pycache__", "build", "*.egg-info", ".*")
-# A larger file in it is data, and is told from another one by its size.
+# A larger file in it counts as data and is only compared by size.
 LARGEST_SOURCE = 2**20
 ARCHIVES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 

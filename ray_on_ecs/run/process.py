@@ -33,7 +33,7 @@ STACK_SECONDS = 5.0
 DUMP_SECONDS = 20.0
 CHUNK_BYTES = 2**16
 LOCK_PAUSE_SECONDS = 0.1
-NO_PYTHON = "It has no Python process whose stacks could be read.\n"
+NO_PYTHON = "The script does not run a Python process whose stacks could be read.\n"
 
 
 class ScriptProcess:
@@ -130,7 +130,7 @@ class ScriptProcess:
         return self.poll() is not None
 
     def learn(self, members: Mapping[int, WorkerStatus]) -> None:
-        """Take what is known of the workers, by rank: a script by itself needs nothing of it."""
+        """Take the statuses of the workers, by rank; only MPI needs them."""
 
     def heard(self) -> None:
         """Count a sign of life that is not a line of output."""

@@ -1,4 +1,4 @@
-"""Ray programs: scripts that start their workers themselves, by Ray Train, Ray Tune, Ray Data or Ray alone.
+"""Ray programs: scripts that start their workers themselves, with Ray Train, Ray Tune, Ray Data or plain Ray.
 
 Such a script runs once, beside the run's driver on the head. To the driver it is a group of one worker, which is a
 thread of the driver: the run's folder, the metrics, the restarts and the ends are those of any script.
@@ -113,7 +113,7 @@ class RayProgram(ScriptWorker):
 
 
 def _job(variables: dict[str, str]) -> dict[str, Any]:
-    """Return the configuration of the job as which the program joins Ray: that of this job, with more variables."""
+    """Return the job configuration with which the program joins Ray: this job's, with more variables."""
     job: dict[str, Any] = json.loads(os.environ.get(JOB_VARIABLE) or "{}")
     environment = job.get("runtime_env") or {}
     job["runtime_env"] = {

@@ -46,7 +46,7 @@ def nodes() -> set[str]:
 
 
 def missing() -> Needs:
-    """Return what the program waits for, such as 2 GPUs, while it has no place at all; nothing if Ray is away."""
+    """Return the resources that the program waits for while it does not have any; nothing if Ray does not answer."""
     try:
         groups = placement_groups(_jobs()).values()
     except (RayError, RuntimeError, ValueError):
@@ -110,7 +110,7 @@ class ProgramWatch:
             print(f"ray-on-ecs: the resources that the program waits for are unknown ({one_line(cause)})", flush=True)
 
     def was_reclaimed(self) -> bool:
-        """Return whether the program's nodes are being reclaimed, or were a short while ago; says so once for each."""
+        """Return whether the program's nodes are being reclaimed, or were a short while ago; print each once."""
         self._look_at_nodes()
         is_recent = time.monotonic() - self._reclaimed_at < RECLAIMED_SECONDS
         self._nodes, self._reclaimed_at = (), -math.inf
@@ -128,7 +128,7 @@ class ProgramWatch:
             self.waits_since = self._failover = None
         elif self.waits_since is None:
             self.waits_since = time.monotonic()
-        # A program has no places for a moment whenever it starts workers.
+        # For a moment while it starts workers, a program does not have places.
         if (now == self._before or not now) and now != self._told:
             self._told = now
             self._on_wait(now)

@@ -38,7 +38,7 @@ def with_driver(config: RunConfig) -> RunConfig:
 
 
 def driver_reason(config: RunConfig) -> str | None:
-    """Return a line that says why a script is a Ray program, or None if its source or the settings say otherwise."""
+    """Return the reason why a script is a Ray program, or None if its source or the settings contradict."""
     if config.no_driver or config.mpi or config.no_python:
         return None
     script = config.folder / config.command[0]

@@ -21,7 +21,7 @@ from ray_on_ecs.tracking.storage import RunStorage
 
 # A JSON document in the environment of each worker process: see `needs_of`.
 NEEDS_VARIABLE = "RAY_ON_ECS_NEEDS"
-# Where Ray has started a process if the program gave it a working_dir. (Ray's context, which would tell, is not ready.)
+# The folder of a process to which the program gave a working_dir. (Ray's context is not ready yet.)
 WORKING_DIRS = "working_dir_files"
 
 

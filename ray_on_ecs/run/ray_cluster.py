@@ -51,7 +51,7 @@ class WorkerAllocation:
         num_workers: How many there are.
         use_gpu: True if each worker has a GPU.
         cpus_per_worker: The CPUs that each may use.
-        limits: The fewest and the most, where their number may change while the run goes on.
+        limits: Minimum and maximum number of workers of an elastic run.
         leaves_cpu_workers: True if CPU workers, which prepare data, are not used.
     """
 
@@ -162,7 +162,7 @@ def describe_nodes() -> str:
 
 
 def is_one_node() -> bool:
-    """Return whether the cluster is one node, such as this machine alone."""
+    """Return whether the cluster is a single node, such as a laptop."""
     return len(_nodes()) == 1
 
 
@@ -173,7 +173,7 @@ def wait_for_workers(config: RunConfig, seconds: float, console: Console) -> Wor
         The allocation of the workers.
 
     Raises:
-        ResourceError: The cluster has no room after `seconds`.
+        ResourceError: The cluster still lacks room after `seconds`.
     """
     return _apart_from_cpu_workers(config, _find_room(config, seconds, console))
 

@@ -49,7 +49,7 @@ from ray_on_ecs.tracking.storage import RunStorage
 # How often a node is asked if it is time for a scan, and how often it is: a scan takes at most this part of the time.
 POLL_SECONDS, SCAN_SECONDS, SCAN_SHARE = 0.5, 2.0, 20
 QUIET_SECONDS = 2.0
-# Where there was no such pause for so long, looks in quick succession find a short one.
+# After this time without such a pause, scans in quick succession find a short one.
 OVERDUE_SECONDS, LOOK_SECONDS, LOOKS = 15.0, 0.2, 10
 # A file that has changed in every scan for so long is a log. One that was held open meanwhile may be a checkpoint that
 # is being written: it has longer.
@@ -359,7 +359,7 @@ class RunFolder:
                 try:
                     copy = shutil.copyfile if found[name].size <= COPIED_BYTES else os.link
                     copy(self.folder / name, copies[name])
-                except OSError:  # the script has just deleted it, or the disk has no hard links
+                except OSError:  # the script has just deleted it, or the disk does not support hard links
                     copies[name] = self.folder / name
             yield copies
         finally:

@@ -40,7 +40,7 @@ def till_end(
 ) -> Generator[None]:
     """Have the run's secrets stored until the block ends.
 
-    They stay if another command has the run, or if a job is interrupted: the head may go on with it.
+    They stay if another command has the run, or if a job is interrupted, since the head may resubmit it.
 
     Args:
         config: The run's settings.

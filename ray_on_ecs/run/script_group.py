@@ -44,7 +44,7 @@ class Decider:
 
     Attributes:
         began: Called when all scripts have been started.
-        decide: Says that the run goes on after a failure, or raises the error that ends it.
+        decide: Returns if the run continues after a failure, or raises the error that ends it.
         store_stacks: Stores stacks by rank, and returns the folder's name.
         say: Prints a line.
     """

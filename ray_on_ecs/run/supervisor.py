@@ -1,4 +1,4 @@
-"""Runs a command that ends with its starter, with all processes it has started; the standard library alone.
+"""Runs a command that ends with its starter, with all processes it has started; standard library only.
 
 usage: python -I -S supervisor.py FD COMMAND…, with a pipe as standard input and another one, for the exit status and
 the time of the end, as FD
@@ -26,8 +26,8 @@ MARK = "RAY_ON_ECS_SUPERVISOR"
 PROC = "/proc"
 # Stands for the variables of a process in the middle of execve: until execve returns, they can't be read.
 STARTING = [b""]
-# A process that is killed may have started another one meanwhile. The limit is for those that can't die, and for those
-# that were started without variables, which look as if they were starting.
+# A process that is killed may have started another one meanwhile. The limit is for processes that can't die, and
+# for those without environment variables, which look as if they were starting.
 KILL_SECONDS, PAUSE_SECONDS = 5.0, 0.02
 # How long a command has after SIGTERM, as under torchrun.
 GRACE_SECONDS = 30.0

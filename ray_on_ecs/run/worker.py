@@ -1,4 +1,4 @@
-"""The train function of a script's worker: it starts the script, looks after it, and starts it again when told to."""
+"""Train function of a script's worker: it starts the script, watches it, and restarts it when the driver directs."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class ScriptWorker:
         self._file = worker_dump.worker_file(storage.uri, self._rank)
         self._lock = node_folder("scripts", storage.uri)
         code = settings["code"]
-        # The script itself may write into the storage where that is a folder of this machine alone.
+        # On a single node whose storage is a local folder, the script itself may write into the storage.
         is_direct = storage.is_local and settings["is_one_node"] and rank.local_world_size == self._world_size
         self._run_folder = RunFolder(
             storage,
@@ -154,7 +154,7 @@ class ScriptWorker:
                 self._run_folder.remove()
 
     def run(self) -> dict[str, Any]:
-        """Prepare the node, and run the script as often as the driver says."""
+        """Prepare the node, and run the script as often as the driver directs."""
         self._talk()  # what follows may take long, and the driver ends workers that do not begin
         self._storage.check_shared()
         # Only into the script's environment: Ray's dashboard shows the environment that Ray gives its processes.
@@ -194,7 +194,7 @@ class ScriptWorker:
         return python
 
     def _next_start(self, generation: int) -> Directive:
-        """Wait until the driver says to start the script, again after this generation, or to leave."""
+        """Wait for the directive to start the script after this generation, or to leave."""
         while True:
             directive = self._talk()
             if directive and (directive.action == "leave" or directive.generation > generation):
@@ -348,7 +348,7 @@ class ScriptWorker:
         }
 
     def _of_tracker(self, users: Mapping[str, str]) -> dict[str, str]:
-        """Return what lets `wandb.init()` go on with one run of W&B after restarts, unless the user says otherwise.
+        """Return the variables with which `wandb.init()` continues a W&B run after restarts, unless the user sets them.
 
         Only rank 0's: ranks with one ID would write into one run of W&B, and mpirun's ranks share their variables.
         https://docs.wandb.ai/models/runs/resuming
@@ -409,7 +409,7 @@ class ScriptWorker:
     def _end(self, process: Process) -> None:
         """End the script: by SIGTERM until the driver's deadline, or by SIGABRT, which leaves its stacks.
 
-        A script that saves by itself when its node is reclaimed gets SIGTERM for the last seconds alone.
+        A script with a Checkpointer, which saves when its node is reclaimed, only gets SIGTERM in the last seconds.
         """
         if self._member.has_ended:
             return
@@ -456,7 +456,7 @@ class ScriptWorker:
         try:
             self._rounds.poll(self._files, _descendants([each.pid for each in self._node]))
             self._tell_left_out()
-        except Exception as cause:  # the thread goes on
+        except Exception as cause:  # the thread continues
             print(f"files could not be stored, and will be tried again ({one_line(cause)})", flush=True)
 
     def _tell_left_out(self) -> None:
@@ -564,7 +564,7 @@ def wandb_id(run_name: str, run_id: str) -> str:
 def _shares_machine(node_id: str) -> bool:
     """Return whether another node of the cluster is on this node's machine.
 
-    Otherwise the run's folder has the same path on all nodes, because mpirun starts its ranks in its own.
+    Otherwise the run's folder has the same path on all nodes, since mpirun starts all ranks in its working directory.
     """
     hosts = {each["NodeID"]: each["NodeManagerHostname"] for each in ray.nodes() if each["Alive"]}
     return list(hosts.values()).count(hosts.get(node_id, "")) > 1

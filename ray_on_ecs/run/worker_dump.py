@@ -90,7 +90,7 @@ def _collect_here(run_uri: str, node_id: str) -> list[WorkerDump]:
 
 
 def _log_files() -> list[str]:
-    """Return the files of this process's standard output and error, where the system tells."""
+    """Return the files of this process's standard output and error, if the system provides them."""
     try:
         return [os.readlink(f"/proc/self/fd/{number}") for number in (1, 2)]
     except OSError:

@@ -22,7 +22,7 @@ from ray_on_ecs.errors import one_line
 POLL_SECONDS = 20.0
 CONNECT_SECONDS = 2
 READ_SECONDS = 3
-# An older failure says nothing about now; the group itself tries again every few minutes.
+# An older failure is outdated, since the group retries every few minutes.
 RECENT = timedelta(minutes=15)
 # So long EC2 may have no instance for the rest of a gang before the part that it has is given up for another zone.
 PATIENCE = timedelta(minutes=5)
@@ -154,7 +154,7 @@ class ZoneFailover:
         self.shortage = ""
 
     def look_if_due(self) -> None:
-        """Look at the group if the last time is a while ago. A failure is shown once, and the wait goes on."""
+        """Look at the group if the last time is a while ago. A failure is shown once, and the wait continues."""
         if time.monotonic() < self._next_look_at:
             return
         try:
@@ -259,9 +259,9 @@ class ZoneFailover:
         self._note_zone(name)
 
     def _end_leftovers(self, instances: Sequence[Any]) -> None:
-        """After a move, end what the group still has in other zones; it starts as many in its own.
+        """After a move, end the group's instances in other zones; it starts as many in the new zone.
 
-        Unless they are as many as the run needs, and its own zone has fewer: another job may have moved the group.
+        Not if they are as many as the run needs and the new zone has fewer: another job may have moved the group.
         """
         if not self._moved_at or not self._zone:
             return
