@@ -156,7 +156,7 @@ def _run(
     for hint in (*metric_hints(work.script.metric), *secret_hints(work.script.variables)):
         note(hint)
     cluster = chosen(flags)
-    if cluster.is_here and work.script.inputs:
+    if cluster.ends_with_run and work.script.inputs:
         given["input"] = _local_inputs(cluster, work)
     if given.get("storage_path"):
         given["storage_path"] = cluster.storage_path = cluster.absolute(str(given["storage_path"]))
@@ -237,8 +237,9 @@ def _ray(cluster: Cluster, work: Submission, secret_names: Sequence[str], *, sta
             was_under_way = _stop(cluster, name)
         except KeyboardInterrupt as again:
             if not cluster.down(name):
+                ends = False
                 raise Interrupted(
-                    f"run {name} is being stopped, and Ray goes on with what else is under way"
+                    f"Ray continues for other runs; if run {name} does, too, {cluster.command(f'stop {name}')} stops it"
                 ) from again
             cluster.secrets_of(cluster.storage(name).uri).delete(secret_names)
             raise Interrupted(f"run {name} was ended at once; {_again(cluster, work)}") from again

@@ -34,8 +34,6 @@ from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.snapshot import publish, read_snapshot
 from ray_on_ecs.tracking.storage import RunStorage
 
-# A longer time until the script's start, as in the queue, is reported separately.
-LONG_START_SECONDS = 60.0
 # A Ray program on a machine that gets no more nodes: its workers may wait for those before them.
 MIN_WAIT_SECONDS = 30.0
 
@@ -100,9 +98,9 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
         cost = cost_of(attempts.instance_hours.by_kind)
         document = results.write_results(storage, config, summary, cost, record.earlier)
         _print_summary(document, console)
-        _print_unmatched_metrics(config, storage, console)
-        if config.driver:
-            with suppress(OSError, UsageError):  # the run has finished, and has its results
+        with suppress(OSError, UsageError):  # the run has finished, and has its results
+            _print_unmatched_metrics(config, storage, console)
+            if config.driver:
                 _print_failed_trials(storage, console)
     return document
 
@@ -157,9 +155,7 @@ def _print_header(
 def _print_summary(document: dict[str, Any], console: Console) -> None:
     metrics = ", ".join(_metric(name, value) for name, value in (document["metrics"] or {}).items() if name != "time")
     seconds = document["times"]["total_seconds"]
-    waited = document["times"]["to_script_start_seconds"]
-    script = f" ({seconds - waited:.0f} s of them the script)" if waited >= LONG_START_SECONDS else ""
-    line = f"finished in {seconds:.0f} s{script}{cost_line(document['cost'])}{': ' if metrics else ''}{metrics}"
+    line = f"finished in {seconds:.0f} s{cost_line(document['cost'])}{': ' if metrics else ''}{metrics}"
     console.print(line, highlight=False, soft_wrap=True)
     files: Sequence[str] = [layout.RESULT, *document["files"].values()]
     console.print(f"results in {document['storage_path']}: {', '.join(files)}", highlight=False, soft_wrap=True)

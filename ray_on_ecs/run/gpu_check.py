@@ -28,20 +28,23 @@ def stop_node_if_gpus_fail() -> bool:
     try:
         gpus.check(len([device for device in devices if device]))
     except GpuError as fault:
-        return _stop_node(one_line(fault))
+        # Memory that a process of the last start still holds is not a fault.
+        return "out of memory" not in str(fault) and _stop_node(one_line(fault))
     except (NodeError, OSError):  # a fault of the image or the machine, which the script's own error names
         return False
     return False
 
 
 def _stop_node(fault: str) -> bool:
-    """Ask this node's `ray-worker` to stop, as ECS does: Ray drains the node."""
+    """Ask this node's `ray-worker` to stop, as ECS does: Ray drains the node; return False if that is not possible."""
     try:
         for process in psutil.Process().parents():
             if "ray-worker" in [Path(word).name for word in process.cmdline()]:
                 print(f"{fault}; this node stops, and the run goes on without it", flush=True)
                 process.terminate()
                 return True
+        reason = "ray-worker does not run it"
     except psutil.Error as cause:
-        print(f"{fault}; this node could not be stopped ({one_line(cause)})", flush=True)
+        reason = one_line(cause)
+    print(f"{fault}; this node could not be stopped ({reason})", flush=True)
     return False

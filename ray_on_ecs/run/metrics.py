@@ -24,11 +24,11 @@ TRACKER = re.compile(r"(?:View run\b.* at:?|Experiment is live on comet\.com) (h
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # As many scripts print them: `step 100 | loss 2.31`, `{'loss': 2.3, 'epoch': 0.5}`; but not the loss of a validation.
 LOSS = re.compile(
-    r"(?i)^(?:(?!\b(?:val|valid|validation|test|testing|eval|evaluation|dev)\b).)*?(?<![\w/.-])(?:train(?:ing)?[_ /])?"
+    r"(?i)^(?:(?!\b(?:val|valid\w*|test\w*|eval\w*|dev)\b).)*?(?<![\w/.-])(?:train(?:ing)?[_ /])?"
     rf"loss['\"]?(?:\s*[:=]\s*|\s+){NUMBER}(?![\w%])"
 )
 GUESSED_STEP = re.compile(
-    r"(?i)(?<![\w/.-])(?:global[_ ])?(?:step|iter|iteration)['\"]?(?:\s*[:=]\s*|\s+)(\d+)(?![\w%]|[.,]\d)"
+    r"(?i)(?<![\w/.-])(?:global[_ ])?(?:step|iter|iteration)['\"]?(?:\s*[:=]\s*|\s+)(\d{1,15})(?![\w%]|[.,]\d)"
 )
 LONGEST_GUESSED = 1000
 
@@ -98,11 +98,20 @@ class MetricsLog:
             self.advance(int(number))
         if found:
             self.add({name: _number(match[1]) for name, match in found.items()})
-        if self.guess is not None and len(line) <= LONGEST_GUESSED and (loss := LOSS.search(line)):
-            step = GUESSED_STEP.search(line)
-            with self._lock:
-                if self.guess is not None:
-                    self.guess = {**self.guess, "loss": _number(loss[1]), **({STEP: int(step[1])} if step else {})}
+        if self.guess is not None and len(line) <= LONGEST_GUESSED and "loss" in line.lower():
+            self._guess(line)
+
+    def _guess(self, line: str) -> None:
+        """Take the loss of a line, and the step if the line has one, too."""
+        loss, step = LOSS.search(line), GUESSED_STEP.search(line)
+        if loss is None:
+            return
+        guess: dict[str, Any] = {"loss": _number(loss[1])}
+        if step is not None:
+            guess[STEP] = int(step[1])
+        with self._lock:
+            if self.guess is not None:
+                self.guess = guess
 
     def advance(self, step: int) -> None:
         """Take the number of steps that are done; metrics that follow are of another record."""

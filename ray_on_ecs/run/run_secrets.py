@@ -26,9 +26,10 @@ def take(config: RunConfig) -> dict[str, str]:
 def check_repeated(config: RunConfig, storage: RunStorage) -> None:
     """Raise UsageError if the run had a secret that this command lacks: its value would no longer be masked."""
     earlier = (storage.read_json(layout.SETTINGS) or {}).get("settings") or {}
-    lacking = secrets.parse(earlier.get("secret") or ()).keys() - secrets.parse(config.secret).keys()
+    names = secrets.parse(config.secret).keys()
+    lacking = [secret for secret in earlier.get("secret") or () if secret.partition("=")[0] not in names]
     if lacking:
-        flags = " ".join(f"--secret {name}" for name in sorted(lacking))
+        flags = " ".join(f"--secret {secret}" for secret in lacking)
         raise UsageError(
             f"--secret: run {storage.run_name!r} was started with {flags}; type it again, or use another --run-name"
         )

@@ -180,11 +180,11 @@ class RunRecord:
         """Return the current status."""
         progress = self._monitor.progress if self._monitor else None
         history = self._monitor.history if self._monitor else []
-        step = progress.step if progress else None
-        if not step and history:  # a script need not report its steps
+        step = (progress.step if progress else None) or None  # 0 without a report
+        if step is None and history:
             step = history[-1]["step"]
         # Numbers that the script has printed, without reporting them.
-        printed = self._monitor.guess if self._monitor and not step and not history else {}
+        printed = self._monitor.guess if self._monitor and step is None and not history else {}
         cost = cost_of(dict(self._hours))
         return {
             "run_name": self._storage.run_name,
@@ -193,7 +193,7 @@ class RunRecord:
             "behind": self.behind,
             "started": _iso(self._started),
             "updated": _iso(datetime.now(UTC)),
-            "step": step or printed.get("step"),
+            "step": printed.get("step") if step is None else step,
             "loss": _last_loss(history) if history else printed.get("loss"),
             "workers": self._workers,
             "cost_usd": cost and cost["usd"],

@@ -63,13 +63,3 @@ def test_flags_of_the_earlier_command_are_named(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().out == ""
     driver._begin(replace(config, requirements=None, env=()), storage, None)
     assert capsys.readouterr().out == "ray-on-ecs: the earlier command of this run also had --requirements, --env\n"
-
-
-def test_a_long_start_is_not_the_time_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = {"metrics": None, "cost": None, "files": {}, "storage_path": "s3://bucket/runs/first"}
-    for start in (5.0, 120.0):
-        times = {"total_seconds": 154.0, "to_script_start_seconds": start}
-        driver._print_summary({**document, "times": times}, Console(width=40))
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == "finished in 154 s"
-    assert shown[2] == "finished in 154 s (34 s of them the script)"

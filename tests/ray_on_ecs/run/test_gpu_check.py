@@ -48,7 +48,15 @@ def test_node_with_a_gpu_fault_is_asked_to_stop(tmp_path: Path) -> None:
     assert "GPU 1 does not compute; this node stops" in output
 
 
-@pytest.mark.parametrize("check", ["pass", "raise StartError('no kernel image')", "raise OSError('no memory')"])
+@pytest.mark.parametrize(
+    "check",
+    [
+        "pass",
+        "raise StartError('no kernel image')",
+        "raise OSError('no memory')",
+        "raise GpuError('GPU 0 does not compute: CUDA out of memory')",
+    ],
+)
 def test_node_without_a_gpu_fault_runs_on(tmp_path: Path, check: str) -> None:
     assert run_node(tmp_path, check) == (0, "checks 2 GPUs\nstops: False\n")
 

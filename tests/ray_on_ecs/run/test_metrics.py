@@ -49,6 +49,8 @@ def test_without_steps_a_value_of_the_same_name_begins_the_next_record() -> None
         ("{'eval_loss': 2.1, 'epoch': 1.0}", {}),
         ("Test set: Average loss: 0.05", {}),
         ("val loss 0.5, train loss 0.4", {}),
+        ("Validating: loss 0.5", {}),
+        ("Evaluating... loss: 9", {}),
         ("packet loss: 3%", {}),
         ("loss scale: 65536", {}),
         ("loss: 1.5.2", {}),
@@ -62,6 +64,13 @@ def test_loss_and_step_are_guessed_without_flags(line: str, guess: dict[str, flo
     log.read_line(f"{line}\n")
     assert log.guess == guess
     assert (log.step, log.records) == (None, []), "it is neither progress nor a record"
+
+
+def test_a_guessed_step_is_on_the_line_of_its_loss() -> None:
+    log = MetricsLog({})
+    log.read_line("step 5 loss: 2.5")
+    log.read_line("loss: 2.0")
+    assert log.guess == {"loss": 2.0}
 
 
 def test_nothing_is_guessed_beside_reports_or_patterns() -> None:

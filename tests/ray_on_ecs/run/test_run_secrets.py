@@ -69,7 +69,7 @@ def test_a_resumed_run_needs_its_secrets_again(tmp_path: Path) -> None:
     settings = RunConfig(secret=("A", f"B={arn}")).to_dict()
     storage.write_json(layout.SETTINGS, {"format": layout.FORMAT, "settings": settings})
     run_secrets.check_repeated(RunConfig(secret=("B", "A", "C")), storage)
-    with pytest.raises(UsageError, match="'mine' was started with --secret B; type it again, or use another --run-na"):
+    with pytest.raises(UsageError, match=f"'mine' was started with --secret B={arn}; type it again, or use"):
         run_secrets.check_repeated(RunConfig(secret=("A",)), storage)
 
 
