@@ -254,14 +254,17 @@ def _ray(cluster: Cluster, work: Submission, secret_names: Sequence[str], *, sta
 def _again(cluster: Cluster, work: Submission) -> str:
     """Return what the same command does with a run that has been stopped."""
     from ray_on_ecs.run.newest import newest_stored
+    from ray_on_ecs.tracking.snapshot import read_snapshot
 
     name = work.run["run_name"]
     with contextlib.suppress(OSError, UsageError, ValueError):
         stored = newest_stored(work.script, cluster.storage(name))
-        if stored is None:
+        if stored is None and not read_snapshot(cluster.storage(name)).files:
             return f"nothing is stored yet, so the same command with --run-name {name} starts from the beginning"
-        file, time_of_file = stored
-        return f"the same command with --run-name {name} resumes it from {file} of {time_of_file:%Y-%m-%d %H:%M:%S} UTC"
+        if stored is not None:
+            file, time_of_file = stored
+            from_where = f"{file} of {time_of_file:%Y-%m-%d %H:%M:%S} UTC"
+            return f"the same command with --run-name {name} resumes it from {from_where}"
     return f"the same command with --run-name {name} resumes it"
 
 
