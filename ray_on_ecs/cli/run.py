@@ -253,19 +253,18 @@ def _ray(cluster: Cluster, work: Submission, secret_names: Sequence[str], *, sta
 
 def _again(cluster: Cluster, work: Submission) -> str:
     """Return what the same command does with a run that has been stopped."""
-    from ray_on_ecs.run.newest import newest_stored
-    from ray_on_ecs.tracking.snapshot import read_snapshot
+    from ray_on_ecs.run.newest import has_stored, newest_stored
 
     name = work.run["run_name"]
+    again = f"the same command with --run-name {name}"
     with contextlib.suppress(OSError, UsageError, ValueError):
-        stored = newest_stored(work.script, cluster.storage(name))
-        if stored is None and not read_snapshot(cluster.storage(name)).files:
-            return f"nothing is stored yet, so the same command with --run-name {name} starts from the beginning"
-        if stored is not None:
-            file, time_of_file = stored
-            from_where = f"{file} of {time_of_file:%Y-%m-%d %H:%M:%S} UTC"
-            return f"the same command with --run-name {name} resumes it from {from_where}"
-    return f"the same command with --run-name {name} resumes it"
+        storage = cluster.storage(name)
+        if not has_stored(work.script, storage):
+            return f"nothing is stored yet, so {again} starts from the beginning"
+        if newest := newest_stored(work.script, storage):
+            file, stored_at = newest
+            return f"{again} resumes it from {file} of {stored_at:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{again} resumes it"
 
 
 def _follow(cluster: Cluster, work: Submission, job_id: str, fetch: str | None) -> int:

@@ -17,12 +17,11 @@ from ray_on_ecs.config import SUBMITTED, RunConfig
 from ray_on_ecs.errors import Interrupted, StorageError, UsageError
 from ray_on_ecs.filesystem import short_reason
 from ray_on_ecs.run import code, queue, results, run_secrets
-from ray_on_ecs.run.newest import newest_stored
+from ray_on_ecs.run.newest import has_stored
 from ray_on_ecs.run.program_source import driver_reason, with_driver
 from ray_on_ecs.run.stop import Stop, stoppable
 from ray_on_ecs.tracking.lock import hold_lock
 from ray_on_ecs.tracking.run_record import RunRecord, job_metadata
-from ray_on_ecs.tracking.snapshot import read_snapshot
 from ray_on_ecs.tracking.storage import RunStorage
 
 
@@ -139,5 +138,5 @@ def interrupted(config: RunConfig, stop: BaseException, *, is_stored: bool = Tru
 def _is_stored(config: RunConfig, storage: RunStorage) -> bool:
     """Return whether a run has stored anything to continue from; True if that can't be read."""
     with suppress(OSError, UsageError, ValueError):
-        return newest_stored(config, storage) is not None or bool(read_snapshot(storage).files)
+        return has_stored(config, storage)
     return True

@@ -20,6 +20,17 @@ def newest_stored(config: RunConfig, storage: RunStorage) -> tuple[str, datetime
     return (newest_of_program if config.driver else newest_of_script)(storage)
 
 
+def has_stored(config: RunConfig, storage: RunStorage) -> bool:
+    """Return whether the script finds files of the run when it starts again; a text file may be its state.
+
+    Raises:
+        OSError: The storage can't be read.
+    """
+    if newest_stored(config, storage) is not None:
+        return True
+    return not config.driver and any(name.endswith(".txt") for name in read_snapshot(storage).files)
+
+
 def newest_of_program(storage: RunStorage) -> tuple[str, datetime] | None:
     """Return the name and time of the newest file of a checkpoint that Ray Train or Ray Tune has stored, or None."""
     files = {

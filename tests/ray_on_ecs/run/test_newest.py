@@ -3,7 +3,11 @@
 import os
 from pathlib import Path
 
-from ray_on_ecs.run.newest import newest_of_script
+import pytest
+
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.run.newest import has_stored, newest_of_script
+from ray_on_ecs.tracking.snapshot import KeptFile, Snapshot, write_snapshot
 from ray_on_ecs.tracking.storage import RunStorage
 
 
@@ -19,3 +23,14 @@ def test_the_newest_complete_checkpoint_is_named(tmp_path: Path) -> None:
     assert found
     name, written_at = found
     assert (name, written_at.timestamp()) == ("checkpoints/step-000000020", 1_700_000_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_stored"),
+    [("state.txt", True), ("last.pt", True), ("train.log", False), ("events.out.tfevents.1", False)],
+)
+def test_text_files_may_be_the_state_of_a_script(tmp_path: Path, name: str, is_stored: bool) -> None:
+    storage = RunStorage.open(str(tmp_path / "storage"), "run")
+    assert not has_stored(RunConfig(), storage)
+    write_snapshot(storage, Snapshot({name: KeptFile("key", 1, written_at=1)}))
+    assert has_stored(RunConfig(), storage) is is_stored
