@@ -313,7 +313,7 @@ def clouds() -> list[Cloud]:
         return [deploy(monkeypatch, config, **of_cloud) for config, of_cloud in STACKS]
 
 
-def test_the_table_has_what_the_program_makes_and_asks(clouds: list[Cloud]) -> None:
+def test_table_covers_all_resources_and_calls(clouds: list[Cloud]) -> None:
     made = {each.type for cloud in clouds for each in cloud.resources.values()}
     assert {each for each in made if not each.startswith("ray-on-ecs:")} == ACTIONS.keys()
     asked = {token for cloud in clouds for token, _ in cloud.calls}
@@ -323,17 +323,17 @@ def test_the_table_has_what_the_program_makes_and_asks(clouds: list[Cloud]) -> N
 
 
 @pytest.mark.parametrize("kind", [each for each in ACTIONS if each.startswith("aws:") and takes_tags(each)])
-def test_what_takes_tags_may_be_tagged(kind: str) -> None:
+def test_taggable_resources_may_be_tagged(kind: str) -> None:
     names = {name for each in ACTIONS[kind].values() for name in each.split()}
     assert any({tag, untag} <= names for tag, untag in TAGGING.items()), "`aws:defaultTags` would fail"
 
 
-def test_a_deployers_policies_allow_what_the_program_needs() -> None:
+def test_deployer_policies_allow_exactly_the_required_actions() -> None:
     assert {action for action, _ in allowed()} == actions(ACTIONS) | actions(QUESTIONS)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_each_fits_a_managed_policy(policy: dict[str, Any]) -> None:
+def test_each_policy_fits_a_managed_policy(policy: dict[str, Any]) -> None:
     text = json.dumps(policy, separators=(",", ":"))
     for word, value in PLACEHOLDERS.items():
         text = text.replace(word, value)
@@ -358,7 +358,7 @@ UNNAMED = {
 }
 
 
-def test_what_has_a_name_is_the_clusters() -> None:
+def test_named_resources_have_the_prefix_of_the_cluster() -> None:
     for action, statement in allowed():
         service, verb = action.split(":")
         if service in NAMED and not verb.startswith(("Describe", "Get", "List")) and action not in UNNAMED:
@@ -366,7 +366,7 @@ def test_what_has_a_name_is_the_clusters() -> None:
                 assert f"{CLUSTER}-*" in resource, f"{action} reaches {resource}"
 
 
-def test_the_names_that_the_program_gives_are_those_of_the_policies(clouds: list[Cloud]) -> None:
+def test_names_of_the_program_match_the_policies(clouds: list[Cloud]) -> None:
     """The others are derived from logical names, which begin in the same way."""
     given = [
         (made.type, made.inputs[key])
@@ -381,7 +381,7 @@ def test_the_names_that_the_program_gives_are_those_of_the_policies(clouds: list
         assert name.startswith(f"{beginning}{CLUSTER}-"), f"a deployer may not make this {kind}"
 
 
-def test_everything_is_in_one_account_and_region() -> None:
+def test_policies_are_limited_to_one_account_and_region() -> None:
     for statement in STATEMENTS:
         for resource in as_list(statement["Resource"]):
             if resource != "*":
@@ -391,7 +391,7 @@ def test_everything_is_in_one_account_and_region() -> None:
                 assert account in ("ACCOUNT", "")
 
 
-def test_what_hands_on_rights_is_held_by_a_condition() -> None:
+def test_actions_that_grant_rights_have_conditions() -> None:
     conditions: dict[str, Any] = {action: statement.get("Condition") for action, statement in allowed()}
     assert conditions["iam:PassRole"] == {
         "StringEquals": {"iam:PassedToService": ["ec2.amazonaws.com", "ecs-tasks.amazonaws.com"]}

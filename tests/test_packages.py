@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("ray_on_ecs", "training")
 
 
-def test_the_wheel_has_every_module(tmp_path: Path) -> None:
+def test_wheel_has_every_module(tmp_path: Path) -> None:
     source = tmp_path / "source"  # what docker/Dockerfile copies; building in place would leave files there
     for package in PACKAGES:
         shutil.copytree(ROOT / package, source / package)

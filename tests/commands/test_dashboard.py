@@ -52,7 +52,7 @@ def status(head: RayHead) -> str | None:
         return None
 
 
-def test_a_dashboard_that_hangs_or_crashes_costs_nothing(environment: dict[str, str], tmp_path: Path) -> None:
+def test_failed_dashboard_is_restarted_without_effect_on_jobs(environment: dict[str, str], tmp_path: Path) -> None:
     for name in ("state", "runs"):
         (tmp_path / name).mkdir()
     go_on = tmp_path / "go-on"

@@ -72,7 +72,7 @@ def long_run(follow: Callable[..., subprocess.Popen[str]], hold: Path, ray_jobs:
     until(lambda: ray_jobs.get_job_status(job_id).is_terminal())
 
 
-def test_a_run_is_followed_to_its_end_and_refused_a_second_time(
+def test_finished_run_is_refused_a_second_time(
     follow: Callable[..., subprocess.Popen[str]], head: RayHead, ray_jobs: JobSubmissionClient
 ) -> None:
     process = follow(*SHORT)
@@ -96,7 +96,7 @@ def test_a_run_is_followed_to_its_end_and_refused_a_second_time(
     assert _status(ray_jobs, "short") == "SUCCEEDED"
 
 
-def test_the_same_command_shows_the_log_of_a_run_under_way_from_the_start(
+def test_repeated_command_follows_the_run_from_the_start(
     follow: Callable[..., subprocess.Popen[str]], long_run: str, ray_jobs: JobSubmissionClient
 ) -> None:
     assert _status(ray_jobs, long_run) == "RUNNING", "it kept running when the command was killed"
@@ -114,7 +114,7 @@ def test_the_same_command_shows_the_log_of_a_run_under_way_from_the_start(
     assert _status(ray_jobs, long_run) == "RUNNING"
 
 
-def test_a_lost_connection_is_made_again_and_a_stopped_job_is_one_line(
+def test_lost_connection_is_restored_and_stop_is_reported(
     follow: Callable[..., subprocess.Popen[str]], long_run: str, head: RayHead, ray_jobs: JobSubmissionClient
 ) -> None:
     [port] = free_ports(1)
@@ -148,7 +148,7 @@ def test_a_lost_connection_is_made_again_and_a_stopped_job_is_one_line(
     assert status["state"] == "interrupted", "the end of the job was the user's"
 
 
-def test_a_run_gets_a_name_that_the_user_can_give_again(
+def test_generated_run_name_can_be_given_again(
     follow: Callable[..., subprocess.Popen[str]], ray_jobs: JobSubmissionClient
 ) -> None:
     process = follow("--num-workers", "1", *CLASSIFIER, "--epochs", "0")
@@ -161,7 +161,7 @@ def test_a_run_gets_a_name_that_the_user_can_give_again(
     assert found.entrypoint.endswith(" image_classifier.py --data digits --samples 256 --epochs 0")
 
 
-def test_another_token_than_the_heads_is_one_line(follow: Callable[..., subprocess.Popen[str]]) -> None:
+def test_wrong_token_is_one_line(follow: Callable[..., subprocess.Popen[str]]) -> None:
     process = follow("--run-name", "refused", *SHORT[2:], RAY_AUTH_TOKEN="another")
     out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, out) == (2, "")
@@ -169,7 +169,7 @@ def test_another_token_than_the_heads_is_one_line(follow: Callable[..., subproce
     assert err.count("\n") == 1, "no traceback"
 
 
-def test_no_head_is_one_line_and_exit_status_3(
+def test_missing_head_is_one_line_and_status_3(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_ON_ECS_CLUSTER", "head")
@@ -222,7 +222,7 @@ def followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., i
     return follow
 
 
-def test_a_driver_that_a_signal_ended_has_a_shells_exit_status(
+def test_driver_ended_by_a_signal_has_shell_status(
     followed: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert followed(status="FAILED", driver_exit_code=-9) == 137, "the kernel's, when memory is short"
@@ -230,14 +230,14 @@ def test_a_driver_that_a_signal_ended_has_a_shells_exit_status(
     assert capsys.readouterr().err.endswith(line), "the log can't know"
 
 
-def test_a_job_without_a_driver_says_why(followed: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_job_without_a_driver_has_a_reason(followed: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert followed(status="FAILED", message="The actor\ndied.") == 1
     line = "ray-on-ecs: job gone failed (The actor died.); the same command with --run-name gone resumes the run\n"
     assert capsys.readouterr().err.endswith(line), "the log can't know"
 
 
 @pytest.mark.parametrize("given", [["-1"], ["x"], ["1.5"], []], ids=["negative", "text", "fraction", "nothing"])
-def test_a_wrong_number_of_resubmissions_is_one_line(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_number_of_resubmissions_is_one_line(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--max-resubmissions", *given]) == 2
     err = capsys.readouterr().err
     assert err.startswith("ray-on-ecs: "), err
@@ -250,7 +250,7 @@ def test_a_wrong_number_of_resubmissions_is_one_line(given: list[str], capsys: p
     [([], None, "3"), (["--max-resubmissions", "0"], "5", "0"), (["--max-resubmissions=7"], None, "7"), ([], "5", "5")],
     ids=["the default", "none", "another number", "of the environment"],
 )
-def test_the_job_tells_the_head_how_often_it_may_be_submitted_again(
+def test_job_has_its_limit_of_resubmissions(
     monkeypatch: pytest.MonkeyPatch,
     followed: Callable[..., int],
     given: list[str],
@@ -288,7 +288,7 @@ class Refusing:
         self.submitted.append(submission_id)
 
 
-def test_a_head_whose_agent_has_not_started_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submission_is_repeated_until_the_agent_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0.01)
     api: Any = Refusing(*["No available agent to submit job, please try again later."] * 5)
     assert jobs.find_or_submit(api, MINE, {}) == "mine"
@@ -296,7 +296,7 @@ def test_a_head_whose_agent_has_not_started_is_asked_again(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("is_taken", [False, True])
-def test_a_lost_answer_submits_no_second_job(monkeypatch: pytest.MonkeyPatch, is_taken: bool) -> None:
+def test_lost_response_submits_no_second_job(monkeypatch: pytest.MonkeyPatch, is_taken: bool) -> None:
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0.01)
 
     class Losing(Refusing):
@@ -314,7 +314,7 @@ def test_a_lost_answer_submits_no_second_job(monkeypatch: pytest.MonkeyPatch, is
     assert api.submitted == ["mine"]
 
 
-def test_a_lost_race_is_not_run_for_ever() -> None:
+def test_lost_race_is_repeated_with_a_limit() -> None:
     api: Any = Refusing(*["Job with submission_id mine already exists."] * jobs.SUBMIT_ATTEMPTS)
     with pytest.raises(ResourceError, match="the Ray head accepted no job"):
         jobs.find_or_submit(api, MINE, {})

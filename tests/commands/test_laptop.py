@@ -38,7 +38,7 @@ def typed(
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def test_a_run_is_trained_listed_and_fetched(laptop: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_run_is_trained_listed_and_fetched(laptop: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     done = typed(laptop, "run", LOCAL, "--run-name", "laptop", "--fetch", "here", *TINY)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("run laptop is submitted as job laptop\n")
@@ -70,7 +70,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.fault
-def test_a_connection_that_is_cut_or_leads_nowhere_is_made_again_and_each_line_is_shown_once(
+def test_cut_or_silent_connection_is_restored(
     laptop: Callable[..., subprocess.Popen[str]], head: Head, hold: Path
 ) -> None:
     port, other = free_ports(2)
@@ -114,9 +114,7 @@ def connected(head: Head, port: int) -> Generator[subprocess.Popen[str]]:
         connection.communicate()
 
 
-def test_a_run_goes_on_without_its_command_and_is_stopped(
-    laptop: Callable[..., subprocess.Popen[str]], hold: Path
-) -> None:
+def test_detached_run_continues_until_it_is_stopped(laptop: Callable[..., subprocess.Popen[str]], hold: Path) -> None:
     started = typed(laptop, "run", LOCAL, "--detach", "--json", "--run-name", "left", *LONG)
     assert started.returncode == 0, started.stderr
     assert json.loads(started.stdout)["job"] == "left"
@@ -135,7 +133,7 @@ def test_a_run_goes_on_without_its_command_and_is_stopped(
     assert _state(laptop, "left") == "interrupted"
 
 
-def test_what_can_not_be_done_is_one_line_and_a_status(laptop: Callable[..., subprocess.Popen[str]]) -> None:
+def test_impossible_commands_are_one_line_and_a_status(laptop: Callable[..., subprocess.Popen[str]]) -> None:
     [port] = free_ports(1)
     for words, variables, status, line in (
         (("run", LOCAL, "missing.py"), {}, 2, "SCRIPT: there is no file 'missing.py'"),

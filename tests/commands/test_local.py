@@ -61,7 +61,7 @@ def ray_of(home: Path) -> list[psutil.Process]:
     return []
 
 
-def test_ray_ends_with_the_run_that_it_was_started_for(laptop: Start, home: Path, tmp_path: Path) -> None:
+def test_ray_ends_with_its_run(laptop: Start, home: Path, tmp_path: Path) -> None:
     (tmp_path / "code" / "images").mkdir()
     (tmp_path / "code" / "images" / "0.png").touch()
     process = laptop("run", "--local", "--input", "images=images", "--run-name", "first", "train.py")
@@ -102,7 +102,7 @@ def test_ctrl_c_stops_the_run_and_ray(laptop: Start, home: Path, tmp_path: Path)
     assert status["state"] == "interrupted"
 
 
-def test_the_second_ctrl_c_ends_the_run_at_once(laptop: Start, home: Path) -> None:
+def test_second_ctrl_c_ends_the_run_at_once(laptop: Start, home: Path) -> None:
     process = laptop("run", "--local", "--num-workers", "1", "--run-name", "cut", "train.py", "stubborn")
     read_until(process, "rank 0 of 1")
     ray, script = ray_of(home), scripts("train.py")
@@ -122,7 +122,7 @@ def test_the_second_ctrl_c_ends_the_run_at_once(laptop: Start, home: Path) -> No
 
 
 @pytest.mark.fault
-def test_a_terminal_that_is_closed_stops_the_run_and_ray(
+def test_closed_terminal_stops_the_run_and_ray(
     environment: dict[str, str], laptop: Start, home: Path, tmp_path: Path
 ) -> None:
     code, variables = tmp_path / "code", {**environment, "HOME": str(home)}
@@ -140,7 +140,7 @@ def test_a_terminal_that_is_closed_stops_the_run_and_ray(
     assert json.loads(status.read_text())["state"] == "interrupted"
 
 
-def test_runs_are_queued_until_the_ones_before_them_end(laptop: Start, tmp_path: Path) -> None:
+def test_runs_wait_for_earlier_runs(laptop: Start, tmp_path: Path) -> None:
     def run(name: str, *words: str) -> subprocess.Popen[str]:
         return laptop("run", "--local", "--num-workers", "2", "--run-name", name, "train.py", *words)
 
@@ -173,7 +173,7 @@ def test_runs_are_queued_until_the_ones_before_them_end(laptop: Start, tmp_path:
     assert status("second")[0] == "finished"
 
 
-def test_a_run_that_is_left_to_itself_keeps_ray_until_it_is_stopped(laptop: Start, home: Path, tmp_path: Path) -> None:
+def test_detached_run_keeps_ray_until_it_is_stopped(laptop: Start, home: Path, tmp_path: Path) -> None:
     def typed(*words: str) -> tuple[int, str, str]:
         process = laptop(*words)
         out, err = process.communicate(timeout=SECONDS)

@@ -52,7 +52,7 @@ def greetings(process: subprocess.Popen[str]) -> list[str]:
     return sorted(line[line.rindex("rank ") :] for line in out.splitlines() if "greets" in line)
 
 
-def test_a_project_with_our_names_runs_as_a_job(
+def test_project_with_colliding_names_runs_as_a_job(
     environment: dict[str, str], head: Head, project: Path, installed: Path
 ) -> None:
     """With a regular installation for the command; the head's is that of the tests."""
@@ -63,7 +63,7 @@ def test_a_project_with_our_names_runs_as_a_job(
     assert found == ["rank 0 greets ['x']", "rank 1 greets ['x']"]
 
 
-def test_a_project_with_our_names_runs_on_this_machine(
+def test_project_with_colliding_names_runs_on_this_machine(
     environment: dict[str, str], project: Path, installed: Path
 ) -> None:
     own = {**environment, "PYTHONPATH": str(installed)}
@@ -71,13 +71,13 @@ def test_a_project_with_our_names_runs_on_this_machine(
         assert greetings(start("--num-workers", "1", "train.py")) == ["rank 0 greets []"]
 
 
-def test_a_module_of_the_project_is_started(environment: dict[str, str], head: Head, project: Path) -> None:
+def test_module_of_the_project_is_started(environment: dict[str, str], head: Head, project: Path) -> None:
     (project / "training" / "__main__.py").write_text(SCRIPT)
     with commands("ray_on_ecs.run", {**environment, **head.variables}, project) as start:
         assert greetings(start("--num-workers", "1", "-m", "training", "y")) == ["rank 0 greets ['y']"]
 
 
-def test_the_commands_import_nothing_of_the_current_folder(environment: dict[str, str], project: Path) -> None:
+def test_commands_import_nothing_from_the_current_folder(environment: dict[str, str], project: Path) -> None:
     for module, words in (("ray_on_ecs", ("run", "--help")), ("ray_on_ecs.run", ("--help",))):
         done = subprocess.run(
             [sys.executable, "-m", module, *words],

@@ -227,7 +227,7 @@ for settings in json.loads(sys.argv[1]):
 """
 
 
-def test_ray_knows_what_is_waited_for_and_forgets_it_afterwards(environment: dict[str, str]) -> None:
+def test_resource_requests_end_with_the_wait(environment: dict[str, str]) -> None:
     configs = [{"num_workers": 3}, {}, {"num_workers": 2, "device": "cpu"}]
     done = _run(WAITS, json.dumps(configs), environment=environment)
     gpu, cpu = {"CPU": 1, "GPU": 1}, {"CPU": 1}
@@ -236,7 +236,7 @@ def test_ray_knows_what_is_waited_for_and_forgets_it_afterwards(environment: dic
     assert "autoscaler" not in done.stdout + done.stderr, "Ray would call it an error"
 
 
-def test_ray_tells_what_is_there_what_is_used_and_what_waits(environment: dict[str, str]) -> None:
+def test_ray_reports_total_used_and_pending_resources(environment: dict[str, str]) -> None:
     node = {**TOKEN, **ports.METRICS, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(REPOSITORY / "docker")}
     done = _run(CLUSTER, environment={**environment, **node})
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "["))]
@@ -288,7 +288,7 @@ def test_ray_tells_what_is_there_what_is_used_and_what_waits(environment: dict[s
     ],
     ids=["with GPUs", "from none"],
 )
-def test_a_plain_ray_programs_gpus_count(
+def test_gpus_of_plain_ray_programs_count(
     program: str, expected: list[Any], environment: dict[str, str], tmp_path: Path
 ) -> None:
     node = {**environment, **TOKEN, "PYTHONPATH": str(REPOSITORY / "docker")}
@@ -296,7 +296,7 @@ def test_a_plain_ray_programs_gpus_count(
     assert [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")] == expected
 
 
-def test_ray_data_that_is_short_of_cpus_asks_for_more_of_them_until_it_ends(environment: dict[str, str]) -> None:
+def test_ray_data_requests_cpus_until_it_ends(environment: dict[str, str]) -> None:
     done = _run(PIPELINE, environment={**environment, **TOKEN, "PYTHONPATH": str(REPOSITORY / "docker")})
     [(there, needed), afterwards] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert there == 2

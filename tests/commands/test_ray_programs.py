@@ -73,9 +73,7 @@ def programs(run_name: str) -> list[psutil.Process]:
     return found
 
 
-def test_a_program_that_is_killed_resumes_and_each_report_is_kept_once(
-    typed: Start, head: Head, tmp_path: Path
-) -> None:
+def test_killed_program_resumes_without_duplicate_reports(typed: Start, head: Head, tmp_path: Path) -> None:
     hold, run = tmp_path / "hold", head.storage / "program"
     hold.touch()
     process = typed("run", "--run-name", "program", "--env", f"HOLD={hold}", "train.py")
@@ -96,7 +94,7 @@ def test_a_program_that_is_killed_resumes_and_each_report_is_kept_once(
     assert json.loads((run / "status.json").read_text())["state"] == "finished"
 
 
-def test_a_program_that_is_stopped_is_interrupted(typed: Start, head: Head, tmp_path: Path) -> None:
+def test_stopped_program_is_interrupted(typed: Start, head: Head, tmp_path: Path) -> None:
     hold, run = tmp_path / "hold", head.storage / "stopped"
     hold.touch()
     process = typed("run", "--run-name", "stopped", "--env", f"HOLD={hold}", "train.py")
@@ -109,7 +107,7 @@ def test_a_program_that_is_stopped_is_interrupted(typed: Start, head: Head, tmp_
     assert not programs("stopped")
 
 
-def test_a_program_that_is_started_on_every_worker_ends_with_a_line(typed: Start) -> None:
+def test_program_started_on_every_worker_is_refused(typed: Start) -> None:
     process = typed("run", "--run-name", "hidden", "--num-workers", "2", "hidden.py")
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 2, out + err

@@ -159,7 +159,7 @@ def check_shown_nowhere(typed: Start, head: Head, run_name: str) -> None:
     assert not with_value(head.storage, logs_of(head)), "the caches of a node are beside the runs"
 
 
-def test_a_script_and_pip_have_it_and_nothing_shows_it(
+def test_only_script_and_pip_have_the_secret(
     cluster: tuple[Head, dict[str, str]], typed: Start, code: Path, aws_server: str
 ) -> None:
     head, hold = cluster[0], code.parent / "hold"
@@ -180,7 +180,7 @@ def test_a_script_and_pip_have_it_and_nothing_shows_it(
 
 
 @pytest.mark.fault
-def test_a_failed_mpi_program_hides_it(
+def test_failed_mpi_program_hides_the_secret(
     cluster: tuple[Head, dict[str, str]], typed: Start, code: Path, aws_server: str
 ) -> None:
     head = cluster[0]
@@ -192,7 +192,7 @@ def test_a_failed_mpi_program_hides_it(
     assert not stored(aws_server)
 
 
-def test_a_ray_program_and_its_workers_have_it(
+def test_ray_program_and_workers_have_the_secret(
     cluster: tuple[Head, dict[str, str]], typed: Start, code: Path, aws_server: str
 ) -> None:
     flags = ("--run-name", "program", "--secret", "TOKEN", "--requirements", "requirements.txt")
@@ -205,7 +205,7 @@ def test_a_ray_program_and_its_workers_have_it(
 
 
 @pytest.mark.fault
-def test_it_is_deleted_with_a_stop_and_a_job_without_it_is_one_line(
+def test_stop_deletes_the_secret(
     cluster: tuple[Head, dict[str, str]], typed: Start, code: Path, aws_server: str
 ) -> None:
     flags = ("--run-name", "stopped", "--working-dir", str(code), "--num-workers", "1", "--secret", "TOKEN")
@@ -226,7 +226,7 @@ def test_it_is_deleted_with_a_stop_and_a_job_without_it_is_one_line(
 
 
 @pytest.mark.fault
-def test_a_run_that_is_submitted_again_finds_it(
+def test_resubmitted_run_has_the_secret(
     environment: dict[str, str], aws_variables: dict[str, str], aws_server: str, code: Path, tmp_path: Path
 ) -> None:
     for name in ("state", "runs"):
@@ -253,9 +253,7 @@ def test_a_run_that_is_submitted_again_finds_it(
 
 
 @pytest.mark.fault
-def test_on_a_laptop_it_is_in_a_file_that_ends_with_the_run(
-    environment: dict[str, str], code: Path, tmp_path: Path
-) -> None:
+def test_local_secret_file_is_deleted_with_the_run(environment: dict[str, str], code: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     flags = ("--local", "--num-workers", "1", "--secret", "TOKEN", "--requirements", "requirements.txt")
@@ -283,7 +281,7 @@ def test_on_a_laptop_it_is_in_a_file_that_ends_with_the_run(
 
 
 @pytest.mark.fault
-def test_by_hand_it_is_stored_until_the_end(environment: dict[str, str], code: Path, tmp_path: Path) -> None:
+def test_run_without_a_job_stores_its_secret(environment: dict[str, str], code: Path, tmp_path: Path) -> None:
     home, hold = tmp_path / "home", tmp_path / "hold"
     home.mkdir()
     hold.touch()

@@ -28,7 +28,7 @@ def cpu_worker(cluster: Cluster) -> Iterator[str]:
             assert status == 0, cluster.engine.logs(name)
 
 
-def test_cpu_workers_prepare_what_the_workers_train_on(cluster: Cluster, cpu_worker: str) -> None:
+def test_cpu_workers_preprocess_the_training_data(cluster: Cluster, cpu_worker: str) -> None:
     address = cluster.engine.address(cpu_worker, cluster.network)
     [node] = [each for each in cluster.nodes() if each["node_ip"] == address]
     assert node["resources_total"]["CPU"] == SIZE.vcpus

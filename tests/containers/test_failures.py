@@ -65,9 +65,7 @@ def disturbed(made: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     disturbed.end()
 
 
-def test_a_worker_that_trains_is_left_at_once_and_the_run_goes_on_elsewhere(
-    cluster: Cluster, disturbed: Disturbed
-) -> None:
+def test_drained_worker_stops_at_once_and_run_resumes(cluster: Cluster, disturbed: Disturbed) -> None:
     """ECS's steps when EC2 reclaims an instance; docs/design/measurements.md has the seconds that this prints."""
     run = disturbed.under_way()
     name = cluster.workers[0]
@@ -101,7 +99,7 @@ def test_a_worker_that_trains_is_left_at_once_and_the_run_goes_on_elsewhere(
     run.goes_on()
 
 
-def test_a_head_in_the_middle_of_a_run(cluster: Cluster, disturbed: Disturbed) -> None:
+def test_run_resumes_after_its_head_is_stopped(cluster: Cluster, disturbed: Disturbed) -> None:
     run = disturbed.under_way()
     status, _ = cluster.stop(cluster.head)
     assert status == 0, cluster.engine.logs(cluster.head)
@@ -118,9 +116,7 @@ def test_a_head_in_the_middle_of_a_run(cluster: Cluster, disturbed: Disturbed) -
     assert "resuming after step " in run.log
 
 
-def test_a_worker_that_is_killed_or_not_left_in_time_is_replaced_and_the_run_goes_on(
-    cluster: Cluster, disturbed: Disturbed
-) -> None:
+def test_killed_or_late_worker_is_replaced(cluster: Cluster, disturbed: Disturbed) -> None:
     run = disturbed.under_way()
     cluster.engine.remove(cluster.workers.pop(0))
     assert run.epochs() < EPOCHS, "it was killed in the middle"
@@ -134,9 +130,7 @@ def test_a_worker_that_is_killed_or_not_left_in_time_is_replaced_and_the_run_goe
     assert hasty not in cluster.workers
 
 
-def test_a_head_that_comes_back_elsewhere_knows_its_jobs_and_workers_and_the_run_goes_on(
-    cluster: Cluster, disturbed: Disturbed
-) -> None:
+def test_head_with_a_new_address_resumes_its_runs(cluster: Cluster, disturbed: Disturbed) -> None:
     run = disturbed.under_way()
     workers, nodes, address = list(cluster.workers), worker_nodes(cluster), cluster.addresses()[cluster.head]
     [job] = running(cluster)
@@ -168,11 +162,11 @@ def test_a_head_that_comes_back_elsewhere_knows_its_jobs_and_workers_and_the_run
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_workers_come_back_to_a_head_without_its_state_and_the_next_run_works(beside: Beside, end: str) -> None:
+def test_workers_rejoin_a_head_without_its_state(beside: Beside, end: str) -> None:
     beside[end].result()
 
 
-def test_a_worker_that_the_head_has_lost_is_ill(beside: Beside) -> None:
+def test_worker_lost_by_the_head_is_unhealthy(beside: Beside) -> None:
     beside["frozen"].result()
 
 

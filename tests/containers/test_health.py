@@ -7,7 +7,7 @@ from tests.containers.cluster import Cluster
 from tests.waiting import until
 
 
-def test_a_head_whose_state_hangs_is_ill(cluster: Cluster) -> None:
+def test_head_with_a_frozen_gcs_is_unhealthy(cluster: Cluster) -> None:
     cluster.signal(cluster.head, "gcs_server", "SIGSTOP")
     try:
         assert not cluster.is_well(cluster.head), "nothing could join it or start on it"
@@ -16,7 +16,7 @@ def test_a_head_whose_state_hangs_is_ill(cluster: Cluster) -> None:
     until(lambda: cluster.is_well(cluster.head), 180)
 
 
-def test_a_worker_whose_head_hangs_is_well(cluster: Cluster) -> None:
+def test_worker_of_a_frozen_head_is_healthy(cluster: Cluster) -> None:
     cluster.signal_all(cluster.head, "SIGSTOP")
     try:
         assert cluster.is_well(cluster.workers[0]), "the head has to be replaced, not the worker"

@@ -186,7 +186,7 @@ def set_token(laptop: Laptop, token: str) -> None:
     laptop.cluster.engine.python(laptop.name, SETUP.format(name=TOKEN_PARAMETER, value=token))
 
 
-def test_one_line_trains_and_brings_the_results(laptop: Laptop) -> None:
+def test_one_command_trains_and_fetches_results(laptop: Laptop) -> None:
     script = (*SCRIPT, "--data=digits", "--model=mymodels:build", "--epochs=3")
     done = laptop.type("run", "--run-name=from-laptop", "--fetch=/tmp/results", *script)
     assert "run from-laptop is submitted as job from-laptop" in done.stdout
@@ -210,7 +210,7 @@ def test_one_line_trains_and_brings_the_results(laptop: Laptop) -> None:
     assert "is finished" in again.stderr, "refused before anything is uploaded"
 
 
-def test_a_script_of_ones_own_runs_and_two_runs_are_compared(laptop: Laptop) -> None:
+def test_user_script_runs_and_runs_are_compared(laptop: Laptop) -> None:
     names = [f"script-{epochs}-{secrets.token_hex(2)}" for epochs in (2, 3)]
     metric = "--metric=loss=loss {number}"
     for epochs, name in zip((2, 3), names, strict=True):
@@ -224,9 +224,7 @@ def test_a_script_of_ones_own_runs_and_two_runs_are_compared(laptop: Laptop) -> 
     assert laptop.cluster.engine.execute(laptop.name, "test", "-s", "/tmp/compare.png", check=False).returncode == 0
 
 
-def test_a_connection_that_breaks_is_made_again_and_no_line_is_lost(
-    laptop: Laptop, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_broken_connection_is_restored_without_lost_lines(laptop: Laptop, cluster: Cluster, tmp_path: Path) -> None:
     name = f"cut-{secrets.token_hex(2)}"
     output = tmp_path / "log"
     process = laptop.start("run", f"--run-name={name}", *SCRIPT, *LONG, output=output)
@@ -253,7 +251,7 @@ def test_a_connection_that_breaks_is_made_again_and_no_line_is_lost(
         assert log.count(f"[rank 0] epoch {epoch + 1}/") == 1, f"the line of epoch {epoch + 1}, once: {log}"
 
 
-def test_a_run_is_left_to_itself_followed_and_stopped(laptop: Laptop, tmp_path: Path) -> None:
+def test_detached_run_is_followed_and_stopped(laptop: Laptop, tmp_path: Path) -> None:
     name = f"left-{secrets.token_hex(2)}"
     started = json.loads(laptop.type("run", "--detach", "--json", f"--run-name={name}", *SCRIPT, *LONG).stdout)
     assert started == {"run_name": name, "job": name, "storage_path": f"s3://{BUCKET}/runs/{name}"}
@@ -269,7 +267,7 @@ def test_a_run_is_left_to_itself_followed_and_stopped(laptop: Laptop, tmp_path: 
     assert listed(laptop, name, "interrupted")
 
 
-def test_the_dashboard_is_forwarded_until_it_is_interrupted(laptop: Laptop, tmp_path: Path) -> None:
+def test_dashboard_is_forwarded_until_interrupted(laptop: Laptop, tmp_path: Path) -> None:
     output = tmp_path / "log"
     process = laptop.start("dashboard", "--no-browser", output=output)
     until(lambda: "Ctrl-C closes it" in output.read_text(), SECONDS, output.read_text)
@@ -282,7 +280,7 @@ def test_the_dashboard_is_forwarded_until_it_is_interrupted(laptop: Laptop, tmp_
     assert not laptop.processes(SESSION)
 
 
-def test_the_compose_cluster_needs_no_session(laptop: Laptop, cluster: Cluster) -> None:
+def test_compose_cluster_needs_no_session(laptop: Laptop, cluster: Cluster) -> None:
     """Compose publishes the head's port and the S3's on the laptop itself."""
     here = {COMPOSE_DASHBOARD: (HEAD_HOST, COMPOSE_DASHBOARD), COMPOSE_S3_PORT: ("s3", 5000)}
     for local, (host, port) in here.items():
@@ -308,25 +306,25 @@ def test_the_compose_cluster_needs_no_session(laptop: Laptop, cluster: Cluster) 
         laptop.processes(SESSION, signal.SIGKILL)
 
 
-def test_a_shell_is_a_session_of_the_stacks_document(laptop: Laptop) -> None:
+def test_shell_is_a_session_of_the_stack_document(laptop: Laptop) -> None:
     assert (
         laptop.type("shell").stdout.strip()
         == f"a shell by {OUTPUTS['shell_document']} on {OUTPUTS['head_instance_id']}"
     )
 
 
-def test_a_notebook_without_its_packages_is_one_line(laptop: Laptop) -> None:
+def test_notebook_without_its_packages_is_one_line(laptop: Laptop) -> None:
     assert "--install lets Ray install it" in laptop.line("notebook", "--no-browser", status=2)
 
 
-def test_a_clock_that_is_wrong_stops_nothing_and_is_named(laptop: Laptop) -> None:
+def test_wrong_clock_is_reported_and_stops_nothing(laptop: Laptop) -> None:
     ahead = f"{HOME}/hour-ahead:{HOME}"
     assert laptop.type("runs", PYTHONPATH=ahead).returncode == 0
     done = laptop.type("doctor", status=1, PYTHONPATH=ahead)
     assert "clock" in done.stdout
 
 
-def test_what_is_wrong_is_one_line(laptop: Laptop, cluster: Cluster) -> None:
+def test_errors_are_one_line(laptop: Laptop, cluster: Cluster) -> None:
     assert "pulumi up creates it" in laptop.line("status", status=3, outputs="none.json")
     assert "--outputs" in laptop.line("runs", status=2, outputs="missing.json")
     assert "is down, or in another account" in laptop.line("stop", "any", status=3, outputs="down.json")
@@ -335,9 +333,7 @@ def test_what_is_wrong_is_one_line(laptop: Laptop, cluster: Cluster) -> None:
     set_token(laptop, cluster.engine.secrets["RAY_AUTH_TOKEN"])
 
 
-def test_a_head_that_is_replaced_is_one_line_and_a_new_run_waits_for_it(
-    laptop: Laptop, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_new_run_waits_for_a_replaced_head(laptop: Laptop, cluster: Cluster, tmp_path: Path) -> None:
     cluster.engine.run("stop", cluster.head, timeout=180)
     assert "being replaced" in laptop.line("stop", "any", status=3)
     output = tmp_path / "log"

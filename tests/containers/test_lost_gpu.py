@@ -30,7 +30,7 @@ while step < {STEPS}:
 """
 
 
-def test_a_run_goes_on_without_the_node_of_a_lost_gpu(cluster: Cluster, tmp_path: Path) -> None:
+def test_run_continues_without_node_of_a_lost_gpu(cluster: Cluster, tmp_path: Path) -> None:
     engine = cluster.engine
     (cluster.code / "steps.py").write_text(SCRIPT)
     log = tmp_path / "log"

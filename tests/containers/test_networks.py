@@ -5,7 +5,7 @@ from tests.containers.cluster import Cluster, Trained
 BY_NAME = "import socket; print(socket.gethostbyname(socket.gethostname()))"
 
 
-def test_ray_and_gloo_use_the_network_of_the_head(cluster: Cluster, trained: Trained, other_network: str) -> None:
+def test_ray_and_gloo_use_the_network_of_head(cluster: Cluster, trained: Trained, other_network: str) -> None:
     engine, name = cluster.engine, cluster.on_two_networks
     inside, outside = engine.address(name, cluster.network), engine.address(name, other_network)
     assert engine.python(name, BY_NAME) == outside, "by default Gloo listens on the address of its host name"

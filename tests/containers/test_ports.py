@@ -57,7 +57,7 @@ def listening(cluster: Cluster, name: str) -> set[int]:
     return set(map(int, found.split()))
 
 
-def test_nodes_listen_on_documented_ports_alone(cluster: Cluster) -> None:
+def test_nodes_listen_only_on_documented_ports(cluster: Cluster) -> None:
     with ThreadPoolExecutor(2) as pool:
         head, worker = pool.map(partial(listening, cluster), (cluster.head, cluster.workers[0]))
     assert {ports.GCS, ports.DASHBOARD} <= head, "the scan works"
@@ -66,7 +66,7 @@ def test_nodes_listen_on_documented_ports_alone(cluster: Cluster) -> None:
     assert worker <= documented("worker"), f"not in docs/image.md: {worker - documented('worker')}"
 
 
-def test_another_network_reaches_nothing(cluster: Cluster) -> None:
+def test_other_networks_reach_no_port(cluster: Cluster) -> None:
     """The network plays the security group: both admit only their own members."""
     addresses = cluster.addresses().values()
     assert cluster.engine.python(cluster.workers[0], REACH, *addresses), "a member of the network reaches it"

@@ -91,7 +91,7 @@ def nodes(cluster: Cluster, agent: Agent) -> Iterator[dict[str, str]]:
         yield made
 
 
-def test_a_node_is_protected_while_it_works(
+def test_nodes_are_protected_while_they_work(
     cluster: Cluster, agent: Agent, nodes: dict[str, str], tmp_path: Path
 ) -> None:
     engine, address = cluster.engine, cluster.engine.address(nodes["busy"], cluster.network)

@@ -108,43 +108,43 @@ def another_version(cluster: Cluster, folder: Path) -> str:
     return f"--volume={older}:{path}:ro"
 
 
-def test_a_wrong_name(cluster: Cluster) -> None:
+def test_wrong_name_of_the_head_is_reported(cluster: Cluster) -> None:
     status, line = refused(cluster, "wrong-name", RAY_HEAD_HOST="hed.ray.internal")
     assert status == HeadError.exit_status
     assert "hed.ray.internal has no address, after 8 s" in line
 
 
-def test_no_head_behind_the_name(workers: Refused) -> None:
+def test_unreachable_head_is_reported(workers: Refused) -> None:
     status, line = workers["no-head"].result()
     assert status == HeadError.exit_status
     assert f"{S3}:8265 does not answer" in line
 
 
-def test_a_wrong_token(workers: Refused) -> None:
+def test_wrong_token_is_reported(workers: Refused) -> None:
     status, line = workers["wrong-token"].result()
     assert status == StartError.exit_status
     assert f"the head {HEAD_HOST} refuses the token" in line
 
 
-def test_no_token(workers: Refused) -> None:
+def test_missing_token_is_reported(workers: Refused) -> None:
     status, line = workers["no-token"].result()
     assert status == StartError.exit_status
     assert "RAY_AUTH_TOKEN must be set" in line
 
 
-def test_another_version_of_ray(workers: Refused) -> None:
+def test_other_ray_version_is_reported(workers: Refused) -> None:
     status, line = workers["another-version"].result()
     assert status == StartError.exit_status
     assert f"the head {HEAD_HOST} runs Ray {RAY} and this node Ray 0.0.0" in line
 
 
-def test_gpus_without_a_driver(workers: Refused) -> None:
+def test_gpus_without_a_driver_are_reported(workers: Refused) -> None:
     status, line = workers["no-driver"].result()
     assert status == StartError.exit_status
     assert "the CUDA driver is missing" in line
 
 
-def test_gpus_that_fail_have_their_instance_replaced(workers: Refused, made: Cluster) -> None:
+def test_instance_with_failing_gpus_is_replaced(workers: Refused, made: Cluster) -> None:
     status, line = workers["few-gpus"].result()
     assert status == GpuError.exit_status
     assert "the CUDA driver does not start: cuInit returns 999" in line
@@ -153,7 +153,7 @@ def test_gpus_that_fail_have_their_instance_replaced(workers: Refused, made: Clu
     assert made.engine.python(made.storage, UNHEALTHY) == own
 
 
-def test_a_worker_that_lost_its_gpus_is_not_healthy(made: Cluster) -> None:
+def test_worker_with_lost_gpus_is_unhealthy(made: Cluster) -> None:
     made.settle()
     worker = made.workers[0]
     assert made.engine.execute(worker, "ray-health", "worker", check=False).returncode == 0

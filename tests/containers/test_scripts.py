@@ -59,7 +59,7 @@ def wheels(code: Path) -> str:
     return "offline.txt"
 
 
-def test_a_script_goes_on_after_a_rank_was_killed(cluster: Cluster, wheels: str, tmp_path: Path) -> None:
+def test_script_resumes_after_a_rank_is_killed(cluster: Cluster, wheels: str, tmp_path: Path) -> None:
     flags = (f"--working-dir={CODE}", "--run-name=mpi", "--mpi", f"--requirements={wheels}", "--metric=pi=pi {number}")
     # A round takes a few hundredths of a second, and each replaces the file: so it is stored as a log after 30 s.
     command = ["ray-on-ecs", "run", "--num-workers=2", *flags, SCRIPT, "--rounds=2000"]
@@ -85,7 +85,7 @@ def test_a_script_goes_on_after_a_rank_was_killed(cluster: Cluster, wheels: str,
     assert len(cluster.read("runs/mpi/metrics.jsonl").splitlines()) > 90
 
 
-def test_a_ray_program_trains_on_the_other_nodes(cluster: Cluster, code: Path) -> None:
+def test_ray_program_trains_on_other_nodes(cluster: Cluster, code: Path) -> None:
     folder = code / "program"
     folder.mkdir(exist_ok=True)
     (folder / "train.py").write_text(PROGRAM)

@@ -117,7 +117,7 @@ def test_grpc_is_refused(cluster: Cluster) -> None:
     assert refusals(cluster, CALL, *calls) == {"UNAUTHENTICATED UNAUTHENTICATED"}
 
 
-def test_rays_processes_refuse(cluster: Cluster) -> None:
+def test_ray_processes_refuse_other_tokens(cluster: Cluster) -> None:
     cluster.engine.run("exec", "--detach", cluster.head, "python", "-c", DRIVE)
 
     def answers() -> set[str]:
@@ -133,15 +133,15 @@ def test_rays_processes_refuse(cluster: Cluster) -> None:
     assert until(answers, 180) == {"UNAUTHENTICATED UNAUTHENTICATED"}
 
 
-def test_a_job_is_refused(strangers: Strangers) -> None:
+def test_job_is_refused(strangers: Strangers) -> None:
     refused(strangers["job"])
 
 
-def test_a_node_is_refused(strangers: Strangers) -> None:
+def test_node_is_refused(strangers: Strangers) -> None:
     refused(strangers["node"])
 
 
-def test_a_driver_is_refused(strangers: Strangers) -> None:
+def test_driver_is_refused(strangers: Strangers) -> None:
     refused(strangers["driver"])
 
 
@@ -151,7 +151,7 @@ def refused(stranger: Future[tuple[int, str]]) -> None:
     assert "token" in log.lower(), log
 
 
-def test_the_token_is_in_its_own_variable_and_nowhere_else(cluster: Cluster, trained: Trained) -> None:
+def test_token_is_only_in_its_variable(cluster: Cluster, trained: Trained) -> None:
     token = cluster.engine.secrets["RAY_AUTH_TOKEN"]
     assert token not in trained.log
     for name in cluster.names:

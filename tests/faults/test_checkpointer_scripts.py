@@ -166,7 +166,7 @@ def run(cluster: LocalCluster, tmp_path: Path, s3_client: Any, request: pytest.F
         run.command.wait()
 
 
-def test_a_reclaimed_node_costs_no_step(run: TabularRun, cluster: LocalCluster, undisturbed: dict[str, Tensor]) -> None:
+def test_reclaimed_node_costs_no_step(run: TabularRun, cluster: LocalCluster, undisturbed: dict[str, Tensor]) -> None:
     cluster.workers[0].send_signal(signal.SIGTERM)
     run.wait_for(lambda: run.said("stops"))
     run.go_on()
@@ -179,7 +179,7 @@ def test_a_reclaimed_node_costs_no_step(run: TabularRun, cluster: LocalCluster, 
     assert "nodes are being reclaimed; restarting from checkpoints/step-" in run.log
 
 
-def test_a_killed_rank_goes_on_with_the_same_weights(
+def test_killed_rank_resumes_with_the_same_weights(
     run: TabularRun, cluster: LocalCluster, undisturbed: dict[str, Tensor]
 ) -> None:
     for each in cluster.worker_processes(cluster.workers[1], NAME):
@@ -193,7 +193,7 @@ def test_a_killed_rank_goes_on_with_the_same_weights(
 
 
 @pytest.mark.parametrize("run", ["1:2"], indirect=True)
-def test_an_elastic_run_goes_on_with_close_weights(
+def test_elastic_run_continues_with_close_weights(
     run: TabularRun, cluster: LocalCluster, undisturbed: dict[str, Tensor]
 ) -> None:
     kill_tree(cluster.workers[0].pid)
@@ -202,7 +202,7 @@ def test_an_elastic_run_goes_on_with_close_weights(
     run.finish(undisturbed, 1e-5)
 
 
-def test_a_torn_checkpoint_is_passed_over(run: TabularRun, s3_client: Any, undisturbed: dict[str, Tensor]) -> None:
+def test_torn_checkpoint_is_skipped(run: TabularRun, s3_client: Any, undisturbed: dict[str, Tensor]) -> None:
     run.command.send_signal(signal.SIGINT)
     assert run.command.wait(END_SECONDS) == 130, run.log
     older, torn = run.checkpoints[-2:]

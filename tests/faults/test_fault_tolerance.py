@@ -97,7 +97,7 @@ def both_new(cluster: LocalCluster, ended: set[int]) -> list[psutil.Process]:
     return workers if len(workers) == 2 else []
 
 
-def test_workers_that_die_while_they_start_are_started_again(
+def test_workers_killed_during_startup_are_restarted(
     start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun
 ) -> None:
     run = start("starting")
@@ -111,9 +111,7 @@ def test_workers_that_die_while_they_start_are_started_again(
     assert "restarting from the beginning (failure 2 in a row, --max-restarts is 3)" in run.log
 
 
-def test_a_run_loses_nothing_with_its_run_state_actor(
-    start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun
-) -> None:
+def test_killed_run_state_actor_costs_no_step(start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun) -> None:
     run = start("run-state", "--max-restarts", "0", step_seconds=0.3)
     run.wait_for_steps(MIDDLE)
     [actor] = cluster.head_processes("RunActor")
@@ -126,7 +124,7 @@ def test_a_run_loses_nothing_with_its_run_state_actor(
     assert [each["step"] for each in records if "test_loss" in each] == [EPOCH, 2 * EPOCH, 3 * EPOCH], "each epoch once"
 
 
-def test_a_controller_that_dies_while_the_workers_start_holds_no_resources(
+def test_controller_killed_during_startup_frees_its_resources(
     start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun
 ) -> None:
     run = start("early-controller")
@@ -137,9 +135,7 @@ def test_a_controller_that_dies_while_the_workers_start_holds_no_resources(
     assert run.has_weights_of(uninterrupted)
 
 
-def test_a_killed_controller_is_replaced_by_another(
-    start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun
-) -> None:
+def test_killed_controller_is_replaced(start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun) -> None:
     run = start("controller")
     run.wait_for_steps(MIDDLE, SAVED)
     saved_step = run.saved_step
@@ -150,7 +146,7 @@ def test_a_killed_controller_is_replaced_by_another(
     assert int(re.findall(r"resuming after step (\d+)", run.log)[-1]) >= saved_step
 
 
-def test_a_node_that_is_told_to_stop_has_all_steps_stored_first(
+def test_draining_node_stores_all_steps_before_it_stops(
     start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun
 ) -> None:
     # No checkpoint is due within an epoch, and no failure is allowed.
@@ -167,7 +163,7 @@ def test_a_node_that_is_told_to_stop_has_all_steps_stored_first(
     assert "nodes are being reclaimed; restarting from checkpoints/step-" in run.log
 
 
-def test_a_run_does_not_notice_that_its_monitor_fails(
+def test_run_is_unaffected_by_a_failing_monitor(
     start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun, cloudwatch: CloudWatch
 ) -> None:
     run = start("monitor", "--cloudwatch-namespace", "monitor", step_seconds=0.3)
@@ -185,7 +181,7 @@ def test_a_run_does_not_notice_that_its_monitor_fails(
     assert run.has_weights_of(uninterrupted)
 
 
-def test_a_bucket_that_loses_calls_costs_time_alone(
+def test_lost_s3_requests_cost_only_time(
     start: Start, uninterrupted: DisturbedRun, proxy: FlakyProxy, s3_client: Any
 ) -> None:
     proxy.decide("lose", "PUT .*/run.lock", 2)
@@ -201,9 +197,7 @@ def test_a_bucket_that_loses_calls_costs_time_alone(
     assert "runs/lost-calls/run.lock" not in {each["Key"] for each in found}
 
 
-def test_a_stall_leaves_the_stacks_of_all_ranks_and_the_run_can_go_on(
-    start: Start, uninterrupted: DisturbedRun
-) -> None:
+def test_stalled_run_stores_all_stacks_and_can_resume(start: Start, uninterrupted: DisturbedRun) -> None:
     run = start("stall", "--max-restarts", "0", "--hang-timeout", str(STALL_SECONDS))
     run.wait_for_steps(MIDDLE)
     frozen = run.ranks[0]
@@ -226,7 +220,7 @@ def test_a_stall_leaves_the_stacks_of_all_ranks_and_the_run_can_go_on(
     assert not (run.folder / "error.json").exists(), "the failure is over"
 
 
-def test_a_failure_that_stays_leaves_what_is_needed_to_go_on(start: Start, uninterrupted: DisturbedRun) -> None:
+def test_permanent_failure_leaves_a_resumable_run(start: Start, uninterrupted: DisturbedRun) -> None:
     run = start("broken", "--max-restarts", "0", fail_at=MIDDLE)
     assert run.finish() == 1
     said = run.log[run.log.index("ray-on-ecs: training failed on rank") :]

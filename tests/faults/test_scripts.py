@@ -133,9 +133,7 @@ def assert_complete(run: ScriptRun) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["", "--mpi"], ids=["by itself", "mpi"])
-def test_a_script_on_a_node_that_is_told_to_stop_saves_and_goes_on_elsewhere(
-    start: Start, cluster: LocalCluster, launcher: str
-) -> None:
+def test_script_saves_and_resumes_after_its_node_drains(start: Start, cluster: LocalCluster, launcher: str) -> None:
     run = start(f"notice{launcher}", *launcher.split())
     run.wait_for(lambda: run.read("files.json"))
     cluster.workers[0].send_signal(signal.SIGTERM)
@@ -149,7 +147,7 @@ def test_a_script_on_a_node_that_is_told_to_stop_saves_and_goes_on_elsewhere(
     assert_complete(run)
 
 
-def test_a_script_whose_node_dies_goes_on_from_what_was_stored(start: Start, cluster: LocalCluster) -> None:
+def test_script_of_a_dead_node_resumes_from_storage(start: Start, cluster: LocalCluster) -> None:
     run = start("killed")
     run.wait_for(lambda: run.read("files.json"))
     kill_tree(cluster.workers[0].pid)
@@ -162,7 +160,7 @@ def test_a_script_whose_node_dies_goes_on_from_what_was_stored(start: Start, clu
     assert_complete(run)
 
 
-def test_an_elastic_script_goes_on_with_the_workers_that_are_left(start: Start, cluster: LocalCluster) -> None:
+def test_elastic_script_continues_with_the_remaining_workers(start: Start, cluster: LocalCluster) -> None:
     run = start("elastic", workers="1:2")
     run.wait_for(lambda: run.read("files.json"))
     kill_tree(cluster.workers[0].pid)

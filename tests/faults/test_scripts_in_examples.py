@@ -139,7 +139,7 @@ def pause_until(condition: Callable[[], bool], processes: Sequence[psutil.Proces
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_an_example_goes_on_after_a_rank_was_killed(
+def test_example_resumes_after_a_rank_is_killed(
     cluster: LocalCluster, tmp_path: Path, bucket: Bucket, script: str
 ) -> None:
     example, name, log = SCRIPTS[script], script.replace(".", "-"), tmp_path / "log"
