@@ -62,14 +62,14 @@ def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
         yield server
 
 
-def test_a_run_is_stopped_alone(head: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_named_run_is_stopped(head: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stop", "--local", "first"]) == 0
     assert "run first is stopped" in capsys.readouterr().err
     assert head.states == {"first": "STOPPED", "second": "PENDING", "done": "SUCCEEDED", "raysubmit_1": "RUNNING"}
 
 
 @pytest.mark.parametrize("words", [("first",), ("--all",)], ids=["one", "all"])
-def test_secrets_are_deleted_with_a_stop(
+def test_stop_deletes_secrets(
     head: Jobs, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -96,6 +96,6 @@ def test_all_lists_and_stops_every_job(head: Jobs, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("words", [(), ("--all", "first")], ids=["neither", "both"])
-def test_it_takes_a_run_or_all(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_requires_a_run_or_all(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stop", "--local", *words]) == 2
     assert "RUN: give the name of one run, or --all" in capsys.readouterr().err

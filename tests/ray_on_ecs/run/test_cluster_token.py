@@ -28,7 +28,7 @@ def http() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("server", ["silent", "http"])
-def test_what_is_not_a_ray_cluster_is_named(
+def test_address_without_a_ray_cluster_is_named(
     server: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_token, "BUSY_SECONDS", 0.0)

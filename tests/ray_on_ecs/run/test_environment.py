@@ -21,7 +21,7 @@ def worker(**changed: Any) -> WorkerEnvironment:
     return WorkerEnvironment(**given | changed)
 
 
-def test_they_are_those_of_torchrun(tmp_path: Path) -> None:
+def test_variables_match_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "show.py"
     script.write_text(SHOW)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", "--rdzv-id=mine", str(script)]
@@ -47,7 +47,7 @@ def test_ranks_sizes_and_addresses() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_tensorflow_finds_all_workers_and_its_own_index(rank: int) -> None:
+def test_tensorflow_has_all_workers_and_its_index(rank: int) -> None:
     found = json.loads(worker(rank=rank).variables([("a", 1), ("a", 2), ("b", 3), ("b", 4)])["TF_CONFIG"])
     assert found == {
         "cluster": {"worker": ["a:1", "a:2", "b:3", "b:4"]},

@@ -39,7 +39,7 @@ class Program:
         return self.needs
 
 
-def test_a_wait_is_told_once_with_its_end(clock: Clock) -> None:
+def test_wait_is_reported_once_with_its_end(clock: Clock) -> None:
     program = Program()
     program.watch.look()
     program.needs = GPUS
@@ -52,7 +52,7 @@ def test_a_wait_is_told_once_with_its_end(clock: Clock) -> None:
     assert program.told == [GPUS, Counter()]
 
 
-def test_a_wait_has_a_limit(clock: Clock) -> None:
+def test_wait_is_limited(clock: Clock) -> None:
     program = Program()
     program.needs = GPUS
     program.watch.look()
@@ -72,7 +72,7 @@ def test_a_wait_has_a_limit(clock: Clock) -> None:
     assert not program.watch.is_waiting()
 
 
-def test_a_look_that_fails_ends_no_program(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_query_ends_no_program(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     program = Program()
     program.needs = GPUS
     program.watch.look()
@@ -84,7 +84,7 @@ def test_a_look_that_fails_ends_no_program(clock: Clock, capsys: pytest.CaptureF
     assert "the GCS is away" in capsys.readouterr().out
 
 
-def test_a_failure_soon_after_an_own_node_was_draining_is_excused_once(clock: Clock) -> None:
+def test_failure_after_own_node_drained_is_excused_once(clock: Clock) -> None:
     program = Program()
     program.nodes, program.draining = {"a", "b"}, {"b"}
     program.watch.look()
@@ -95,7 +95,7 @@ def test_a_failure_soon_after_an_own_node_was_draining_is_excused_once(clock: Cl
     assert not program.watch.was_reclaimed()
 
 
-def test_a_program_that_ends_before_the_next_look_is_excused(clock: Clock) -> None:
+def test_program_ending_before_next_query_is_excused(clock: Clock) -> None:
     program = Program()
     program.nodes = {"a", "b"}
     program.watch.look()
@@ -104,7 +104,7 @@ def test_a_program_that_ends_before_the_next_look_is_excused(clock: Clock) -> No
     assert not program.watch.was_reclaimed(), "the next program is elsewhere"
 
 
-def test_a_failure_long_after_or_beside_a_draining_node_counts(clock: Clock) -> None:
+def test_late_or_unrelated_failure_counts(clock: Clock) -> None:
     program = Program()
     program.nodes, program.draining = {"a"}, {"another's"}
     program.watch.look()
@@ -120,5 +120,5 @@ def test_a_failure_long_after_or_beside_a_draining_node_counts(clock: Clock) -> 
     ("needs", "words"),
     [({"GPU": 1}, "1 GPU"), ({"CPU": 3, "GPU": 0.5}, "0.5 GPUs and 3 CPUs"), ({"CPU": 2.0}, "2 CPUs")],
 )
-def test_needs_are_in_words(needs: dict[str, float], words: str) -> None:
+def test_requests_are_in_words(needs: dict[str, float], words: str) -> None:
     assert describe(Counter(needs)) == words

@@ -28,7 +28,7 @@ def start(storage: RunStorage, tmp_path: Path, clock: Clock) -> Start:
     return start
 
 
-def test_every_node_has_the_files_of_all(storage: RunStorage, start: Start) -> None:
+def test_all_nodes_have_all_files(storage: RunStorage, start: Start) -> None:
     first = start()
     for node, each in enumerate(first.nodes):
         write(each.folder, {f"shard{node}": str(node)})
@@ -45,7 +45,7 @@ def test_every_node_has_the_files_of_all(storage: RunStorage, start: Start) -> N
 
 @ON_DISK
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_another_number_of_nodes_keeps_all(storage: RunStorage, start: Start, count: int) -> None:
+def test_changed_node_count_keeps_all_files(storage: RunStorage, start: Start, count: int) -> None:
     first = start(3)
     for node, each in enumerate(first.nodes):
         write(each.folder, {f"shard{node}": str(node)})
@@ -62,7 +62,7 @@ def test_another_number_of_nodes_keeps_all(storage: RunStorage, start: Start, co
 
 
 @ON_DISK
-def test_the_first_node_wins_and_says_so_once(
+def test_first_node_wins_with_one_warning(
     storage: RunStorage, start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = start()
@@ -74,7 +74,7 @@ def test_the_first_node_wins_and_says_so_once(
     assert capsys.readouterr().out == "several nodes write same; those of the first node are kept\n"
 
 
-def test_a_file_behind_another_of_its_name_comes(storage: RunStorage, start: Start) -> None:
+def test_shadowed_file_appears_after_deletion(storage: RunStorage, start: Start) -> None:
     first = start()
     for node, each in enumerate(first.nodes):
         write(each.folder, {"same": str(node)})
@@ -90,7 +90,7 @@ def test_a_file_behind_another_of_its_name_comes(storage: RunStorage, start: Sta
 
 @ON_DISK
 @pytest.mark.parametrize("names", [("a", "a/b"), ("a/b", "a"), ("a/b/c", "a")])
-def test_a_folder_and_a_file_of_one_name(storage: RunStorage, start: Start, names: tuple[str, str]) -> None:
+def test_folder_and_file_with_one_name(storage: RunStorage, start: Start, names: tuple[str, str]) -> None:
     first = start()
     for node, each in enumerate(first.nodes):
         write(each.folder, {names[node]: str(node), f"own{node}": "1"})
@@ -110,7 +110,7 @@ def test_files_of_one_folder_stand_together() -> None:
 
 
 @ON_DISK
-def test_a_node_that_goes_on_holds_up_nothing(storage: RunStorage, start: Start) -> None:
+def test_busy_node_delays_no_snapshot(storage: RunStorage, start: Start) -> None:
     first = start()
     for step in range(8):
         write(first.nodes[1].folder, {"checkpoint": str(step)})
@@ -134,7 +134,7 @@ def test_parts_of_the_same_time_are_committed(storage: RunStorage, start: Start)
 
 
 @ON_DISK
-def test_a_change_before_the_confirmation_counts(storage: RunStorage, start: Start) -> None:
+def test_change_before_confirmation_counts(storage: RunStorage, start: Start) -> None:
     first = start()
     for each in first.nodes:
         write(each.folder, {f"shard{each._node}": "1"})
@@ -156,7 +156,7 @@ def test_a_change_before_the_confirmation_counts(storage: RunStorage, start: Sta
 
 @ON_DISK
 @pytest.mark.parametrize("late", [0, 1])
-def test_a_node_that_is_never_quiet_holds_all(storage: RunStorage, start: Start, late: int) -> None:
+def test_node_without_a_pause_delays_all(storage: RunStorage, start: Start, late: int) -> None:
     first = start()
     write(first.nodes[1 - late].folder, {"ready": "1"})
     for number in range(10):
@@ -168,7 +168,7 @@ def test_a_node_that_is_never_quiet_holds_all(storage: RunStorage, start: Start,
 
 
 @ON_DISK
-def test_a_node_whose_script_ended_holds_up_nothing(storage: RunStorage, start: Start) -> None:
+def test_node_of_an_ended_script_delays_none(storage: RunStorage, start: Start) -> None:
     first = start()
     write(first.nodes[1].folder, {"last": "1"})
     first.rounds[1].finish()
@@ -181,7 +181,7 @@ def test_a_node_whose_script_ended_holds_up_nothing(storage: RunStorage, start: 
 
 
 @ON_DISK
-def test_the_last_snapshot_waits_for_all_nodes(storage: RunStorage, start: Start) -> None:
+def test_last_snapshot_waits_for_all_nodes(storage: RunStorage, start: Start) -> None:
     first = start()
     write(first.nodes[0].folder, {"shard0": "1"})
     write(first.nodes[1].folder, {"shard1": "1"})
@@ -253,7 +253,7 @@ def calls_of(storage: RunStorage, start: Start, count: int) -> int:
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("kind", ["before", "after"])
-def test_a_crash_at_any_call_tears_nothing(storage: RunStorage, start: Start, count: int, kind: str) -> None:
+def test_crash_at_any_call_tears_no_snapshot(storage: RunStorage, start: Start, count: int, kind: str) -> None:
     calls = calls_of(storage, start, count)
     lock = threading.Lock()
     step = 6
@@ -279,7 +279,7 @@ def test_a_crash_at_any_call_tears_nothing(storage: RunStorage, start: Start, co
 
 @pytest.mark.parametrize("kind", ["before", "after"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_call_that_fails_once_tears_nothing(storage: RunStorage, start: Start, count: int, kind: str) -> None:
+def test_failed_call_tears_no_snapshot(storage: RunStorage, start: Start, count: int, kind: str) -> None:
     calls = calls_of(storage, start, count)
     step = 6
     for failing in range(1, calls + 1, 1 if storage.is_local else calls // 4):
@@ -302,7 +302,7 @@ def test_a_call_that_fails_once_tears_nothing(storage: RunStorage, start: Start,
 
 
 @pytest.mark.parametrize("kind", ["before", "after"])
-def test_an_interrupted_publish_is_completed(storage: RunStorage, start: Start, kind: str) -> None:
+def test_interrupted_publish_is_completed(storage: RunStorage, start: Start, kind: str) -> None:
     first = start()
     train(first, 1)
     first.settle()

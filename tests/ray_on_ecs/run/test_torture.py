@@ -197,7 +197,7 @@ def has_stalled(root: Path, step: int, killed_at: float) -> bool:
 
 
 @pytest.mark.parametrize(("count", "pause"), [(1, 1.2), (2, 1.5)])
-def test_a_killed_script_leaves_nothing_torn(storage: RunStorage, tmp_path: Path, count: int, pause: float) -> None:
+def test_killed_script_leaves_no_torn_files(storage: RunStorage, tmp_path: Path, count: int, pause: float) -> None:
     chance = random.Random(7)
     killed_at = 0.0
     last, on_disk, stalls, new = 0, 0, 0, 0

@@ -44,13 +44,13 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> ScriptWorker:
     return worker
 
 
-def test_a_worker_that_has_not_asked_for_long_is_not_alone(worker: ScriptWorker) -> None:
+def test_late_poll_does_not_isolate_a_worker(worker: ScriptWorker) -> None:
     worker._talk()
     time.sleep(0.2)
     assert worker._is_to_run, "it has restored many files, or its S3 was away"
 
 
-def test_a_worker_whose_driver_does_not_answer_is_alone_after_a_while(worker: ScriptWorker) -> None:
+def test_silent_driver_isolates_a_worker(worker: ScriptWorker) -> None:
     worker._talk()
     worker._actor.answer = None  # ty: ignore[missing-attribute]
     worker._talk()
@@ -74,7 +74,7 @@ def test_a_worker_whose_driver_does_not_answer_is_alone_after_a_while(worker: Sc
     ],
     ids=["rank 0", "rank 1", "mpi", "the user's ID", "the user's mode"],
 )
-def test_only_rank_0_continues_a_run_of_wandb(
+def test_only_rank_0_continues_a_wandb_run(
     worker: Any, rank: int, mpi: bool, users: dict[str, str], wanted: dict[str, str]
 ) -> None:
     worker._rank, worker._config = rank, type("Config", (), {"mpi": mpi})
@@ -82,11 +82,11 @@ def test_only_rank_0_continues_a_run_of_wandb(
     assert worker._of_tracker(users) == wanted
 
 
-def test_an_id_of_wandb_has_at_most_64_characters() -> None:
+def test_wandb_id_has_at_most_64_characters() -> None:
     assert module.wandb_id(128 * "x", "0123abcd") == f"{55 * 'x'}-0123abcd"
 
 
-def test_last_files_that_are_not_stored_are_told(worker: ScriptWorker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unstored_last_files_are_reported(worker: ScriptWorker, capsys: pytest.CaptureFixture[str]) -> None:
     worker._store()
     assert worker._member.not_stored is None
     assert "will be tried again (503 SlowDown)" in capsys.readouterr().out

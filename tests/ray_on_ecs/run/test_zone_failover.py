@@ -59,7 +59,7 @@ UNSUPPORTED = (
     ],
     ids=lambda value: None if " " in str(value) else str(value),
 )
-def test_a_message_is_of_capacity_or_of_a_quota(message: str, is_of: str, on_spot: bool, code: str) -> None:
+def test_messages_are_classified_as_capacity_or_quota(message: str, is_of: str, on_spot: bool, code: str) -> None:
     failure = Failure(message)
     assert (failure.is_of_capacity, failure.is_of_quota) == (is_of == "capacity", is_of == "quota")
     assert (failure.is_on_spot, failure.code) == (on_spot, code)
@@ -231,7 +231,7 @@ MORE_TYPES = (
     ],
     ids=["capacity", "spot capacity", "quota", "spot quota", "anything else"],
 )
-def test_a_shortage_is_one_line_with_its_way_out(message: str, line: str, group: Group) -> None:
+def test_shortage_is_one_line_with_remedies(message: str, line: str, group: Group) -> None:
     group.create(group.subnets[0])
     group.activities = [activity("Failed", group.subnets[0], message=message)]
     waiting = Watch(group)
@@ -259,7 +259,7 @@ def test_all_types_are_named(group: Group) -> None:
     ],
     ids=["none", "a success since", "too old", "another zone", "not ended", "no launch"],
 )
-def test_only_a_failure_of_now_and_here_counts(happened: Callable[..., list[Any]], group: Group) -> None:
+def test_only_recent_failures_of_this_zone_count(happened: Callable[..., list[Any]], group: Group) -> None:
     a, b, _ = group.subnets
     group.create(a)
     group.activities = happened(a, b)
@@ -267,13 +267,13 @@ def test_only_a_failure_of_now_and_here_counts(happened: Callable[..., list[Any]
     assert group.updates == []
 
 
-def test_a_failure_counts_while_the_next_launch_is_under_way(group: Group) -> None:
+def test_failure_counts_during_the_next_launch(group: Group) -> None:
     group.create(group.subnets[0])
     group.activities = [activity("InProgress", group.subnets[0], 0), activity("Failed", group.subnets[0], 2)]
     assert Watch(group).look().startswith(IN_A)
 
 
-def test_the_workers_move_to_the_next_zone_and_take_all_of_them_along(group: Group) -> None:
+def test_all_workers_move_to_the_next_zone(group: Group) -> None:
     a, b, _ = group.subnets
     group.create(a, size=1)
     group.activities = [activity("Failed", a)]
@@ -306,7 +306,7 @@ def test_each_zone_is_tried_once(group: Group) -> None:
     assert len(waiting.lines) == 3, "two moves and the shortage"
 
 
-def test_after_the_last_zone_of_the_list_comes_the_first(group: Group) -> None:
+def test_zones_are_tried_cyclically(group: Group) -> None:
     a, b, c = group.subnets
     group.create(b)
     waiting = Watch(group, zones=3)
@@ -318,7 +318,7 @@ def test_after_the_last_zone_of_the_list_comes_the_first(group: Group) -> None:
     )
 
 
-def test_after_a_move_an_earlier_failure_there_does_not_count(group: Group) -> None:
+def test_earlier_failure_in_the_new_zone_is_ignored(group: Group) -> None:
     a, b, _ = group.subnets
     group.create(a)
     group.activities = [activity("Failed", a, 1), activity("Failed", b, 5)]
@@ -327,7 +327,7 @@ def test_after_a_move_an_earlier_failure_there_does_not_count(group: Group) -> N
     assert len(group.updates) == 1, "the zone has not been tried in this wait"
 
 
-def test_another_job_may_move_the_workers_on(group: Group) -> None:
+def test_another_job_may_move_the_workers(group: Group) -> None:
     a, b, c = group.subnets
     group.create(a, size=1)
     group.activities = [activity("Failed", a)]
@@ -346,7 +346,7 @@ def test_another_job_may_move_the_workers_on(group: Group) -> None:
     assert group.state["Instances"] == started, "one job's wait must not end what another's has started"
 
 
-def test_what_could_not_be_ended_is_ended_later(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_termination_is_repeated(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     a, _, _ = group.subnets
     group.create(a, size=1)
     group.activities = [activity("Failed", a)]
@@ -365,7 +365,7 @@ def test_what_could_not_be_ended_is_ended_later(group: Group, monkeypatch: pytes
     assert group.zones_of_instances == ["us-east-1b"], "the job would have a worker in each zone"
 
 
-def test_the_workers_stay_while_any_is_in_use(group: Group) -> None:
+def test_workers_stay_while_any_is_in_use(group: Group) -> None:
     a, b, _ = group.subnets
     group.create(a, size=1)
     group.activities = [activity("Failed", a)]
@@ -383,7 +383,7 @@ def test_the_workers_stay_while_any_is_in_use(group: Group) -> None:
 
 
 @pytest.mark.parametrize("message", [NO_QUOTA, UNSUPPORTED], ids=["quota", "unsupported"])
-def test_for_want_of_anything_else_nothing_moves(message: str, group: Group) -> None:
+def test_only_missing_capacity_moves_workers(message: str, group: Group) -> None:
     group.create(group.subnets[0])
     group.activities = [activity("Failed", group.subnets[0], message=message)]
     assert Watch(group, zones=2).look()
@@ -401,7 +401,7 @@ def test_spread_workers_stay_where_they_are(group: Group) -> None:
 
 
 @pytest.mark.parametrize("zones", [(2,), (0, 1)], ids=["a zone that is no longer named", "two zones at once"])
-def test_a_group_outside_the_zones_moves_to_the_first(zones: tuple[int, ...], group: Group) -> None:
+def test_group_outside_the_zones_moves_to_the_first(zones: tuple[int, ...], group: Group) -> None:
     group.create(*(group.subnets[index] for index in zones))
     waiting = Watch(group, zones=2)
     waiting.look()
@@ -409,14 +409,14 @@ def test_a_group_outside_the_zones_moves_to_the_first(zones: tuple[int, ...], gr
     assert waiting.lines == ["the workers are not in one of the stack's zones; moving the workers to us-east-1a"]
 
 
-def test_a_group_that_is_gone_is_nothing_to_say(group: Group) -> None:
+def test_deleted_group_gives_no_message(group: Group) -> None:
     group.create(group.subnets[0])
     waiting = Watch(group)
     group.describe_auto_scaling_groups = lambda **given: {"AutoScalingGroups": []}
     assert (waiting.look(), waiting.lines) == ("", [])
 
 
-def test_a_look_is_taken_now_and_then(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capacity_is_checked_at_intervals(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     group.create(group.subnets[0])
     now = 1000.0
     monkeypatch.setattr(zone_failover.time, "monotonic", lambda: now)
@@ -430,7 +430,7 @@ def test_a_look_is_taken_now_and_then(group: Group, monkeypatch: pytest.MonkeyPa
     assert waiting.watch.shortage.startswith(IN_A)
 
 
-def test_an_aws_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_aws_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(zone_failover.time, "monotonic", lambda: now)
     for name, value in {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_REGION": "us-east-1"}.items():
@@ -516,7 +516,7 @@ class Cloud:
         return watch
 
 
-def test_a_part_of_a_gang_is_given_up_after_minutes() -> None:
+def test_partial_gang_is_given_up_after_minutes() -> None:
     cloud = Cloud(4, 3, 4, 4)
     cloud.wait(4, minutes=4)
     assert (cloud.moves, cloud.in_zone(ZONES[0])) == ([], 3)
@@ -525,7 +525,7 @@ def test_a_part_of_a_gang_is_given_up_after_minutes() -> None:
     assert watch.lines[-1] == "only 3 of 4 g5.xlarge in us-east-1a; moving the workers to us-east-1b"
 
 
-def test_each_instance_that_comes_prolongs_the_wait() -> None:
+def test_each_new_instance_extends_the_wait() -> None:
     cloud = Cloud(4, 1, 4)
     watch = Watch(cloud, zones=2, needed=4, clock=lambda: cloud.now)
     for number in (1, 2, 3, 4):
@@ -537,7 +537,7 @@ def test_each_instance_that_comes_prolongs_the_wait() -> None:
     assert (cloud.moves, cloud.in_zone(ZONES[0])) == ([], 4)
 
 
-def test_one_worker_is_enough_where_ecs_asks_for_two() -> None:
+def test_one_worker_is_enough_despite_ecs_demand() -> None:
     cloud = Cloud(2, 1, 2, 2)
     watch = Watch(cloud, zones=3, needed=1, clock=lambda: cloud.now)
     for _ in range(180):
@@ -546,7 +546,7 @@ def test_one_worker_is_enough_where_ecs_asks_for_two() -> None:
     assert (cloud.moves, cloud.in_zone(ZONES[0])) == ([], 1)
 
 
-def test_where_no_zone_has_any_the_last_is_kept() -> None:
+def test_last_zone_is_kept_without_capacity_anywhere() -> None:
     cloud = Cloud(2, 0, 0, 0)
     watch = cloud.wait(2)
     assert cloud.moves == ["b", "c"], "each zone is tried at once, and once"
@@ -556,7 +556,7 @@ def test_where_no_zone_has_any_the_last_is_kept() -> None:
     assert (cloud.moves, cloud.in_zone(ZONES[2])) == (["b", "c"], 2), "a zone that recovers has the run"
 
 
-def test_a_gang_ends_in_the_zone_with_most() -> None:
+def test_gang_ends_in_the_zone_with_most() -> None:
     cloud = Cloud(4, 0, 2, 3)
     cloud.wait(4)
     assert (cloud.moves, cloud.in_zone(ZONES[2]), len(cloud.instances)) == (["b", "c"], 3, 3)
@@ -565,7 +565,7 @@ def test_a_gang_ends_in_the_zone_with_most() -> None:
     assert cloud.in_zone(ZONES[2]) == 4
 
 
-def test_a_gang_goes_back_to_where_it_had_most() -> None:
+def test_gang_returns_to_the_zone_with_most() -> None:
     cloud = Cloud(4, 1, 3, 0)
     watch = cloud.wait(4)
     assert cloud.moves == ["b", "c", "b"]
@@ -579,7 +579,7 @@ def test_a_gang_goes_back_to_where_it_had_most() -> None:
     assert cloud.in_zone(ZONES[1]) == 4, "it is where the run begins when one more comes"
 
 
-def test_an_elastic_run_stays_with_its_fewest_workers() -> None:
+def test_elastic_run_stays_with_its_fewest_workers() -> None:
     cloud = Cloud(4, 2, 4)
     watch = Watch(cloud, zones=2, needed=2, clock=lambda: cloud.now)
     for _ in range(180):
@@ -588,7 +588,7 @@ def test_an_elastic_run_stays_with_its_fewest_workers() -> None:
     assert (cloud.moves, cloud.in_zone(ZONES[0])) == ([], 2)
 
 
-def test_a_quota_moves_no_part_of_a_gang() -> None:
+def test_quota_moves_no_partial_gang() -> None:
     cloud = Cloud(4, 3, 4)
     cloud.message = NO_QUOTA
     watch = cloud.wait(4)
@@ -596,7 +596,7 @@ def test_a_quota_moves_no_part_of_a_gang() -> None:
     assert watch.watch.shortage.startswith("the account's quota has no room for another g5.xlarge")
 
 
-def test_what_another_run_uses_is_not_given_up() -> None:
+def test_instances_of_another_run_are_kept() -> None:
     cloud = Cloud(4, 3, 4)
     cloud.wait(4, is_idle=False)
     assert (cloud.moves, cloud.in_zone(ZONES[0])) == ([], 3)
@@ -612,7 +612,7 @@ def test_instances_of_another_waiting_run_stay() -> None:
     assert cloud.moves == ["b"], "a zone without instances helps neither"
 
 
-def test_a_gang_is_not_ended_where_another_job_left_it() -> None:
+def test_gang_moved_by_another_job_is_kept() -> None:
     cloud = Cloud(4, 2, 4)
     watch = Watch(cloud, zones=2, needed=2, clock=lambda: cloud.now)
     cloud.step()
