@@ -121,8 +121,8 @@ def test_head_variables_set_job_defaults() -> None:
     read = {environment_variable(name) for name in ("cloudwatch_namespace", "storage_path", "worker_timeout")}
     assert given.keys() == read, "a variable that the job doesn't read does nothing"
     job = parse(["train.py"], given)
-    assert job.storage_path == f"s3://bucket/{RUNS_PREFIX}", "the job writes where its role may"
-    assert job.cloudwatch_namespace == "ray-on-ecs/dev", "the job publishes where its role may"
+    assert job.storage_path == f"s3://bucket/{RUNS_PREFIX}"
+    assert job.cloudwatch_namespace == "ray-on-ecs/dev"
     assert job.worker_timeout == WORKER_TIMEOUT, "instances that are started for a job take minutes"
 
 
@@ -233,7 +233,7 @@ def test_laptop_finds_the_ports_of_compose() -> None:
 def test_compose_trains_like_the_train_command() -> None:
     submitted = re.search(r"\$c (ray-on-ecs .*)$", commands.train(2))
     assert submitted is not None
-    assert COMPOSE["train"]["command"].startswith(f"{submitted[1]} "), "another command than the stack's"
+    assert COMPOSE["train"]["command"].startswith(f"{submitted[1]} ")
     assert COMPOSE["train"]["environment"]["RAY_API_SERVER_ADDRESS"] == f"http://head:{ports.DASHBOARD}"
 
 
@@ -246,9 +246,7 @@ def test_head_resubmits_with_the_metadata_of_a_job() -> None:
 
 def test_head_and_client_choose_the_same_job_id() -> None:
     taken = {"mine": None, "mine.2": None, "other": None}
-    assert jobs.next_id("mine", set(taken)) == client.free_id(taken, "mine"), (
-        "of two that are submitted Ray refuses one"
-    )
+    assert jobs.next_id("mine", set(taken)) == client.free_id(taken, "mine")
 
 
 def test_lost_run_is_resubmitted_before_its_follower_stops() -> None:
@@ -258,9 +256,9 @@ def test_lost_run_is_resubmitted_before_its_follower_stops() -> None:
 def test_image_lock_has_the_versions_of_the_project() -> None:
     lock = (ROOT / "docker" / "requirements.lock").read_text()
     pins = {re.sub(r"\[.*\]", "", each) for each in JOB_PACKAGES if "==" in each}
-    assert len(pins) == 3, "ray, torch and torchvision are exact"
+    assert len(pins) == 3
     assert all(f"\n{pin} " in f"\n{lock}" for pin in pins), "make lock has not been run"
-    assert locked(ROOT / "docker" / "requirements.lock"), "what ends up in the image is locked by hash"
+    assert locked(ROOT / "docker" / "requirements.lock")
 
 
 def locked(file: Path) -> dict[str, str]:
@@ -309,7 +307,7 @@ def test_cluster_info_of_the_stack_is_readable() -> None:
     assert found["scaling"]["workers"].keys() == cluster_info.Scaling.__annotations__.keys()
     for key in found:
         lacking = json.dumps({name: value for name, value in found.items() if name != key})
-        assert cluster_info.parse_cluster_info(lacking) is None, "of another version"
+        assert cluster_info.parse_cluster_info(lacking) is None
 
 
 def test_stop_leaves_time_to_end_and_store() -> None:
@@ -338,6 +336,6 @@ def test_trainer_policy_allows_the_calls_of_the_cli() -> None:
     assert len(called) > 10, "the calls are written in another way"
     assert called - FREE <= allowed
     stored = [each for each in statements if secrets_prefix("CLUSTER") in str(each["Resource"])]
-    assert [each["Action"] for each in stored] == [[policies.DELETE_PARAMETERS, policies.PUT_PARAMETER]], "not read"
+    assert [each["Action"] for each in stored] == [[policies.DELETE_PARAMETERS, policies.PUT_PARAMETER]]
     documents = [each for each in statements if ":document/" in str(each["Resource"])]
     assert [each["Resource"] for each in documents] == ["arn:aws:ssm:REGION:ACCOUNT:document/ray-on-ecs-sessions-*"]

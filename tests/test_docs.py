@@ -77,7 +77,7 @@ def test_make_commands_are_targets() -> None:
     used = set(re.findall(r"`make ([a-z-]+)|^make ([a-z-]+)", documents, flags=re.MULTILINE))
     used = {name for pair in used for name in pair if name}
     used |= set(re.findall(r"run: make ([a-z-]+)", (ROOT / ".github/workflows/ci.yml").read_text()))
-    assert {"train", "test"} <= used, "the two commands that set everything up are shown"
+    assert {"train", "test"} <= used
     assert used <= set(targets), f"no such target: {used - set(targets)}"
 
 
@@ -114,7 +114,7 @@ def test_flags_of_the_cli_page_exist(capsys: pytest.CaptureFixture[str]) -> None
     known = helps(capsys)
     for flag in mentioned(CLI) - of_the_laptop() - OF_OTHER_TOOLS - {"--head", "--help"}:
         assert re.search(rf"{flag}\b", known), flag
-    assert set(first_words(CLI)) | {"completion"} == set(COMMANDS), "each verb is in the table"
+    assert set(first_words(CLI)) | {"completion"} == set(COMMANDS)
 
 
 def mentioned(text: str) -> set[str]:
@@ -142,7 +142,7 @@ def test_documented_fault_tolerance_defaults_match_the_settings() -> None:
     for name, value in shown.items():
         assert str(settings[name]).removesuffix(".0") == value, f"{name} is not {value}"
     explained = {spec.name for spec in fields(RunConfig) if spec.metadata.get("section") == "Fault tolerance"}
-    assert set() < explained <= set(shown), "a choice is not explained"
+    assert set() < explained <= set(shown)
 
 
 def test_tree_lists_exactly_the_existing_files() -> None:
@@ -195,7 +195,7 @@ def test_named_tests_exist(document: str) -> None:
         for path in (ROOT / "tests").rglob("test_*.py")
         for name in re.findall(r"^def (test_\w+)", path.read_text(), flags=re.MULTILINE)
     }
-    assert len(named) >= 10, "one for each defect or fault"
+    assert len(named) >= 10
     assert named <= written, f"no such test: {named - written}"
 
 
@@ -204,6 +204,6 @@ def test_suppressed_checks_have_reasons() -> None:
     suppressed = yaml.safe_load(text)["skip-check"]
     reasons = dict(re.findall(r"((?:^  # .*\n)+)  - (CKV\w+)", text, flags=re.MULTILINE))
     explained = {check: reason for reason, check in reasons.items()}
-    assert explained.keys() == set(suppressed), "a check is off and nobody says why"
+    assert explained.keys() == set(suppressed)
     for check, reason in explained.items():
         assert len(reason.split()) >= 12, f"{check}: 'not needed' is no reason"

@@ -1,4 +1,4 @@
-"""The end of a run by each cause, on one head: what its script sees, the exit status, and the state that is left."""
+"""The end of a run by each cause, on one head: effect on its script, exit status, and final state."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from tests.commands.test_launch import scripts
 from tests.local_cluster import have_ended
 from tests.waiting import until
 
-# Waits until it is told to end, and then writes so; or ends as its argument says, on rank 1, once both ranks run.
+# Waits for SIGTERM and then records it; or, on rank 1, ends as its argument says once both ranks run.
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
@@ -86,7 +86,7 @@ class Run:
     def end(self) -> tuple[int, str]:
         """Wait for the command's end; return its exit status and its output."""
         out, err = self.command.communicate(timeout=SECONDS)
-        assert not scripts("ends.py"), "nothing is left"
+        assert not scripts("ends.py")
         return self.command.returncode, out + err
 
 
@@ -189,7 +189,7 @@ def test_scripts_of_a_killed_head_have_grace_period(
         run.command.kill()
         run.command.communicate(timeout=SECONDS)
     assert run.marks >= SAVED
-    assert run.state == "training", "the next head finds that the lock's owner is dead"
+    assert run.state == "training"
 
 
 def test_scripts_of_a_killed_driver_end_gracefully(start: Start) -> None:
@@ -199,7 +199,7 @@ def test_scripts_of_a_killed_driver_end_gracefully(start: Start) -> None:
     until(lambda: have_ended(processes))
     assert run.marks >= SAVED
     run.command.communicate(timeout=SECONDS)
-    assert run.state == "training", "the lock says that its owner is dead"
+    assert run.state == "training"
 
 
 def test_stopped_job_gives_scripts_their_grace_period(start: Start, head: Head) -> None:

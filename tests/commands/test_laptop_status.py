@@ -31,7 +31,7 @@ def test_status_shows_the_state_of_ray(head: Head, environment: dict[str, str]) 
     first, *lines = done.stdout.splitlines()
     assert first == "this machine"
     titles = [line.split()[0] for line in lines]
-    assert titles == ["head", "GPUs", "jobs"], "of AWS there is nothing"
+    assert titles == ["head", "GPUs", "jobs"]
     assert f"Ray {version('ray')}, up " in lines[0]
     assert lines[0].endswith(" of 2 CPUs in use")
     assert lines[1].endswith("0 in use, 0 there, 0 wanted")

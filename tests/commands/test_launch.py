@@ -1,4 +1,4 @@
-"""`python -m ray_on_ecs.run` as users type it, on a head that runs: their code is uploaded, and nothing is left."""
+"""`python -m ray_on_ecs.run` as users type it, on a running head: their code is uploaded, and nothing is left."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from tests.waiting import until
 
 EXAMPLE = REPOSITORY / "examples" / "ddp_snapshot.py"
 METRICS = ("--metric", "loss=loss {number}", "--metric", r"step=epoch (\d+)")
-# Stands still in its third epoch while a file is there.
+# Waits in its third epoch while a file exists.
 HELD = """
 import os, time
 from pathlib import Path
@@ -37,7 +37,7 @@ ddp_snapshot.DistributedSampler = Held
 print("W&B on rank", os.environ["RANK"], os.environ.get("WANDB_RUN_ID"), os.environ.get("WANDB_RESUME"), flush=True)
 ddp_snapshot.main()
 """
-# Shows what it was given, and needs a second of Python at most.
+# Shows its arguments and environment, and needs a second of Python at most.
 SHOW = """
 import json, os, socket, sys
 from pathlib import Path
@@ -111,7 +111,7 @@ def test_torchrun_script_resumes_after_a_rank_is_killed(launch: Start, head: Hea
     folder = head.storage / "mine"
     until(lambda: is_stored(folder, "snapshot.pt"))
     rank_1 = until(lambda: [each for each in scripts("held.py") if each.environ().get("RANK") == "1"])
-    assert rank_1[0].cwd() != str(code), "it runs a copy"
+    assert rank_1[0].cwd() != str(code)
     rank_1[0].kill()
     (code / "hold").unlink()
     status, out, err = end(process)
@@ -151,14 +151,14 @@ def test_missing_package_is_one_line_and_not_retried(launch: Start) -> None:
 
 
 def test_script_can_join_the_cluster_as_driver(launch: Start) -> None:
-    """Nothing of its Ray worker's environment is in its way."""
+    """The environment of its Ray worker does not interfere."""
     status, out, err = end(launch("--num-workers", "1", "driver.py"))
     assert status == 0, out + err
     assert "a task has answered 42" in out
     names = re.findall(r"variable (\w+)", out)
     ours = {"RAY_TRAIN_CALLBACKS", "RAY_TUNE_CALLBACKS"}  # which end a Ray program that is started on every worker
     assert set(names) <= {"RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", *ours}
-    assert "NCCL_SOCKET_IFNAME =" in out, "the interface that leads to the head"
+    assert "NCCL_SOCKET_IFNAME =" in out
 
 
 def test_hanging_script_leaves_its_stacks(launch: Start, head: Head) -> None:
@@ -194,7 +194,7 @@ def test_job_runs_the_code_of_its_submission(submit: Start, head: Head, code: Pa
     ]
     assert {each["data"] for each in shown} == {"of the folder"}
     assert shown[0]["addresses"] == shown[1]["addresses"]
-    assert len(set(shown[0]["addresses"])) == 2, "each rank can listen to a port that was free when it started"
+    assert len(set(shown[0]["addresses"])) == 2
     assert {each["port"] for each in shown} == {shown[0]["addresses"][0].rpartition(":")[2]}
     assert {each["folder"] for each in shown} == {str(folder)}
     metrics = [json.loads(line) for line in (head.storage / "job" / "metrics.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""`ray-on-ecs run --local` where no Ray runs: it starts one of its own, which ends with the last run."""
+"""`ray-on-ecs run --local` without a running Ray: it starts Ray, which ends with the last run."""
 
 import json
 import signal
@@ -17,7 +17,7 @@ from tests.commands.test_launch import scripts
 from tests.local_cluster import have_ended
 from tests.waiting import until
 
-# Says where it runs and writes TensorBoard's events; with an argument it goes on until it is stopped.
+# Prints its folder and writes TensorBoard events; with an argument it runs until it is stopped.
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
@@ -43,7 +43,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def laptop(environment: dict[str, str], home: Path, tmp_path: Path) -> Iterator[Start]:
-    """Start `ray-on-ecs` in a folder with a script, in a home of its own."""
+    """Start `ray-on-ecs` in a folder with a script and with a separate home."""
     code = tmp_path / "code"
     code.mkdir()
     (code / "train.py").write_text(SCRIPT)
@@ -72,11 +72,11 @@ def test_ray_ends_with_its_run(laptop: Start, home: Path, tmp_path: Path) -> Non
     assert err.splitlines()[0].partition(";")[0] == "starting Ray on this machine"
     for rank in (0, 1):
         assert f"rank {rank} of 2 by {sys.executable}" in out
-    assert f"images in {tmp_path}/code/images" in out, "the job starts in another folder"
+    assert f"images in {tmp_path}/code/images" in out
     result = json.loads((tmp_path / "code" / "results" / "first" / "result.json").read_text())
     assert result["command"] == ["train.py"]
     status = json.loads((tmp_path / "code" / "results" / "first" / "status.json").read_text())
-    assert (status["step"], status["loss"]) == (100, 2.31), "what rank 0 has printed"
+    assert (status["step"], status["loss"]) == (100, 2.31)
     assert result["metrics"] is None
     assert ray
     assert have_ended(ray)
@@ -84,7 +84,7 @@ def test_ray_ends_with_its_run(laptop: Start, home: Path, tmp_path: Path) -> Non
     again = laptop("run", "--local", "--run-name", "first", "train.py")
     out, err = again.communicate(timeout=SECONDS)
     assert again.returncode == 2
-    assert err.startswith("ray-on-ecs: --run-name: run 'first' is finished"), "before Ray is started"
+    assert err.startswith("ray-on-ecs: --run-name: run 'first' is finished")
 
 
 def test_ctrl_c_stops_the_run_and_ray(laptop: Start, home: Path, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_second_ctrl_c_ends_the_run_at_once(laptop: Start, home: Path) -> None:
     sent_at = time.monotonic()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=SECONDS)
-    assert time.monotonic() - sent_at < 20, "the script would have 30 s"
+    assert time.monotonic() - sent_at < 20, "the grace period is 30 s"
     assert process.returncode == 130, out + err
     assert err.splitlines()[-1].startswith("ray-on-ecs: run cut was ended at once; ")
     assert ray
@@ -200,7 +200,7 @@ def test_detached_run_keeps_ray_until_it_is_stopped(laptop: Start, home: Path, t
     second.send_signal(signal.SIGINT)
     _, err = second.communicate(timeout=SECONDS)
     assert second.returncode == 130
-    assert "starting Ray" not in err, "it is there"
+    assert "starting Ray" not in err
     assert "Ray goes on with what else is under way" in err
     assert not have_ended(ray[:1])
 
@@ -208,6 +208,6 @@ def test_detached_run_keeps_ray_until_it_is_stopped(laptop: Start, home: Path, t
     assert status == 0, err
     assert "run left is stopped" in err
     assert have_ended(ray)
-    assert typed("stop", "--local", "left")[0] == 3, "there is no Ray any more"
+    assert typed("stop", "--local", "left")[0] == 3
     status, _, err = typed("stop", "--local", "--all")
     assert (status, err) == (0, "nothing runs: Ray is not up on this machine\n")

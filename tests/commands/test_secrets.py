@@ -25,7 +25,7 @@ from tests.waiting import until
 
 VALUE = "hf_0123456789secret"
 PREFIX = secrets_prefix("tests")
-# Prints its secret in some ways, from a package that the private index alone has; with a file as argument it waits.
+# Prints its secret in some ways, from a package that only the private index has; with a file as argument it waits.
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
@@ -59,7 +59,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 class Index(HTTPServer):
-    """An index of packages that has one, for those who know the password."""
+    """A package index with one package, protected by a password."""
 
     def __init__(self, wheel: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Packages)
@@ -80,7 +80,7 @@ class _Packages(BaseHTTPRequestHandler):
         self.wfile.write(link.encode() if is_list else wheel.read_bytes())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing: the tests say what went wrong."""
+        """Print nothing: the tests report errors."""
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def code(tmp_path: Path) -> Iterator[Path]:
 def cluster(
     environment: dict[str, str], aws_variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Head, dict[str, str]]]:
-    """A head whose processes find the secrets in SSM, and the environment of a shell in its container."""
+    """A head whose processes read the secrets from SSM, and the environment of a shell in its container."""
     folder = tmp_path_factory.mktemp("secrets")
     own = {**environment, **aws_variables, **OPEN_MPI, SECRETS_VARIABLE: PREFIX, "TMPDIR": str(folder)}
     with started(own, folder) as head:
@@ -132,7 +132,7 @@ def with_value(*folders: Path, value: str = VALUE) -> list[Path]:
 
 
 def logs_of(head: Head) -> Path:
-    """The folder with all that Ray writes."""
+    """The folder with all files of Ray."""
     return Path(psutil.Process(head.process.pid).environ()["RAY_TMPDIR"])
 
 
@@ -142,7 +142,7 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def check_shown_nowhere(typed: Start, head: Head, run_name: str) -> None:
-    """Check all that a run shows and keeps."""
+    """Check the output and the files of a run."""
     from tests.commands.head import TOKEN as RAYS
 
     command = ["curl", "--silent", "--header", f"Authorization: Bearer {RAYS['RAY_AUTH_TOKEN']}"]
@@ -156,7 +156,7 @@ def check_shown_nowhere(typed: Start, head: Head, run_name: str) -> None:
     assert (run / "report.html").exists()
     for place in (run, logs_of(head)):
         assert with_value(place, value="token ***")
-    assert not with_value(head.storage, logs_of(head)), "the caches of a node are beside the runs"
+    assert not with_value(head.storage, logs_of(head))
 
 
 def test_only_script_and_pip_have_the_secret(
@@ -266,12 +266,12 @@ def test_local_secret_file_is_deleted_with_the_run(environment: dict[str, str], 
             assert file.stat().st_mode & 0o777 == 0o600
             ours = [each for each in ray if VALUE in str(each.environ())]
             assert ours
-            assert all("RUN_DIR" in each.environ() for each in ours), "Ray's own processes have it not"
+            assert all("RUN_DIR" in each.environ() for each in ours), "Ray's processes do not have the secret"
             process.send_signal(signal.SIGINT)
             status, out, err = end(process)
             assert status == 130, out + err
             assert have_ended(ray)
-            assert not with_value(home, code), "who resumes it gives it again"
+            assert not with_value(home, code)
             status, out, err = end(start("run", *flags, "--run-name", "cut", "show.py"))
             assert status == 0, out + err
             assert not with_value(home, code)

@@ -1,4 +1,4 @@
-"""All that is shown of a run: as a job, by its driver, and afterwards."""
+"""The shown log of a run: as a job, by its driver, and afterwards."""
 
 import re
 import subprocess
@@ -84,4 +84,4 @@ def test_follow_ends_with_status_of_the_last_job(typed: Start) -> None:
     status, out, _ = ended(typed("logs", "--follow", "refused"))
     assert status == 2
     assert_lines(out, "ray-on-ecs: --input: data=nowhere can't be read.*")
-    assert ended(typed("logs", "--follow", "refused"))[0] == 2, "also when it has ended before"
+    assert ended(typed("logs", "--follow", "refused"))[0] == 2

@@ -1,4 +1,4 @@
-"""A cluster that wants another token than a run sends, or has none, is one line, and at once."""
+"""A cluster with another token than the run's, or without one, is reported in one line at once."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,12 +58,12 @@ def home(tmp_path: Path) -> Callable[[str | None], dict[str, str]]:
 
 @pytest.fixture
 def join(environment: dict[str, str], tmp_path: Path) -> Iterator[Join]:
-    """Join a cluster in this environment; returns the exit status and what was said."""
+    """Join a cluster in this environment; return the exit status and the output."""
     with heads.commands("ray_on_ecs.run", environment, tmp_path) as start:
 
         def run(**variables: str) -> tuple[int, str]:
             out, err = (process := start(code=JOIN, **variables)).communicate(timeout=SECONDS)
-            assert not err, err  # Ray itself would print an error each second
+            assert not err, err  # Ray would print an error each second
             return process.returncode, out
 
         yield run

@@ -321,7 +321,7 @@ class Cluster:
     def submit(self, run_name: str, *flags: str) -> list[str]:
         """The command that the stack's `train_command` runs in the head, with a run's name and flags of the script."""
         inside = re.search(r"exec -it \$c ray-on-ecs run (.*)$", commands.train(2))
-        assert inside is not None, "train_command has another form"
+        assert inside is not None
         return ["ray-on-ecs", "run", f"--run-name={run_name}", *inside[1].split(), *flags]
 
     def train(self, run_name: str, *flags: str, seconds: float = 600) -> str:

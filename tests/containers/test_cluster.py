@@ -12,7 +12,7 @@ RESULTS = {"result.json", "metrics.jsonl", "curves.png", "model.safetensors", "c
 def test_nodes_join_with_the_resources_of_their_task(cluster: Cluster) -> None:
     nodes = {node["node_ip"]: node["resources_total"] for node in cluster.nodes()}
     addresses = cluster.addresses()
-    assert set(nodes) == set(addresses.values()), "each node is known by its container's own address"
+    assert set(nodes) == set(addresses.values())
     head = nodes.pop(addresses[cluster.head])
     assert "CPU" not in head, "nothing could be placed on the head"
     for resources in nodes.values():
@@ -29,7 +29,7 @@ def test_ray_status_shows_all_nodes(cluster: Cluster) -> None:
 
     # Nodes that have just joined are not in it yet.
     until(lambda: len(re.findall(r"^ 1 node_", status(), re.MULTILINE)) == 3, 120, status)
-    assert f"/{2 * SIZE.vcpus:.1f} CPU" in status(), "the workers' CPUs"
+    assert f"/{2 * SIZE.vcpus:.1f} CPU" in status()
 
 
 def test_train_command_uses_two_workers_and_the_bucket(cluster: Cluster, trained: Trained) -> None:

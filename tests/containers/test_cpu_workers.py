@@ -42,10 +42,10 @@ def test_cpu_workers_preprocess_the_training_data(cluster: Cluster, cpu_worker: 
     epochs = {int(epoch): (float(loss), *rest) for epoch, loss, *rest in re.findall(line, said)}
     assert sorted(epochs) == list(range(EPOCHS)), said
     for _, images, places in epochs.values():
-        assert int(images) == IMAGES, "as many in each epoch"
-        assert places == str({address: IMAGES}), "the workers' CPUs are for training"
-    assert epochs[EPOCHS - 1][0] < epochs[0][0] / 2, "it learns from what is prepared"
+        assert int(images) == IMAGES
+        assert places == str({address: IMAGES})
+    assert epochs[EPOCHS - 1][0] < epochs[0][0] / 2
     trained_at = set(re.findall(r"\(ip=([\d.]+), pid=\d+\) world_rank=", said))
-    assert trained_at == cluster.places(), "and the CPU worker's are for the data"
-    assert any(key.endswith("state.pt") for key in cluster.keys("runs/prepared/")), "a checkpoint that a restart reads"
+    assert trained_at == cluster.places()
+    assert any(key.endswith("state.pt") for key in cluster.keys("runs/prepared/"))
     cluster.until(lambda: cluster.metrics() >= {"CPUs", "CPUsRequested"}, 300)

@@ -89,8 +89,8 @@ def test_drained_worker_stops_at_once_and_run_resumes(cluster: Cluster, disturbe
     assert f"{checkpoint}/checkpoint.json" in cluster.keys(f"runs/{run.name}/")
     log = cluster.engine.logs(name)
     assert status == 0, log
-    assert "Local node finished draining" in log, "it left because its work was done"
-    assert seconds < WORKER_DRAIN_SECONDS, "the run has stored a checkpoint and is gone"
+    assert "Local node finished draining" in log
+    assert seconds < WORKER_DRAIN_SECONDS
     began = time.monotonic()
     cluster.settle()
     print(f"another worker had joined {time.monotonic() - began:.1f} s after its container's start")
@@ -106,26 +106,26 @@ def test_run_resumes_after_its_head_is_stopped(cluster: Cluster, disturbed: Dist
     until(lambda: not run.is_alive(), 180)
     assert f"interrupted; continue with --run-name {run.name}" in run.log
     status, seconds = cluster.stop(cluster.workers[0])
-    assert status == 0, "a worker without a head"
-    assert seconds < WORKER_DRAIN_SECONDS, "nobody is left to drain it"
+    assert status == 0
+    assert seconds < WORKER_DRAIN_SECONDS
     cluster.settle()
     until(lambda: running(cluster), BACK_SECONDS)
     run.again()
     run.goes_on()
-    assert f"run {run.name} is under way as job " in run.log, "the new head has submitted it, and nobody else"
+    assert f"run {run.name} is under way as job " in run.log
     assert "resuming after step " in run.log
 
 
 def test_killed_or_late_worker_is_replaced(cluster: Cluster, disturbed: Disturbed) -> None:
     run = disturbed.under_way()
     cluster.engine.remove(cluster.workers.pop(0))
-    assert run.epochs() < EPOCHS, "it was killed in the middle"
+    assert run.epochs() < EPOCHS
     hasty = cluster.start_worker(RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=str(DRAIN_SECONDS))
     run.goes_on()
     status, seconds = cluster.stop(hasty)
     assert status == 0, cluster.engine.logs(hasty)
-    assert seconds < DRAIN_SECONDS + GRACE_SECONDS, "the limit holds, whatever runs"
-    assert run.epochs() < EPOCHS, "it was cut off"
+    assert seconds < DRAIN_SECONDS + GRACE_SECONDS
+    assert run.epochs() < EPOCHS
     run.goes_on()
     assert hasty not in cluster.workers
 
@@ -143,7 +143,7 @@ def test_head_with_a_new_address_resumes_its_runs(cluster: Cluster, disturbed: D
         cluster.start_head()
         until(lambda: cluster.is_well(cluster.head), 300)
         print(f"the head was back {time.monotonic() - began:.0f} s after it was started again")
-        assert cluster.addresses()[cluster.head] != address, "only the name leads to it"
+        assert cluster.addresses()[cluster.head] != address
         until(lambda: cluster.jobs()[job] == "FAILED", BACK_SECONDS)
         print(f"its job had ended after {time.monotonic() - began:.0f} s")
         [successor] = until(lambda: running(cluster), BACK_SECONDS)
@@ -151,11 +151,11 @@ def test_head_with_a_new_address_resumes_its_runs(cluster: Cluster, disturbed: D
     run.again()
     run.finish()
     print(f"the run had ended after {time.monotonic() - began:.0f} s")
-    assert f"run {run.name} is under way as job {successor}: " in run.log, "nobody but the head has submitted it"
+    assert f"run {run.name} is under way as job {successor}: " in run.log
     assert "resuming after step " in run.log
     assert cluster.jobs()[successor] == "SUCCEEDED"
-    assert cluster.workers == workers, "no container was replaced"
-    assert worker_nodes(cluster) == nodes, "and none started Ray anew"
+    assert cluster.workers == workers
+    assert worker_nodes(cluster) == nodes
     undisturbed = Run(cluster, "undisturbed", disturbed.folder / "undisturbed.log")
     undisturbed.finish()
     assert cluster.same_weights(run.name, undisturbed.name)
@@ -181,7 +181,7 @@ def workers_come_back(cluster: Cluster, end: str) -> None:
     began = time.monotonic()
     cluster.settle(BACK_SECONDS)
     print(f"workers were back {time.monotonic() - began:.0f} s after the head")
-    assert not set(old) & set(cluster.workers), "workers of the old head have gone"
+    assert not set(old) & set(cluster.workers)
     assert "test_accuracy" in cluster.train(f"after-{end}", "--data=digits", "--epochs=1")
 
 
@@ -191,7 +191,7 @@ def lose_a_worker(cluster: Cluster) -> None:
     name = cluster.workers[0]
     cluster.signal(name, "raylet", "SIGSTOP")
     until(lambda: not cluster.is_well(name), 300)  # the head asks five times, each for some seconds
-    assert cluster.is_running(name), "nothing but the health check tells"
+    assert cluster.is_running(name)
 
 
 def worker_nodes(cluster: Cluster) -> set[str]:

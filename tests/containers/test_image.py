@@ -35,7 +35,7 @@ def test_image_has_no_other_build_tools(engine: Engine, image: str) -> None:
 def test_image_has_no_caches_or_build_files(engine: Engine, image: str) -> None:
     kept = "find /tmp /var/cache/apt/archives /root /src -type f -size +4k 2>/dev/null; true"
     listed = engine.run("run", "--rm", "--user=0", image, "sh", "-c", kept).stdout
-    assert not listed, "only the build needed these"
+    assert not listed
     archives = engine.run("run", "--rm", image, "find", "/", "-xdev", "-name", "*.a", "-path", "*nvidia*", check=False)
     assert not archives.stdout, "Triton and torch.compile link no static libraries"
 
@@ -51,15 +51,13 @@ def test_cuda_libraries_are_not_duplicated(engine: Engine, image: str) -> None:
 
 
 def test_packages_are_complete(engine: Engine, image: str) -> None:
-    assert inside(engine, image, "python", "-m", "pip", "check").startswith("No broken requirements"), (
-        "parts are missing"
-    )
+    assert inside(engine, image, "python", "-m", "pip", "check").startswith("No broken requirements")
     inside(engine, image, "python", "-c", "import torch, torchvision, triton, ray.train, ray_on_ecs.node, training")
 
 
 def test_training_code_change_pushes_small_layers(engine: Engine, image: str) -> None:
     pushed = layers_pushed_by_a_change(engine.command)
-    assert pushed, "the changed layer is new"
+    assert pushed
     assert sum(layer.size for layer in pushed) < 4e6, f"one line pushes {pushed}"
 
 

@@ -190,15 +190,15 @@ def test_one_command_trains_and_fetches_results(laptop: Laptop) -> None:
     script = (*SCRIPT, "--data=digits", "--model=mymodels:build", "--epochs=3")
     done = laptop.type("run", "--run-name=from-laptop", "--fetch=/tmp/results", *script)
     assert "run from-laptop is submitted as job from-laptop" in done.stdout
-    assert ", 2 x CPU" in done.stdout, "one for each of the stack's GPUs"
-    assert "results in " in done.stdout, "the log, to its end"
-    assert not laptop.processes(SESSION), "what it opened it has closed"
+    assert ", 2 x CPU" in done.stdout
+    assert "results in " in done.stdout
+    assert not laptop.processes(SESSION)
     kept = set(laptop.cluster.engine.execute(laptop.name, "ls", "/tmp/results/from-laptop").stdout.split())
     wanted = {"result.json", "metrics.jsonl", "curves.png", "model.safetensors", "report.html", "status.json", "logs"}
     assert kept >= wanted
     report = laptop.cluster.read("runs/from-laptop/report.html")
     assert "from-laptop" in report
-    assert "data:image/png;base64," in report, "the curves are in it"
+    assert "data:image/png;base64," in report
 
     [run] = [each for each in json.loads(laptop.type("runs", "--json").stdout) if each["name"] == "from-laptop"]
     assert (run["state"], run["step"]) == ("finished", 33)
@@ -207,7 +207,7 @@ def test_one_command_trains_and_fetches_results(laptop: Laptop) -> None:
     assert "results in " in laptop.type("logs", "from-laptop").stdout
     assert "report.html" in laptop.type("open", "--no-browser", "from-laptop").stdout
     again = laptop.type("run", "--run-name=from-laptop", *script, status=2)
-    assert "is finished" in again.stderr, "refused before anything is uploaded"
+    assert "is finished" in again.stderr
 
 
 def test_user_script_runs_and_runs_are_compared(laptop: Laptop) -> None:

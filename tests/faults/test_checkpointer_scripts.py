@@ -149,7 +149,7 @@ class TabularRun:
         assert self.command.returncode == 0, self.log
         records = [json.loads(line) for line in self.read("metrics.jsonl").splitlines()]
         steps = [each["step"] for each in records]
-        assert steps == sorted(set(steps)), "each step once"
+        assert steps == sorted(set(steps))
         assert [each["step"] for each in records if "val_loss" in each] == [12, 24, 36, 48]
         torch.testing.assert_close(load(self.read("model.safetensors")), expected, rtol=0.0, atol=tolerance)
 
@@ -173,7 +173,7 @@ def test_reclaimed_node_costs_no_step(run: TabularRun, cluster: LocalCluster, un
     run.finish(undisturbed)
     stopped = run.said("stops")  # SIGTERM would have ended a rank before it said so
     steps = {step for _, step in stopped}
-    assert stopped == {(rank, step) for rank in (0, 1) for step in steps}, "all ranks at the same step"
+    assert stopped == {(rank, step) for rank in (0, 1) for step in steps}
     assert steps
     assert run.said("begins") == {(0, 0), (1, 0)} | stopped
     assert "nodes are being reclaimed; restarting from checkpoints/step-" in run.log

@@ -121,7 +121,7 @@ def test_killed_run_state_actor_costs_no_step(start: Start, cluster: LocalCluste
     assert len(run.step_times) == run.steps, "no step was repeated"
     assert run.log.count("the actor of the run was lost and restarted; training continues") == 1
     records = [json.loads(line) for line in run.read("metrics.jsonl").splitlines()]
-    assert [each["step"] for each in records if "test_loss" in each] == [EPOCH, 2 * EPOCH, 3 * EPOCH], "each epoch once"
+    assert [each["step"] for each in records if "test_loss" in each] == [EPOCH, 2 * EPOCH, 3 * EPOCH]
 
 
 def test_controller_killed_during_startup_frees_its_resources(
@@ -155,7 +155,7 @@ def test_draining_node_stores_all_steps_before_it_stops(
     began = time.monotonic()
     cluster.workers[0].send_signal(signal.SIGTERM)
     cluster.workers[0].wait(2 * DRAIN_SECONDS)
-    assert time.monotonic() - began < DRAIN_SECONDS - 10, "the workers left the node before its deadline"
+    assert time.monotonic() - began < DRAIN_SECONDS - 10
     assert run.finish() == 0, run.log
     assert run.has_weights_of(uninterrupted)
     assert len(run.step_times) == run.steps, "no step was repeated"
@@ -191,7 +191,7 @@ def test_lost_s3_requests_cost_only_time(
     requests = proxy.failed + proxy.lost + proxy.answered
     assert proxy.failed > 0
     assert proxy.lost > 0.3 * requests, f"{proxy.lost} of {requests} answers were lost"
-    assert "could not be" not in run.log, "every request was retried in time"
+    assert "could not be" not in run.log
     assert run.has_weights_of(uninterrupted)
     found = s3_client.list_objects_v2(Bucket=BUCKET, Prefix="runs/lost-calls/")["Contents"]
     assert "runs/lost-calls/run.lock" not in {each["Key"] for each in found}
@@ -208,8 +208,8 @@ def test_stalled_run_stores_all_stacks_and_can_resume(start: Start, uninterrupte
     stacks = {each.name: each.read_text() for each in folder.iterdir()}
     assert set(stacks) == {"rank_0.txt", "rank_1.txt"}
     said = [each for each in stacks.values() if each != NO_STACKS]
-    assert len(said) == 1, "the rank that hangs writes none"
-    assert "image_classifier.py" in said[0], "where the other one waits"
+    assert len(said) == 1
+    assert "image_classifier.py" in said[0]
     error = json.loads(run.read("error.json"))
     assert error["what"] == f"no progress for {STALL_SECONDS} s"
     assert error["stacks"] == str(folder)
@@ -217,7 +217,7 @@ def test_stalled_run_stores_all_stacks_and_can_resume(start: Start, uninterrupte
     run.start("--hang-timeout", "600")
     assert run.finish() == 0, run.log
     assert run.has_weights_of(uninterrupted)
-    assert not (run.folder / "error.json").exists(), "the failure is over"
+    assert not (run.folder / "error.json").exists()
 
 
 def test_permanent_failure_leaves_a_resumable_run(start: Start, uninterrupted: DisturbedRun) -> None:
@@ -225,14 +225,14 @@ def test_permanent_failure_leaves_a_resumable_run(start: Start, uninterrupted: D
     assert run.finish() == 1
     said = run.log[run.log.index("ray-on-ecs: training failed on rank") :]
     assert "image_classifier.py ended with exit status 1: ValueError: this step is broken; see " in said
-    assert "Traceback" not in said, "one line"
+    assert "Traceback" not in said
     error = json.loads(run.read("error.json"))
     assert error["what"] == "image_classifier.py ended with exit status 1: ValueError: this step is broken"
     assert error["rank"] in (0, 1)
-    assert "image_classifier.py" in error["where"], "the line that raised it"
-    assert "about to fail" in error["log"], "the end of that rank's log"
-    assert run.saved_step, "and there is a checkpoint"
+    assert "image_classifier.py" in error["where"]
+    assert "about to fail" in error["log"]
+    assert run.saved_step
     run.set_steps(0.0)
     run.start_command(*shlex.split(error["next"])[3:])
     assert run.finish() == 0, run.log
-    assert run.has_weights_of(uninterrupted), "the command in `next` works unchanged"
+    assert run.has_weights_of(uninterrupted)

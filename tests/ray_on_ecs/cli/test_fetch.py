@@ -118,7 +118,7 @@ def test_last_line_names_files_and_folder(folders: Folders, capsys: pytest.Captu
     fetch_run(LocalCluster(), "first", "runs")
     printed = capsys.readouterr()
     assert "nothing new" in printed.err
-    assert not printed.out, "run prints what scripts read"
+    assert not printed.out
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -35,7 +35,7 @@ def test_missing_report_is_written_only_to_the_copy(
     report = Path(capsys.readouterr().out.strip())
     assert report == tmp_path / "runs/first/report.html"
     assert "first" in report.read_text()
-    assert not folders.of("first").exists("report.html"), "a look at a run does not change it"
+    assert not folders.of("first").exists("report.html")
 
 
 def test_outdated_report_is_replaced(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,7 +90,7 @@ def test_user_error_ends_only_a_run_without_progress(failure: Failure) -> None:
     assert isinstance(decision, Raise)
     assert (decision.error, decision.is_recorded) == (UsageError, True)
     for earlier in (Mark(step=7), Mark(stored_at=5.0)):
-        assert isinstance(Run(mark=earlier).fail(failure), Restart), "the run has worked before"
+        assert isinstance(Run(mark=earlier).fail(failure), Restart)
     run = Run()
     run.step(1)
     assert isinstance(run.fail(failure), Restart)
@@ -124,7 +124,7 @@ def test_repeated_exception_ends_the_run(first: str, second: str | None, ends: b
     assert isinstance(run.fail(failed(first)), Restart)
     run.step(100)
     decision = run.fail(failed(second or first))
-    assert isinstance(decision, Raise) is ends, "progress in between or not"
+    assert isinstance(decision, Raise) is ends
     if isinstance(decision, Raise):
         assert decision.error is TrainingError
         assert ("smaller batch" in decision.line) is ("out of memory" in first)
@@ -163,7 +163,7 @@ def test_only_a_greater_step_is_progress() -> None:
     run = Run(1)
     assert fail_often(run, KILLED, lambda number: run.step(10 * number)) == 10
     run = Run(1)
-    assert fail_often(run, KILLED, lambda number: run.step(10 - number)) == 1, "the first step alone is progress"
+    assert fail_often(run, KILLED, lambda number: run.step(10 - number)) == 1
 
 
 @pytest.mark.parametrize(("seconds", "survived"), [(SETTLING_SECONDS - 1, 1), (SETTLING_SECONDS, 10)])

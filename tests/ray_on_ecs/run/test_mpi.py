@@ -112,7 +112,7 @@ def test_nodes_have_separate_temporary_folders(tmp_path: Path) -> None:
     said = [line.rstrip().rsplit(" ", 1) for line in nodes.lines if line.startswith(f"{nodes.temporary}/")]
     assert sorted(rank for _, rank in said) == list("00112233"), nodes.text
     first, second = ({folder for folder, rank in said if rank in ranks} for ranks in ("01", "23"))
-    assert len(first) == len(second) == 1, "Open MPI's folder and the program's are the same"
+    assert len(first) == len(second) == 1
     assert first != second
     assert not list(nodes.temporary.iterdir())
 

@@ -80,7 +80,7 @@ def test_failed_query_ends_no_program(clock: Clock, capsys: pytest.CaptureFixtur
     program.needs = RuntimeError("the GCS is away")
     program.watch.look()
     clock.now += 1000
-    assert program.watch.shortage(10) is None, "it may train"
+    assert program.watch.shortage(10) is None
     assert "the GCS is away" in capsys.readouterr().out
 
 
@@ -101,7 +101,7 @@ def test_program_ending_before_next_query_is_excused(clock: Clock) -> None:
     program.watch.look()
     program.nodes, program.draining = set(), {"b"}
     assert program.watch.was_reclaimed()
-    assert not program.watch.was_reclaimed(), "the next program is elsewhere"
+    assert not program.watch.was_reclaimed()
 
 
 def test_late_or_unrelated_failure_counts(clock: Clock) -> None:

@@ -113,7 +113,7 @@ def test_killed_driver_leaves_the_queue(tmp_path: Path) -> None:
         assert [each.run_name for each in own.tickets_before()] == ["first"]
         driver.send_signal(signal.SIGKILL)
         until(lambda: not own.tickets_before())
-    assert not list(tmp_path.iterdir()), "no ticket is left"
+    assert not list(tmp_path.iterdir())
 
 
 def test_invalid_ticket_delays_no_run(tmp_path: Path) -> None:

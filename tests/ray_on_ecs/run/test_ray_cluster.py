@@ -51,7 +51,7 @@ def test_workers_get_the_most_cpus_that_fit(
 
 def test_interface_is_on_the_route_to_the_head() -> None:
     assert nccl_interface.interface_towards("127.0.0.1") == _loopback(), "the route decides, not the name"
-    assert nccl_interface.interface_towards("no-such-host.invalid") is None, "no route is no interface"
+    assert nccl_interface.interface_towards("no-such-host.invalid") is None
 
 
 def _loopback() -> str:
@@ -143,7 +143,7 @@ def test_expired_wait_names_the_missing_capacity(monkeypatch: pytest.MonkeyPatch
         "the run needs a GPU or a CPU for each worker, but the cluster has 1 node with 0 CPUs and 0 GPUs, after a wait "
         "of 0 s; EC2 has no g5.xlarge [at all]"
     )
-    assert "for more: EC2 has no g5.xlarge [at all]" in console.export_text(), "who waits sees it meanwhile"
+    assert "for more: EC2 has no g5.xlarge [at all]" in console.export_text()
 
 
 @pytest.mark.usefixtures("nothing_to_join")
@@ -301,7 +301,7 @@ def test_only_a_job_without_workers_waits(cluster: Cluster) -> None:
     cluster.place(OWN_JOB)
     assert ray_cluster._is_waiting()
     cluster.place(OWN_JOB, "a", "b")
-    assert not ray_cluster._is_waiting(), "its workers run"
+    assert not ray_cluster._is_waiting()
     next(iter(cluster.groups.values()))["state"] = "RESCHEDULING"
     assert not ray_cluster._is_waiting(), "the workers that are left may be saving a checkpoint"
 
@@ -318,7 +318,7 @@ def test_wait_for_lost_workers_checks_ec2_capacity(monkeypatch: pytest.MonkeyPat
         return bool(found)
 
     def watch(console: Console, num_workers: int, use_gpu: bool) -> Capacity:
-        assert (num_workers, use_gpu) == (2, True), "an elastic run goes on with its fewest workers"
+        assert (num_workers, use_gpu) == (2, True)
         watches.append(Capacity())
         return watches[-1]
 

@@ -226,7 +226,7 @@ def test_status_file_becomes_a_log(
     polls = int(RESTLESS_SECONDS / QUIET_SECONDS)
     for number in range(polls):
         step(number)
-    assert in_manifest(storage) == {}, "it may be a checkpoint"
+    assert in_manifest(storage) == {}
     for number in range(4):
         step(polls + number)
     assert in_manifest(storage).keys() == {"model.pt", "status.json"}
@@ -333,7 +333,7 @@ def test_one_bad_file_is_named(storage: RunStorage, start: Start, monkeypatch: p
         assert first.nodes[0].failed == {"bad": "may not be read"}
         number = first.nodes[0].part.number
         first.settle()
-        assert first.nodes[0].part.number == number, "it is tried again when something changes"
+        assert first.nodes[0].part.number == number
     first.end()
     assert in_manifest(storage) == {"bad": "1", "good": "1"}
     assert first.nodes[0].failed == {}
@@ -381,7 +381,7 @@ def test_deleted_file_is_missing_from_next_snapshot(storage: RunStorage, start: 
         (first.folder / name).unlink()
     first.settle()
     assert in_manifest(storage) == {"b": "1"}
-    assert contents(start(code=CODE).folder) == {**CODE, "b": "1"}, "code comes back"
+    assert contents(start(code=CODE).folder) == {**CODE, "b": "1"}
 
 
 @pytest.mark.parametrize("name", ["a", "train.py", "link", "folder"])
@@ -426,7 +426,7 @@ def test_files_over_a_limit_are_named(storage: RunStorage, start: Start, monkeyp
     assert in_manifest(storage) == {"model.pt": "1"}
     left_out = ("many/ (more than 10,000 entries)", "data/ (1 file, 0.0 GiB)")
     assert read_snapshot(storage).left_out == left_out
-    assert first.nodes[0].part.number == 1, "it is stored once"
+    assert first.nodes[0].part.number == 1
     (first.folder / "model.pt").unlink()
     write(first.folder, {"data/large": "1"})
     first.settle()
