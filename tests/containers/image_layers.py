@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 IMAGE = "ray-on-ecs"
 CHANGED_IMAGE = "ray-on-ecs-changed"
-# What docker/Dockerfile copies.
+# The paths that docker/Dockerfile copies.
 CONTEXT = (".dockerignore", "LICENSE", "pyproject.toml", "docker", "ray_on_ecs", "training")
 CHANGED_FILE = "training/image_classifier.py"
 BUILD_SECONDS = 1800

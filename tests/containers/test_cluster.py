@@ -14,7 +14,7 @@ def test_nodes_join_with_the_resources_of_their_task(cluster: Cluster) -> None:
     addresses = cluster.addresses()
     assert set(nodes) == set(addresses.values())
     head = nodes.pop(addresses[cluster.head])
-    assert "CPU" not in head, "nothing could be placed on the head"
+    assert "CPU" not in head, "Ray could place work on the head"
     for resources in nodes.values():
         assert resources["CPU"] == SIZE.vcpus
         assert "GPU" not in resources
@@ -41,7 +41,7 @@ def test_train_command_uses_two_workers_and_the_bucket(cluster: Cluster, trained
     assert any(key.startswith("checkpoints/step-") for key in keys)
     result = json.loads(cluster.read(f"runs/{trained.name}/result.json"))
     assert result["hardware"]["workers"] == 2
-    assert 2 < result["cost"]["usd"] <= 2 * result["times"]["total_seconds"], "two nodes at a dollar a second"
+    assert 2 < result["cost"]["usd"] <= 2 * result["times"]["total_seconds"], "two nodes cost a dollar a second each"
     assert result["metrics"]["test_accuracy"] > 0.5, "three epochs are enough for the digits"
 
 

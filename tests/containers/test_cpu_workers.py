@@ -1,4 +1,4 @@
-"""A CPU worker prepares data while the workers train on it, and the head says how many CPU workers it needs."""
+"""A CPU worker prepares data while the workers train on it, and the head reports the needed CPU workers."""
 
 import re
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ SUBMIT = ("ray", "job", "submit", "--", "python", "-m", "training.preprocess", f
 
 @pytest.fixture
 def cpu_worker(cluster: Cluster) -> Iterator[str]:
-    """The container of a CPU worker that has joined, and leaves in peace."""
-    if cluster.on_two_networks in cluster.workers:  # a plain Ray Train leaves it to Gloo to choose one
+    """The container of a CPU worker that has joined, and leaves with exit status 0."""
+    if cluster.on_two_networks in cluster.workers:  # plain Ray Train lets Gloo choose a network
         cluster.stop(cluster.on_two_networks)
         cluster.settle()
     with cluster.one_more("cpu-worker", "cpu-worker") as name:

@@ -1,7 +1,6 @@
-"""A run outlives its workers and its head; a cluster outlives its head, and what the head knew its container.
+"""A run outlives its workers and its head; a cluster outlives its head, and the head's state its container.
 
-One run is disturbed by one test after the other. What needs no run happens meanwhile to a second cluster, as most of it
-is waiting.
+The tests disturb one run in turn. Tests without a run use a second cluster meanwhile, as they mostly wait.
 """
 
 import re
@@ -17,14 +16,14 @@ from tests.containers.cluster import EPOCHS, GRACE_SECONDS, Cluster, Disturbed, 
 from tests.containers.engine import Engine
 from tests.waiting import until
 
-# After the head answers again, until both workers can work. It takes less than the two minutes of
-# docs/design/nodes.md, which the tests print; this only ends a hang.
+# From the head's first answer until both workers can work. It takes less than the two minutes of
+# docs/design/nodes.md, and the tests print it; this limit only ends a hang.
 BACK_SECONDS = 300
-# As long as ECS may take to start a head again, and longer than the minute that Ray waits for one by itself.
+# The time ECS may need to restart a head; longer than the minute that Ray waits by default.
 AWAY_SECONDS = 75
-# What work has to end on a worker that is asked to stop, where a test can't wait for the stack's own limit.
+# The time for work on a draining worker, where a test can't wait for the stack's limit.
 DRAIN_SECONDS = 5
-# What a torn disk leaves of the head's state.
+# The head's state on a torn disk.
 DAMAGE = """
 import pathlib
 for path in pathlib.Path("/var/lib/ray").glob("*/tables/*"):
@@ -39,7 +38,7 @@ def lost(cluster: Cluster) -> None:
 
 
 def damaged(cluster: Cluster) -> None:
-    """The head is killed, and can't read what it wrote."""
+    """The head is killed and can't read its state."""
     cluster.engine.python(cluster.head, DAMAGE)
     cluster.engine.run("kill", "--signal=KILL", cluster.head)
 
@@ -50,7 +49,7 @@ Beside = dict[str, Future[None]]
 
 @pytest.fixture(scope="module", autouse=True)
 def beside(request: pytest.FixtureRequest, engine: Engine, image: str, s3_image: str, code: Path) -> Iterator[Beside]:
-    """What happens to the second cluster, one after the other."""
+    """The tests of the second cluster, one after the other."""
     chosen = [end for end in ENDS if any(f"[{end}]" in item.name for item in request.session.items)]
     with cluster_of(engine, image, s3_image, code) as cluster, ThreadPoolExecutor(1) as pool:
         heads = {end: pool.submit(workers_come_back, cluster, end) for end in chosen}
@@ -137,9 +136,11 @@ def test_head_with_a_new_address_resumes_its_runs(cluster: Cluster, disturbed: D
     cluster.engine.run("kill", "--signal=KILL", cluster.head)
     until(lambda: not run.is_alive(), 180)
     time.sleep(AWAY_SECONDS)
-    assert all(map(cluster.is_well, workers)), "ECS would replace them, with the head about to come back"
+    assert all(map(cluster.is_well, workers)), "ECS would replace healthy workers while the head restarts"
     began = time.monotonic()
-    with cluster.one_more("worker", "neighbour", command=("sleep", "600")):  # some engines give it the free address
+    with cluster.one_more(
+        "worker", "neighbour", command=("sleep", "600")
+    ):  # takes the free address, which some engines would reuse
         cluster.start_head()
         until(lambda: cluster.is_well(cluster.head), 300)
         print(f"the head was back {time.monotonic() - began:.0f} s after it was started again")
@@ -186,16 +187,16 @@ def workers_come_back(cluster: Cluster, end: str) -> None:
 
 
 def lose_a_worker(cluster: Cluster) -> None:
-    """Freeze Ray on a worker, and see what its health check says."""
+    """Freeze Ray on a worker until its health check fails."""
     cluster.settle()
     name = cluster.workers[0]
     cluster.signal(name, "raylet", "SIGSTOP")
-    until(lambda: not cluster.is_well(name), 300)  # the head asks five times, each for some seconds
+    until(lambda: not cluster.is_well(name), 300)  # the head asks five times, some seconds each
     assert cluster.is_running(name)
 
 
 def worker_nodes(cluster: Cluster) -> set[str]:
-    """Ray's own names of the workers, which each start of Ray gives anew."""
+    """Ray's IDs of the workers, which change with each start of Ray."""
     return {node["node_id"] for node in cluster.nodes() if "CPU" in node["resources_total"]}
 
 

@@ -1,4 +1,4 @@
-"""The health check reports what is wrong while the container itself still runs.
+"""The health check reports faults while the container still runs.
 
 The check of a worker that the head has lost takes minutes and is in test_failures.py.
 """
@@ -10,7 +10,7 @@ from tests.waiting import until
 def test_head_with_a_frozen_gcs_is_unhealthy(cluster: Cluster) -> None:
     cluster.signal(cluster.head, "gcs_server", "SIGSTOP")
     try:
-        assert not cluster.is_well(cluster.head), "nothing could join it or start on it"
+        assert not cluster.is_well(cluster.head), "it could accept neither nodes nor jobs"
     finally:
         cluster.signal(cluster.head, "gcs_server", "SIGCONT")
     until(lambda: cluster.is_well(cluster.head), 180)

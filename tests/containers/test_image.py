@@ -1,4 +1,4 @@
-"""What the image contains and what it must not contain."""
+"""Contents of the image, and files that it must not contain."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def test_image_has_no_caches_or_build_files(engine: Engine, image: str) -> None:
     listed = engine.run("run", "--rm", "--user=0", image, "sh", "-c", kept).stdout
     assert not listed
     archives = engine.run("run", "--rm", image, "find", "/", "-xdev", "-name", "*.a", "-path", "*nvidia*", check=False)
-    assert not archives.stdout, "Triton and torch.compile link no static libraries"
+    assert not archives.stdout, "Triton and torch.compile don't link static libraries"
 
 
 def test_cuda_libraries_are_not_duplicated(engine: Engine, image: str) -> None:

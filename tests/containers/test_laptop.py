@@ -1,4 +1,4 @@
-"""A laptop beside the cluster: `ray-on-ecs` reaches the head through Session Manager's stand-in, and nothing else is.
+"""A laptop outside the cluster: `ray-on-ecs` reaches only the head, through Session Manager's stand-in.
 
 The laptop is a container with the command and its own copy of training/. It has no Pulumi, so the stack's outputs are
 in a file.
@@ -50,7 +50,7 @@ OUTPUTS = {
     "metrics_dashboard": METRICS,
     "estimated_hourly_usd": 7200,
 }
-# The script as it is on the laptop, with a model beside it that the image doesn't have.
+# The script on the laptop, with a model in its folder that the image doesn't have.
 SCRIPT = (f"--working-dir={HOME}/training", "image_classifier.py")
 OWN_MODEL = """
 from torch import nn
@@ -98,7 +98,7 @@ class Laptop:
     def type(
         self, *words: str, status: int = 0, outputs: str = "outputs.json", **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Type a command; it has to end with this status, and without a traceback."""
+        """Type a command, which must end with this status and without a traceback."""
         done = self.cluster.engine.run(
             "exec", *self._variables(outputs, variables), self.name, "python", "-m", "ray_on_ecs", *words,
             check=False, timeout=SECONDS,
@@ -108,20 +108,20 @@ class Laptop:
         return done
 
     def line(self, *words: str, status: int, **given: str) -> str:
-        """The one line that a command which fails leaves."""
+        """Return the one line of a command that fails."""
         done = self.type(*words, status=status, **given)
         [line] = done.stderr.splitlines()
         assert line.startswith("ray-on-ecs: "), line
         return line
 
     def start(self, *words: str, output: Path) -> subprocess.Popen[str]:
-        """Type a command that goes on."""
+        """Type a command and do not wait for it."""
         return self.cluster.engine.start(
             "exec", *self._variables("outputs.json", {}), self.name, "python", "-m", "ray_on_ecs", *words, output=output
         )
 
     def processes(self, words: str, number: int = 0) -> list[str]:
-        """The IDs of its processes whose command lines have these words; they get a signal."""
+        """Send a signal to its processes with these words in their command lines, and return their IDs."""
         return self.cluster.engine.python(self.name, PROCESSES, words, str(number)).split()
 
     @staticmethod
@@ -132,8 +132,8 @@ class Laptop:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is on the laptop: the command, its stand-ins, and code that is newer than the image's."""
-    folder = tmp_path_factory.mktemp("laptop") / "home"  # pytest's own folder is for its user alone
+    """The laptop's files: the command, its stand-ins, and code that is newer than in the image."""
+    folder = tmp_path_factory.mktemp("laptop") / "home"  # only its user can read pytest's folder
     for package in ("ray_on_ecs", "training"):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "training" / "mymodels.py").write_text(OWN_MODEL)
@@ -171,13 +171,13 @@ def container(made: Cluster, folder: Path) -> Iterator[Laptop]:
 
 @pytest.fixture
 def laptop(container: Laptop, cluster: Cluster) -> Laptop:
-    """The laptop beside a healthy cluster, with the cluster's token in the stack's parameter."""
+    """The laptop of a healthy cluster, with the cluster's token in the stack's parameter."""
     set_token(container, cluster.engine.secrets["RAY_AUTH_TOKEN"])
     return container
 
 
 def listed(laptop: Laptop, name: str, state: str) -> dict[str, Any] | None:
-    """What `runs` says of a run, if it is in this state."""
+    """The entry of a run in `runs`, if it is in this state."""
     found = [each for each in json.loads(laptop.type("runs", "--json").stdout) if each["name"] == name]
     return found[0] if found and found[0]["state"] == state else None
 
@@ -202,7 +202,7 @@ def test_one_command_trains_and_fetches_results(laptop: Laptop) -> None:
 
     [run] = [each for each in json.loads(laptop.type("runs", "--json").stdout) if each["name"] == "from-laptop"]
     assert (run["state"], run["step"]) == ("finished", 33)
-    assert run["cost_usd"] > 2, "two instances at a dollar a second"
+    assert run["cost_usd"] > 2, "two instances cost a dollar a second each"
     assert "from-laptop" in laptop.type("runs").stdout
     assert "results in " in laptop.type("logs", "from-laptop").stdout
     assert "report.html" in laptop.type("open", "--no-browser", "from-laptop").stdout

@@ -1,6 +1,6 @@
-"""A GPU that is lost in the middle of a run: the run goes on elsewhere, and the node ends.
+"""A GPU that is lost in the middle of a run: the run continues on another node, and the node ends.
 
-`test_refusals` has the next start on such an instance, which has it replaced.
+`test_refusals` has the next start on such an instance, which requests its replacement.
 """
 
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.containers.cluster import CODE, Cluster
 from tests.waiting import until
 
-# The file in a container with the status of its CUDA driver, and that of a GPU that has no device file any more.
+# The file in a container with the status of its CUDA driver, and the status for a GPU without a device file.
 STATUS_FILE, NO_DEVICE = "/tmp/cuda-status", 100
 GPU_WORKER = ("ray-worker", "--num-cpus=1", "--num-gpus=1")
 STEPS = 40

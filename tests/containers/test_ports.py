@@ -9,7 +9,7 @@ from ray_on_ecs.node import ports
 from tests.containers.cluster import ROOT, Cluster
 
 DOCUMENT = (ROOT / "docs" / "image.md").read_text()
-# The first of the ports that the kernel assigns; the nodes are idle here, so none of those may listen.
+# The first port that the kernel assigns; the nodes are idle here, so these ports must be closed.
 FROM_THE_KERNEL = "32768"
 # Scans all IPv4 ports of a node from another container.
 SCAN = """

@@ -1,4 +1,4 @@
-"""A worker that can't join says why in one line, and stops within a stated time."""
+"""A worker that can't join reports the reason in one line, and stops within a stated time."""
 
 import json
 import time
@@ -18,9 +18,9 @@ from tests.containers.cluster import HEAD_HOST, INSTANCE, S3, Cluster
 from tests.containers.engine import Engine
 
 WAIT = "8"
-# Beside the wait: the container's own start, and one question that stays unanswered.
+# In addition to the wait: the container's start, and one unanswered request.
 GRACE_SECONDS = 120
-RAY = version("ray")  # of the lock, like the image's
+RAY = version("ray")  # from the lock, as in the image
 METADATA = f"import importlib.metadata as m; print(m.distribution('ray').locate_file('ray-{RAY}.dist-info/METADATA'))"
 
 
@@ -49,9 +49,9 @@ Refused = dict[str, Future[tuple[int, str]]]
 
 @pytest.fixture(scope="module")
 def workers(made: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Refused]:
-    """Workers that must not join, each for a reason of its own: side by side, as they mostly wait.
+    """Workers that must not join, each for a different reason: concurrent, as they mostly wait.
 
-    The one with a wrong name is not among them: it asks the name server.
+    The worker with a wrong name is separate: it asks the name server.
     """
     made.settle()
     hosts = made.hosts()
@@ -83,7 +83,7 @@ def workers(made: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def refused(cluster: Cluster, name: str, *options: str, grace: float = GRACE_SECONDS, **given: Any) -> tuple[int, str]:
-    """Exit status and last line of a worker that must not join, and ends in time."""
+    """Exit status and last line of a worker that must not join and ends in time."""
     began = time.monotonic()
     with cluster.one_more("worker", name, *options, RAY_HEAD_WAIT_S=WAIT, **given) as container:
         status, log = cluster.engine.wait(container)
@@ -93,12 +93,12 @@ def refused(cluster: Cluster, name: str, *options: str, grace: float = GRACE_SEC
 
 
 def with_token(cluster: Cluster, token: str) -> Cluster:
-    """The cluster as it looks to one who has this token."""
+    """The cluster for a client with this token."""
     return replace(cluster, engine=Engine(cluster.engine.command, {"RAY_AUTH_TOKEN": token}))
 
 
 def another_version(cluster: Cluster, folder: Path) -> str:
-    """The option that makes another version of a container's Ray."""
+    """The option that changes the version of a container's Ray."""
     path = cluster.engine.python(cluster.head, METADATA)
     metadata = cluster.engine.execute(cluster.head, "cat", path).stdout
     older = folder / "METADATA"

@@ -37,7 +37,7 @@ for each in sys.argv[1:]:
     target, _, method = each.partition("/")
     print(code(target, method), code(target, method, ("authorization", "Bearer wrong")))
 """
-# A driver with an actor, for longer than anybody waits for its ports.
+# A driver with an actor that outlasts any wait for its ports.
 DRIVE = """
 import ray, time
 @ray.remote(num_cpus=0)
@@ -159,7 +159,7 @@ def test_token_is_only_in_its_variable(cluster: Cluster, trained: Trained) -> No
         search = cluster.engine.execute(
             name, "grep", "-rlsa", "--devices=skip", token, "/tmp", "/home/ray", STATE_DIR, check=False
         )
-        assert not search.stdout, "people read Ray's logs, and its state outlives it"
+        assert not search.stdout, "users can read Ray's logs, and its state outlives it"
         commands = cluster.engine.execute(name, "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
         assert "raylet" in commands
         assert token not in commands, "every user of the host can read command lines"

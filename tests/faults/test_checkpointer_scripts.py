@@ -1,4 +1,4 @@
-"""What a script with a Checkpointer survives on two nodes with an S3: its weights are those of an undisturbed run."""
+"""Faults of a script with a Checkpointer on two nodes with an S3: its weights match an undisturbed run."""
 
 import json
 import re
@@ -78,7 +78,7 @@ def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory)
     """The weights of the same script under torchrun."""
     folder = tmp_path_factory.mktemp("undisturbed")
     (folder / NAME).write_text(SCRIPT)
-    # A rank may abort in PyTorch at the end of its process, with its work done, where the machine is very busy.
+    # On a very busy machine a rank may abort in PyTorch at the end of its process, after its work.
     again = ("--standalone", "--max-restarts=1", "--nproc-per-node=2")
     subprocess.run(
         (sys.executable, "-m", "torch.distributed.run", *again, NAME), cwd=folder, env=cluster.environment, check=True
@@ -121,7 +121,7 @@ class TabularRun:
         return self._log.read_text()
 
     def said(self, verb: str) -> set[tuple[int, int]]:
-        """The ranks that begin or stop, and at which step. (Nodes that share a machine show some lines again.)"""
+        """The ranks that begin or stop, with their steps. (Nodes that share a machine repeat some lines.)"""
         return {(int(rank), int(step)) for rank, step in re.findall(rf"rank (\d) {verb} at step (\d+)", self.log)}
 
     @property

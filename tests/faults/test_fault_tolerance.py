@@ -1,6 +1,6 @@
-"""A run of image_classifier.py survives: processes of a Ray cluster with two worker nodes are killed, or fail.
+"""A run of image_classifier.py survives killed and failing processes of a Ray cluster with two worker nodes.
 
-test_scripts.py and test_checkpointer_scripts.py kill what every script has.
+test_scripts.py and test_checkpointer_scripts.py kill the processes that every script has.
 """
 
 import json
@@ -84,7 +84,7 @@ def start(cluster: LocalCluster) -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(cluster: LocalCluster) -> DisturbedRun:
-    """A run that nothing happens to."""
+    """An undisturbed run."""
     run = DisturbedRun(cluster, "uninterrupted").start(step_seconds=0.0)
     assert run.finish() == 0, run.log
     assert len(run.step_times) == run.steps
@@ -92,7 +92,7 @@ def uninterrupted(cluster: LocalCluster) -> DisturbedRun:
 
 
 def both_new(cluster: LocalCluster, ended: set[int]) -> list[psutil.Process]:
-    """Return the workers of a group that has just started, once both are there."""
+    """Return the workers of a group that has just started, once both exist."""
     workers = [each for each in cluster.train_workers() if each.pid not in ended]
     return workers if len(workers) == 2 else []
 
@@ -203,7 +203,7 @@ def test_stalled_run_stores_all_stacks_and_can_resume(start: Start, uninterrupte
     frozen = run.ranks[0]
     frozen.suspend()
     assert run.finish() == 1, run.log
-    assert have_ended([frozen]), "it would keep its GPU"
+    assert have_ended([frozen]), "it would keep the GPU"
     [folder] = (run.folder / "stalls").iterdir()
     stacks = {each.name: each.read_text() for each in folder.iterdir()}
     assert set(stacks) == {"rank_0.txt", "rank_1.txt"}

@@ -1,4 +1,4 @@
-"""What a user's script survives on two nodes with an S3: it finds its files wherever it starts again."""
+"""Faults of a user's script on two nodes with an S3: it has its files wherever it restarts."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from tests.disturbed_run import END_SECONDS
 from tests.local_cluster import LocalCluster, kill_tree
 from tests.waiting import until
 
-# Counts steps on two ranks; rank 0 saves every twentieth. It needs a second of Python and nothing else.
+# Counts steps on two ranks; rank 0 saves every twentieth. It needs only a second of Python.
 SCRIPT = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -78,7 +78,7 @@ class ScriptRun:
 
     @property
     def begun(self) -> set[tuple[int, int]]:
-        """The ranks that began, and at which step. (Nodes that share a machine show some lines several times.)"""
+        """The ranks that began, with their steps. (Nodes that share a machine repeat some lines.)"""
         return {(int(rank), int(step)) for rank, step in re.findall(r"rank (\d) begins at step (\d+)", self.log)}
 
     def read(self, name: str) -> str | None:
@@ -124,7 +124,7 @@ def start(cluster: LocalCluster, tmp_path: Path, s3_client: Any) -> Iterator[Sta
 
 
 def assert_complete(run: ScriptRun) -> None:
-    """Each step is in the metrics, once."""
+    """Check that each step is in the metrics once."""
     records = [json.loads(line) for line in (run.read("metrics.jsonl") or "").splitlines()]
     steps = [each["step"] for each in records]
     assert steps == sorted(set(steps))
