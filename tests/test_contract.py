@@ -1,4 +1,4 @@
-"""What infra/, docker/ and training/ agree on without importing each other."""
+"""Values that infra/, docker/ and training/ share without importing each other."""
 
 import copy
 import dataclasses
@@ -54,7 +54,7 @@ HEAD = containers.head(
     COMMON, bucket="bucket", metrics_namespace="ray-on-ecs/dev", cluster_info_parameter="cluster-info"
 )
 WORKER = containers.worker(COMMON, head_host="head.internal")
-# What the containers on a laptop and those of tests/containers have: no GPU, and room for three of them.
+# The size of containers on a laptop and in tests/containers: without a GPU, and small enough for three.
 LOCAL = dataclasses.replace(COMMON, region="us-east-1", size=cluster.SIZE)
 ONLY_LOCAL = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -96,12 +96,12 @@ def test_user_and_volumes_match_the_image(container: containers.Container) -> No
 
 
 def own_mounts(container: containers.Container) -> list[dict[str, Any]]:
-    """The volumes that it writes to; what else it has is the instance's."""
+    """Its writable volumes; the others belong to the instance."""
     return [mount for mount in container["mountPoints"] if not mount.get("readOnly")]
 
 
 def kept(mount: dict[str, str]) -> bool:
-    """Whether the volume outlives its task."""
+    """Return whether the volume outlives its task."""
     return mount["sourceVolume"] == containers.STATE_VOLUME
 
 
@@ -123,13 +123,13 @@ def test_head_variables_set_job_defaults() -> None:
     job = parse(["train.py"], given)
     assert job.storage_path == f"s3://bucket/{RUNS_PREFIX}"
     assert job.cloudwatch_namespace == "ray-on-ecs/dev"
-    assert job.worker_timeout == WORKER_TIMEOUT, "instances that are started for a job take minutes"
+    assert job.worker_timeout == WORKER_TIMEOUT, "new instances for a job take minutes"
 
 
 def test_preprocessing_requests_cpu_workers_by_their_label() -> None:
     cpu_worker = variables(containers.cpu_worker(COMMON, head_host="head.internal"))
     example = (ROOT / "training" / "preprocess.py").read_text()
-    assert f'"ray.io/node-group", "{cpu_worker[NODE_GROUP_VARIABLE]}"' in example, "its data would wait for ever"
+    assert f'"ray.io/node-group", "{cpu_worker[NODE_GROUP_VARIABLE]}"' in example, "its data would wait forever"
 
 
 def test_every_port_is_documented() -> None:
@@ -161,9 +161,9 @@ COMPOSED = {
 
 
 def as_compose(container: containers.Container) -> dict[str, Any]:
-    """A container definition in the words of Compose."""
+    """A container definition in Compose's format."""
     linux, health = container["linuxParameters"], container["healthCheck"]
-    assert set(container) <= COMPOSED | NOT_COMPOSE, "compose.yaml must say it, too"
+    assert set(container) <= COMPOSED | NOT_COMPOSE, "compose.yaml must have it, too"
     assert set(linux) == {"initProcessEnabled", "sharedMemorySize", "capabilities"}
     assert set(linux["capabilities"]) == {"drop"}
     seconds = {"interval": health["interval"], "timeout": health["timeout"], "start_period": health["startPeriod"]}
@@ -212,7 +212,7 @@ def test_compose_containers_match_the_stack(service: str, container: containers.
         del local["environment"][name]
     del local["healthcheck"]["start_interval"]  # ECS has none; it shortens the wait on a laptop
     expected = as_compose(container)
-    assert {name: local[name] for name in expected} == expected, "the laptop would show something else than AWS runs"
+    assert {name: local[name] for name in expected} == expected, "the laptop would run other containers than AWS"
 
 
 def test_compose_keeps_the_head_state() -> None:
@@ -240,7 +240,7 @@ def test_compose_trains_like_the_train_command() -> None:
 def test_head_resubmits_with_the_metadata_of_a_job() -> None:
     config = parse(["--run-name", "mine", "train.py"], {})
     assert tuple(client.run_identity(config, config)) == jobs.RUN, (
-        "a lost job and its successor would be of different runs"
+        "a lost job and its successor would belong to different runs"
     )
 
 
@@ -316,7 +316,7 @@ def test_stop_leaves_time_to_end_and_store() -> None:
     assert jobs.STOP_SECONDS + containers.HEAD_DRAIN_SECONDS < containers.HEAD_STOP_SECONDS
 
 
-# Actions of calls whose names differ, and calls that take none.
+# Actions of calls whose names differ, and calls without an action.
 ACTIONS = {"s3:HeadBucket": "s3:ListBucket", "s3:ListObjectsV2": "s3:ListBucket", "service-quotas": "servicequotas"}
 FREE = {"sts:GetCallerIdentity"}
 

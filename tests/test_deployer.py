@@ -14,13 +14,13 @@ from tests.infra.fake_aws import ACCOUNT, CLUSTER, REGION, Cloud
 from tests.test_program import EVERYTHING, KEY, NETWORK, READY_IMAGE, deploy, takes_tags
 
 ROOT = Path(__file__).parents[1]
-# A managed policy takes so few characters, without spaces, that there are two.
+# A managed policy takes few characters, without spaces, so that there are two.
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
 MOST_CHARACTERS = 6144
 PLACEHOLDERS = {"REGION": "ap-southeast-2", "ACCOUNT": ACCOUNT, "KEY_ID": 36 * "0", "SECRET_NAME": 64 * "s"}
 FILES = ("deployer", "deployer-instances")
 POLICIES = [json.loads((ROOT / "docs" / "policies" / f"{name}.json").read_text()) for name in FILES]
-# Actions that tag and untag: the AWS provider puts its default tags on whatever takes tags.
+# Actions that tag and untag: the AWS provider puts its default tags on all taggable resources.
 TAGGING = {
     "AddTagsToResource": "RemoveTagsFromResource",
     "CreateOrUpdateTags": "DeleteTags",
@@ -31,8 +31,8 @@ TAGGING = {
 }
 TAGGED = "ListTagsForResource TagResource UntagResource"
 EC2_TAGGED = "CreateTags DeleteTags"
-# What the AWS provider calls to create, read, update and delete each type, by service, as recorded on an emulated AWS,
-# and what AWS's services ask of the caller besides.
+# The AWS provider's calls to create, read, update and delete each type, by service, as recorded on an emulated AWS, and
+# additional actions that AWS's services require of the caller.
 # https://docs.aws.amazon.com/service-authorization/latest/reference/
 ACTIONS: dict[str, dict[str, str]] = {
     "aws:appautoscaling/policy:Policy": {
@@ -225,7 +225,7 @@ ACTIONS: dict[str, dict[str, str]] = {
     "random:index/randomId:RandomId": {},
     "random:index/randomPassword:RandomPassword": {},
 }
-# What a preview asks.
+# Calls of a preview.
 QUESTIONS: dict[str, dict[str, str]] = {
     "aws:ec2/getAmi:getAmi": {"ec2": "DescribeImages"},
     "aws:ec2/getEips:getEips": {"ec2": "DescribeAddresses"},
@@ -244,7 +244,7 @@ QUESTIONS: dict[str, dict[str, str]] = {
     "aws:iam/getPolicy:getPolicy": {"iam": "GetPolicy GetPolicyVersion"},
     "aws:iam/getRole:getRole": {"iam": "GetRole"},
     "aws:iam/getRoles:getRoles": {"iam": "ListRoles"},
-    "aws:index/getCallerIdentity:getCallerIdentity": {},  # asks for no right
+    "aws:index/getCallerIdentity:getCallerIdentity": {},  # requires no permission
     "aws:index/getDefaultTags:getDefaultTags": {},
     "aws:index/getPartition:getPartition": {},
     "aws:index/getRegion:getRegion": {},
@@ -259,7 +259,7 @@ QUESTIONS: dict[str, dict[str, str]] = {
     # infra/config/prices.py, with boto3
     "prices": {"ec2": "DescribeSpotPriceHistory", "pricing": "GetProducts"},
 }
-# Stacks that differ in what they make and ask.
+# Stacks with different resources and calls.
 AMI = {
     "architecture": "x86_64",
     "rootDeviceName": "/dev/xvda",
@@ -317,7 +317,7 @@ def test_table_covers_all_resources_and_calls(clouds: list[Cloud]) -> None:
     made = {each.type for cloud in clouds for each in cloud.resources.values()}
     assert {each for each in made if not each.startswith("ray-on-ecs:")} == ACTIONS.keys()
     asked = {token for cloud in clouds for token, _ in cloud.calls}
-    # A group and the runs are looked at once a stack is up.
+    # Only a deployed stack reads a group and the runs.
     once_up = {"aws:ec2/getSecurityGroup:getSecurityGroup", "aws:s3/getObjects:getObjects"}
     assert asked | {"prices"} | once_up == QUESTIONS.keys()
 
@@ -341,13 +341,13 @@ def test_each_policy_fits_a_managed_policy(policy: dict[str, Any]) -> None:
 
 
 def test_keys_and_secrets_are_named() -> None:
-    """A deployer who could decrypt with each key, or read of each secret, would reach other teams' data."""
+    """A deployer with access to each key or secret would reach other teams' data."""
     for action, statement in allowed():
         if action.startswith(("kms:", "secretsmanager:")):
             assert re.search("KEY_ID$|SECRET_NAME-\\*$", statement["Resource"]), f"{action} reaches everything"
 
 
-# Services of which everything in the stack has a name, and what changes something there without it.
+# Services whose resources in the stack all have names, and actions that change a resource without its name.
 NAMED = {"autoscaling", "budgets", "cloudwatch", "ecr", "ecs", "iam", "logs", "s3", "sns", "ssm"}
 UNNAMED = {
     "ecs:CreateCapacityProvider": "lists of IAM's actions differ on its resource, and one without a group runs nothing",

@@ -26,7 +26,7 @@ DOCUMENTS = (
 )
 CLI = (ROOT / "docs" / "cli.md").read_text()
 FAULT_TOLERANCE = (ROOT / "docs" / "fault-tolerance.md").read_text()
-# The pages whose flags are a run's, a recipe's or another command's of ray-on-ecs.
+# Pages with flags of a run, a recipe or another command of ray-on-ecs.
 PAGES_OF_RUNS = (
     "checkpoints", "fault-tolerance", "model-sizes", "ray-programs", "recipes", "run-folder", "scripts",
     "troubleshooting",
@@ -90,7 +90,7 @@ def test_mentioned_flags_exist(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_shown_commands_have_known_flags(document: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Flags of the lines that start with ray-on-ecs, up to the script, whose flags are its."""
+    """Flags of the lines that start with ray-on-ecs, up to the script."""
     with pytest.raises(SystemExit):
         parse(["--help"], {})
     known = of_the_laptop() | mentioned(capsys.readouterr().out)
@@ -206,4 +206,4 @@ def test_suppressed_checks_have_reasons() -> None:
     explained = {check: reason for reason, check in reasons.items()}
     assert explained.keys() == set(suppressed)
     for check, reason in explained.items():
-        assert len(reason.split()) >= 12, f"{check}: 'not needed' is no reason"
+        assert len(reason.split()) >= 12, f"{check}: 'not needed' is not a reason"

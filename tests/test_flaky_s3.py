@@ -1,4 +1,4 @@
-"""The proxy in front of the tests' S3 fails what it should, and nothing else."""
+"""The proxy in front of the tests' S3 fails only the intended requests."""
 
 import http.client
 import urllib.error

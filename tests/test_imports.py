@@ -1,4 +1,4 @@
-"""Tests, benchmarks and drills import in one direction: benchmarks and drills use the tests' machinery."""
+"""Tests, benchmarks and drills import in one direction: benchmarks and drills use the tests' helpers."""
 
 import ast
 import subprocess

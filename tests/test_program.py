@@ -102,7 +102,7 @@ def stack() -> Cloud:
 
 @pytest.fixture(scope="module")
 def everything() -> Cloud:
-    """A stack with every part that a configuration can add."""
+    """A stack with all optional parts."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         return deploy(monkeypatch, EVERYTHING)
 
@@ -211,7 +211,7 @@ def test_names_fit_their_services(monkeypatch: pytest.MonkeyPatch, name: str) ->
 def test_rename_replaces_no_resource(
     monkeypatch: pytest.MonkeyPatch, everything: Cloud, change: dict[str, Any]
 ) -> None:
-    """The engine replaces what has another logical name, type or parent; names in AWS change by replacement, too."""
+    """The engine replaces a resource after a change of its logical name, type, parent or name in AWS."""
     up: dict[str, Any] = {
         "security_groups": [security_group(zone="us-west-2c", zones="us-west-2c us-west-2a us-west-2b")]
     }

@@ -1,4 +1,4 @@
-"""The command line itself: its help, what it imports, how it finds a stack, and what it hands to the run."""
+"""The command line: its help, its imports, its way to a stack, and its arguments of a run."""
 
 import json
 import os
@@ -42,7 +42,7 @@ CONNECTION = {
 OUTPUTS = {"connection": CONNECTION, "estimated_hourly_usd": "unknown", "train_command": "aws ssm start-session"}
 DRIVER = "python -P -m ray_on_ecs.run"
 SECTIONS = ("Cluster", "Script", "Resources", "Files", "Metrics", "Fault tolerance", "Run")
-# Prints what `pulumi stack output` would, and how it was called.
+# Prints the output of `pulumi stack output`, and writes its arguments.
 PULUMI = """#!/bin/sh
 echo "$PWD $*" >> "$CALLS"
 if [ -n "$SAYS" ]; then echo "$SAYS" >&2; exit 255; fi
@@ -59,7 +59,7 @@ def outputs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pulumi(tmp_path: Path, outputs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project's folder, with a command pulumi that knows the outputs; the file that says how it was called."""
+    """A project's folder, with a command pulumi that has the outputs; the file with its arguments."""
     program, project = tmp_path / "bin" / "pulumi", tmp_path / "project"
     program.parent.mkdir()
     program.write_text(PULUMI)
@@ -75,7 +75,7 @@ def pulumi(tmp_path: Path, outputs: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def imported(*words: str) -> set[str]:
-    """The modules that a command has imported when it ends."""
+    """The imported modules of a command at its end."""
     code = "import sys; from ray_on_ecs.__main__ import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
     return set(done.stderr.split())
@@ -231,7 +231,7 @@ def test_invalid_stack_is_one_line(
 
 
 def submitted(*words: str, gpus: int = 2) -> str:
-    """The job's command, as a stack with so many GPUs gets it."""
+    """The job's command on a stack with this number of GPUs."""
     (folder := Path(tempfile.mkdtemp())).joinpath("dev.json").write_text(
         json.dumps({**CONNECTION, "default_gpus": gpus})
     )
@@ -368,7 +368,7 @@ def test_session_ends_with_the_command(tmp_path: Path) -> None:
         program.chmod(0o755)
     code = (
         "import signal, time; from ray_on_ecs.cli import main as m; from ray_on_ecs.cluster import session\n"
-        # Whoever started the tests may ignore them: nohup, or a shell's background.
+        # The tests may have been started with ignored signals: by nohup, or in a shell's background.
         "signal.signal(signal.SIGHUP, signal.SIG_DFL); signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def hold(ctx):\n"
         "    import os\n"

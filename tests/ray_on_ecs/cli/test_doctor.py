@@ -1,4 +1,4 @@
-"""`ray-on-ecs doctor`: each thing that can be wrong is a line of its own with what to type, and the rest is skipped."""
+"""`ray-on-ecs doctor`: each fault is a separate line with a command to type, and dependent checks are skipped."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from ray_on_ecs.cli import doctor
 from ray_on_ecs.node import code
 from tests.ray_on_ecs.cli.account import BIN, Laptop
 
-# Read by Python when it starts: the clock of the process is wrong by so many seconds.
+# Read by Python when it starts: shifts the clock of the process by some seconds.
 SHIFTED = """
 import os, time
 shifted, real = float(os.environ["SHIFTED"]), time.time
@@ -28,7 +28,7 @@ SKIPPED = doctor.MARKS["skipped"].strip()
 
 @pytest.fixture
 def stack(stack: Laptop) -> Laptop:
-    """One with which all is well."""
+    """A stack and a laptop without faults."""
     stack.head.add_worker()
     stack.head.add_worker()
     return stack
@@ -41,7 +41,7 @@ def states(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
 
 
 def line_of(done: subprocess.CompletedProcess[str], check: str) -> str:
-    """What a check says, and what is to be typed."""
+    """The line of a check, and the command to type."""
     lines = done.stdout.splitlines()
     [index] = [index for index, line in enumerate(lines) if line[4:].startswith(f"{check}: ")]
     fix = lines[index + 1].strip() if lines[index + 1 :] and lines[index + 1].startswith("      ") else ""
@@ -49,7 +49,7 @@ def line_of(done: subprocess.CompletedProcess[str], check: str) -> str:
 
 
 def failed(done: subprocess.CompletedProcess[str], *checks: str) -> None:
-    """These checks fail, and whatever needs them is skipped."""
+    """Check that only these checks fail, and that dependent checks are skipped."""
     assert done.returncode == 1, done.stdout + done.stderr
     assert [check for check, mark in states(done).items() if mark == "✗"] == list(checks), done.stdout
     assert done.stderr == ""
@@ -288,7 +288,7 @@ def test_ended_nodes_are_named(stack: Laptop) -> None:
 
 
 def test_unreachable_services_end_within_a_minute(stack: Laptop) -> None:
-    """192.0.2.0/24 is for documentation: no packet comes back."""
+    """192.0.2.0/24 is reserved for documentation and never answers."""
     done = stack.run("doctor", AWS_ENDPOINT_URL="http://192.0.2.77:9")
     failed(done, "clock")
     assert "AWS can't be reached" in line_of(done, "clock")

@@ -28,7 +28,7 @@ def folders(
     s3_client: Any,
     request: pytest.FixtureRequest,
 ) -> Folders:
-    """A storage path of each kind with a run, `first`; the test's own folder is where it starts."""
+    """A storage path of each kind with a run, `first`; the test starts in its own folder."""
     path = str(tmp_path / "results") if request.param == "folder" else f"s3://{BUCKET}/fetch-{time.time_ns()}"
     for name, value in {**aws_variables, "RAY_ON_ECS_STORAGE_PATH": path}.items():
         monkeypatch.setenv(name, value)
@@ -79,7 +79,7 @@ def test_renamed_file_is_not_copied_again(folders: Folders, capsys: pytest.Captu
     storage.write(key, "another content")
     write_snapshot(storage, Snapshot({"a.part": KeptFile(key, 15, written_at=1_700_000_000_123_456_789)}))
     assert "files/a.part" in fetched(capsys, "first")["copied"]
-    storage.delete("files/a.part")  # on a disk, it is not another snapshot's
+    storage.delete("files/a.part")  # on a disk, it does not belong to another snapshot
     publish(storage)
     assert not storage.exists(key)
     assert fetched(capsys, "first")["copied"] == []

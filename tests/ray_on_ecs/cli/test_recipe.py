@@ -1,4 +1,4 @@
-"""The packaged jobs are listed, and copied without touching what is there."""
+"""The packaged jobs are listed, and copied without a change to existing files."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`ray-on-ecs rm` and `prune`: what has ended is deleted, and what is under way stays."""
+"""`ray-on-ecs rm` and `prune`: ended runs are deleted, and active runs stay."""
 
 import os
 import time
@@ -22,7 +22,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
 
 
 def make(folders: Folders, name: str, *, age: float = 0, code: str = "", state: str = "finished") -> Path:
-    """A run whose folder was last written so many seconds ago."""
+    """A run whose folder was last written this many seconds ago."""
     folders.status(name, state)
     folders.of(name).write_json("config.json", {"format": 1, "settings": {"code": f"/x/.code/{code}.tar.gz=work"}})
     folders.of(name).write("checkpoints/step-000000001/rank-0", "weights")

@@ -28,7 +28,7 @@ HOUR = 3600.0
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
-    """The storage path of `--local`, a folder; no head answers."""
+    """The storage path of `--local`, a folder; there is no head."""
     monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", NO_HEAD)
     return Folders(str(tmp_path / "results"))
@@ -145,7 +145,7 @@ def test_late_clock_gives_no_negative_times(
 
 
 def test_runs_without_a_status_are_listed(folders: Folders, listed: Callable[..., Any]) -> None:
-    """Those whose driver ended before it wrote one."""
+    """Their driver ended before it wrote a status."""
     folders.script("early-finished")
     for name in ("early-training", "early-killed", "early-interrupted"):
         folders.script(name, is_finished=False)
@@ -238,7 +238,7 @@ def test_resumed_run_is_starting_until_its_driver_reports(
         found = listed()
     assert found["mine"]["state"] == "starting"
     assert found["mine"]["job"] == "mine.2"
-    assert found["ends"]["state"] == "finished", "its driver has written its end and is about to exit"
+    assert found["ends"]["state"] == "finished", "its driver has written the end and is about to exit"
 
 
 def test_runs_are_listed_without_a_head(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`ray-on-ecs status` of a stack: what Ray and AWS know, and what AWS refuses is left out."""
+"""`ray-on-ecs status` of a stack: the state of Ray and AWS, without values that AWS refuses."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import pytest
 
 from tests.ray_on_ecs.cli.account import NO_CAPACITY, Laptop
 
-SPOT_USD = 0.00001  # moto's price of everything
+SPOT_USD = 0.00001  # moto's price of all types
 MINIMUM = {"workers": {"min": 1, "max": 2, "idle_minutes": 60}}
 NEVER = {"workers": {"min": 0, "max": 2, "idle_minutes": 0}}
 FAILED = """<DescribeScalingActivitiesResponse xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/">

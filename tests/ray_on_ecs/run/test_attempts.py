@@ -1,10 +1,10 @@
-"""The time that the workers of an attempt have to begin."""
+"""The startup limit of the workers of an attempt."""
 
 from ray_on_ecs.run.attempts import BEGIN_SECONDS, LOOK_SECONDS, BeginWatch
 
 
 class Cluster:
-    """A cluster on which workers have places or not, and its clock."""
+    """A cluster with or without places for workers, and its clock."""
 
     now = 0.0
     places = True

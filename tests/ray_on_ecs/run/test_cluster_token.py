@@ -13,7 +13,7 @@ from ray_on_ecs.run import cluster_token
 
 @pytest.fixture
 def silent() -> Iterator[int]:
-    """The port of a server that accepts connections and says nothing."""
+    """The port of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 

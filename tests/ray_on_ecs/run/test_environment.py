@@ -1,4 +1,4 @@
-"""The variables of a script are those that torchrun sets: it is asked what it sets."""
+"""The variables of a script match the variables that torchrun sets here."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from ray_on_ecs.run.environment import WorkerEnvironment
 
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
-# Of torchrun's own affairs: files and errors of its agent.
+# Internal variables of torchrun: files and errors of its agent.
 NOT_OURS = {"TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
 
 

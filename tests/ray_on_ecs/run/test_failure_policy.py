@@ -1,4 +1,4 @@
-"""Restarts after failures, by a clock and a run of the test's own."""
+"""Restarts after failures, by a clock and a run of the test."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ WAIT_SECONDS = 600.0
 
 
 class Run:
-    """A run whose attempts the test lets fail."""
+    """A run with attempts that the test fails."""
 
     def __init__(self, max_restarts: int = 3, mark: Mark | None = None) -> None:
         self.now = 1_000_000.0
@@ -31,7 +31,7 @@ class Run:
         self.policy.began()
 
     def fail(self, failure: Failure, seconds: float = 1.0) -> Restart | Wait | Raise:
-        """Let the attempt fail after so many seconds, and the next one begin."""
+        """Let the attempt fail after these seconds, and the next one begin."""
         self.now += seconds
         decision = self.policy.decide(failure)
         self.policy.began()
@@ -199,7 +199,7 @@ def test_unreadable_storage_is_not_progress() -> None:
 def test_preemptions_are_not_failures() -> None:
     run, reclaimed = Run(max_restarts=2), Failure("", "reclaimed")
     assert fail_often(run, reclaimed, run.step, times=100) == 100
-    assert fail_often(run, reclaimed, lambda number: None) == 2, "nodes that are reclaimed before any progress"
+    assert fail_often(run, reclaimed, lambda number: None) == 2, "nodes reclaimed before any progress"
     run = Run(max_restarts=1)
     assert isinstance(run.fail(reclaimed), Restart)
     assert isinstance(run.fail(KILLED), Restart)

@@ -1,4 +1,4 @@
-"""What a run that failed leaves; tests/faults has whole ones."""
+"""Files of a failed run; tests/faults has whole runs."""
 
 import shlex
 from pathlib import Path

@@ -105,7 +105,7 @@ def test_keys_that_cannot_be_files_are_named(
         inputs.resolve("data", source, storage)
     assert str(caught.value) == f"--input: data={source} has keys that can't be files: {named}; {way_out}"
     with pytest.raises(UsageError) as caught:
-        inputs.fetch(source)  # it has got them since the driver looked
+        inputs.fetch(source)  # they were added after the driver's check
     assert str(caught.value) == f"--input: {source} has keys that can't be files: {named}; {way_out}"
     assert not cache.exists()
     assert inputs.resolve("data", f"stream:{source}", storage) == f"stream:{source}"

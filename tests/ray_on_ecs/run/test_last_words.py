@@ -25,7 +25,7 @@ OSError: ACCESS_DENIED during PutObject
 (RayTrainWorker pid=7) INFO: ended
 """
 
-# As Ray Train reports a worker's process or node that is gone.
+# Ray Train's report of a lost worker process or node.
 LOST = """Traceback (most recent call last):
   File "train.py", line 9, in <module>
 ray.train.WorkerGroupError: Training failed due to worker errors:

@@ -1,4 +1,4 @@
-"""mpirun over two nodes, each one a worker of this process: the real mpirun, and its daemon started without SSH."""
+"""mpirun on two nodes, each a worker of this process: the real mpirun, and its daemon started without SSH."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ PATH = f"{Path(sys.executable).parent}:{os.defpath}"
 
 
 class Nodes:
-    """Two nodes with two workers each. What they tell one another, they are told by the test."""
+    """Two nodes with two workers each, whose messages the test delivers."""
 
     def __init__(self, folder: Path, script: str) -> None:
         (folder / "program.py").write_text(PROGRAM + script)
@@ -57,7 +57,7 @@ class Nodes:
         return "".join(self.lines)
 
     def say(self, *texts: str) -> bool:
-        """Let the workers talk once; return whether all these texts are in the output."""
+        """Let the workers exchange messages once; return whether all these texts are in the output."""
         for rank, worker in self._workers.items():
             self._members[rank] = worker.describe(self._members[rank])
             worker.learn(self._members)
@@ -100,7 +100,7 @@ def test_program_has_processes_on_both_nodes(start: Callable[..., Nodes]) -> Non
     nodes = start()
     assert nodes.end() == 0, nodes.text
     on = {0: "first", 1: "first", 2: "second", 3: "second"}
-    said = [line for line in nodes.lines if not line.startswith("[")]  # mpirun warns of its own setpgid, now and then
+    said = [line for line in nodes.lines if not line.startswith("[")]  # mpirun sometimes warns about its setpgid
     assert sorted(said) == [f"{node}, sum 6, rank {rank}\n" for rank, node in on.items()]
 
 
@@ -128,7 +128,7 @@ def test_unusable_temporary_folder_is_named(tmp_path: Path, path: str) -> None:
 def test_failure_comes_from_the_output_of_the_program(start: Callable[..., Nodes]) -> None:
     nodes = start("if world.rank == 3: raise ValueError('this is broken')\n" + WAIT)
     assert nodes.end()
-    # Open MPI loses what a process wrote just before it aborted, now and then.
+    # Open MPI sometimes loses the last output of a process that aborts.
     assert nodes.run.last_words.text == "ValueError: this is broken" or "on rank 3" in nodes.run.last_words.text, (
         nodes.text
     )

@@ -1,4 +1,4 @@
-"""The networks of this machine, whatever they are."""
+"""The networks of this machine."""
 
 import ipaddress
 import socket

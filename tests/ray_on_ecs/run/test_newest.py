@@ -1,4 +1,4 @@
-"""The name of what a script's restart continues from."""
+"""The name of the checkpoint from which a script restarts."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The packages of a requirements file, from wheels and sources on the disk: no index is needed."""
+"""The packages of a requirements file, from wheels and sources on the disk, without an index."""
 
 import hashlib
 import os
@@ -79,7 +79,7 @@ def write_library(folder: Path, says: str) -> None:
 
 
 def says(folder: Path, storage: RunStorage, name: str, module: str, variables: dict[str, str] = OFFLINE) -> str:
-    """Install a requirements file and return what a module then says."""
+    """Install a requirements file and return a module's output."""
     requirements = Requirements(folder, name, variables)
     python = requirements.install(requirements.resolve(storage))
     command = [python, "-P", "-c", f"import {module}; print({module}.SAYS)"]
@@ -87,7 +87,7 @@ def says(folder: Path, storage: RunStorage, name: str, module: str, variables: d
 
 
 def leave_caches() -> None:
-    """Let go of them, as a process does that ends."""
+    """Release them, as a process does at its end."""
     for descriptor in node_cache._held.values():
         os.close(descriptor)
     node_cache._held.clear()
@@ -98,7 +98,7 @@ def test_packages_are_installed_once(folder: Path, storage: RunStorage, capsys: 
     # A module of the folder has the name of one that pip imports.
     write(folder, {"requirements.txt": "./greeting-1.0-py3-none-any.whl\n", "queue.py": "raise SystemExit('wrong')\n"})
     assert says(folder, storage, "requirements.txt", "greeting") == "1.0"
-    assert storage.read_json(layout.PACKAGES)["versions"] == {"greeting": "1.0"}, "filelock is here"
+    assert storage.read_json(layout.PACKAGES)["versions"] == {"greeting": "1.0"}, "filelock is already installed"
     resolving, installing, installed = capsys.readouterr().out.splitlines()
     assert resolving == "resolving the packages of --requirements"
     assert installing == "installing 1 package of --requirements on this node"
@@ -241,7 +241,7 @@ def test_url_secret_is_stored_by_name(folder: Path, storage: RunStorage, cache: 
 
 
 def make_repository(folder: Path) -> tuple[Path, list[str]]:
-    """Make a repository with the library `mylib`; return it, and git's arguments that commit what has changed."""
+    """Make a repository with the library `mylib`; return it, and git's arguments that commit changes."""
     repository = folder.parent / "repository"
     commit = ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--all", "--message=x"]
     write_library(repository, "one")

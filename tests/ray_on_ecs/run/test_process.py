@@ -1,4 +1,4 @@
-"""A script's process: real ones, that fail, hang, are killed, or leave children behind."""
+"""Real processes of a script that fail, hang, are killed, or leave children behind."""
 
 import os
 import signal
@@ -148,7 +148,7 @@ def test_script_ends_with_its_parent(tmp_path: Path, first: bool, alone: bool) -
         until(lambda: have_ended(family))
 
 
-# Says when it begins, and leaves a file when it is told to end.
+# Reports its start, and writes a file after SIGTERM.
 GENTLE = """
 import signal, sys, time
 from pathlib import Path
@@ -162,7 +162,7 @@ signal.signal(signal.SIGTERM, save)
 print("ready", flush=True)
 time.sleep(600)
 """
-# Starts it, and waits; says its process ID.
+# Starts the script, prints its process ID, and waits.
 WORKER = """
 import os, sys, time
 from pathlib import Path
@@ -236,7 +236,7 @@ def test_stacks_are_read_while_the_script_runs(start: Start, lines: list[str]) -
 
 
 def test_process_during_execve_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has its mark only at the end of it, which a busy machine may put off."""
+    """A process has its mark only after execve, which a busy machine may delay."""
     child = subprocess.Popen(["sleep", "600"], env={**os.environ, supervisor.MARK: "of this test"})
     read, seen = supervisor._environment, []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# Prints what Ray Train and Ray Tune take for a configuration without a path and a name, and how it was started.
+# Prints the defaults of Ray Train and Ray Tune for path and name, and the way it was started.
 SCRIPT = """
 import json, sys
 import helper

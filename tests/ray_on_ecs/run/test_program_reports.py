@@ -25,7 +25,7 @@ def of_this_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def records(folder: Path, history: Any = ()) -> list[dict[str, Any]]:
-    """The metrics that a run makes of what was reported so far."""
+    """The metrics of a run from the reports so far."""
     log = MetricsLog({}, history)
     for report in ReportReader(folder).read_new():
         log.take_report(report)
@@ -118,7 +118,7 @@ def test_tune_trials_are_records_and_a_table(tmp_path: Path) -> None:
 
 
 def test_sweep_and_later_trainer_add_records(tmp_path: Path) -> None:
-    before = [{"step": number, "time": "", "loss": number} for number in (1, 2)]  # of a program that was killed
+    before = [{"step": number, "time": "", "loss": number} for number in (1, 2)]  # of a killed program
     sweep = program_reports.TuneReporter()
     trial = SimpleNamespace(trial_id="a", status="RUNNING", config={}, last_result={})
     sweep.on_trial_result(0, [trial], trial, {"loss": 3})

@@ -1,4 +1,4 @@
-"""The nodes of a Ray program: the wait for them is told once, and has a limit; those that go excuse a failure."""
+"""The nodes of a Ray program: a limited wait, reported once, and failures excused by lost nodes."""
 
 from collections import Counter
 from typing import Any
@@ -22,7 +22,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Program:
-    """A program that needs what a test says."""
+    """A program whose requests a test sets."""
 
     def __init__(self) -> None:
         self.needs: Any = Counter()
@@ -44,7 +44,7 @@ def test_wait_is_reported_once_with_its_end(clock: Clock) -> None:
     program.watch.look()
     program.needs = GPUS
     program.watch.look()
-    assert program.told == [], "it has no places for a moment whenever it starts workers"
+    assert program.told == [], "during each start of workers it briefly has no places"
     for _ in range(3):
         program.watch.look()
     program.needs = Counter()
@@ -88,7 +88,7 @@ def test_failure_after_own_node_drained_is_excused_once(clock: Clock) -> None:
     program = Program()
     program.nodes, program.draining = {"a", "b"}, {"b"}
     program.watch.look()
-    program.nodes, program.draining = set(), set()  # the node is gone, and the program with it
+    program.nodes, program.draining = set(), set()  # the node and the program have ended
     program.watch.look()
     clock.now += 100
     assert program.watch.was_reclaimed()

@@ -1,4 +1,4 @@
-"""Ray programs are told from other scripts by their source."""
+"""Ray programs are distinguished from other scripts by their source."""
 
 from pathlib import Path
 

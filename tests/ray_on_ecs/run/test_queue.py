@@ -1,4 +1,4 @@
-"""Runs start in the order of their submission, as many as the cluster holds, and a dead driver leaves the queue."""
+"""Runs start in the order of their submission while the cluster has room, and a dead driver leaves the queue."""
 
 import signal
 import subprocess

@@ -65,7 +65,7 @@ def head_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(nccl_interface.ray, "get_runtime_context", Context)
     for name in nccl_interface.VARIABLES:
-        monkeypatch.setenv(name, "")  # so that what the code sets is taken back after the test
+        monkeypatch.setenv(name, "")  # restored after the test
         monkeypatch.delenv(name)
 
 
@@ -90,7 +90,7 @@ def test_cluster_that_refuses_the_token_is_named(monkeypatch: pytest.MonkeyPatch
         raise AuthenticationError("Authentication token is missing or incorrect")
 
     monkeypatch.setenv("RAY_ADDRESS", address)
-    monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # so that what the code sets is taken back
+    monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # restored after the test
     monkeypatch.setattr(ray_cluster.ray, "init", refuse)
     with pytest.raises(UsageError, match="RAY_AUTH_TOKEN"):
         ray_cluster.connect(RunConfig())
@@ -115,14 +115,14 @@ def test_run_without_wait_requests_no_resources(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def nothing_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster of a head alone, to which nothing is added."""
+    """A cluster of only a head, without new nodes."""
     monkeypatch.setattr(ray_cluster, "_pending_placement_group", lambda config: nullcontext())
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD])
     monkeypatch.setattr(ray_cluster, "POLL_SECONDS", 0.01)
 
 
 class Capacity:
-    """A watch that finds out what is lacking at its first look."""
+    """A watch that finds the shortage at its first look."""
 
     def __init__(self) -> None:
         self.shortage = ""
@@ -161,7 +161,7 @@ def test_joined_workers_are_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = iter([[HEAD], [HEAD], [HEAD, G5_XLARGE]])
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: next(seen))
     assert ray_cluster.wait_for_workers(RunConfig(), 60, Console()) == ON_A_GPU
-    assert capacity.looks == 1, "a look may end instances, so there is none between their coming and the run"
+    assert capacity.looks == 1, "a look may end instances, so none is allowed before the run"
 
 
 @pytest.mark.usefixtures("nothing_to_join")
@@ -198,7 +198,7 @@ LABELS = {"instance-type": "g5.xlarge", "ray.io/market-type": "spot", "ray.io/no
 
 
 class Cluster:
-    """What Ray says of a cluster with a head, a CPU worker without GPUs, and two workers, a and b."""
+    """Ray's state of a cluster with a head, a CPU worker without GPUs, and two workers, a and b."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free = {"head": HEAD, "cpu-worker": {"CPU": 8.0}, "a": dict(G5_XLARGE), "b": dict(G5_XLARGE)}
@@ -214,7 +214,7 @@ class Cluster:
         monkeypatch.setattr(ray_cluster, "placement_group_table", lambda: self.groups)
 
     def place(self, job: str, *nodes: str) -> None:
-        """Place a group of a job, a CPU and a GPU on each node; it waits if there is none."""
+        """Place a group of a job, a CPU and a GPU on each node; without nodes it waits."""
         bundle = {"CPU": 1.0, "GPU": 1.0}
         self.groups[f"6885d6fc52fa502fbbe7eea350cf{job}"] = {
             "state": "CREATED" if nodes else "PENDING",
@@ -245,15 +245,15 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 def test_cpu_workers_are_reserved_for_data(cluster: Cluster, settings: dict[str, Any], labels: dict[str, str]) -> None:
     cluster.nodes[1]["Labels"] = {"ray.io/node-group": "cpu-workers"}
     allocation = ray_cluster.wait_for_workers(RunConfig(**settings), 0, Console())
-    assert allocation.node_labels == labels, "a pipeline would wait for a CPU for ever"
+    assert allocation.node_labels == labels, "a pipeline would wait for a CPU forever"
 
 
 def test_gpus_waiting_only_for_this_job_are_idle(cluster: Cluster) -> None:
     assert ray_cluster.gpus_are_idle()
     cluster.place(OTHER_JOB)
-    assert ray_cluster.gpus_are_idle(), "a group that waits holds nothing"
+    assert ray_cluster.gpus_are_idle(), "a waiting group holds no GPU"
     cluster.place(OWN_JOB, "a")
-    assert ray_cluster.gpus_are_idle(), "what this job holds waits with it"
+    assert ray_cluster.gpus_are_idle(), "GPUs of this job wait with it"
     cluster.use("cpu-worker", {"CPU": 4.0})
     assert ray_cluster.gpus_are_idle(), "a node without GPUs does not move with the workers"
 
@@ -273,7 +273,7 @@ def test_gpus_of_another_job_are_not_idle(cluster: Cluster) -> None:
 def test_only_other_jobs_with_gpu_requests_wait(cluster: Cluster) -> None:
     cluster.place(OWN_JOB)
     cluster.place(OTHER_JOB, "a")
-    assert not ray_cluster.other_jobs_wait(), "one has its place, the other is this job"
+    assert not ray_cluster.other_jobs_wait(), "one group has its place, the other belongs to this job"
     cluster.place(OTHER_JOB)
     assert ray_cluster.other_jobs_wait()
     for group in cluster.groups.values():
@@ -297,13 +297,13 @@ def test_unreachable_cluster_has_no_instances(cluster: Cluster, monkeypatch: pyt
 
 
 def test_only_a_job_without_workers_waits(cluster: Cluster) -> None:
-    assert ray_cluster._is_waiting(), "an elastic run asks for places only where there is room"
+    assert ray_cluster._is_waiting(), "an elastic run requests only free places"
     cluster.place(OWN_JOB)
     assert ray_cluster._is_waiting()
     cluster.place(OWN_JOB, "a", "b")
     assert not ray_cluster._is_waiting()
     next(iter(cluster.groups.values()))["state"] = "RESCHEDULING"
-    assert not ray_cluster._is_waiting(), "the workers that are left may be saving a checkpoint"
+    assert not ray_cluster._is_waiting(), "the remaining workers may be saving a checkpoint"
 
 
 def test_wait_for_lost_workers_checks_ec2_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +330,7 @@ def test_wait_for_lost_workers_checks_ec2_capacity(monkeypatch: pytest.MonkeyPat
         assert over.wait(LIMIT_SECONDS)
     first, second = watches
     assert second.looks > 0, "the next wait may try each zone again"
-    assert second.looks > first.looks, "workers that are just starting are no shortage"
+    assert second.looks > first.looks, "starting workers are not a shortage"
 
 
 def test_ray_is_restarted_after_a_slow_start() -> None:

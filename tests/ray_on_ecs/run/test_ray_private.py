@@ -1,4 +1,4 @@
-"""Each private name of Ray that a run uses, as this release of Ray has it."""
+"""The private names of Ray that a run uses, in this release of Ray."""
 
 import inspect
 import os
@@ -56,7 +56,7 @@ def test_draining_nodes_have_deadlines_in_seconds(monkeypatch: pytest.MonkeyPatc
     assert ray_private.draining_nodes() == {"a": 1_700_000_000.5, "b": None}
 
 
-# Asks a new local Ray each question. Eight threads create the run's actor at once, and a task finds it.
+# Makes each call on a new local Ray. Eight threads create the run's actor at once, and a task finds it.
 ASK = """
 import json, ray
 from concurrent.futures import ThreadPoolExecutor

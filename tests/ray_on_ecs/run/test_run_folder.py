@@ -1,4 +1,4 @@
-"""The folder of a run on one node: what is stored of it and when, and what a reset brings back."""
+"""The folder of a run on one node: stored files, the time of storage, and resets."""
 
 import os
 import socket

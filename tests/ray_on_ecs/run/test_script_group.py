@@ -1,4 +1,4 @@
-"""The driver's side of a worker group, with an actor in this process and workers that the test plays."""
+"""The driver's side of a worker group, with an actor in this process and simulated workers."""
 
 import time
 from dataclasses import replace
@@ -26,7 +26,7 @@ class LocalClient(RunClient):
 
 
 class Group:
-    """Two workers on two nodes, and what the driver was asked to do."""
+    """Two workers on two nodes, and the requests to the driver."""
 
     def __init__(self, **settings: Any) -> None:
         self.client = LocalClient()
@@ -49,7 +49,7 @@ class Group:
         self.members[rank] = replace(self.members[rank], **changes)
 
     def poll(self) -> Directive:
-        """Let the workers talk and the driver poll; return what they are told."""
+        """Let the workers report and the driver poll; return the replies."""
         for _ in range(2):
             for rank, each in enumerate(self.members):
                 self.client.actor.update(self.name, rank, each, False)

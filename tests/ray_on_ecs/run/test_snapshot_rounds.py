@@ -1,4 +1,4 @@
-"""Snapshots of several nodes: complete, of one moment, and never torn, whichever call to the storage fails."""
+"""Snapshots of several nodes: complete, of one moment, and never torn after any failed storage call."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -207,7 +207,7 @@ def test_logs_of_a_restored_run_stay(storage: RunStorage, start: Start) -> None:
 
 
 def train(nodes: Nodes, step: int) -> None:
-    """Do a step of a script on each node: what a restart finds must be of one step."""
+    """Do a step of a script on each node: a restart must find files of one step."""
     for node, each in enumerate(nodes.nodes):
         folder = each.folder
         write(folder, {f"in_place{node}": str(step), "new": str(step), f"ckpt-{step}/shard{node}": str(step)})
@@ -221,7 +221,7 @@ def train(nodes: Nodes, step: int) -> None:
 
 
 def whole(step: int, count: int) -> dict[str, str]:
-    """Return what the nodes have left after this step."""
+    """Return the files of the nodes after this step."""
     if step == 0:
         return {}
     names = [f"{kind}{node}" for kind in ("in_place", "renamed", f"ckpt-{step}/shard") for node in range(count)]
@@ -243,7 +243,7 @@ def attempt(nodes: Nodes, first: int) -> None:
 
 
 def calls_of(storage: RunStorage, start: Start, count: int) -> int:
-    """Return how many calls an attempt after another one makes."""
+    """Return the number of calls of an attempt after another one."""
     attempt(start(count), 1)
     faulty = FaultyStorage.of(storage, lambda call: None)
     attempt(start(count, on=faulty), 4)
@@ -297,7 +297,7 @@ def test_failed_call_tears_no_snapshot(storage: RunStorage, start: Start, count:
                     found = steps_of(storage)
                     assert in_manifest(storage) == whole(found, count)
             assert in_manifest(storage) == whole(step, count)
-        if failing % 3 == 1:  # the next attempt has all of it
+        if failing % 3 == 1:  # the next attempt has all files
             assert contents(start(count).folder) == whole(step, count)
 
 
@@ -325,7 +325,7 @@ def test_interrupted_publish_is_completed(storage: RunStorage, start: Start, kin
             name: text.encode() for name, text in whole(2, 2).items() if name != "latest"
         }
         assert storage.files("versions") == storage.files("parts") == {}
-        # Again as it was before, for the next fault.
+        # The earlier state, for the next fault.
         for name, kept in read_snapshot(storage).files.items():
             if (was := manifest.files[name]).key.startswith("versions/"):
                 storage.write(was.key, storage.read(kept.key))

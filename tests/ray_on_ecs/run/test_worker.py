@@ -11,7 +11,7 @@ from ray_on_ecs.run.worker import ScriptWorker
 
 
 class Actor:
-    """Answers, or doesn't."""
+    """An actor that may not answer."""
 
     answer: Any = (Directive("group", 0), {})
 
@@ -20,7 +20,7 @@ class Actor:
 
 
 class Rounds:
-    """Snapshots whose storage is away."""
+    """Snapshots with an unreachable storage."""
 
     status = FilesStatus(part=3)
 
@@ -47,7 +47,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> ScriptWorker:
 def test_late_poll_does_not_isolate_a_worker(worker: ScriptWorker) -> None:
     worker._talk()
     time.sleep(0.2)
-    assert worker._is_to_run, "it has restored many files, or its S3 was away"
+    assert worker._is_to_run, "it restored many files, or S3 was unreachable"
 
 
 def test_silent_driver_isolates_a_worker(worker: ScriptWorker) -> None:

@@ -1,6 +1,6 @@
-"""What EC2 lacks is said while a run waits, and the workers move to the next zone, in moto's EC2 Auto Scaling.
+"""A waiting run reports missing EC2 capacity, and its workers move to the next zone, in moto's EC2 Auto Scaling.
 
-The messages are those of real groups, as issues on GitHub quote them.
+The messages come from real groups, as issues on GitHub quote them.
 """
 
 from collections.abc import Callable, Iterator
@@ -66,7 +66,7 @@ def test_messages_are_classified_as_capacity_or_quota(message: str, is_of: str, 
 
 
 class Clock:
-    """The time, to which a test adds."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.passed = timedelta()
@@ -96,9 +96,9 @@ class Group:
 
     Attributes:
         subnets: The subnet in each of ZONES.
-        activities: What a test says has happened.
-        updates: What was changed.
-        has_instances: False while EC2 has none for it, which moto always has.
+        activities: The activities that a test adds.
+        updates: The changes.
+        has_instances: False while EC2 has no instances for it; moto always has some.
     """
 
     def __init__(self, url: str, subnets: list[str]) -> None:
@@ -172,7 +172,7 @@ def group(aws_server: str, subnets: list[str], launch_configuration: None) -> It
 
 
 class Watch:
-    """The watch of a waiting run, with the lines that it shows and a clock of its own."""
+    """The watch of a waiting run, with its output lines and its clock."""
 
     def __init__(
         self,
@@ -297,7 +297,7 @@ def test_each_zone_is_tried_once(group: Group) -> None:
         ]
         waiting.look()
     assert [each["VPCZoneIdentifier"] for each in group.updates] == group.subnets[1:]
-    assert group.updates[-1]["PlacementGroup"] == "", "what has no placement group must not keep another zone's"
+    assert group.updates[-1]["PlacementGroup"] == "", "the placement group of another zone must not stay"
     group.activities = [activity("Failed", group.subnets[2], minutes_ago=-1)]
     assert waiting.look() == (
         "EC2 has no g5.xlarge in any of us-east-1a, us-east-1b, us-east-1c at the moment "
@@ -341,7 +341,7 @@ def test_another_job_may_move_the_workers(group: Group) -> None:
     assert (group.state["VPCZoneIdentifier"], group.zones_of_instances) == (c, ["us-east-1c"])
     started = group.state["Instances"]
     ours.look()
-    assert group.state["Instances"] == started, "one job's wait must not end what another's has started"
+    assert group.state["Instances"] == started, "a waiting job must not end another job's instances"
 
 
 def test_failed_termination_is_repeated(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,7 +422,7 @@ def test_capacity_is_checked_at_intervals(group: Group, monkeypatch: pytest.Monk
     waiting.watch.look_if_due()
     group.activities = [activity("Failed", group.subnets[0])]
     waiting.watch.look_if_due()
-    assert waiting.watch.shortage == "", "AWS throttles who asks every two seconds"
+    assert waiting.watch.shortage == "", "AWS throttles requests every two seconds"
     now += zone_failover.POLL_SECONDS
     waiting.watch.look_if_due()
     assert waiting.watch.shortage.startswith(IN_A)
@@ -444,15 +444,15 @@ def test_unreachable_aws_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Cloud:
-    """An Auto Scaling group whose zones have so many instances for it, with the time that passes between two looks.
+    """An Auto Scaling group, the available instances of its zones, and the time between two looks.
 
     Attributes:
         has: The instances that EC2 has for the group in each of ZONES.
         desired: The number that the group asks for.
         instances: The zone of each instance, by name.
-        zone: Where the group starts instances.
+        zone: The zone in which the group starts instances.
         moves: The zones to which it was moved.
-        message: Why a launch fails.
+        message: The reason of a failed launch.
     """
 
     def __init__(self, desired: int, *has: int) -> None:
@@ -468,7 +468,7 @@ class Cloud:
         self._started = 0
 
     def step(self) -> None:
-        """The group asks for what it lacks, one instance after the other, until one fails."""
+        """Launch the missing instances of the group, one after the other, until one fails."""
         self.now += timedelta(seconds=zone_failover.POLL_SECONDS)
         while len(self.instances) < self.desired:
             self.now += timedelta(milliseconds=1)
@@ -505,7 +505,7 @@ class Cloud:
         del self.instances[given["InstanceId"]]
 
     def wait(self, needed: int, minutes: float = 60, **options: Any) -> Watch:
-        """A run waits for `needed` instances so long, or until its group's zone has them."""
+        """Let a run wait for `needed` instances this long, or until its group's zone has them."""
         watch = Watch(self, zones=len(self.has), needed=needed, clock=lambda: self.now, **options)
         end = self.now + timedelta(minutes=minutes)
         while self.now < end and self.in_zone(self.zone) < needed:
@@ -551,7 +551,7 @@ def test_last_zone_is_kept_without_capacity_anywhere() -> None:
     assert watch.watch.shortage.startswith("EC2 has no g5.xlarge in any of us-east-1a, us-east-1b, us-east-1c at the ")
     cloud.has[ZONES[2]] = 2
     cloud.wait(2, minutes=1)
-    assert (cloud.moves, cloud.in_zone(ZONES[2])) == (["b", "c"], 2), "a zone that recovers has the run"
+    assert (cloud.moves, cloud.in_zone(ZONES[2])) == (["b", "c"], 2), "the run uses a zone that recovers"
 
 
 def test_gang_ends_in_the_zone_with_most() -> None:
