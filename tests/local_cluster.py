@@ -35,7 +35,7 @@ BUSY_MACHINE = {
     "OMP_NUM_THREADS": "1",
     # Ray's default of 15 would leave its workers a thirtieth of a core.
     "RAY_worker_niceness": "0",
-    # Ray says on stderr when a disk is 95 % full, between the lines that tests compare.
+    # Ray warns on stderr when a disk is 95 % full, between the lines that tests compare.
     "RAY_local_fs_capacity_threshold": "1",
 }
 # The label that the image gives to CPU workers.
@@ -149,7 +149,7 @@ class LocalCluster:
         return [process for node in running for process in self.worker_processes(node, "RayTrainWorker")]
 
     def script_processes(self, name: str) -> list[psutil.Process]:
-        """Return the processes of a script on all nodes, without those that supervise it."""
+        """Return the processes of a script on all nodes, without their supervisors."""
         running = [node for node in self.workers if node.poll() is None]
         found = [process for node in running for process in self.worker_processes(node, name)]
         return [each for each in found if "supervisor.py" not in command_line(each)]

@@ -152,7 +152,7 @@ def test_packaged_jobs_are_in_the_working_directory() -> None:
     assert copied.split() == sorted(f"training/{name}.py" for name in RECIPES)
 
 
-# The stack's alone: names, the one container, the log driver, what an instance says, and GPUs.
+# Only on the stack: names, the one container, the log driver, instance metadata, and GPUs.
 NOT_COMPOSE = {"INSTANCE_FILE", "name", "essential", "image", "secrets", "logConfiguration", "resourceRequirements"}
 COMPOSED = {
     "command", "environment", "healthCheck", "linuxParameters", "memory", "mountPoints", "readonlyRootFilesystem",

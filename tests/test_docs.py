@@ -153,7 +153,7 @@ def test_tree_lists_exactly_the_existing_files() -> None:
         name, *words = line.split()
         if not line.startswith(" "):
             top = folder = name if name.endswith("/") else ""
-        elif line.startswith("   "):  # the line before goes on
+        elif line.startswith("   "):  # continues the line before
             named |= {f"{folder}{word.strip(',')}.py" for word in (name, *words)}
             continue
         else:

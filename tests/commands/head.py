@@ -19,7 +19,7 @@ from ray_on_ecs.node.head import JOB_LIMIT, JOB_LIMIT_SECONDS
 from tests.local_cluster import start_ray
 from tests.waiting import free_ports, until
 
-# As in the image: the cluster is that of RAY_API_SERVER_ADDRESS.
+# As in the image: RAY_API_SERVER_ADDRESS names the cluster.
 ON_HEAD = {"RAY_ON_ECS_CLUSTER": "head"}
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-the-tests"}
 PORTS = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port")
@@ -131,7 +131,7 @@ def read_until(process: subprocess.Popen[str], wanted: str) -> str:
 
 
 def _read_line(descriptor: int) -> str:
-    """Read a line and nothing else: `communicate` would not see what Python's own buffer holds."""
+    """Read only a line: `communicate` would not see data in Python's buffer."""
     line = b""
     while not line.endswith(b"\n") and (byte := os.read(descriptor, 1)):
         line += byte

@@ -1,6 +1,6 @@
 """A laptop outside the cluster: `ray-on-ecs` reaches only the head, through Session Manager's stand-in.
 
-The laptop is a container with the command and its own copy of training/. It has no Pulumi, so the stack's outputs are
+The laptop is a container with the command and a copy of training/. Pulumi is not installed, so the stack's outputs are
 in a file.
 """
 
@@ -281,7 +281,7 @@ def test_dashboard_is_forwarded_until_interrupted(laptop: Laptop, tmp_path: Path
 
 
 def test_compose_cluster_needs_no_session(laptop: Laptop, cluster: Cluster) -> None:
-    """Compose publishes the head's port and the S3's on the laptop itself."""
+    """Compose publishes the ports of head and S3 on the laptop."""
     here = {COMPOSE_DASHBOARD: (HEAD_HOST, COMPOSE_DASHBOARD), COMPOSE_S3_PORT: ("s3", 5000)}
     for local, (host, port) in here.items():
         parameters = json.dumps({"host": [host], "portNumber": [str(port)], "localPortNumber": [str(local)]})

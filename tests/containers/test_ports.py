@@ -67,7 +67,7 @@ def test_nodes_listen_only_on_documented_ports(cluster: Cluster) -> None:
 
 
 def test_other_networks_reach_no_port(cluster: Cluster) -> None:
-    """The network plays the security group: both admit only their own members."""
+    """The network stands for the security group: both admit only their members."""
     addresses = cluster.addresses().values()
     assert cluster.engine.python(cluster.workers[0], REACH, *addresses)
     with (

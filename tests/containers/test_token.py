@@ -121,7 +121,7 @@ def test_ray_processes_refuse_other_tokens(cluster: Cluster) -> None:
     cluster.engine.run("exec", "--detach", cluster.head, "python", "-c", DRIVE)
 
     def answers() -> set[str]:
-        """Return the answers of all listening processes, except those that have ended since."""
+        """Return the answers of all listening processes, except processes that have ended since."""
         calls = [
             f"{address}:{port}/{WORKER_CALL}"
             for name, address in cluster.addresses().items()

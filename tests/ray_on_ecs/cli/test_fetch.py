@@ -28,7 +28,7 @@ def folders(
     s3_client: Any,
     request: pytest.FixtureRequest,
 ) -> Folders:
-    """A storage path of each kind with a run, `first`; the test starts in its own folder."""
+    """A storage path of each kind with a run, `first`; the test starts in a separate folder."""
     path = str(tmp_path / "results") if request.param == "folder" else f"s3://{BUCKET}/fetch-{time.time_ns()}"
     for name, value in {**aws_variables, "RAY_ON_ECS_STORAGE_PATH": path}.items():
         monkeypatch.setenv(name, value)

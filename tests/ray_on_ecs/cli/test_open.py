@@ -17,7 +17,7 @@ from tests.ray_on_ecs.cli.folders import Folders, outputs
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
-    """A storage path with a run, `first`, without a report; there is no browser."""
+    """A storage path with a run, `first`, without a report, and a machine without a browser."""
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))

@@ -28,7 +28,7 @@ HOUR = 3600.0
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
-    """The storage path of `--local`, a folder; there is no head."""
+    """The storage path of `--local`, a folder, without a head."""
     monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", NO_HEAD)
     return Folders(str(tmp_path / "results"))
